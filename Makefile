@@ -1,0 +1,66 @@
+# The two commands of a newcomer: `make run`, `make test`. CI runs exactly these targets.
+PYTHON ?= python3.11
+VENV ?= .venv
+BIN := $(VENV)/bin
+export MLFLOW_DISABLE_TELEMETRY = true
+export DVC_NO_ANALYTICS = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run results test test-system lint bench lock check-system clean
+
+help:            ## say what each target does
+	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo fleet; prints where the report is
+	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
+	@$(BIN)/predrain report --show data/backtest
+
+results: $(VENV)/.runtime  ## five seeds of base and drift; writes docs/results.md (under 30 minutes)
+	$(BIN)/python benchmarks/results.py
+
+test: $(VENV)/.dev  ## the tests that need no server
+	$(BIN)/python -m pytest -m "not system"
+
+test-system: $(VENV)/.dev  ## the tests that build, install and start the real parts
+	$(BIN)/python -m pytest -m system
+
+lint: $(VENV)/.dev  ## ruff, mypy, import directions, file lengths
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(VENV)/.dev  ## every benchmark; writes benchmarks/results.md
+	$(BIN)/python benchmarks/run_all.py
+
+lock:            ## resolve the lock files anew from pyproject.toml (needs uv on the PATH)
+	uv pip compile pyproject.toml --universal --python-version 3.11 --no-emit-index-url --no-header -o requirements.lock
+	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --no-emit-index-url --no-header -c requirements.lock -o requirements-dev.lock
+
+# What pip cannot install is named here, with the command that does, before anything else fails less clearly.
+check-system:
+	@command -v $(PYTHON) >/dev/null || { \
+	  echo "predrain needs Python 3.11 to 3.13 as '$(PYTHON)': apt-get install python3.11 (or: make $(MAKECMDGOALS) PYTHON=python3.12)" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || { \
+	  echo "predrain needs Python 3.11 to 3.13, but $(PYTHON) is $$($(PYTHON) --version): make $(MAKECMDGOALS) PYTHON=python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { \
+	  echo "this Python has no venv module: apt-get install $$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >&2; exit 1; }
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || { \
+	  echo "LightGBM needs the OpenMP runtime libgomp.so.1: apt-get install libgomp1" >&2; exit 1; }
+	@command -v git >/dev/null || { echo "predrain records its code revision with git: apt-get install git" >&2; exit 1; }
+
+$(VENV)/.python: | check-system
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	@touch $@
+
+clean:           ## remove what the pipeline made (not the environment, not your datasets outside data/)
+	rm -rf data/dataset data/dataset-truth data/matrix data/models data/backtest dvc.lock mlflow.db mlruns

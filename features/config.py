@@ -1,0 +1,126 @@
+"""Parameters of the features room: decision times, labels, feature groups."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from telemetry.config import Duration, Section, format_duration
+
+__all__ = [
+    "FAILURE_CLASSES",
+    "GROUPS",
+    "DecisionSection",
+    "Duration",
+    "FailureClass",
+    "FeatureSection",
+    "Group",
+    "LabelSection",
+    "Scope",
+    "Section",
+    "format_duration",
+]
+
+Group = Literal["telemetry", "history", "peers", "gaps", "workload", "static"]
+Scope = Literal["gpu", "slot", "node"]
+FailureClass = Literal["memory", "bus", "firmware", "interconnect", "thermal_power", "other"]
+
+GROUPS: tuple[Group, ...] = ("telemetry", "history", "peers", "gaps", "workload", "static")
+"""All feature groups, in the order in which their columns stand in a matrix."""
+
+FAILURE_CLASSES: tuple[FailureClass, ...] = ("memory", "bus", "firmware", "interconnect", "thermal_power", "other")
+"""All failure classes, in the order in which reports list them."""
+
+
+def _default_label_xids() -> dict[FailureClass, tuple[int, ...]]:
+    # NVIDIA's XID catalogue and the reading of it in DESIGN 3.2; 74, 157 and the fatal sub-codes of 144 to 150
+    # are label-worthy only under the condition that features.incidents applies.
+    return {
+        "memory": (48, 64, 95, 140),
+        "bus": (79, 143),
+        "firmware": (62, 119, 120),
+        "interconnect": (74, 144, 145, 146, 147, 148, 149, 150, 157),
+        "other": (158,),
+    }
+
+
+class DecisionSection(Section):
+    """``decision``: when scores are asked for."""
+
+    every: Duration = timedelta(hours=6)
+    """Spacing of the grid of decision times; a multiple of ``telemetry.step``."""
+
+    origin: datetime = datetime(1970, 1, 1, tzinfo=UTC)
+    """An instant on the grid; the default puts decision times at 00:00, 06:00, 12:00 and 18:00 UTC."""
+
+    @field_validator("origin")
+    @classmethod
+    def _aware(cls, value: datetime) -> datetime:
+        if value.tzinfo is None:
+            raise ValueError(f"{value.isoformat()} has no time zone: write it with one, such as '2026-01-01T00:00:00Z'")
+        return value.astimezone(UTC)
+
+
+class LabelSection(Section):
+    """``labels``: what counts as a failure, and what the label asks."""
+
+    gap: Duration = timedelta(minutes=10)
+    """Time after a decision in which a failure comes too soon to act on."""
+
+    horizon: Duration = timedelta(hours=24)
+    """Length of the interval after the gap in which an incident start makes the label positive."""
+
+    coalesce: Duration = timedelta(hours=1)
+    """Label-worthy events of one GPU no further apart than this are one incident."""
+
+    quiet: Duration = timedelta(hours=24)
+    """An incident without a repair, replacement or reset ends this long after its last event."""
+
+    xids: dict[FailureClass, tuple[int, ...]] = Field(default_factory=_default_label_xids)
+    """XID codes that make an incident, by failure class."""
+
+    classes: dict[str, FailureClass] = Field(default_factory=dict)
+    """Failure class by the code of a ``failure`` event (matched without case); unlisted codes are ``other``."""
+
+    censor_leavers: bool = True
+    """A GPU that leaves service unfailed inside the horizon has no label (null) instead of a negative one."""
+
+
+class FeatureSection(Section):
+    """``features``: what a decision is made from."""
+
+    delay: Duration = timedelta(minutes=10)
+    """Reporting delay: a sample or event is known this long after its time unless it carries ``known_at``."""
+
+    groups: tuple[Group, ...] = GROUPS
+    """Feature groups to compute."""
+
+    windows: tuple[Duration, ...] = (timedelta(hours=1), timedelta(hours=6), timedelta(hours=24))
+    """Trailing windows of telemetry, ascending; multiples of ``telemetry.step``."""
+
+    peer_window: Duration = timedelta(hours=6)
+    """Window whose mean is compared with the node's other GPUs and with the fleet's same-model median."""
+
+    history_windows: tuple[Duration, ...] = (
+        timedelta(days=1),
+        timedelta(days=7),
+        timedelta(days=30),
+        timedelta(days=90),
+    )
+    """Trailing windows of event counts, ascending."""
+
+    history_scopes: tuple[Scope, ...] = ("gpu", "slot", "node")
+    """Whose history is counted: the device, the position it sits in, its whole node."""
+
+    static: tuple[str, ...] | Literal["auto"] = "auto"
+    """Static inventory columns to use; ``auto`` takes model, driver, age and rack position where present."""
+
+    @field_validator("windows", "history_windows")
+    @classmethod
+    def _ascending(cls, value: tuple[timedelta, ...]) -> tuple[timedelta, ...]:
+        if not value or any(b <= a for a, b in pairwise(value)) or value[0] <= timedelta(0):
+            raise ValueError("must be one or more positive durations in ascending order")
+        return value

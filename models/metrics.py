@@ -1,0 +1,331 @@
+"""Pure metrics of a ranking and of a risk: no frames, no I/O, ties handled, weights by unit.
+
+Every ranking metric is a function of how many labelled rows of each unit stand in each *segment* of the ranking, so that
+the point estimate and all bootstrap replicates come from one sparse product (see :class:`Ranking`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import sparse
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+CALIBRATION_EDGES: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 0.995, 0.999, 1.0)
+"""Quantiles of risk that bound the calibration bins: deciles, the last one cut finer because alerts live there."""
+
+_CELLS_PER_CHUNK = 8_000_000
+"""Largest dense block (segments x replicates) that a bootstrap allocates at once: 64 MB of float64."""
+
+
+def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Floats:
+    """Divide elementwise; where the denominator is zero the result is NaN, silently.
+
+    Parameters
+    ----------
+    numerator, denominator : array_like
+        Broadcastable numbers.
+
+    Returns
+    -------
+    ndarray of float64
+        The quotients.
+    """
+    top, bottom = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
+    out = np.full(top.shape, np.nan)
+    np.divide(top, bottom, out=out, where=bottom != 0)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """Labelled rows in order of score, condensed to counts by (segment, unit).
+
+    Rows of equal score form one tie group. The groups that hold at least one positive are numbered ``0 .. J-1`` from the
+    highest score down; everything between two of them holds negatives only and is one segment. Segment ``2j + 1`` is
+    group ``j``, segment ``2j`` is what stands between group ``j - 1`` and group ``j``, segment ``2J`` is the rest.
+
+    Attributes
+    ----------
+    positives : csr_array, shape (J, units)
+        Positive rows of each unit in each group.
+    negatives : csr_array, shape (2 J + 1, units)
+        Negative rows of each unit in each segment.
+    """
+
+    positives: sparse.csr_array
+    negatives: sparse.csr_array
+
+    @classmethod
+    def build(cls, score: ArrayLike, positive: ArrayLike, unit: ArrayLike | None = None, units: int = 1) -> Ranking:
+        """Condense labelled rows.
+
+        Parameters
+        ----------
+        score : array_like of float, shape (rows,)
+            Higher means more suspicious; finite.
+        positive : array_like of bool, shape (rows,)
+            Labels; rows without one must have been left out.
+        unit : array_like of int, shape (rows,), optional
+            Code of the row's unit, ``0 .. units - 1``; by default all rows belong to one.
+        units : int
+            Number of units.
+
+        Returns
+        -------
+        Ranking
+            The condensed rows.
+        """
+        scores = np.asarray(score, np.float64)
+        labels = np.asarray(positive, np.bool_)
+        codes = np.zeros(scores.size, np.int64) if unit is None else np.asarray(unit, np.int64)
+        order = np.argsort(-scores, kind="stable")
+        scores, labels, codes = scores[order], labels[order], codes[order]
+        starts = np.ones(scores.size, np.bool_)
+        starts[1:] = scores[1:] != scores[:-1]
+        group = np.cumsum(starts) - 1
+        holds_positive = np.bincount(group, weights=labels, minlength=int(starts.sum())) > 0
+        seen = np.cumsum(holds_positive)
+        segment = 2 * seen - holds_positive
+        groups = int(holds_positive.sum())
+        return cls(
+            positives=_counts((seen[group] - 1)[labels], codes[labels], groups, units),
+            negatives=_counts(segment[group][~labels], codes[~labels], 2 * groups + 1, units),
+        )
+
+    def average_precision(self, weights: Floats | None = None) -> Floats:
+        """Average precision: precision at each tie group that holds positives, weighted by its positives.
+
+        Parameters
+        ----------
+        weights : ndarray, shape (replicates, units), optional
+            How often each unit counts; by default once, in one replicate.
+
+        Returns
+        -------
+        ndarray, shape (replicates,)
+            In [0, 1]; NaN where nothing is positive.
+        """
+        return self.both(weights)[0]
+
+    def roc_auc(self, weights: Floats | None = None) -> Floats:
+        """Area under the ROC curve: chance that a positive stands above a negative, ties counting half.
+
+        Parameters
+        ----------
+        weights : ndarray, shape (replicates, units), optional
+            How often each unit counts; by default once, in one replicate.
+
+        Returns
+        -------
+        ndarray, shape (replicates,)
+            In [0, 1]; NaN where only one class is present.
+        """
+        return self.both(weights)[1]
+
+    def both(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
+        """Average precision and area under the ROC curve from one pass.
+
+        Parameters
+        ----------
+        weights : ndarray, shape (replicates, units), optional
+            How often each unit counts; by default once, in one replicate.
+
+        Returns
+        -------
+        average_precision, roc_auc : ndarray, shape (replicates,)
+            As the methods of these names return them.
+        """
+        if weights is None:
+            weights = np.ones((1, self.positives.shape[1]))
+        chunk = max(1, _CELLS_PER_CHUNK // self.negatives.shape[0])
+        parts = [self._both(weights[start : start + chunk]) for start in range(0, len(weights), chunk)]
+        if not parts:
+            return np.empty(0), np.empty(0)
+        return np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
+
+    def _both(self, weights: Floats) -> tuple[Floats, Floats]:
+        positive = self.positives @ weights.T
+        negative = self.negatives @ weights.T
+        true = np.cumsum(positive, axis=0)
+        false = np.cumsum(negative, axis=0)
+        through = false[1::2]
+        within = negative[1::2]
+        n_positive = positive.sum(axis=0)
+        n_negative = false[-1]
+        precision = np.nan_to_num(ratio(true, true + through))
+        average = ratio((positive * precision).sum(axis=0), n_positive)
+        above = (positive * (n_negative - through + 0.5 * within)).sum(axis=0)
+        return average, ratio(above, n_positive * n_negative)
+
+
+def _counts(row: Ints, column: Ints, rows: int, columns: int) -> sparse.csr_array:
+    return sparse.coo_array((np.ones(row.size), (row, column)), shape=(rows, columns)).tocsr()
+
+
+def average_precision(score: ArrayLike, positive: ArrayLike) -> float:
+    """Average precision of one ranking, ties taken together.
+
+    Parameters
+    ----------
+    score : array_like of float, shape (rows,)
+        Higher means more suspicious.
+    positive : array_like of bool, shape (rows,)
+        Labels.
+
+    Returns
+    -------
+    float
+        In [0, 1]; NaN where nothing is positive.
+    """
+    return float(Ranking.build(score, positive).average_precision()[0])
+
+
+def roc_auc(score: ArrayLike, positive: ArrayLike) -> float:
+    """Area under the ROC curve of one ranking, ties counting half.
+
+    Parameters
+    ----------
+    score : array_like of float, shape (rows,)
+        Higher means more suspicious.
+    positive : array_like of bool, shape (rows,)
+        Labels.
+
+    Returns
+    -------
+    float
+        In [0, 1]; NaN where only one class is present.
+    """
+    return float(Ranking.build(score, positive).roc_auc()[0])
+
+
+@dataclass(frozen=True, slots=True)
+class RankCurve:
+    """Precision and recall when the ``k`` riskiest units of each decision time are alerted, for each ``k``.
+
+    Attributes
+    ----------
+    k : ndarray of int, shape (points,)
+        Alert budget a decision time, ascending.
+    precision : ndarray, shape (points,)
+        Positive rows among the alerted rows with a label; NaN where none has one.
+    recall : ndarray, shape (points,)
+        Alerted rows among the positive rows; NaN where nothing is positive.
+    """
+
+    k: Ints
+    precision: Floats
+    recall: Floats
+
+
+def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> RankCurve:
+    """Precision and recall over the alert budget, thinned geometrically.
+
+    Parameters
+    ----------
+    rank : array_like of int, shape (rows,)
+        Rank within the row's decision time, 1 the riskiest; labelled rows only.
+    positive : array_like of bool, shape (rows,)
+        Labels.
+    points : int
+        Upper bound on the points returned; all small budgets are kept.
+
+    Returns
+    -------
+    RankCurve
+        The curve; empty where there are no rows.
+    """
+    ranks = np.asarray(rank, np.int64)
+    labels = np.asarray(positive, np.bool_)
+    if ranks.size == 0:
+        return RankCurve(np.empty(0, np.int64), np.empty(0), np.empty(0))
+    last = int(ranks.max())
+    alerts = np.cumsum(np.bincount(ranks, minlength=last + 1))
+    hits = np.cumsum(np.bincount(ranks, weights=labels, minlength=last + 1))
+    k = np.unique(np.round(np.geomspace(1, last, max(points, 2))).astype(np.int64))
+    return RankCurve(k, ratio(hits[k], alerts[k]), ratio(hits[k], labels.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """How far risks are from observed rates.
+
+    Attributes
+    ----------
+    mean_risk, observed_rate : ndarray, shape (bins,)
+        Mean risk and share of positives in each quantile bin of risk, ascending.
+    rows, positives : ndarray of int, shape (bins,)
+        What the bins hold.
+    error : float
+        Expected calibration error: mean over rows of the distance between their bin's two rates.
+    brier : float
+        Mean squared distance between risk and label.
+    brier_skill : float
+        1 minus Brier score over that of always saying the base rate; NaN where only one class is present.
+    risk_ratio : float
+        Mean risk over base rate: 1 is right on average, 2 cries wolf twice as often; NaN where nothing is positive.
+    """
+
+    mean_risk: Floats
+    observed_rate: Floats
+    rows: Ints
+    positives: Ints
+    error: float
+    brier: float
+    brier_skill: float
+    risk_ratio: float
+
+
+def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] = CALIBRATION_EDGES) -> Calibration:
+    """Calibration of risks by quantile bins.
+
+    Parameters
+    ----------
+    risk : array_like of float, shape (rows,)
+        Risks in [0, 1]; labelled rows only, NaN rows are left out.
+    positive : array_like of bool, shape (rows,)
+        Labels.
+    edges : tuple of float
+        Quantiles of risk that bound the bins. Rows of equal risk share a bin, so bins may merge.
+
+    Returns
+    -------
+    Calibration
+        Bins and summaries; all NaN or empty where there are no rows.
+    """
+    risks = np.asarray(risk, np.float64)
+    labels = np.asarray(positive, np.bool_)
+    known = np.isfinite(risks)
+    risks, labels = risks[known], labels[known]
+    if risks.size == 0:
+        empty = np.empty(0)
+        none = np.empty(0, np.int64)
+        return Calibration(empty, empty, none, none, np.nan, np.nan, np.nan, np.nan)
+    order = np.argsort(risks, kind="stable")
+    risks, labels = risks[order], labels[order]
+    # the lower interpolation keeps every cut at a risk that occurs, so that rows of equal risk are never split
+    cuts = np.unique(np.quantile(risks, edges[1:-1], method="lower"))
+    bins = np.searchsorted(cuts, risks, side="left")
+    rows = np.bincount(bins)
+    filled = rows > 0
+    rows = rows[filled]
+    mean_risk = np.bincount(bins, weights=risks)[filled] / rows
+    positives = np.bincount(bins, weights=labels)[filled]
+    observed = positives / rows
+    base = float(labels.mean())
+    brier = float(np.mean((risks - labels) ** 2))
+    return Calibration(
+        mean_risk=mean_risk,
+        observed_rate=observed,
+        rows=rows.astype(np.int64),
+        positives=positives.astype(np.int64),
+        error=float(np.sum(rows * np.abs(mean_risk - observed)) / risks.size),
+        brier=brier,
+        brier_skill=float(1 - ratio(brier, base * (1 - base))),
+        risk_ratio=float(ratio(risks.mean(), base)),
+    )

@@ -1,0 +1,103 @@
+"""The oracle: what a model would reach that knew the simulator's true risk. Only the evaluation may read that."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from features.errors import InputError
+
+ORACLE = "oracle"
+"""Name of the pseudo-model, and of its variant."""
+
+STALE = timedelta(days=1)
+"""Oldest true risk that still stands for a decision time."""
+
+
+def read_truth(path: Path) -> pd.DataFrame:
+    """Read the true risks that the simulator wrote.
+
+    Parameters
+    ----------
+    path : Path
+        The truth folder, or its ``risk.parquet``.
+
+    Returns
+    -------
+    DataFrame
+        ``timestamp`` (UTC), ``gpu``, ``risk``; possibly more.
+
+    Raises
+    ------
+    InputError
+        If there is no such file or it lacks a column.
+    """
+    file = path / "risk.parquet" if path.is_dir() else path
+    try:
+        truth = pd.read_parquet(file)
+    except FileNotFoundError:
+        raise InputError(
+            f"no true risks in {path}", "truth", "Give the folder that `predrain simulate` wrote, or leave --truth out."
+        ) from None
+    _columns(truth, str(file))
+    return truth
+
+
+def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -> pd.DataFrame:
+    """Predictions of the oracle on the same rows.
+
+    Parameters
+    ----------
+    predictions : DataFrame
+        Predictions of all models; the oracle scores each (decision_time, unit) among them once.
+    truth : DataFrame
+        ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision takes the unit's latest true risk at
+        or before it, at most a day old.
+    k : int
+        Alert budget a decision time.
+
+    Returns
+    -------
+    DataFrame
+        Rows like those of ``predictions`` with model and variant ``"oracle"``. A row without a true risk has risk NaN and
+        ranks last; equal risks rank by unit name.
+
+    Raises
+    ------
+    InputError
+        If the truth lacks a column or covers none of the decisions.
+    """
+    time = _columns(truth, "true risks")
+    rows = predictions.drop_duplicates(["decision_time", "unit"]).sort_values(["decision_time", "unit"], ignore_index=True)
+    known = pd.DataFrame(
+        {
+            "decision_time": truth[time].astype("datetime64[ms, UTC]"),
+            "unit": truth["gpu"].astype("str"),
+            "truth": truth["risk"].astype("float64"),
+        }
+    ).sort_values(["decision_time", "unit"])
+    left = rows[["decision_time", "unit"]].astype({"decision_time": "datetime64[ms, UTC]", "unit": "str"})
+    joined = pd.merge_asof(left, known, on="decision_time", by="unit", tolerance=pd.Timedelta(STALE))
+    risk = joined["truth"].to_numpy()
+    if not np.isfinite(risk).any():
+        raise InputError(
+            "no true risk for any of the decisions", "truth", "Give the truth folder that belongs to this dataset."
+        )
+    order = np.lexsort((np.arange(len(rows)), -np.nan_to_num(risk, nan=-1.0), joined["decision_time"].to_numpy()))
+    starts = rows["decision_time"].to_numpy()[order]
+    new = np.append(True, starts[1:] != starts[:-1])
+    position = np.arange(len(rows))
+    rank = np.empty(len(rows), np.int64)
+    rank[order] = position - np.maximum.accumulate(np.where(new, position, 0)) + 1
+    return rows.assign(model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=(rank <= k) & np.isfinite(risk))
+
+
+def _columns(truth: pd.DataFrame, where: str) -> str:
+    time = "timestamp" if "timestamp" in truth.columns else "decision_day"
+    missing = [name for name in (time, "gpu", "risk") if name not in truth.columns]
+    if missing:
+        raise InputError(f"no column {', '.join(missing)}", where, "Give risk.parquet as `predrain simulate` writes it.")
+    return time

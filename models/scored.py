@@ -1,0 +1,252 @@
+"""The predictions of one model and variant as plain arrays, over units and decision times that all models share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from features.errors import InputError
+from models.metrics import Bools, Floats, Ints
+
+COLUMNS: tuple[str, ...] = (
+    "decision_time", "unit", "model", "variant", "score", "risk", "rank", "alert",
+    "label", "failure_class", "incident", "incident_start", "fold",
+)  # fmt: skip
+"""Columns that an evaluation needs of a prediction frame."""
+
+_MS_PER_DAY = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the models of one evaluation have in common.
+
+    Attributes
+    ----------
+    units : ndarray of str, shape (units,)
+        Names of the units, sorted; rows carry positions in it.
+    times_ms : ndarray of int64, shape (times,)
+        Decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it.
+    k : int
+        Alert budget a decision time.
+    """
+
+    units: np.ndarray
+    times_ms: Ints
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows of one model and variant, ordered by decision time and then unit. All arrays have shape (rows,).
+
+    Attributes
+    ----------
+    model, variant : str
+        Whose predictions these are.
+    shared : Shared
+        Units and decision times that ``unit`` and ``time`` index.
+    time, unit : ndarray of int64
+        Positions of the row's decision time and unit.
+    rank : ndarray of int64
+        Rank within the decision time, 1 the riskiest.
+    risk : ndarray of float64
+        Calibrated probability of the label; NaN where the model gives none.
+    alert : ndarray of bool
+        Whether the model alerts the row.
+    known : ndarray of bool
+        Whether the row has a label; rows without one count nowhere.
+    positive : ndarray of bool
+        Whether the label is 1.
+    incident : ndarray of int64
+        The incident that makes the label positive; -1: none.
+    incident_start_ms : ndarray of int64
+        Its start; 0 where there is none.
+    failure_class : ndarray of object
+        Its class; empty where there is none.
+    fold : ndarray of int64
+        The fold that scored the row.
+    """
+
+    model: str
+    variant: str
+    shared: Shared
+    time: Ints
+    unit: Ints
+    rank: Ints
+    risk: Floats
+    alert: Bools
+    known: Bools
+    positive: Bools
+    incident: Ints
+    incident_start_ms: Ints
+    failure_class: np.ndarray
+    fold: Ints
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Model and variant."""
+        return self.model, self.variant
+
+    @property
+    def n_units(self) -> int:
+        """Number of units of the evaluation."""
+        return len(self.shared.units)
+
+    @property
+    def day(self) -> Ints:
+        """UTC day of each row's decision time, counted from the epoch."""
+        return (self.shared.times_ms // _MS_PER_DAY)[self.time]
+
+    def per_unit(self, chosen: Bools) -> Floats:
+        """Count rows by unit.
+
+        Parameters
+        ----------
+        chosen : ndarray of bool, shape (rows,)
+            Rows to count.
+
+        Returns
+        -------
+        ndarray of float64, shape (units,)
+            The counts.
+        """
+        return np.bincount(self.unit[chosen], minlength=self.n_units).astype(np.float64)
+
+    def top(self, budget: Ints) -> Bools:
+        """Rows among the riskiest of their decision time.
+
+        Parameters
+        ----------
+        budget : ndarray of int64, shape (times,)
+            How many rows to take at each decision time.
+
+        Returns
+        -------
+        ndarray of bool, shape (rows,)
+            Whether the row is taken.
+        """
+        return self.rank <= budget[self.time]
+
+    def per_time(self, chosen: Bools) -> Ints:
+        """Count rows by decision time.
+
+        Parameters
+        ----------
+        chosen : ndarray of bool, shape (rows,)
+            Rows to count.
+
+        Returns
+        -------
+        ndarray of int64, shape (times,)
+            The counts.
+        """
+        return np.bincount(self.time[chosen], minlength=len(self.shared.times_ms)).astype(np.int64)
+
+
+def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
+    """Split a prediction frame by model and variant.
+
+    Parameters
+    ----------
+    predictions : DataFrame
+        Has :data:`COLUMNS`; ``decision_time`` and ``incident_start`` are aware UTC. Rows in any order.
+    k : int
+        Alert budget a decision time.
+
+    Returns
+    -------
+    list of Scored
+        One for each model and variant, in order of first appearance of their names in the frame's sorted order.
+
+    Raises
+    ------
+    InputError
+        If the frame is empty, lacks a column, or scores a unit twice at one decision time.
+    """
+    missing = [name for name in COLUMNS if name not in predictions.columns]
+    if missing:
+        raise InputError(
+            f"no column {', '.join(missing)}", "predictions to evaluate", "Give predictions as `predrain backtest` makes them."
+        )
+    if predictions.empty:
+        raise InputError(
+            "no predictions to evaluate", "backtest", "Choose backtest.first_test and backtest.last_test inside the dataset."
+        )
+    unit, units = pd.factorize(predictions["unit"].astype("str"), sort=True)
+    time_ms = milliseconds(predictions["decision_time"])
+    times_ms, time = np.unique(time_ms, return_inverse=True)
+    shared = Shared(units=np.asarray(units, dtype=object), times_ms=times_ms, k=k)
+    model, models = pd.factorize(predictions["model"].astype("str"), sort=True)
+    variant, variants = pd.factorize(predictions["variant"].astype("str"), sort=True)
+    key = model * len(variants) + variant
+    order = np.lexsort((unit, time, key))
+    bounds = np.flatnonzero(np.diff(key[order], prepend=-1))
+    columns = _arrays(predictions)
+    parts = []
+    for rows in np.split(order, bounds[1:]):
+        first = rows[0]
+        scored = Scored(
+            model=str(models[model[first]]),
+            variant=str(variants[variant[first]]),
+            shared=shared,
+            time=time[rows],
+            unit=unit[rows].astype(np.int64),
+            **{name: values[rows] for name, values in columns.items()},
+        )
+        _refuse_duplicates(scored)
+        parts.append(scored)
+    return parts
+
+
+def milliseconds(values: pd.Series) -> Ints:
+    """Times as milliseconds since the epoch; missing ones as 0.
+
+    Parameters
+    ----------
+    values : Series of datetime64[*, UTC]
+        Aware times, possibly NaT.
+
+    Returns
+    -------
+    ndarray of int64
+        Milliseconds.
+    """
+    known = values.notna().to_numpy()
+    out = np.zeros(len(values), np.int64)
+    out[known] = values[known].to_numpy(dtype="datetime64[ms]").astype(np.int64)
+    return out
+
+
+def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:
+    label = predictions["label"].to_numpy(dtype=np.float64, na_value=np.nan)
+    positive = label == 1
+    incident = predictions["incident"].to_numpy(dtype=np.float64, na_value=-1.0)
+    # an incident belongs to a row only as the reason of its positive label
+    incident = np.where(positive & np.isfinite(incident), incident, -1).astype(np.int64)
+    failure_class = predictions["failure_class"].astype("object").where(predictions["failure_class"].notna(), "")
+    return {
+        "rank": predictions["rank"].to_numpy(dtype=np.int64),
+        "risk": predictions["risk"].to_numpy(dtype=np.float64, na_value=np.nan),
+        "alert": predictions["alert"].to_numpy(dtype=np.bool_),
+        "known": ~np.isnan(label),
+        "positive": positive,
+        "incident": incident,
+        "incident_start_ms": milliseconds(predictions["incident_start"]),
+        "failure_class": failure_class.to_numpy(dtype=object),
+        "fold": predictions["fold"].to_numpy(dtype=np.int64),
+    }
+
+
+def _refuse_duplicates(scored: Scored) -> None:
+    same = (np.diff(scored.time) == 0) & (np.diff(scored.unit) == 0)
+    if same.any():
+        at = int(np.flatnonzero(same)[0])
+        when = pd.Timestamp(int(scored.shared.times_ms[scored.time[at]]), unit="ms", tz="UTC").isoformat()
+        raise InputError(
+            f"unit {scored.shared.units[scored.unit[at]]} is scored twice at {when}",
+            f"predictions of {scored.model} ({scored.variant})",
+            "Give one row for each unit and decision time.",
+        )

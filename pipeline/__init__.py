@@ -1,0 +1,1 @@
+"""Pipeline room: the stages that ``dvc.yaml`` runs, their parameters, and the report."""

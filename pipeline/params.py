@@ -1,0 +1,199 @@
+"""Parameters: params.yaml and its overrides, merged, validated, with the nearest valid name for a wrong one."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+
+from features.config import DecisionSection, FeatureSection, LabelSection
+from models.config import BacktestSection, ModelsSection, TrainingSection
+from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection
+from telemetry.errors import InputError
+
+
+class SimulateSection(Section):
+    """``simulate``: the fleet that ``make run`` and the prepare stage make when no dataset is named."""
+
+    gpus: int = Field(default=512, ge=8)
+    """GPUs of the demo fleet; a multiple of 8 fills its nodes."""
+
+    days: int = Field(default=120, ge=1)
+    """Length of the demo dataset in days."""
+
+    seed: int = 7
+    """Seed of the demo fleet."""
+
+    scenario: Literal["base", "drift", "epidemic", "noprecursor", "announced"] = "drift"
+    """Scenario, as ``predrain simulate --help`` explains them."""
+
+    acceleration: float = Field(default=1.0, gt=0)
+    """Factor on all failure rates, so that a small fleet has enough incidents to show; said in the report."""
+
+
+class DataSection(Section):
+    """``data``: where the prepare stage takes the dataset from."""
+
+    dataset: str | None = None
+    """Path of a dataset made by ``predrain import`` or ``predrain collect``; null: simulate the demo fleet."""
+
+
+class Params(Section):
+    """All parameters of a run, as ``params.yaml`` holds them."""
+
+    seed: int = 42
+    """Seed of everything random downstream of the dataset."""
+
+    simulate: SimulateSection = SimulateSection()
+    data: DataSection = DataSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    channels: dict[str, ChannelDeclaration] = Field(default_factory=dict)
+    events: EventsSection = EventsSection()
+    decision: DecisionSection = DecisionSection()
+    labels: LabelSection = LabelSection()
+    features: FeatureSection = FeatureSection()
+    training: TrainingSection = TrainingSection()
+    models: ModelsSection = ModelsSection()
+    backtest: BacktestSection = BacktestSection()
+
+
+def load_params(paths: Iterable[Path]) -> Params:
+    """Read parameter files, later ones overriding earlier ones key by key, and validate the result.
+
+    Parameters
+    ----------
+    paths : iterable of Path
+        YAML files; an empty iterable gives the defaults. Mappings merge; lists and scalars replace.
+
+    Returns
+    -------
+    Params
+        Validated, immutable parameters.
+
+    Raises
+    ------
+    InputError
+        If a file is missing, is not YAML, holds an unknown key (the nearest valid name is given), or a bad value.
+    """
+    merged: dict[str, Any] = {}
+    origin: dict[tuple[str, ...], Path] = {}
+    for path in paths:
+        content = _read_yaml(path)
+        _merge(merged, content, path, origin, ())
+    try:
+        params = Params.model_validate(merged)
+    except ValidationError as error:
+        raise _explain(error, origin) from None
+    _check_multiples(params, origin)
+    return params
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError(f"no parameter file {path}", "--params", "Give the path of an existing YAML file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"not valid YAML: {error}", str(path), "Correct the file.") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise InputError(
+            f"a {type(content).__name__} where sections were expected",
+            str(path),
+            "Write sections with keys, as params.yaml does.",
+        )
+    return content
+
+
+def _merge(
+    into: dict[str, Any],
+    content: Mapping[str, Any],
+    path: Path,
+    origin: dict[tuple[str, ...], Path],
+    at: tuple[str, ...],
+) -> None:
+    for key, value in content.items():
+        here = (*at, str(key))
+        origin[here] = path
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value, path, origin, here)
+        else:
+            into[key] = value
+            _note_origin(value, path, origin, here)
+
+
+def _note_origin(value: Any, path: Path, origin: dict[tuple[str, ...], Path], at: tuple[str, ...]) -> None:
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            origin[(*at, str(key))] = path
+            _note_origin(inner, path, origin, (*at, str(key)))
+
+
+def _explain(error: ValidationError, origin: Mapping[tuple[str, ...], Path]) -> InputError:
+    # an unknown key often leaves a required one missing: name the cause, not its consequence
+    first = min(error.errors(), key=lambda found: found["type"] != "extra_forbidden")
+    loc = tuple(str(part) for part in first["loc"])
+    dotted = ".".join(part for part in loc if not part.startswith(("function-", "literal[", "constrained-")))
+    where = f"{_origin_of(loc, origin)}, parameter {dotted}"
+    if first["type"] == "extra_forbidden":
+        valid = _valid_names(loc[:-1])
+        near = difflib.get_close_matches(loc[-1], valid, n=1, cutoff=0.4)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Valid names here: {', '.join(valid)}."
+        return InputError(f"unknown key '{dotted}'", where, hint)
+    message = first["msg"].removeprefix("Value error, ")
+    return InputError(f"{first.get('input')!r} is not valid: {message}", where, "Correct the value.")
+
+
+def _origin_of(loc: tuple[str, ...], origin: Mapping[tuple[str, ...], Path]) -> str:
+    for end in range(len(loc), 0, -1):
+        if loc[:end] in origin:
+            return str(origin[loc[:end]])
+    return "parameters"
+
+
+def _valid_names(loc: tuple[str, ...]) -> list[str]:
+    model: type[BaseModel] = Params
+    for part in loc:
+        field = model.model_fields.get(part)
+        if field is None:  # inside a mapping of sections, such as channels.NAME
+            continue
+        found = _section_of(field.annotation)
+        if found is not None:
+            model = found
+    return sorted(model.model_fields)
+
+
+def _section_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for inner in get_args(annotation):
+        found = _section_of(inner)
+        if found is not None:
+            return found
+    return None
+
+
+def _check_multiples(params: Params, origin: Mapping[tuple[str, ...], Path]) -> None:
+    step = params.telemetry.step
+    if step <= timedelta(0):
+        raise InputError(
+            "a step of zero",
+            f"{_origin_of(('telemetry', 'step'), origin)}, parameter telemetry.step",
+            "Give a positive duration such as '10m'.",
+        )
+    checked: list[tuple[str, Duration]] = [("decision.every", params.decision.every)]
+    checked += [("features.windows", window) for window in params.features.windows]
+    checked += [("features.peer_window", params.features.peer_window)]
+    for name, value in checked:
+        if value <= timedelta(0) or value % step:
+            raise InputError(
+                f"{value} is not a positive multiple of telemetry.step ({step})",
+                f"{_origin_of(tuple(name.split('.')), origin)}, parameter {name}",
+                "Choose a multiple of the step.",
+            )

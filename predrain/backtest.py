@@ -1,0 +1,64 @@
+"""``predrain backtest``: replay a dataset as if predrain had run on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+
+
+def backtest(
+    out: Annotated[
+        Path, typer.Option(help="Folder for metrics.json, predictions.parquet, predictions_all.parquet, report/.")
+    ],
+    dataset: Annotated[
+        Path | None, typer.Option(help="Folder of a dataset; its features are computed into OUT/matrix.")
+    ] = None,
+    matrix: Annotated[Path | None, typer.Option(help="Folder of a feature matrix, instead of a dataset.")] = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option(
+            help="The simulator's truth, read by the evaluation only. Default: DATASET-truth where it exists."
+        ),
+    ] = None,
+    params: ParamsOption = None,
+    report: Annotated[bool, typer.Option(help="Also write OUT/report/.")] = True,
+    track: Annotated[
+        str | None, typer.Option(help="MLflow tracking URI to record the run at, e.g. sqlite:///mlflow.db.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay history: at each decision time, score with models fitted only on what was known then, and compare.
+
+    Example: predrain backtest --dataset fleet --out replay
+    """
+    with reported():
+        from pipeline.params import load_params
+        from pipeline.stages import make_matrix, open_matrix, replay, summary_of, write_report_for
+        from telemetry.errors import InputError
+
+        loaded = load_params(params_files(params))
+        if (dataset is None) == (matrix is None):
+            raise InputError("give one of a dataset or a matrix", "--dataset, --matrix", "Name exactly one of them.")
+        if dataset is not None:
+            with progress("features") as advance:
+                found = make_matrix(dataset, loaded, out / "matrix", progress=advance)
+            sibling = dataset.with_name(dataset.name + "-truth")
+            truth = truth or (sibling if sibling.is_dir() else None)
+        else:
+            assert matrix is not None
+            found = open_matrix(matrix)
+        with progress("backtest") as advance:
+            replay(found, loaded, out, truth=truth, track=track, progress=advance)
+        if report:
+            with progress("report") as advance:
+                write_report_for(out, out / "report")
+        show(summary_of(out), as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("backtest")(backtest)

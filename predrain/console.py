@@ -1,0 +1,106 @@
+"""What every verb shares with the terminal: errors without tracebacks, progress on stderr, JSON on stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+DONE, FAILED, USAGE = 0, 1, 2
+"""Exit codes of every verb."""
+
+ParamsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--params",
+        help="Parameter file; may be given more than once, later files override earlier ones.  "
+        "Default: params.yaml of the current folder, where there is one.",
+    ),
+]
+"""The ``--params`` option of every verb that reads parameters."""
+
+JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
+"""The ``--json`` option of every verb that a program may call."""
+
+
+def params_files(given: list[Path] | None) -> list[Path]:
+    """Return the parameter files to read: those given, or ``params.yaml`` of the current folder if it exists."""
+    if given:
+        return given
+    default = Path("params.yaml")
+    return [default] if default.is_file() else []
+
+
+def fail(message: str) -> NoReturn:
+    """Print an error on stderr and leave with exit code 1."""
+    sys.stderr.write(f"predrain: error: {message}\n")
+    raise typer.Exit(FAILED)
+
+
+@contextmanager
+def reported() -> Iterator[None]:
+    """Turn what a user can cause (bad input, a full disk, Ctrl-C) into one clear line and exit code 1."""
+    from telemetry.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"{error.strerror or error} ({error.filename or 'no file named'}). What was there before is unchanged.")
+    except KeyboardInterrupt:
+        fail("interrupted. What was there before is unchanged; run the same command again to go on.")
+
+
+@contextmanager
+def progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a progress bar on stderr where that is a terminal, and nothing elsewhere.
+
+    Yields
+    ------
+    callable
+        ``advance(done, total)``, both counts in the units of the job.
+    """
+    if not sys.stderr.isatty():
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def show(result: dict[str, Any], *, as_json: bool) -> None:
+    """Print a verb's result: one JSON object, or one line an entry."""
+    if as_json:
+        sys.stdout.write(json.dumps(result, default=str, sort_keys=True) + "\n")
+        return
+    width = max(map(len, result), default=0)
+    for key, value in result.items():
+        text = (
+            ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in value.items())
+            if isinstance(value, dict)
+            else (f"{value:,}" if isinstance(value, int) else str(value))
+        )
+        sys.stdout.write(f"{key:<{width}}  {text}\n")

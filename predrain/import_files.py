@@ -1,0 +1,58 @@
+"""``predrain import``: Parquet, CSV and kernel logs into a validated dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+
+
+def import_files(
+    inventory: Annotated[Path, typer.Option(help="Who was where, when: Parquet or CSV. The one file that is needed.")],
+    out: Annotated[Path, typer.Option(help="Folder of the dataset; an existing one is added to.")],
+    samples: Annotated[
+        list[Path] | None, typer.Option(help="Telemetry samples, Parquet or CSV; may be repeated.")
+    ] = None,
+    events: Annotated[
+        list[Path] | None,
+        typer.Option(help="Events (Parquet, CSV) or kernel logs (.log, .txt, .jsonl); may be repeated."),
+    ] = None,
+    jobs: Annotated[Path | None, typer.Option(help="What ran where: Parquet or CSV.")] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file that maps your columns, units and time zone to ours.")
+    ] = None,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read your own files into a dataset. Rows that cannot be used go to OUT/quarantine with the reason, counted.
+
+    Example: predrain import --samples dcgm.parquet --events tickets.csv --inventory hosts.csv --out fleet
+    """
+    with reported(), progress("importing") as advance:
+        from pipeline.params import load_params
+        from telemetry.channels import resolve_channels
+        from telemetry.importing import import_dataset
+
+        loaded = load_params(params_files(params))
+        result = import_dataset(
+            out,
+            samples=samples or (),
+            events=events or (),
+            inventory=inventory,
+            jobs=jobs,
+            mapping=mapping,
+            step=loaded.telemetry.step,
+            channels=resolve_channels(loaded.channels),
+            dedupe=loaded.events.dedupe,
+            delay=loaded.features.delay,
+            progress=advance,
+        )
+        show({"dataset": str(out), "counts": result.counts, "quarantined": result.quarantined}, as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("import")(import_files)

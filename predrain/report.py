@@ -1,0 +1,46 @@
+"""``predrain report``: the one-page report of a backtest, or its summary on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import JsonOption, reported, show
+
+
+def report(
+    backtest: Annotated[Path | None, typer.Option(help="Folder that `predrain backtest` wrote.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the page; default: BACKTEST/report.")] = None,
+    summary: Annotated[
+        Path | None, typer.Option("--show", help="Only print the summary table of this backtest.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write the report of a backtest as one self-contained HTML page, or print its summary.
+
+    Example: predrain report --backtest replay
+    """
+    with reported():
+        from pipeline.stages import print_summary, summary_of, write_report_for
+        from telemetry.errors import InputError
+
+        if (backtest is None) == (summary is None):
+            raise InputError(
+                "give one of a backtest to report on or to show", "--backtest, --show", "Name exactly one of them."
+            )
+        if summary is not None:
+            if as_json:
+                show(summary_of(summary), as_json=True)
+            else:
+                print_summary(summary)
+            return
+        assert backtest is not None
+        page = write_report_for(backtest, out or backtest / "report")
+        show({"report": str(page)}, as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("report")(report)

@@ -1,0 +1,39 @@
+"""``predrain train``: fit the models on the newest span of a feature matrix and save them as a bundle."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+
+
+def train(
+    matrix: Annotated[Path, typer.Option(help="Folder of a feature matrix.")],
+    out: Annotated[Path, typer.Option(help="Folder of the bundle to write.")],
+    params: ParamsOption = None,
+    track: Annotated[
+        str | None, typer.Option(help="MLflow tracking URI to record the run at, e.g. sqlite:///mlflow.db.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fit learners and ensembles as of the end of the data, and save the bundle that scoring loads.
+
+    Example: predrain train --matrix matrix --out bundle --track sqlite:///mlflow.db
+    """
+    with reported(), progress("training") as advance:
+        from features.matrix import FeatureMatrix
+        from pipeline.params import load_params
+        from pipeline.stages import train_bundle
+
+        summary = train_bundle(
+            FeatureMatrix.open(matrix), load_params(params_files(params)), out, track=track, progress=advance
+        )
+        show(summary, as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("train")(train)

@@ -1,0 +1,101 @@
+"""Parameters of the telemetry room, and the duration type that all rooms' parameters share."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, field_validator
+
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*$")
+
+
+def parse_duration(value: object) -> timedelta:
+    """Read a duration such as ``10m``, ``6h`` or ``30d``.
+
+    Parameters
+    ----------
+    value : object
+        A ``timedelta`` (returned as it is) or a string of a number and one of the units s, m, h, d, w.
+
+    Returns
+    -------
+    timedelta
+        The duration, zero or positive.
+
+    Raises
+    ------
+    ValueError
+        If the text has no unit or is not a duration; the message shows the value and an example.
+    """
+    if isinstance(value, timedelta):
+        return value
+    match = _DURATION.match(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError(f"{value!r} is not a duration: write a number and a unit (s, m, h, d, w), such as '6h'")
+    return timedelta(seconds=float(match.group(1)) * _UNIT_SECONDS[match.group(2)])
+
+
+def format_duration(value: timedelta) -> str:
+    """Write a duration the way :func:`parse_duration` reads it, in the largest unit that divides it.
+
+    Examples
+    --------
+    >>> format_duration(timedelta(hours=48)), format_duration(timedelta(minutes=90))
+    ('2d', '90m')
+    """
+    seconds = value.total_seconds()
+    for unit in ("d", "h", "m"):
+        if seconds and seconds % _UNIT_SECONDS[unit] == 0:
+            return f"{int(seconds // _UNIT_SECONDS[unit])}{unit}"
+    return f"{seconds:g}s"
+
+
+Duration = Annotated[timedelta, BeforeValidator(parse_duration), PlainSerializer(format_duration, return_type=str)]
+"""A duration parameter: a ``timedelta`` in code, ``10m``/``6h``/``30d`` in YAML."""
+
+
+class Section(BaseModel):
+    """Base of every section of params.yaml: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class TelemetrySection(Section):
+    """``telemetry``: how samples are stored."""
+
+    step: Duration = timedelta(minutes=10)
+    """Nominal sample interval of a dataset, aligned to 00:00 UTC; finer sources are rolled up to it."""
+
+    late: Duration = timedelta(days=7)
+    """A sample this much behind the newest one of its GPU in file order is taken, but counted as late."""
+
+
+class ChannelDeclaration(Section):
+    """``channels.NAME``: a channel that the catalogue does not know, or an override of one it does."""
+
+    kind: Literal["gauge", "counter", "flags", "enum"]
+    """How the series behaves; a counter may reset, flags is a bitmask, enum an integer code."""
+
+    unit: str = ""
+    """Unit in words, shown in reports (``C``, ``W``, ``count``)."""
+
+    range: tuple[float | None, float | None] = (None, None)
+    """Inclusive valid range; a value outside it is quarantined. ``null`` leaves that side open."""
+
+    @field_validator("range")
+    @classmethod
+    def _ordered(cls, value: tuple[float | None, float | None]) -> tuple[float | None, float | None]:
+        low, high = value
+        if low is not None and high is not None and low >= high:
+            raise ValueError(f"range {list(value)} is empty: the first number must be below the second")
+        return value
+
+
+class EventsSection(Section):
+    """``events``: how events from several sources become one list."""
+
+    dedupe: Duration = timedelta(seconds=60)
+    """The same (gpu, code) from several sources within this span is one event; the first known is kept."""

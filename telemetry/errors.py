@@ -1,0 +1,28 @@
+"""The one error that a user's input can raise: what was wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+
+class InputError(Exception):
+    """Input that cannot be used: a file, a row, a parameter.
+
+    The command prints it without a traceback and exits with 1.
+
+    Parameters
+    ----------
+    what : str
+        What is wrong, with the offending value.
+    where : str
+        Where it stands: file, row, column, node, GPU or parameter.
+    do : str
+        What the user can do about it, as an imperative.
+    """
+
+    def __init__(self, what: str, where: str, do: str) -> None:
+        super().__init__(what, where, do)
+        self.what = what
+        self.where = where
+        self.do = do
+
+    def __str__(self) -> str:
+        return f"{self.what} ({self.where}). {self.do}"

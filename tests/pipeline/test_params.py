@@ -1,0 +1,89 @@
+"""Parameters: merging, validation, and messages that say what, where and what to do."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from pipeline.params import Params, load_params
+from telemetry.config import format_duration, parse_duration
+from telemetry.errors import InputError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def write(tmp_path: Path, text: str, name: str = "p.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_no_file_gives_the_defaults() -> None:
+    assert load_params([]) == Params()
+
+
+def test_the_shipped_file_is_valid_and_states_the_defaults_outside_the_demo_fleet() -> None:
+    shipped = load_params([ROOT / "params.yaml"])
+    assert shipped.model_copy(update={"simulate": Params().simulate}) == Params()
+
+
+def test_later_files_override_key_by_key(tmp_path: Path) -> None:
+    first = write(tmp_path, "labels: {gap: 20m, horizon: 12h}\ntraining: {spans: [7d, 14d]}", "a.yaml")
+    second = write(tmp_path, "labels: {horizon: 48h}\ntraining: {spans: [30d]}", "b.yaml")
+    params = load_params([first, second])
+    assert params.labels.gap == timedelta(minutes=20)
+    assert params.labels.horizon == timedelta(hours=48)
+    assert params.training.spans == (timedelta(days=30),)
+
+
+def test_an_unknown_key_names_the_nearest_valid_one(tmp_path: Path) -> None:
+    path = write(tmp_path, "labels: {horizonn: 24h}")
+    with pytest.raises(InputError) as caught:
+        load_params([path])
+    assert "unknown key 'labels.horizonn'" in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "Did you mean 'horizon'?" in str(caught.value)
+
+
+def test_an_unknown_section_names_the_nearest_valid_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"unknown key 'label'.*Did you mean 'labels'\?"):
+        load_params([write(tmp_path, "label: {}")])
+
+
+def test_an_unknown_key_inside_a_declared_channel(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"unknown key 'channels\.volts\.kindd'.*Did you mean 'kind'\?"):
+        load_params([write(tmp_path, "channels: {volts: {kindd: gauge}}")])
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("labels: {gap: 10}", r"10 is not valid.*not a duration.*parameter labels\.gap"),
+        ("labels: {gap: soon}", r"not a duration: write a number and a unit"),
+        ("training: {negative_ratio: 0}", r"greater than or equal to 1.*training\.negative_ratio"),
+        ("backtest: {first_test: 2026-02-01T00:00:00}", r"no time zone"),
+        ("decision: {origin: 2026-02-01T00:00:00}", r"no time zone"),
+        ("features: {windows: [6h, 1h]}", r"ascending"),
+        ("features: {windows: [15m]}", r"not a positive multiple of telemetry\.step"),
+        ("decision: {every: 25m}", r"not a positive multiple of telemetry\.step.*decision\.every"),
+        ("channels: {volts: {kind: gauge, range: [5, 1]}}", r"range \[5\.0, 1\.0\] is empty"),
+        ("channels: {volts: {kind: number}}", r"'number' is not valid.*channels\.volts\.kind"),
+        ("[1, 2]", r"a list where sections were expected"),
+        ("labels: {gap: [", r"not valid YAML"),
+    ],
+)
+def test_bad_values_say_what_where_and_what_to_do(tmp_path: Path, text: str, expected: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(InputError, match=expected) as caught:
+        load_params([path])
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no parameter file .*absent\.yaml"):
+        load_params([tmp_path / "absent.yaml"])
+
+
+@pytest.mark.parametrize("text", ["60s", "10m", "6h", "30d", "90m"])
+def test_durations_survive_a_round_trip(text: str) -> None:
+    assert parse_duration(format_duration(parse_duration(text))) == parse_duration(text)

@@ -80,13 +80,24 @@ class LabelSection(Section):
     """An incident without a repair, replacement or reset ends this long after its last event."""
 
     xids: dict[FailureClass, tuple[int, ...]] = Field(default_factory=_default_label_xids)
-    """XID codes that make an incident, by failure class."""
+    """XID codes that make an incident, by failure class; a plain list takes each code's class from the defaults."""
 
     classes: dict[str, FailureClass] = Field(default_factory=dict)
     """Failure class by the code of a ``failure`` event (matched without case); unlisted codes are ``other``."""
 
     censor_leavers: bool = True
     """A GPU that leaves service unfailed inside the horizon has no label (null) instead of a negative one."""
+
+    @field_validator("xids", mode="before")
+    @classmethod
+    def _by_class(cls, value: object) -> object:
+        if not isinstance(value, list | tuple):
+            return value
+        known = {code: name for name, codes in _default_label_xids().items() for code in codes}
+        classed: dict[str, list[object]] = {}
+        for code in value:
+            classed.setdefault(known.get(code, "other"), []).append(code)
+        return classed
 
 
 class FeatureSection(Section):

@@ -1,4 +1,4 @@
 """Models room: learners, ensembles, sliding training, calibration, evaluation, bundle and registry.
 
-Imports ``features`` (its column vocabulary and matrix) and ``policy``; never ``telemetry``.
+Imports ``features`` (its column vocabulary and matrix); never ``telemetry``.
 """

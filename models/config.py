@@ -102,7 +102,7 @@ class BacktestSection(Section):
     """Last decision time that is scored; ``auto``: the end of the dataset."""
 
     k: int | Literal["auto"] = "auto"
-    """Alert budget a decision time; ``auto``: the positives a decision time expected from before the test, at least 1."""
+    """Alert budget a decision time; ``auto``: the expected positives a decision time, at least 1."""
 
     bootstrap: int = Field(default=200, ge=0)
     """Bootstrap replicates (resampling GPUs) for the intervals of the report; 0: none."""

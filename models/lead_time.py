@@ -22,10 +22,10 @@ INCIDENT_COLUMNS: tuple[str, ...] = (
 def incident_table(scored: Scored) -> pd.DataFrame:
     """Each incident that at least one scored row could have caught.
 
-    An incident is *caught* when its unit is alerted at any decision time whose label it makes positive; an incident that
-    follows another so closely that no row carries it is not counted. Its lead time runs from the first such alert to its
-    start. It is *in the top* when, at the last such decision time, its unit was among the riskiest 5 % (rounded up) of the
-    units scored then.
+    An incident is *caught* when its unit is alerted at any decision time whose label it makes positive; an incident
+    that follows another so closely that no row carries it is not counted. Its lead time runs from the first such
+    alert to its start. It is *in the top* when, at the last such decision time, its unit was among the riskiest 5 %
+    (rounded up) of the units scored then.
 
     Parameters
     ----------
@@ -35,8 +35,8 @@ def incident_table(scored: Scored) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        :data:`INCIDENT_COLUMNS`, one row an incident, ascending; ``start`` and ``first_alert`` (NaT: not caught) are UTC,
-        ``lead_time_hours`` is NaN where it was not caught.
+        :data:`INCIDENT_COLUMNS`, one row an incident, ascending; ``start`` and ``first_alert`` (NaT: not caught) are
+        UTC, ``lead_time_hours`` is NaN where it was not caught.
     """
     rows = np.flatnonzero(scored.incident >= 0)
     order = rows[np.lexsort((scored.time[rows], scored.incident[rows]))]
@@ -77,8 +77,8 @@ def recall_by_class(incidents: pd.DataFrame) -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN: none caught), sorted by
-        class.
+        ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN: none caught),
+        sorted by class.
     """
     grouped = incidents.groupby("failure_class", sort=True)
     table = grouped.agg(

@@ -1,7 +1,7 @@
 """Pure metrics of a ranking and of a risk: no frames, no I/O, ties handled, weights by unit.
 
-Every ranking metric is a function of how many labelled rows of each unit stand in each *segment* of the ranking, so that
-the point estimate and all bootstrap replicates come from one sparse product (see :class:`Ranking`).
+Every ranking metric is a function of how many labelled rows of each unit stand in each *segment* of the ranking, so
+that the point estimate and all bootstrap replicates come from one sparse product (see :class:`Ranking`).
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Floats:
 class Ranking:
     """Labelled rows in order of score, condensed to counts by (segment, unit).
 
-    Rows of equal score form one tie group. The groups that hold at least one positive are numbered ``0 .. J-1`` from the
-    highest score down; everything between two of them holds negatives only and is one segment. Segment ``2j + 1`` is
-    group ``j``, segment ``2j`` is what stands between group ``j - 1`` and group ``j``, segment ``2J`` is the rest.
+    Rows of equal score form one tie group. The groups that hold at least one positive are numbered ``0 .. J-1`` from
+    the highest score down; everything between two of them holds negatives only and is one segment. Segment ``2j + 1``
+    is group ``j``, segment ``2j`` is what stands between group ``j - 1`` and group ``j``, segment ``2J`` is the rest.
 
     Attributes
     ----------

@@ -13,8 +13,8 @@ from features.errors import InputError
 ORACLE = "oracle"
 """Name of the pseudo-model, and of its variant."""
 
-STALE = timedelta(days=1)
-"""Oldest true risk that still stands for a decision time."""
+LONGEST = timedelta(days=1)
+"""A true risk stands until the next is due, and no longer than this."""
 
 
 def read_truth(path: Path) -> pd.DataFrame:
@@ -54,16 +54,16 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     predictions : DataFrame
         Predictions of all models; the oracle scores each (decision_time, unit) among them once.
     truth : DataFrame
-        ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision takes the unit's latest true risk at
-        or before it, at most a day old.
+        ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision takes the unit's latest true
+        risk at or before it, unless the next one was due since: a unit that has none was down.
     k : int
         Alert budget a decision time.
 
     Returns
     -------
     DataFrame
-        Rows like those of ``predictions`` with model and variant ``"oracle"``. A row without a true risk has risk NaN and
-        ranks last; equal risks rank by unit name.
+        Rows like those of ``predictions`` with model and variant ``"oracle"``. A row without a true risk has risk NaN
+        and ranks last; equal risks rank by unit name.
 
     Raises
     ------
@@ -71,7 +71,9 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
         If the truth lacks a column or covers none of the decisions.
     """
     time = _columns(truth, "true risks")
-    rows = predictions.drop_duplicates(["decision_time", "unit"]).sort_values(["decision_time", "unit"], ignore_index=True)
+    rows = predictions.drop_duplicates(["decision_time", "unit"]).sort_values(
+        ["decision_time", "unit"], ignore_index=True
+    )
     known = pd.DataFrame(
         {
             "decision_time": truth[time].astype("datetime64[ms, UTC]"),
@@ -80,7 +82,7 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
         }
     ).sort_values(["decision_time", "unit"])
     left = rows[["decision_time", "unit"]].astype({"decision_time": "datetime64[ms, UTC]", "unit": "str"})
-    joined = pd.merge_asof(left, known, on="decision_time", by="unit", tolerance=pd.Timedelta(STALE))
+    joined = pd.merge_asof(left, known, on="decision_time", by="unit", tolerance=_standing(known["decision_time"]))
     risk = joined["truth"].to_numpy()
     if not np.isfinite(risk).any():
         raise InputError(
@@ -92,12 +94,23 @@ def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -
     position = np.arange(len(rows))
     rank = np.empty(len(rows), np.int64)
     rank[order] = position - np.maximum.accumulate(np.where(new, position, 0)) + 1
-    return rows.assign(model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=(rank <= k) & np.isfinite(risk))
+    return rows.assign(
+        model=ORACLE, variant=ORACLE, score=risk, risk=risk, rank=rank, alert=(rank <= k) & np.isfinite(risk)
+    )
+
+
+def _standing(times: pd.Series) -> pd.Timedelta:
+    """How long a true risk stands: just short of the spacing of all of them."""
+    spacing = times.drop_duplicates().sort_values().diff().min()
+    longest = pd.Timedelta(LONGEST)
+    return (longest if pd.isna(spacing) else min(spacing, longest)) - pd.Timedelta(1, unit="ms")
 
 
 def _columns(truth: pd.DataFrame, where: str) -> str:
     time = "timestamp" if "timestamp" in truth.columns else "decision_day"
     missing = [name for name in (time, "gpu", "risk") if name not in truth.columns]
     if missing:
-        raise InputError(f"no column {', '.join(missing)}", where, "Give risk.parquet as `predrain simulate` writes it.")
+        raise InputError(
+            f"no column {', '.join(missing)}", where, "Give risk.parquet as `predrain simulate` writes it."
+        )
     return time

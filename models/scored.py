@@ -169,11 +169,15 @@ def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
     missing = [name for name in COLUMNS if name not in predictions.columns]
     if missing:
         raise InputError(
-            f"no column {', '.join(missing)}", "predictions to evaluate", "Give predictions as `predrain backtest` makes them."
+            f"no column {', '.join(missing)}",
+            "predictions to evaluate",
+            "Give predictions as `predrain backtest` makes them.",
         )
     if predictions.empty:
         raise InputError(
-            "no predictions to evaluate", "backtest", "Choose backtest.first_test and backtest.last_test inside the dataset."
+            "no predictions to evaluate",
+            "backtest",
+            "Choose backtest.first_test and backtest.last_test inside the dataset.",
         )
     unit, units = pd.factorize(predictions["unit"].astype("str"), sort=True)
     time_ms = milliseconds(predictions["decision_time"])
@@ -202,7 +206,7 @@ def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
 
 
 def milliseconds(values: pd.Series) -> Ints:
-    """Times as milliseconds since the epoch; missing ones as 0.
+    """Give times as milliseconds since the epoch; missing ones as 0.
 
     Parameters
     ----------

@@ -36,8 +36,10 @@ def backtest(
     Example: predrain backtest --dataset fleet --out replay
     """
     with reported():
+        from features.matrix import FeatureMatrix
         from pipeline.params import load_params
-        from pipeline.stages import make_matrix, open_matrix, replay, summary_of, write_report_for
+        from pipeline.stages import make_matrix, replay, write_report_for
+        from pipeline.terminal import summary_of
         from telemetry.errors import InputError
 
         loaded = load_params(params_files(params))
@@ -50,12 +52,11 @@ def backtest(
             truth = truth or (sibling if sibling.is_dir() else None)
         else:
             assert matrix is not None
-            found = open_matrix(matrix)
+            found = FeatureMatrix.open(matrix)
         with progress("backtest") as advance:
             replay(found, loaded, out, truth=truth, track=track, progress=advance)
         if report:
-            with progress("report") as advance:
-                write_report_for(out, out / "report")
+            write_report_for(out)
         show(summary_of(out), as_json=as_json)
 
 

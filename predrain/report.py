@@ -12,7 +12,7 @@ from predrain.console import JsonOption, reported, show
 
 def report(
     backtest: Annotated[Path | None, typer.Option(help="Folder that `predrain backtest` wrote.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the page; default: BACKTEST/report.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for report/index.html; default: the backtest's own.")] = None,
     summary: Annotated[
         Path | None, typer.Option("--show", help="Only print the summary table of this backtest.")
     ] = None,
@@ -23,7 +23,8 @@ def report(
     Example: predrain report --backtest replay
     """
     with reported():
-        from pipeline.stages import print_summary, summary_of, write_report_for
+        from pipeline.stages import write_report_for
+        from pipeline.terminal import print_summary, summary_of
         from telemetry.errors import InputError
 
         if (backtest is None) == (summary is None):
@@ -37,7 +38,7 @@ def report(
                 print_summary(summary)
             return
         assert backtest is not None
-        page = write_report_for(backtest, out or backtest / "report")
+        page = write_report_for(backtest, out)
         show({"report": str(page)}, as_json=as_json)
 
 

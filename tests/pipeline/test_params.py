@@ -4,9 +4,10 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from pipeline.params import Params, load_params
-from telemetry.config import format_duration, parse_duration
+from telemetry.config import ChannelDeclaration, format_duration, parse_duration
 from telemetry.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -87,3 +88,27 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["60s", "10m", "6h", "30d", "90m"])
 def test_durations_survive_a_round_trip(text: str) -> None:
     assert parse_duration(format_duration(parse_duration(text))) == parse_duration(text)
+
+
+def every_key(section: type[BaseModel], prefix: str = "") -> list[str]:
+    """List the dotted names of all parameters, with NAME for a user's own names."""
+    keys: list[str] = []
+    for name, field in section.model_fields.items():
+        annotation = field.annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            keys += every_key(annotation, f"{prefix}{name}.")
+        elif name == "channels":
+            keys += every_key(ChannelDeclaration, "channels.NAME.")
+        else:
+            keys.append(prefix + name)
+    return keys
+
+
+@pytest.mark.parametrize("key", every_key(Params))
+def test_every_parameter_stands_in_the_reference(key: str) -> None:
+    assert f"| `{key}` |" in (ROOT / "docs" / "reference" / "params.md").read_text()
+
+
+def test_a_plain_list_of_label_xids_takes_each_class_from_the_defaults(tmp_path: Path) -> None:
+    params = load_params([write(tmp_path, "labels: {xids: [79, 48, 119, 31]}")])
+    assert params.labels.xids == {"bus": (79,), "memory": (48,), "firmware": (119,), "other": (31,)}

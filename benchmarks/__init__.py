@@ -1,0 +1,1 @@
+"""Figures that the README and docs quote, each as a command that measures it."""

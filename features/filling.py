@@ -1,0 +1,212 @@
+"""Filling rows from samples: the one path that training matrices and live rows share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from features.blocks import RowSpans, SampleBlock
+from features.fleet import Fleet
+from features.gaps import fresh_share
+from features.kernel import FloatArray, IntArray
+from features.plan import FeaturePlan
+from features.service import duration_ms, milliseconds
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows to compute, as positions.
+
+    Parameters
+    ----------
+    pair : int64 array, shape (rows,)
+        Number of each row's pair in the fleet.
+    time : int64 array, shape (rows,)
+        Position of its decision time in ``times``.
+    times : int64 array
+        Distinct decision times, ascending, in milliseconds.
+    """
+
+    pair: IntArray
+    time: IntArray
+    times: IntArray
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, fleet: Fleet) -> Rows:
+        """Read the rows' keys (``decision_time``, ``node``, ``unit``)."""
+        times, time = np.unique(milliseconds(frame["decision_time"], "decision_time"), return_inverse=True)
+        node_code, nodes = pd.factorize(frame["node"])
+        unit_code, units = pd.factorize(frame["unit"])
+        both, where = np.unique(node_code.astype(np.int64) * max(len(units), 1) + unit_code, return_inverse=True)
+        node_names = [str(nodes[code // max(len(units), 1)]) for code in both.tolist()]
+        unit_names = [str(units[code % max(len(units), 1)]) for code in both.tolist()]
+        pair = fleet.numbers(node_names, unit_names)
+        return cls(pair[where] if len(both) else where.astype(np.int64), time.astype(np.int64), times)
+
+    @property
+    def milliseconds(self) -> IntArray:
+        """Decision time of each row."""
+        return self.times[self.time]
+
+    def take(self, chosen: IntArray) -> Rows:
+        """Return some of the rows."""
+        return Rows(self.pair[chosen], self.time[chosen], self.times)
+
+
+class SampleFiller:
+    """Fills the sampled groups of all rows, one set of nodes after the other.
+
+    Several threads may call :meth:`fill` at once with different nodes.
+
+    Parameters
+    ----------
+    plan : FeaturePlan
+    fleet : Fleet
+    rows : Rows
+    values : float32 array, shape (rows, plan's columns), C order
+        Filled in place.
+    first_pass : float32 array, shape (values, times, pairs of the fleet), or None
+        Where the first pass of ``peers`` is kept; NaN at the start; None where that group is off.
+    """
+
+    def __init__(
+        self, plan: FeaturePlan, fleet: Fleet, rows: Rows, values: Float32Array, first_pass: Float32Array | None
+    ) -> None:
+        self._plan = plan
+        self._fleet = fleet
+        self._rows = rows
+        self._values = values
+        self._first_pass = first_pass
+        self._order = np.argsort(rows.pair, kind="stable").astype(np.int64)
+        self._starts = np.searchsorted(rows.pair[self._order], np.arange(len(fleet.pairs) + 1))
+        self._service = fleet.in_service(rows.times)
+
+    def compile(self) -> None:
+        """Compile every kernel by filling nothing, so that threads need not wait for one another's compilation."""
+        self._fill(SampleBlock.empty(self._plan.layout), [(0, 0)])
+
+    def fill(self, blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]]) -> None:
+        """Fill the rows of some nodes.
+
+        Parameters
+        ----------
+        blocks : iterable of SampleBlock
+            All samples of those nodes; other nodes' are passed over.
+        nodes : mapping of str to (int, int)
+            Range of each node's pairs. A node without a sample has rows like any other: everything about it is
+            missing, and ``gaps`` says so.
+        """
+        remaining = dict(nodes)
+        for block in blocks:
+            found = sorted({node for node, _ in block.spans} & remaining.keys())
+            if found:
+                self._fill(block, [remaining.pop(node) for node in found])
+        if remaining:
+            self._fill(SampleBlock.empty(self._plan.layout), sorted(remaining.values()))
+
+    def compare_with_fleet(self, medians: FloatArray, model: IntArray) -> None:
+        """Fill the comparison with the fleet, after every node's :meth:`fill`.
+
+        Parameters
+        ----------
+        medians : float64 array, shape (values, times, models)
+            From :func:`features.peers.fleet_medians`.
+        model : int64 array, shape (pairs of the fleet,)
+            Model of each pair; -1 where it has no median.
+        """
+        peers, rows = self._plan.peers, self._rows
+        assert peers is not None
+        assert self._first_pass is not None
+        at = self._plan.at["peers"]
+        peers.fill_fleet(self._first_pass, medians, rows.time, rows.pair, model[rows.pair], self._values, at)
+
+    def _fill(self, block: SampleBlock, spans: list[tuple[int, int]]) -> None:
+        pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
+        chosen = np.concatenate([self._order[self._starts[first] : self._starts[last]] for first, last in spans])
+        filled = np.full((chosen.size, len(self._plan.columns)), np.nan, dtype=np.float32)
+        taken = fill_block(self._plan, block, self._fleet, pairs, self._rows.take(chosen), self._service, filled)
+        self._values[chosen] = filled
+        if self._first_pass is not None and taken is not None:
+            self._first_pass[:, :, pairs] = taken
+
+
+def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Yield each node of a fleet with the range of its pairs."""
+    at = 0
+    while at < len(fleet.pairs):
+        last = int(fleet.last_of_node[at])
+        yield fleet.pairs[at][0], (at, last)
+        at = last
+
+
+def fill_block(
+    plan: FeaturePlan,
+    block: SampleBlock,
+    fleet: Fleet,
+    pairs: IntArray,
+    rows: Rows,
+    service: npt.NDArray[np.bool_],
+    out: Float32Array,
+) -> Float32Array | None:
+    """Compute everything that a block's samples decide: all sampled groups but the comparison with the fleet.
+
+    Parameters
+    ----------
+    plan : FeaturePlan
+    block : SampleBlock
+        Samples of whole nodes.
+    fleet : Fleet
+    pairs : int64 array
+        Every pair of those nodes, ascending.
+    rows : Rows
+        Rows of those pairs.
+    service : bool array, shape (times, pairs of the fleet)
+        From :meth:`features.fleet.Fleet.in_service` at ``rows.times``.
+    out : float32 array, shape (rows, plan's columns), C order
+        Filled in place at the groups' columns.
+
+    Returns
+    -------
+    float32 array, shape (values, times, pairs), or None
+        The first pass of ``peers``, where that group is on.
+    """
+    delay = duration_ms(plan.features.delay)
+    borders = rows.milliseconds - delay
+    begins, ends = block.ranges([fleet.pairs[pair] for pair in pairs.tolist()])
+    local = np.searchsorted(pairs, rows.pair)
+    spans = RowSpans(begins[local], ends[local], borders)
+    first = np.searchsorted(pairs, fleet.first_of_node[rows.pair])
+    last = np.searchsorted(pairs, fleet.last_of_node[rows.pair])
+    if plan.telemetry is not None:
+        plan.telemetry.fill(block, spans, out, plan.at["telemetry"])
+    if plan.workload is not None:
+        plan.workload.fill(block, spans, out, plan.at["workload"])
+    present = np.ascontiguousarray(service[:, pairs])
+    if plan.gaps is not None:
+        stay = fleet.stay_at(rows.pair, rows.milliseconds)
+        plan.gaps.fill(block, spans, np.append(fleet.installed, 0)[stay], out, plan.at["gaps"])
+        if plan.gaps.with_node:
+            fresh_share(
+                block.times,
+                begins,
+                ends,
+                present,
+                rows.time,
+                first,
+                last,
+                borders,
+                int(plan.gaps.windows[0]),
+                plan.at["gaps"] + len(plan.gaps.columns) - 1,
+                out,
+            )
+    if plan.peers is None:
+        return None
+    values = plan.peers.first_pass(block, begins, ends, rows.times - delay, present)
+    plan.peers.fill_node(values, rows.time, local, first, last, out, plan.at["peers"])
+    return np.moveaxis(values, 2, 0)

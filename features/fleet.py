@@ -1,0 +1,99 @@
+"""The fleet as pairs of node and unit: which rows, samples and stays belong together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from features.blocks import Pair
+from features.kernel import IntArray
+from features.service import NEVER, Timeline, milliseconds, text, units_of
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """Every pair of node and unit that an inventory knows, in order of (node, unit), with its stays.
+
+    Attributes
+    ----------
+    pairs : tuple of Pair
+        The pairs; a pair's number is its position.
+    index : mapping of Pair to int
+        The numbers.
+    first_of_node, last_of_node : int64 arrays, one entry a pair
+        Range of the pairs of its node.
+    stay_pair, installed, removed : int64 arrays, one entry a stay
+        Pair, beginning and end (milliseconds, ``NEVER`` while it lasts), sorted by (pair, beginning).
+    stay_row : int64 array
+        Row of the inventory that the stay came from.
+    """
+
+    pairs: tuple[Pair, ...]
+    index: Mapping[Pair, int]
+    first_of_node: IntArray
+    last_of_node: IntArray
+    stay_pair: IntArray
+    installed: IntArray
+    removed: IntArray
+    stay_row: IntArray
+
+    @classmethod
+    def of(cls, inventory: pd.DataFrame) -> Fleet:
+        """Read an inventory; its order does not matter."""
+        keys = list(zip(text(inventory["node"]).tolist(), units_of(inventory).tolist(), strict=True))
+        pairs = tuple(sorted(set(keys)))
+        index = {pair: number for number, pair in enumerate(pairs)}
+        installed = milliseconds(inventory["installed_at"], "installed_at")
+        installed = np.where(installed == NEVER, -NEVER, installed)  # a stay without a beginning has always been
+        removed = milliseconds(inventory["removed_at"], "removed_at")
+        stay_pair = np.array([index[key] for key in keys], dtype=np.int64)
+        order = np.lexsort((removed, installed, stay_pair))
+        nodes = [node for node, _ in pairs]
+        firsts: dict[str, int] = {}
+        for number, node in enumerate(nodes):
+            firsts.setdefault(node, number)
+        lasts = {node: number + 1 for number, node in enumerate(nodes)}
+        return cls(
+            pairs=pairs,
+            index=index,
+            first_of_node=np.array([firsts[node] for node in nodes], dtype=np.int64),
+            last_of_node=np.array([lasts[node] for node in nodes], dtype=np.int64),
+            stay_pair=stay_pair[order],
+            installed=installed[order],
+            removed=removed[order],
+            stay_row=order.astype(np.int64),
+        )
+
+    def numbers(self, nodes: Sequence[str], units: Sequence[str]) -> IntArray:
+        """Return the number of each (node, unit); -1 for a pair that the inventory does not know."""
+        get = self.index.get
+        return np.array([get(pair, -1) for pair in zip(nodes, units, strict=True)], dtype=np.int64)
+
+    def stay_at(self, pair: IntArray, time: IntArray) -> IntArray:
+        """Return the latest stay of each pair that had begun at each time (ms); -1 if none had."""
+        return Timeline(self.stay_pair, self.installed, len(self.pairs)).last(pair, time)
+
+    def in_service(self, times: IntArray) -> npt.NDArray[np.bool_]:
+        """Say which pairs were in service at which times.
+
+        Parameters
+        ----------
+        times : int64 array, shape (t,)
+            Milliseconds, ascending.
+
+        Returns
+        -------
+        bool array, shape (t, pairs)
+            True from a stay's beginning (included) to its end (excluded). Only stays that have begun and removals that
+            have happened by a time play a part in its row.
+        """
+        present = np.zeros((times.size, len(self.pairs)), dtype=np.bool_)
+        begins = np.searchsorted(times, self.installed, side="left")
+        ends = np.searchsorted(times, self.removed, side="left")
+        for pair, begin, end in zip(self.stay_pair.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            present[begin:end, pair] = True
+        return present

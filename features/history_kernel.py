@@ -1,0 +1,183 @@
+"""The compiled sweep behind the history features: known events of an entity, counted at each of its rows."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+IntArray = NDArray[np.int64]
+
+_HOUR_MS = 3_600_000.0
+_NONE = -(2**62)
+
+
+@njit(cache=True, nogil=True)
+def _has(kinds: np.uint32, bit: int) -> bool:
+    return (kinds >> np.uint32(bit)) & np.uint32(1) == np.uint32(1)
+
+
+@njit(cache=True, nogil=True)
+def _count(
+    event: int,
+    span: int,
+    by: int,
+    kinds: NDArray[np.uint32],
+    code: IntArray,
+    counted: IntArray,
+    counts: IntArray,
+    per_code: IntArray,
+) -> None:
+    """Take an event into a window (``by`` 1) or out of it (-1); the last window counts XIDs by their number."""
+    if span == counts.shape[1]:
+        if code[event] >= 0:
+            per_code[code[event]] += by
+        return
+    for b in range(len(counted)):
+        if _has(kinds[event], counted[b]):
+            counts[b, span] += by
+
+
+@njit(cache=True, nogil=True)
+def _learn(
+    kinds: np.uint32,
+    time: int,
+    anchor: int,
+    timed: IntArray,
+    latest: IntArray,
+    weighed: IntArray,
+    weight: NDArray[np.float64],
+    half_life: float,
+) -> None:
+    """Take a newly known event into the times of the last and into the weighted sums."""
+    for b in range(len(timed)):
+        if _has(kinds, timed[b]):
+            latest[b] = max(latest[b], time)
+    for b in range(len(weighed)):
+        if _has(kinds, weighed[b]):
+            weight[b] += 2.0 ** ((time - anchor) / half_life)
+
+
+@njit(cache=True, nogil=True)
+def _write(
+    out: NDArray[np.float32],
+    column: int,
+    t: int,
+    counts: IntArray,
+    latest: IntArray,
+    weight: NDArray[np.float64],
+    fade: float,
+    per_code: IntArray,
+) -> None:
+    for b in range(counts.shape[0]):
+        for s in range(counts.shape[1]):
+            out[column] = counts[b, s]
+            column += 1
+    for b in range(len(latest)):
+        out[column] = (t - latest[b]) / _HOUR_MS if latest[b] > _NONE else np.nan
+        column += 1
+    for b in range(len(weight)):
+        out[column] = weight[b] * fade
+        column += 1
+    distinct = 0
+    for c in range(len(per_code)):
+        distinct += per_code[c] > 0
+    out[column] = distinct
+
+
+@njit(cache=True, nogil=True)
+def sweep_history(
+    row_order: IntArray,
+    row_entity: IntArray,
+    row_time: IntArray,
+    starts: IntArray,
+    known: IntArray,
+    time: IntArray,
+    kinds: NDArray[np.uint32],
+    code: IntArray,
+    by_time: IntArray,
+    codes: int,
+    windows: IntArray,
+    counted: IntArray,
+    timed: IntArray,
+    weighed: IntArray,
+    half_life: float,
+    first_column: int,
+    out: NDArray[np.float32],
+) -> None:
+    """Fill the history columns of one scope.
+
+    At a row of time t an event counts once it is known (``known <= t``), in a window w as long as ``time > t - w``.
+
+    Parameters
+    ----------
+    row_order : array of int64, shape (n,)
+        Rows sorted by (entity, time).
+    row_entity, row_time : arrays of int64, shape (n,)
+        Entity of each row (-1: none, nothing ever happened to it) and its time (ms).
+    starts : array of int64, shape (entities + 1,)
+        Where each entity's events begin in the event arrays.
+    known, time : arrays of int64, shape (m,)
+        When each event was known and when it happened (ms), sorted by (entity, known).
+    kinds : array of uint32, shape (m,)
+        Bit set of what the event is.
+    code : array of int64, shape (m,)
+        Number of the event's XID among ``codes`` distinct ones; -1: no XID.
+    by_time : array of int64, shape (m,)
+        Events sorted by (entity, time).
+    codes : int
+        Number of distinct XIDs.
+    windows : array of int64, shape (w + 1,)
+        Windows of the counts (ms), then that of the distinct XIDs.
+    counted, timed, weighed : arrays of int64
+        Bits that get a count in each window, hours since the last, and a recency-weighted sum.
+    half_life : float
+        Of the recency weights (ms).
+    first_column : int
+        Column of ``out`` at which the scope begins: counts (by bit, then window), hours, weights, distinct XIDs.
+    out : array of float32, shape (n, columns)
+        Written in place.
+
+    Notes
+    -----
+    An event is added to each window at the first row after it is known and taken out at the first row past the
+    window, so the work is events times windows plus rows times columns. A value does not depend on which other rows
+    are asked for: counts are integers, and the weighted sum is kept relative to the entity's first known event.
+    """
+    spans = len(windows)
+    counts = np.zeros((len(counted), spans - 1), dtype=np.int64)
+    latest = np.zeros(len(timed), dtype=np.int64)
+    weight = np.zeros(len(weighed), dtype=np.float64)
+    per_code = np.zeros(max(codes, 1), dtype=np.int64)
+    inside = np.zeros((len(time), spans), dtype=np.bool_)
+    oldest = np.zeros(spans, dtype=np.int64)
+    entity = -2
+    begin = end = newest = 0
+    for position in range(len(row_order)):
+        row = row_order[position]
+        t = row_time[row]
+        if row_entity[row] != entity:
+            entity = row_entity[row]
+            begin, end = (starts[entity], starts[entity + 1]) if entity >= 0 else (0, 0)
+            newest = begin
+            oldest[:] = begin
+            counts[:] = 0
+            latest[:] = _NONE
+            weight[:] = 0.0
+            per_code[:] = 0
+        for s in range(spans):
+            while oldest[s] < end and time[by_time[oldest[s]]] <= t - windows[s]:
+                event = by_time[oldest[s]]
+                oldest[s] += 1
+                if inside[event, s]:
+                    inside[event, s] = False
+                    _count(event, s, -1, kinds, code, counted, counts, per_code)
+        while newest < end and known[newest] <= t:
+            for s in range(spans):
+                if time[newest] > t - windows[s]:
+                    inside[newest, s] = True
+                    _count(newest, s, 1, kinds, code, counted, counts, per_code)
+            _learn(kinds[newest], time[newest], time[begin], timed, latest, weighed, weight, half_life)
+            newest += 1
+        fade = 2.0 ** (-(t - time[begin]) / half_life) if newest > begin else 0.0
+        _write(out[row], first_column, t, counts, latest, weight, fade, per_code)

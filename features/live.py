@@ -1,0 +1,217 @@
+"""Live rows: what a matrix would hold at one decision time, from the recent samples alone, through the same kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from features.blocks import blocks_of, epoch_ms, key_columns, pair_codes
+from features.errors import InputError
+from features.filling import Float32Array, Rows, SampleFiller, node_ranges
+from features.fleet import Fleet
+from features.grid import decision_rows
+from features.history import history_columns, history_values
+from features.incidents import down_intervals
+from features.kernel import FloatArray, IntArray
+from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.peers import fleet_medians, model_codes
+from features.plan import FeaturePlan
+from features.service import instant_ms, instants
+from features.static import StaticPlan
+
+
+def live_plan(config: MatrixConfig) -> FeaturePlan:
+    """Make the plan whose columns are those of a matrix.
+
+    Raises
+    ------
+    InputError
+        If this version of predrain no longer makes those columns from those settings.
+    """
+    static = StaticPlan(tuple(column for column in config.columns if column.group == "static"))
+    plan = FeaturePlan.of(
+        config.features,
+        config.channels,
+        unit=config.unit,
+        step=config.step,
+        static=static,
+        history=history_columns(config.features, config.labels, unit=config.unit),
+    )
+    if plan.columns != config.columns:
+        odd = sorted({column.name for column in plan.columns} ^ {column.name for column in config.columns})
+        raise InputError(
+            f"this version of predrain makes other feature columns (such as {odd[0] if odd else 'their order'})",
+            "the columns of the matrix or model",
+            "Train again with this version, or use the version it was trained with.",
+        )
+    return plan
+
+
+def live_rows(
+    samples: pa.Table | pd.DataFrame | None,
+    events: pd.DataFrame,
+    inventory: pd.DataFrame,
+    t: datetime,
+    config: MatrixConfig,
+    fleet_reference: pd.DataFrame | None = None,
+    *,
+    nodes: Collection[str] | None = None,
+) -> pd.DataFrame:
+    """Compute the rows of one decision time.
+
+    Parameters
+    ----------
+    samples : pyarrow.Table, DataFrame or None
+        Samples with ``timestamp`` (aware), ``node``, ``gpu`` and channels, in any order; at least those younger than
+        the plan's look-back (``live_plan(config).look_back``) at ``t``. Older ones change nothing, nor do those that
+        are not usable yet. Of two samples of a unit at one time the later in the table counts. None: no telemetry.
+    events, inventory : DataFrame
+        As a dataset holds them, of the whole fleet and all its past (history features reach back without limit).
+    t : datetime
+        Decision time, aware.
+    config : MatrixConfig
+        Of the matrix that the model was trained on.
+    fleet_reference : DataFrame, optional
+        From :func:`fleet_reference`, where ``samples`` are not those of the whole fleet. By default the samples are
+        taken to be the fleet's.
+    nodes : collection of str, optional
+        Nodes to compute rows for, whose samples must be there in full; default: every node.
+
+    Returns
+    -------
+    DataFrame
+        The key columns of a matrix's rows, then its features as float32 (NaN: unknown), sorted by unit: one row for each
+        unit in service and not known to be down.
+
+    Raises
+    ------
+    InputError
+        If a key column is missing, times have no time zone, or the columns cannot be made by this version.
+    """
+    plan = live_plan(config)
+    down = down_intervals(events, inventory, config.labels)
+    keys = decision_rows(instants(np.array([instant_ms(t)], dtype=np.int64)), inventory, down)
+    if nodes is not None:
+        keys = keys[keys["node"].isin(set(nodes))].reset_index(drop=True)
+    values = np.full((len(keys), len(plan.columns)), np.nan, dtype=np.float32)
+    fleet = Fleet.of(inventory)
+    rows = Rows.of(keys, fleet)
+    if plan.reads_samples and len(keys):
+        first_pass = _fill(plan, config, samples, fleet, rows, values, nodes)
+        if plan.peers is not None and first_pass is not None:
+            filler, held = first_pass
+            medians, model = _reference(plan, fleet, inventory, held, fleet_reference)
+            filler.compare_with_fleet(medians, model)
+    history = [column for column in plan.columns if column.group == "history"]
+    if history:
+        at = plan.at["history"]
+        values[:, at : at + len(history)] = history_values(
+            keys, events, inventory, config.features, config.labels, unit=config.unit
+        )
+    if plan.static is not None:
+        at = plan.at["static"]
+        values[:, at:] = plan.static.values(fleet, inventory, events, rows.pair, rows.milliseconds)
+    features = pd.DataFrame(values, columns=[column.name for column in plan.columns])
+    return pd.concat([keys[list(ROW_COLUMNS)], features], axis=1)
+
+
+def fleet_reference(
+    samples: pa.Table | pd.DataFrame, inventory: pd.DataFrame, t: datetime, config: MatrixConfig
+) -> pd.DataFrame:
+    """Take the medians that the comparison with the fleet needs, from the whole fleet's samples.
+
+    Parameters
+    ----------
+    samples, inventory, t, config
+        As for :func:`live_rows`; samples of the last ``2 * features.peer_window + features.delay`` are enough.
+
+    Returns
+    -------
+    DataFrame
+        One row a model (index; empty where the inventory does not say), one float64 column a channel; NaN where no unit
+        has a value.
+    """
+    plan = live_plan(config)
+    if plan.peers is None:
+        return pd.DataFrame(index=pd.Index([], name="model"))
+    fleet = Fleet.of(inventory)
+    times = np.array([instant_ms(t)], dtype=np.int64)
+    none = np.zeros(0, dtype=np.int64)
+    rows = Rows(none, none, times)
+    values = np.empty((0, len(plan.columns)), dtype=np.float32)
+    filled = _fill(plan, config, samples, fleet, rows, values, None)
+    assert filled is not None
+    models, model = model_codes(fleet, inventory)
+    medians = fleet_medians(filled[1], model, len(models))[:, 0, :]
+    return pd.DataFrame(medians.T, index=pd.Index(models, name="model"), columns=list(plan.peers.names))
+
+
+def _fill(
+    plan: FeaturePlan,
+    config: MatrixConfig,
+    samples: pa.Table | pd.DataFrame | None,
+    fleet: Fleet,
+    rows: Rows,
+    values: Float32Array,
+    nodes: Collection[str] | None,
+) -> tuple[SampleFiller, Float32Array]:
+    names = plan.peers.names if plan.peers is not None else ()
+    first_pass = np.full((len(names), rows.times.size, len(fleet.pairs)), np.nan, dtype=np.float32)
+    filler = SampleFiller(plan, fleet, rows, values, first_pass)
+    ranges = {node: pairs for node, pairs in node_ranges(fleet) if nodes is None or node in nodes}
+    table = _table(samples, config)
+    filler.fill(blocks_of(table, plan.layout, unit=plan.unit) if table is not None else (), ranges)
+    return filler, first_pass
+
+
+def _table(samples: pa.Table | pd.DataFrame | None, config: MatrixConfig) -> pa.Table | None:
+    if samples is None:
+        return None
+    table = pa.Table.from_pandas(samples, preserve_index=False) if isinstance(samples, pd.DataFrame) else samples
+    for name in key_columns(config.unit):
+        if name not in table.column_names:
+            raise InputError(f"the samples have no column {name!r}", "live samples", "Add it.")
+    kind = table.schema.field("timestamp").type
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        raise InputError(
+            f"timestamps of type {kind} have no time zone", "live samples", "Give aware timestamps, such as UTC."
+        )
+    wanted = {*key_columns(config.unit), *config.channels}
+    table = table.select([name for name in table.column_names if name in wanted])
+    for name in key_columns(config.unit):
+        if table.column(name).null_count:
+            table = table.filter(pc.is_valid(table.column(name)))
+    return _distinct(table, config.unit)
+
+
+def _distinct(table: pa.Table, unit: str) -> pa.Table:
+    """Keep the last of several samples of a unit at one time; gives the table sorted by unit and time."""
+    if table.num_rows == 0:
+        return table
+    codes, _, _ = pair_codes(table, unit)
+    times = epoch_ms(table.column("timestamp"))
+    order = np.lexsort((times, codes))
+    same = (codes[order][1:] == codes[order][:-1]) & (times[order][1:] == times[order][:-1])
+    return table.take(order[np.append(~same, True)])
+
+
+def _reference(
+    plan: FeaturePlan,
+    fleet: Fleet,
+    inventory: pd.DataFrame,
+    first_pass: Float32Array,
+    given: pd.DataFrame | None,
+) -> tuple[FloatArray, IntArray]:
+    assert plan.peers is not None
+    models, model = model_codes(fleet, inventory)
+    if given is None:
+        return fleet_medians(first_pass, model, len(models)), model
+    known = {str(name): position for position, name in enumerate(given.index)}
+    chosen = given.reindex(columns=list(plan.peers.names)).to_numpy(np.float64)
+    code = np.array([known.get(name, -1) for name in models], dtype=np.int64)
+    return np.ascontiguousarray(chosen.T[:, np.newaxis, :]), code[model]

@@ -1,0 +1,356 @@
+"""The feature matrix as an artefact: a folder that holds rows, values, and all that its labels need.
+
+::
+
+    MATRIX/
+      part-NNNNN.parquet   keys and float32 features of a range of decision times
+      events.parquet       the dataset's events and inventory, so that labels as of any time can be
+      inventory.parquet    told from this folder alone
+      matrix.json          columns, settings, provenance; written last
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow.parquet as pq
+
+from features.config import DecisionSection, FeatureSection, LabelSection
+from features.errors import InputError
+from features.incidents import find_incidents
+from features.labels import label_rows
+from features.vocabulary import FeatureColumn
+from telemetry.atomic import recover_folder
+from telemetry.channel import Channel, channel_as_dict, channel_from_dict
+
+MATRIX_SCHEMA_VERSION = 1
+"""Version of the folder's layout."""
+
+META_NAME = "matrix.json"
+"""Name of the file that makes a folder a whole matrix."""
+
+ROW_COLUMNS = ("decision_time", "node", "gpu", "unit", "augmented", "established_at")
+"""Key columns of the rows."""
+
+_TILE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixConfig:
+    """What a matrix was made with: enough to compute a live row with the same columns.
+
+    Parameters
+    ----------
+    decision, labels, features : sections of the parameters
+    augmentation, negative_ratio : int
+        ``training.augmentation`` and ``training.negative_ratio``, which decide the augmented rows.
+    seed : int
+    unit : str
+        ``gpu`` or ``node``.
+    step : timedelta
+        The dataset's nominal sample interval.
+    span : tuple of datetime
+        First and last instant of anything in the dataset, aware UTC.
+    channels : mapping of str to Channel
+        The dataset's channels, roll-ups included.
+    columns : tuple of FeatureColumn
+        The columns, in order; categorical ones hold their table of codes.
+    dataset_digest : str
+    sources : tuple of dict
+        Where the dataset came from, as its dataset.json says; a simulated fleet says so here.
+    """
+
+    decision: DecisionSection
+    labels: LabelSection
+    features: FeatureSection
+    augmentation: int
+    negative_ratio: int
+    seed: int
+    unit: str
+    step: timedelta
+    span: tuple[datetime, datetime]
+    channels: Mapping[str, Channel]
+    columns: tuple[FeatureColumn, ...]
+    dataset_digest: str
+    sources: tuple[Mapping[str, Any], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the configuration as a JSON object."""
+        return {
+            "dataset_digest": self.dataset_digest,
+            "sources": [dict(source) for source in self.sources],
+            "unit": self.unit,
+            "step_seconds": self.step.total_seconds(),
+            "span": [instant.astimezone(UTC).isoformat() for instant in self.span],
+            "decision": self.decision.model_dump(mode="json"),
+            "labels": self.labels.model_dump(mode="json"),
+            "features": self.features.model_dump(mode="json"),
+            "training": {"augmentation": self.augmentation, "negative_ratio": self.negative_ratio},
+            "seed": self.seed,
+            "channels": [channel_as_dict(channel) for channel in self.channels.values()],
+            "columns": [column.to_json() for column in self.columns],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> MatrixConfig:
+        """Read what :meth:`to_json` wrote."""
+        channels = [channel_from_dict(each) for each in content["channels"]]
+        first, last = (datetime.fromisoformat(each) for each in content["span"])
+        return cls(
+            decision=DecisionSection.model_validate(content["decision"]),
+            labels=LabelSection.model_validate(content["labels"]),
+            features=FeatureSection.model_validate(content["features"]),
+            augmentation=content["training"]["augmentation"],
+            negative_ratio=content["training"]["negative_ratio"],
+            seed=content["seed"],
+            unit=content["unit"],
+            step=timedelta(seconds=content["step_seconds"]),
+            span=(first, last),
+            channels={channel.name: channel for channel in channels},
+            columns=tuple(FeatureColumn.from_json(each) for each in content["columns"]),
+            dataset_digest=content["dataset_digest"],
+            sources=tuple(content["sources"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MatrixMeta:
+    """The content of matrix.json.
+
+    Parameters
+    ----------
+    digest : str
+        SHA-256 over what the matrix is a function of: the dataset's content, the settings and this room's code.
+    config : MatrixConfig
+    counts : dict of str to int
+        ``rows``, ``augmented`` and ``features``.
+    parts : tuple of (str, int)
+        Files in order, with their rows.
+    """
+
+    digest: str
+    config: MatrixConfig
+    counts: dict[str, int]
+    parts: tuple[tuple[str, int], ...] = field(default=())
+
+    def encode(self) -> bytes:
+        """Return the bytes of matrix.json."""
+        content = {
+            "schema_version": MATRIX_SCHEMA_VERSION,
+            "digest": self.digest,
+            "counts": self.counts,
+            "parts": [{"file": name, "rows": rows} for name, rows in self.parts],
+            **self.config.to_json(),
+        }
+        return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def read_meta(path: Path) -> MatrixMeta:
+    """Read matrix.json of the matrix at ``path``.
+
+    Raises
+    ------
+    InputError
+        If there is no matrix, or its matrix.json cannot be used.
+    """
+    file = path / META_NAME
+    again = "Run the features stage again: `predrain features` or `dvc repro features`."
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        version = content["schema_version"]
+        if version == MATRIX_SCHEMA_VERSION:
+            parts = tuple((part["file"], part["rows"]) for part in content["parts"])
+            return MatrixMeta(content["digest"], MatrixConfig.from_json(content), content["counts"], parts)
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError("not a feature matrix: it has no matrix.json", str(path), again) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"matrix.json is damaged: {error}", str(file), again) from error
+    raise InputError(
+        f"the matrix has schema version {version}, this predrain reads {MATRIX_SCHEMA_VERSION}", str(file), again
+    )
+
+
+class FeatureMatrix:
+    """A feature matrix on disk; make it with :func:`features.building.build_matrix`, open it with :meth:`open`.
+
+    Parameters
+    ----------
+    path : Path
+        The matrix's folder.
+    meta : MatrixMeta
+        What its matrix.json says.
+    """
+
+    def __init__(self, path: Path, meta: MatrixMeta) -> None:
+        self.path = path
+        self.meta = meta
+
+    @classmethod
+    def open(cls, path: Path) -> FeatureMatrix:
+        """Open the matrix at ``path``; a swap that a killed writer left half done is undone first.
+
+        Raises
+        ------
+        InputError
+            If there is no matrix at ``path``, or it is damaged.
+        """
+        path = Path(path)
+        recover_folder(path)
+        return cls(path, read_meta(path))
+
+    @property
+    def config(self) -> MatrixConfig:
+        """The settings it was made with."""
+        return self.meta.config
+
+    @property
+    def columns(self) -> list[FeatureColumn]:
+        """The feature columns, in the order of :meth:`values`."""
+        return list(self.config.columns)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the dataset's content, the settings and the code of this room, as hexadecimal text."""
+        return self.meta.digest
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        """First and last instant of anything in the dataset, aware UTC."""
+        return self.config.span
+
+    @property
+    def step(self) -> timedelta:
+        """The dataset's nominal sample interval."""
+        return self.config.step
+
+    @property
+    def unit(self) -> str:
+        """What a row is about: ``gpu`` or ``node``."""
+        return self.config.unit
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The rows' keys, sorted by (decision_time, augmented, unit).
+
+        Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit``, ``augmented`` (True for
+        training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
+        decision time on the grid; a training set as of R takes only rows established by R).
+        """
+        tables = [pq.read_table(self.path / name, columns=list(ROW_COLUMNS)) for name, _ in self.meta.parts]
+        frame = pd.concat([_key_frame(table) for table in tables], ignore_index=True)
+        for name in ("node", "gpu", "unit"):
+            frame[name] = frame[name].astype("str")
+        return frame
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """The dataset's events."""
+        return pq.read_table(self.path / "events.parquet").to_pandas()
+
+    @cached_property
+    def inventory(self) -> pd.DataFrame:
+        """The dataset's inventory."""
+        return pq.read_table(self.path / "inventory.parquet").to_pandas()
+
+    def values(
+        self,
+        row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Read values.
+
+        Parameters
+        ----------
+        row_indices : sequence of int, optional
+            Positions in :attr:`rows`, in any order, repeats allowed; default: all. Files without any are not read.
+        columns : sequence of str, optional
+            Names of the columns to read, in the order wanted; default: all.
+
+        Returns
+        -------
+        float32 array, shape (rows, columns), C order
+            NaN where a value is unknown.
+
+        Raises
+        ------
+        KeyError
+            If a column is not in the matrix.
+        IndexError
+            If a row index is outside the matrix.
+        """
+        known = [column.name for column in self.config.columns]
+        names = known if columns is None else list(columns)
+        for name in names:
+            if name not in set(known):
+                raise KeyError(f"the matrix has no column {name!r}")
+        total = self.meta.counts["rows"]
+        wanted = None if row_indices is None else np.asarray(row_indices, dtype=np.int64)
+        if wanted is not None and wanted.size and not (wanted.min() >= 0 and wanted.max() < total):
+            raise IndexError(f"row indices must lie in 0 .. {total - 1}")
+        order = None if wanted is None else np.argsort(wanted, kind="stable")
+        sorted_wanted = None if wanted is None or order is None else wanted[order]
+        out = np.empty((total if wanted is None else wanted.size, len(names)), dtype=np.float32)
+        begin = 0
+        for file, rows in self.meta.parts:
+            end = begin + rows
+            if sorted_wanted is None or order is None:
+                _read_part(self.path / file, names, None, out[begin:end])
+            else:
+                low, high = np.searchsorted(sorted_wanted, [begin, end])
+                if high > low:
+                    part = np.empty((int(high - low), len(names)), dtype=np.float32)
+                    _read_part(self.path / file, names, sorted_wanted[low:high] - begin, part)
+                    out[order[low:high]] = part
+            begin = end
+        return out
+
+    def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
+        """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows).
+
+        See :func:`features.incidents.find_incidents`.
+        """
+        return find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
+
+    def labels(self, as_of: datetime | None = None) -> pd.DataFrame:
+        """Label the rows, as could be told at ``as_of`` (None: by everything the dataset knows).
+
+        Returns
+        -------
+        DataFrame
+            Aligned with :attr:`rows`; see :func:`features.labels.label_rows`.
+        """
+        return label_rows(
+            self.rows,
+            self.incidents(as_of),
+            self.inventory,
+            self.config.labels,
+            data_end=self.span[1],
+            as_of=as_of,
+            events=self.events,
+        )
+
+
+def _key_frame(table: Any) -> pd.DataFrame:
+    return table.to_pandas(strings_to_categorical=False)
+
+
+def _read_part(
+    path: Path, names: Sequence[str], chosen: npt.NDArray[np.int64] | None, out: npt.NDArray[np.float32]
+) -> None:
+    distinct = list(dict.fromkeys(names))
+    table = pq.read_table(path, columns=distinct)
+    arrays = {name: table.column(name).to_numpy() for name in distinct}
+    for begin in range(0, out.shape[0], _TILE):
+        end = min(begin + _TILE, out.shape[0])
+        for j, name in enumerate(names):
+            source = arrays[name]
+            out[begin:end, j] = source[begin:end] if chosen is None else source[chosen[begin:end]]

@@ -1,0 +1,116 @@
+"""The plan of a matrix: which columns it has, and the plans of its groups that fill them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from features.config import GROUPS, FeatureSection, Group
+from features.gaps import GapPlan
+from features.layout import ChannelLayout
+from features.peers import PeerPlan
+from features.static import StaticPlan
+from features.vocabulary import FeatureColumn
+from features.windows import WindowPlan
+from features.workload import WorkloadPlan
+from telemetry.channel import Channel
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePlan:
+    """Every column of a matrix and the plans of its groups; a group that is off or has no columns is None.
+
+    Parameters
+    ----------
+    columns : tuple of FeatureColumn
+        All columns, group by group in the order of :data:`features.config.GROUPS`.
+    at : mapping of Group to int
+        Where each group's columns begin.
+    features : FeatureSection
+    unit : str
+        ``gpu`` or ``node``.
+    layout : ChannelLayout
+    """
+
+    columns: tuple[FeatureColumn, ...]
+    at: Mapping[Group, int]
+    features: FeatureSection
+    unit: str
+    layout: ChannelLayout
+    telemetry: WindowPlan | None
+    peers: PeerPlan | None
+    gaps: GapPlan | None
+    workload: WorkloadPlan | None
+    static: StaticPlan | None
+
+    @classmethod
+    def of(
+        cls,
+        features: FeatureSection,
+        channels: Mapping[str, Channel],
+        *,
+        unit: str,
+        step: timedelta,
+        static: StaticPlan | None,
+        history: Sequence[FeatureColumn],
+    ) -> FeaturePlan:
+        """Make a plan.
+
+        Parameters
+        ----------
+        features : FeatureSection
+        channels : mapping of str to Channel
+            Channels of the dataset, roll-ups included; empty without telemetry, and then only ``history`` and
+            ``static`` have columns.
+        unit : {"gpu", "node"}
+        step : timedelta
+        static : StaticPlan or None
+            Its categories are facts of the dataset, so the caller makes it.
+        history : sequence of FeatureColumn
+            Columns of the group ``history``.
+        """
+        layout = ChannelLayout.of(channels)
+        on = set(features.groups)
+        sampled = on if channels else set()
+        telemetry = WindowPlan.telemetry(layout, features.windows) if "telemetry" in sampled else None
+        peers = PeerPlan.of(layout, features.peer_window, unit=unit) if "peers" in sampled else None
+        workload = WorkloadPlan.of(layout, features.windows) if "workload" in sampled else None
+        gaps = None
+        if "gaps" in sampled:
+            gaps = GapPlan.of(layout, features.windows, step=step, delay=features.delay, unit=unit)
+        columns: dict[Group, Sequence[FeatureColumn]] = {
+            "telemetry": telemetry.columns if telemetry else (),
+            "history": history if "history" in on else (),
+            "peers": peers.columns if peers else (),
+            "gaps": gaps.columns if gaps else (),
+            "workload": workload.columns if workload else (),
+            "static": static.columns if static and "static" in on else (),
+        }
+        at: dict[Group, int] = {}
+        flat: list[FeatureColumn] = []
+        for group in GROUPS:
+            at[group] = len(flat)
+            flat += columns[group]
+        return cls(
+            columns=tuple(flat),
+            at=at,
+            features=features,
+            unit=unit,
+            layout=layout,
+            telemetry=telemetry,
+            peers=peers,
+            gaps=gaps,
+            workload=workload,
+            static=static if columns["static"] else None,
+        )
+
+    @property
+    def reads_samples(self) -> bool:
+        """Whether any column is made of samples."""
+        return any(plan is not None and plan.columns for plan in (self.telemetry, self.peers, self.gaps, self.workload))
+
+    @property
+    def look_back(self) -> timedelta:
+        """How old a sample can be, counted from the decision time, and still matter to a row."""
+        return 2 * max(self.features.windows[-1], self.features.peer_window) + self.features.delay

@@ -1,0 +1,248 @@
+"""Feature group ``static``: what the inventory says of a unit, as it was known at the decision.
+
+Codes of a categorical column number its values in the order in which they were first known (by name among those known
+at the same time), so a value that appears later never changes an earlier code. ``removed_at`` is never a feature: it is
+future knowledge until it happens.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from features.errors import InputError
+from features.fleet import Fleet
+from features.kernel import IntArray
+from features.service import NEVER, Timeline, milliseconds, text
+from features.vocabulary import FeatureColumn
+
+_DAY_MS = 86_400_000.0
+_AUTO = ("model", "driver", "age", "slot", "rack")
+_ORDINAL = re.compile(r"(\d+)\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPlan:
+    """The columns of the group.
+
+    =========  =======================================================================================
+    code       a text column (model, driver, rack, ...) as the number of its category
+    days       ``age``: days since the unit was first installed anywhere; another time column: days since it
+    ordinal    ``slot``: the number at the end of the slot's name
+    value      a numeric column as it is
+    =========  =======================================================================================
+
+    Parameters
+    ----------
+    columns : tuple of FeatureColumn
+        A ``code`` column holds its categories.
+    """
+
+    columns: tuple[FeatureColumn, ...]
+
+    @classmethod
+    def of(cls, inventory: pd.DataFrame, events: pd.DataFrame, wanted: Sequence[str] | Literal["auto"]) -> StaticPlan:
+        """Plan the group.
+
+        Parameters
+        ----------
+        inventory, events : DataFrame
+            As a dataset holds them.
+        wanted : sequence of str or "auto"
+            Columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where they are filled.
+
+        Raises
+        ------
+        InputError
+            If a named column does not exist or cannot be a feature.
+        """
+        if wanted == "auto":
+            names = [name for name in _AUTO if name == "age" or _filled(inventory, name)]
+        else:
+            names = list(wanted)
+            for name in names:
+                _check(inventory, name)
+        return cls(tuple(_column(inventory, events, name) for name in names))
+
+    def values(
+        self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame, pair: IntArray, time: IntArray
+    ) -> npt.NDArray[np.float32]:
+        """Take the columns' values.
+
+        Parameters
+        ----------
+        fleet : Fleet
+            Made of ``inventory``.
+        inventory, events : DataFrame
+            As a dataset holds them; a live one may hold categories that the plan does not know (NaN).
+        pair, time : int64 arrays, shape (rows,)
+            Pair (-1: unknown) and decision time (ms) of each row.
+
+        Returns
+        -------
+        float32 array, shape (rows, columns)
+        """
+        out = np.full((pair.size, len(self.columns)), np.nan, dtype=np.float32)
+        stay = fleet.stay_at(pair, time)
+        known = stay >= 0
+        row = fleet.stay_row[stay[known]] if fleet.stay_row.size else np.zeros(0, dtype=np.int64)
+        for position, column in enumerate(self.columns):
+            name = str(column.channel)
+            if column.statistic == "days":
+                since = _first_installed(fleet)[pair] if name == "age" else None
+                if since is None:
+                    since = np.full(pair.size, NEVER, dtype=np.int64)
+                    since[known] = milliseconds(inventory[name], name)[row]
+                usable = known & (since > -NEVER) & (since <= time)
+                out[usable, position] = (time[usable] - since[usable]) / _DAY_MS
+            elif column.statistic == "value":
+                if name in inventory.columns:
+                    numbers = pd.to_numeric(inventory[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+                    out[known, position] = numbers[row]
+            elif column.statistic == "ordinal":
+                out[known, position] = np.array([_ordinal(slot) for slot in _texts(inventory, name)])[row]
+            else:
+                codes = {category: code for code, category in enumerate(column.categories)}
+                stays = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
+                out[known, position] = stays[row]
+                if name == "driver":
+                    _lay_driver_changes(out[:, position], fleet, events, pair, time, stay, codes)
+        return out
+
+
+def _filled(inventory: pd.DataFrame, name: str) -> bool:
+    return name in inventory.columns and bool(inventory[name].notna().any())
+
+
+def _check(inventory: pd.DataFrame, name: str) -> None:
+    where = "parameter features.static"
+    if name in ("removed_at", "installed_at"):
+        raise InputError(
+            f"{name!r} cannot be a feature",
+            where,
+            "Leave it out: a removal is not known before it happens."
+            if name == "removed_at"
+            else "Name 'age' instead: days since the installation.",
+        )
+    if name != "age" and name not in inventory.columns:
+        raise InputError(
+            f"the inventory has no column {name!r}",
+            where,
+            f"Choose among: age, {', '.join(sorted(set(inventory.columns) - {'installed_at', 'removed_at'}))}.",
+        )
+
+
+def _column(inventory: pd.DataFrame, events: pd.DataFrame, name: str) -> FeatureColumn:
+    if name == "age":
+        return FeatureColumn.of("static", "age", "days", unit="d")
+    if name == "slot":
+        return FeatureColumn.of("static", "slot", "ordinal")
+    values = inventory[name]
+    if isinstance(values.dtype, pd.DatetimeTZDtype):
+        return FeatureColumn.of("static", name, "days", unit="d")
+    if pd.api.types.is_numeric_dtype(values.dtype):
+        return FeatureColumn.of("static", name, "value")
+    first: dict[str, int] = {}
+    known_at = milliseconds(inventory["installed_at"], "installed_at")
+    facts = list(zip(_texts(inventory, name), known_at.tolist(), strict=True))
+    if name == "driver":
+        facts += [(version, known) for _, _, version, _, known in _driver_events(events)]
+    for value, at in facts:
+        if value is not None:
+            first[value] = min(at, first.get(value, NEVER))
+    categories = tuple(sorted(first, key=lambda value: (first[value], value)))
+    return FeatureColumn.of("static", name, "code", categories=categories)
+
+
+def _texts(inventory: pd.DataFrame, name: str) -> list[str | None]:
+    if name not in inventory.columns:
+        return [None] * len(inventory)
+    return [None if value is None else str(value) for value in text(inventory[name])]
+
+
+def _ordinal(slot: str | None) -> float:
+    found = _ORDINAL.search(slot) if slot is not None else None
+    return float(found.group(1)) if found else np.nan
+
+
+def _first_installed(fleet: Fleet) -> IntArray:
+    """Return when each pair's unit was first installed, in whichever node; a later stay cannot change it."""
+    first: dict[str, int] = {}
+    for pair, installed in zip(fleet.stay_pair.tolist(), fleet.installed.tolist(), strict=True):
+        unit = fleet.pairs[pair][1]
+        first[unit] = min(installed, first.get(unit, NEVER))
+    return np.array([first[unit] for _, unit in fleet.pairs], dtype=np.int64)
+
+
+def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int, int]]:
+    """List driver changes as (node, gpu or None, version, timestamp, known at); the version is the code, else the detail."""
+    chosen = events[events["type"] == "driver"]
+    version = [
+        code if code is not None else detail
+        for code, detail in zip(text(chosen["code"]), text(chosen["detail"]), strict=True)
+    ]
+    rows = zip(
+        text(chosen["node"]).tolist(),
+        text(chosen["gpu"]).tolist(),
+        version,
+        milliseconds(chosen["timestamp"]).tolist(),
+        milliseconds(chosen["known_at"], "known_at").tolist(),
+        strict=True,
+    )
+    return [(node, gpu, str(value), at, known) for node, gpu, value, at, known in rows if value is not None]
+
+
+def _lay_driver_changes(
+    out: npt.NDArray[np.float32],
+    fleet: Fleet,
+    events: pd.DataFrame,
+    pair: IntArray,
+    time: IntArray,
+    stay: IntArray,
+    codes: Mapping[str, int],
+) -> None:
+    """Overwrite the driver at installation by the newest change known at each row's time."""
+    found = _driver_events(events)
+    if not found or not len(pair):
+        return
+    changes: list[tuple[int, int, int, float]] = []  # pair, known at, timestamp, code
+    for node, gpu, version, at, known in found:
+        code = float(codes.get(version, np.nan))
+        changes += [
+            (number, known, at, code)
+            for number in _pairs_of(fleet, node)
+            if gpu is None or fleet.pairs[number][1] in (gpu, node)
+        ]
+    changes.sort(key=lambda change: change[:3])
+    newest: list[int] = []  # for each change the position of the latest (by timestamp) that was known with it
+    for position, change in enumerate(changes):
+        latest = position
+        if newest and changes[newest[-1]][0] == change[0] and changes[newest[-1]][2] > change[2]:
+            latest = newest[-1]
+        newest.append(latest)
+    timeline = Timeline(
+        np.array([change[0] for change in changes], dtype=np.int64),
+        np.array([change[1] for change in changes], dtype=np.int64),
+        len(fleet.pairs),
+    )
+    last = timeline.last(pair, time)
+    rows = np.flatnonzero((last >= 0) & (stay >= 0))
+    at = np.array(newest, dtype=np.int64)[last[rows]]
+    when = np.array([change[2] for change in changes], dtype=np.int64)[at]
+    value = np.array([change[3] for change in changes])[at]
+    newer = when >= fleet.installed[stay[rows]]  # a change before the installation is in the inventory's driver
+    out[rows[newer]] = value[newer]
+
+
+def _pairs_of(fleet: Fleet, node: str) -> range:
+    first = bisect_left(fleet.pairs, (node, ""))
+    if first == len(fleet.pairs) or fleet.pairs[first][0] != node:
+        return range(0)
+    return range(first, int(fleet.last_of_node[first]))

@@ -1,0 +1,217 @@
+"""The cascade ensemble: each stage passes on only the suspicious rows, and the last stage gives the score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Self
+
+import numpy as np
+from scipy.special import expit
+from sklearn.base import clone
+
+from features.service import duration_ms
+from models.binary import BinaryClassifier, takes_nan
+from models.learners import log_odds
+from models.ranking import Bools, Floats, Ints
+from models.walk_forward import out_of_fold
+
+MIN_POSITIVES = 5
+"""Positive rows that a threshold is set on at least; with fewer validation positives, out-of-fold ones are used."""
+
+
+def keep_threshold(score: Floats, recall_floor: float) -> float:
+    """Give the highest threshold that keeps at least a share of scores.
+
+    Parameters
+    ----------
+    score : ndarray of float64, shape (n,)
+        Scores of positives, one or more.
+    recall_floor : float
+        Share to keep, in (0, 1].
+
+    Returns
+    -------
+    float
+        A score of the input; at least ``recall_floor`` of them are greater or equal.
+    """
+    descending = np.sort(score)[::-1]
+    # The product may come out a hair above a whole number (0.95 * 20), which would keep one more than asked.
+    needed = math.ceil(recall_floor * len(descending) - 1e-9)
+    return float(descending[max(needed, 1) - 1])
+
+
+class CascadeEnsemble(BinaryClassifier):
+    """Stages that filter, then one that scores; a scikit-learn classifier of its own.
+
+    Every stage but the last keeps the rows at or above its threshold. The next is fitted on the rows that an
+    *out-of-fold* model of the stage kept, because the stage itself has seen its training rows and would pass on
+    hardly a negative.
+
+    Parameters
+    ----------
+    stages : sequence of (str, classifier)
+        Names and unfitted classifiers, from first to last; two or more in practice.
+    recall_floor : float, default 0.95
+        Share of validation positives that each threshold keeps.
+    purge : timedelta
+        Gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores.
+
+    Attributes
+    ----------
+    stages_ : list of (str, classifier)
+        Fitted stages.
+    thresholds_ : list of float
+        Log-odds at or above which a row is passed on, one for each stage but the last.
+    floor_ : float
+        Log-odds of the last stage that rows filtered out stay below, and survivors above: the first percentile of its
+        training rows.
+
+    Notes
+    -----
+    With F the floor, z the last stage's log-odds and n filters, a survivor's score is F + log(1 + exp(z - F)),
+    practically z except near F. A row that filter i (from 0) takes out scores F - (n - i) + a share in (0, 1) that
+    rises with its log-odds there: below all survivors, and below whatever a later filter takes out.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[tuple[str, Any]] = (),
+        recall_floor: float = 0.95,
+        purge: timedelta = timedelta(0),
+    ) -> None:
+        self.stages = stages
+        self.recall_floor = recall_floor
+        self.purge = purge
+
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        times: Any = None,
+        groups: Any = None,
+        validation: tuple[Any, Any] | None = None,
+        fitted_first: Any = None,
+    ) -> Self:
+        """Fit the stages one after the other.
+
+        Parameters
+        ----------
+        X : array-like, shape (n_rows, n_features)
+            Features; NaN allowed if all stages take it.
+        y : array-like, shape (n_rows,)
+            Two classes; the second in sorted order is the positive one.
+        sample_weight : array-like, shape (n_rows,), optional
+            Weights.
+        times : array-like of int64, shape (n_rows,), optional
+            Decision times in milliseconds. Out-of-fold models are then fitted on earlier rows only; without times,
+            folds keep ``groups`` whole or are stratified.
+        groups : array-like, shape (n_rows,), optional
+            Units.
+        validation : tuple of (X, y), optional
+            Later rows that thresholds are set on. Without them, or with fewer than :data:`MIN_POSITIVES` positives,
+            thresholds are set on the out-of-fold scores.
+        fitted_first : classifier, optional
+            The first stage already fitted on the same rows, with classes 0 and 1, so that it is not fitted twice.
+
+        Returns
+        -------
+        CascadeEnsemble
+            Itself, fitted.
+        """
+        X, codes = self._begin_fit(X, y)
+        if not self.stages:
+            raise ValueError("CascadeEnsemble has no stages: give a list of (name, classifier).")
+        weight = np.ones(len(codes)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
+        times = None if times is None else np.asarray(times, dtype=np.int64)
+        groups = None if groups is None else np.asarray(groups)
+        checked = self._validation_positives(validation)
+        rows = np.arange(len(codes))
+        self.stages_: list[tuple[str, Any]] = []
+        self.thresholds_: list[float] = []
+        for name, stage in self.stages[:-1]:
+            if fitted_first is not None and not self.stages_:
+                fitted = fitted_first
+            else:
+                fitted = clone(stage).fit(X[rows], codes[rows], sample_weight=weight[rows])
+            oof = out_of_fold(
+                stage,
+                X[rows],
+                codes[rows],
+                weight[rows],
+                times=None if times is None else times[rows],
+                groups=None if groups is None else groups[rows],
+                purge_ms=duration_ms(self.purge),
+            )
+            own, kept = self._survivors(oof, codes[rows])
+            if own is None:
+                own = keep_threshold(log_odds(fitted, X[rows][codes[rows] == 1]), self.recall_floor)
+            if len(checked) >= MIN_POSITIVES:
+                own = keep_threshold(log_odds(fitted, checked), self.recall_floor)
+                checked = checked[log_odds(fitted, checked) >= own]
+            self.stages_.append((name, fitted))
+            self.thresholds_.append(own)
+            rows = rows[kept]
+        name, last = self.stages[-1]
+        self.stages_.append((name, clone(last).fit(X[rows], codes[rows], sample_weight=weight[rows])))
+        self.floor_ = float(np.quantile(log_odds(self.stages_[-1][1], X[rows]), 0.01, method="lower"))
+        return self
+
+    def _validation_positives(self, validation: tuple[Any, Any] | None) -> np.ndarray:
+        if validation is None:
+            return np.zeros((0, self.n_features_in_))
+        X, y = np.asarray(validation[0]), np.asarray(validation[1])
+        return X[y == self.classes_[1]]
+
+    def _survivors(self, oof: Floats, y: Ints) -> tuple[float | None, Ints]:
+        """Give the out-of-fold threshold (None: no positive was scored) and which rows it passes on."""
+        scored = np.flatnonzero(~np.isnan(oof))
+        positives = scored[y[scored] == 1]
+        if len(positives) == 0:
+            return None, np.arange(len(y))
+        threshold = keep_threshold(oof[positives], self.recall_floor)
+        kept = scored[oof[scored] >= threshold]
+        # A stage that separates perfectly leaves the next nothing to tell apart: then it learns from all rows.
+        if len(np.unique(y[kept])) < 2:
+            kept = scored if len(np.unique(y[scored])) == 2 else np.arange(len(y))
+        return threshold, kept
+
+    def log_odds(self, X: Any) -> Floats:
+        """Give the score of rows, shape (n_rows,); see the class's notes."""
+        return self._score(self._checked(X))[0]
+
+    def survives(self, X: Any) -> Bools:
+        """Tell which rows pass all filters, shape (n_rows,)."""
+        return self._score(self._checked(X))[1]
+
+    def score_rows(self, X: np.ndarray, first_log_odds: Floats | None = None) -> tuple[Floats, Bools]:
+        """Give score and survival of rows in one pass, optionally reusing the first stage's log-odds of them."""
+        return self._score(np.asarray(X), first_log_odds)
+
+    def _score(self, X: np.ndarray, first_log_odds: Floats | None = None) -> tuple[Floats, Bools]:
+        filters = len(self.thresholds_)
+        alive = np.arange(len(X))
+        score = np.empty(len(X))
+        for i, threshold in enumerate(self.thresholds_):
+            stage = self.stages_[i][1]
+            z = first_log_odds if i == 0 and first_log_odds is not None else log_odds(stage, X[alive])
+            out = z < threshold
+            # 0.999: in float32, too, the band's upper end must not touch the next band.
+            score[alive[out]] = self.floor_ - (filters - i) + 0.999 * 2 * expit(z[out] - threshold)
+            alive = alive[~out]
+        z = log_odds(self.stages_[-1][1], X[alive])
+        score[alive] = self.floor_ + np.logaddexp(0, z - self.floor_)
+        survived = np.zeros(len(X), dtype=bool)
+        survived[alive] = True
+        return score, survived
+
+    def _positive(self, X: np.ndarray) -> np.ndarray:
+        return expit(self._score(X)[0])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = bool(self.stages) and all(takes_nan(stage) for _, stage in self.stages)
+        return tags

@@ -1,0 +1,305 @@
+"""The five learners, by name, with settings that hold up when failures are rare.
+
+Each is an ordinary scikit-learn classifier: ``fit(X, y, sample_weight=None)``, ``predict_proba(X)``, NaN allowed.
+Given the same data, seed and settings, each gives the same model bit for bit.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import joblib
+import lightgbm
+import numpy as np
+import xgboost
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from threadpoolctl import threadpool_limits
+
+from features.errors import InputError
+from models.config import LEARNERS
+from models.prepared import PreparedClassifier
+
+THREADS = 1
+"""Threads of one learner. More make a sum's order, and so its last bit, depend on the machine; and where other
+programs use the cores, OpenMP's waiting threads slow a small fit twentyfold. :func:`fit_learners` fits several
+learners at once instead."""
+
+AT_ONCE = 2
+"""Learners fitted at the same time; does not change the result."""
+
+_EDGE = 1e-7
+_UNREACHABLE = 1e9
+
+_LIGHTGBM: dict[str, Any] = {
+    # Few leaves and large ones: the positives of a training set come from tens of incidents, not from hundreds.
+    "n_estimators": 150,
+    "learning_rate": 0.05,
+    "num_leaves": 8,
+    "min_child_samples": 40,
+    # A leaf of 40 rows at a rate of 0.07 % has a hessian of 0.03. The floor must lie well below that, or no leaf can
+    # hold the positives; without the l2 term such a leaf's Newton step is so long that the model collapses.
+    "min_child_weight": 1e-4,
+    "reg_lambda": 5.0,
+    "subsample": 0.7,
+    "subsample_freq": 1,
+    "colsample_bytree": 0.3,
+    "max_bin": 127,
+    "n_jobs": THREADS,
+}
+
+_XGBOOST: dict[str, Any] = {
+    "n_estimators": 150,
+    "learning_rate": 0.05,
+    "max_depth": 3,
+    # In units of hessian, p(1 - p) a row: see the note above.
+    "min_child_weight": 0.02,
+    "reg_lambda": 5.0,
+    "max_delta_step": 2.0,
+    "subsample": 0.7,
+    "colsample_bytree": 0.3,
+    "max_bin": 128,
+    "n_jobs": THREADS,
+}
+
+_RANDOM_FOREST: dict[str, Any] = {
+    "n_estimators": 120,
+    "max_depth": 10,
+    "min_samples_leaf": 10,
+    "max_features": "sqrt",
+    "max_samples": 0.3,
+}
+
+_LOGISTIC: dict[str, Any] = {
+    "C": 0.01,
+    "max_iter": 300,
+    "tol": 1e-4,
+}
+
+_MLP: dict[str, Any] = {
+    "hidden_layer_sizes": (32,),
+    "alpha": 1.0,
+    "batch_size": 128,
+    "learning_rate_init": 1e-3,
+    # Passes over the training rows, 3 or more (our name, not the library's).
+    "epochs": 60,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Recipe:
+    defaults: Mapping[str, Any]
+    build: Callable[[int, dict[str, Any]], Any]
+    more: tuple[str, ...] = ()
+    """Further settings that may be overridden; the library's own default holds until they are."""
+
+
+def _lightgbm(seed: int, settings: dict[str, Any]) -> lightgbm.LGBMClassifier:
+    return lightgbm.LGBMClassifier(
+        **settings, random_state=seed, deterministic=True, force_row_wise=True, verbose=-1, importance_type="gain"
+    )
+
+
+def _xgboost(seed: int, settings: dict[str, Any]) -> xgboost.XGBClassifier:
+    return xgboost.XGBClassifier(
+        **settings, random_state=seed, tree_method="hist", objective="binary:logistic", verbosity=0
+    )
+
+
+def _random_forest(seed: int, settings: dict[str, Any]) -> RandomForestClassifier:
+    # No n_jobs: a forest that predicts on two threads adds its trees in the order in which they happen to finish, and
+    # the last bit of a score changes from run to run.
+    return RandomForestClassifier(**settings, random_state=seed)
+
+
+def _logistic(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
+    return PreparedClassifier(LogisticRegression(**settings, solver="lbfgs", random_state=seed))
+
+
+def _mlp(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
+    # A fixed number of epochs and no validation share: scikit-learn would draw that share at random over rows, so that
+    # windows of one incident stood on both sides of it. An improvement that no epoch can reach makes the library stop
+    # after exactly that many, where reaching max_iter would warn.
+    settings = dict(settings)
+    size, epochs = settings.pop("hidden_layer_sizes"), settings.pop("epochs")
+    layers = tuple(size) if isinstance(size, list | tuple) else (size,)
+    network = MLPClassifier(
+        **settings,
+        hidden_layer_sizes=layers,
+        max_iter=epochs + 1,
+        tol=_UNREACHABLE,
+        n_iter_no_change=max(epochs - 2, 1),
+        solver="adam",
+        random_state=seed,
+    )
+    return PreparedClassifier(network)
+
+
+_RECIPES: dict[str, _Recipe] = {
+    "lightgbm": _Recipe(
+        _LIGHTGBM,
+        _lightgbm,
+        (
+            "reg_alpha",
+            "max_depth",
+            "min_split_gain",
+            "scale_pos_weight",
+            "max_delta_step",
+            "path_smooth",
+            "extra_trees",
+        ),
+    ),
+    "xgboost": _Recipe(
+        _XGBOOST,
+        _xgboost,
+        (
+            "reg_alpha",
+            "gamma",
+            "scale_pos_weight",
+            "colsample_bylevel",
+            "colsample_bynode",
+            "grow_policy",
+            "max_leaves",
+        ),
+    ),
+    "random_forest": _Recipe(
+        _RANDOM_FOREST,
+        _random_forest,
+        ("criterion", "min_samples_split", "class_weight", "max_leaf_nodes", "ccp_alpha"),
+    ),
+    "logistic": _Recipe(_LOGISTIC, _logistic, ("class_weight", "l1_ratio")),
+    "mlp": _Recipe(_MLP, _mlp, ("activation",)),
+}
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """Give the settings a learner is made with unless they are overridden.
+
+    Parameters
+    ----------
+    name : str
+        A learner, one of :data:`models.config.LEARNERS`.
+
+    Returns
+    -------
+    dict
+        Setting names (the library's own, and ``epochs`` of ``mlp``) and values.
+
+    Raises
+    ------
+    InputError
+        If there is no such learner.
+    """
+    return dict(_recipe(name).defaults)
+
+
+def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None) -> Any:
+    """Make an unfitted learner.
+
+    Parameters
+    ----------
+    name : str
+        A learner, one of :data:`models.config.LEARNERS`.
+    seed : int
+        Seed of all of its random choices.
+    settings : mapping, optional
+        Overrides of :func:`default_settings`, in the library's own names (and ``epochs`` of ``mlp``).
+
+    Returns
+    -------
+    scikit-learn classifier
+        ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
+        :class:`models.prepared.PreparedClassifier` around ``LogisticRegression`` or ``MLPClassifier``.
+
+    Raises
+    ------
+    InputError
+        If there is no such learner or setting (the nearest valid name is given), or a value is no number where one
+        is needed. Values out of range are refused by the library when it fits.
+    """
+    recipe = _recipe(name)
+    overrides = dict(settings or {})
+    valid = (*recipe.defaults, *recipe.more)
+    for key in sorted(overrides):
+        if key not in valid:
+            raise InputError(
+                f"unknown setting '{key}' of learner {name}",
+                f"parameter models.settings.{name}",
+                _nearest(key, valid),
+            )
+        if isinstance(recipe.defaults.get(key), int | float) and not isinstance(overrides[key], int | float):
+            raise InputError(
+                f"{overrides[key]!r} is not a number",
+                f"parameter models.settings.{name}.{key}",
+                f"Give a number, such as the default {recipe.defaults[key]}.",
+            )
+    return recipe.build(seed % 2**31, {**recipe.defaults, **overrides})
+
+
+def fit_learners(
+    learners: Mapping[str, Any], X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None
+) -> dict[str, Any]:
+    """Fit several learners on the same rows, :data:`AT_ONCE` at a time.
+
+    Parameters
+    ----------
+    learners : mapping of str to scikit-learn classifier
+        As :func:`make_learner` gives them.
+    X : ndarray of float32, shape (n_rows, n_features)
+        Features; NaN: unknown.
+    y : ndarray of int, shape (n_rows,)
+        1 for a positive, 0 for a negative; both must occur.
+    sample_weight : ndarray of float64, shape (n_rows,), optional
+        Weight of each row.
+
+    Returns
+    -------
+    dict of str to scikit-learn classifier
+        The same learners, fitted, in the same order.
+    """
+    # One limit around all: set and lifted by each of two fits at a time, it would be lifted too early for the other.
+    with threadpool_limits(limits=THREADS):
+        jobs = (joblib.delayed(learner.fit)(X, y, sample_weight=sample_weight) for learner in learners.values())
+        fitted = joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(jobs)
+    return dict(zip(learners, fitted, strict=True))
+
+
+def log_odds(learner: Any, X: np.ndarray) -> np.ndarray:
+    """Give the log-odds of the positive class, from a learner's probabilities cut to ``[1e-7, 1 - 1e-7]``.
+
+    Parameters
+    ----------
+    learner : scikit-learn classifier
+        Fitted, with classes 0 and 1.
+    X : ndarray of float32, shape (n_rows, n_features)
+        Features.
+
+    Returns
+    -------
+    ndarray of float64, shape (n_rows,)
+        Log-odds; empty for no rows.
+    """
+    if len(X) == 0:
+        return np.zeros(0)
+    return logit(learner.predict_proba(X)[:, 1])
+
+
+def logit(probability: np.ndarray) -> np.ndarray:
+    """Give the log-odds of probabilities, cut to ``[1e-7, 1 - 1e-7]`` so that 0 and 1 stay finite."""
+    inside = np.clip(np.asarray(probability, dtype=np.float64), _EDGE, 1 - _EDGE)
+    return np.log(inside) - np.log1p(-inside)
+
+
+def _recipe(name: str) -> _Recipe:
+    if name not in _RECIPES:
+        raise InputError(f"unknown learner '{name}'", "parameter models", _nearest(name, LEARNERS))
+    return _RECIPES[name]
+
+
+def _nearest(name: str, valid: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+    return f"Did you mean '{near[0]}'?" if near else f"Valid names: {', '.join(sorted(valid))}."

@@ -1,0 +1,214 @@
+"""Learners as files: each in its library's own format, none of which can run code when it is read.
+
+LightGBM as text, XGBoost as UBJSON, scikit-learn through skops with a fixed list of types. Nothing here pickles.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import lightgbm
+import numpy as np
+import skops.io
+import xgboost
+from sklearn.ensemble import RandomForestClassifier
+
+from features.errors import InputError
+from models.learners import THREADS
+from models.prepared import PreparedClassifier
+
+SUFFIXES: dict[str, str] = {
+    "lightgbm": ".txt",
+    "xgboost": ".ubj",
+    "random_forest": ".skops",
+    "logistic": ".skops",
+    "mlp": ".skops",
+}
+"""Suffix of a learner's file, by learner."""
+
+TRUSTED: tuple[str, ...] = (
+    "models.prepared.PreparedClassifier",
+    "models.prepared.SignedLogScaler",
+    "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
+    "sklearn.tree._tree.Tree",
+)
+"""Types beyond skops' own list that a learner's file may hold; a file with any other is refused unread."""
+
+_SKLEARN_TYPES = (RandomForestClassifier, PreparedClassifier)
+
+# The zip format cannot hold an earlier date; a fixed one keeps a file's bytes those of its content.
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+class LoadedLightGBM:
+    """A LightGBM model read from its text, with the part of scikit-learn's contract that scoring needs.
+
+    Attributes
+    ----------
+    booster_ : lightgbm.Booster
+        The model.
+    classes_ : ndarray of int
+        0 and 1.
+    """
+
+    def __init__(self, booster: lightgbm.Booster) -> None:
+        self.booster_ = booster
+        self.classes_ = np.array([0, 1])
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        """Give the probability of both classes, shape (n_rows, 2), bit-identical to the fitted classifier's."""
+        positive = np.asarray(self.booster_.predict(X, num_threads=THREADS))
+        return np.column_stack([1 - positive, positive])
+
+
+def write_learner(name: str, learner: Any, path: Path) -> None:
+    """Write a fitted learner.
+
+    Parameters
+    ----------
+    name : str
+        Which learner, one of :data:`SUFFIXES`.
+    learner : scikit-learn classifier
+        Fitted, or loaded by :func:`read_learner`.
+    path : Path
+        The file; the same learner gives the same bytes.
+
+    Raises
+    ------
+    OSError
+        If it cannot be written.
+    """
+    if name == "lightgbm":
+        path.write_text(learner.booster_.model_to_string(num_iteration=-1), encoding="utf-8", newline="\n")
+    elif name == "xgboost":
+        path.write_bytes(bytes(learner.get_booster().save_raw("ubj")))
+    else:
+        path.write_bytes(_canonical(skops.io.dumps(learner)))
+
+
+def read_learner(name: str, content: bytes, where: str) -> Any:
+    """Read a fitted learner.
+
+    Parameters
+    ----------
+    name : str
+        Which learner, one of :data:`SUFFIXES`.
+    content : bytes
+        The file, already verified by its hash.
+    where : str
+        The file's name, for messages.
+
+    Returns
+    -------
+    classifier
+        Has ``predict_proba``; its probabilities are bit-identical to those of the learner that was written.
+
+    Raises
+    ------
+    InputError
+        If the file is not what it should be or holds a type that is not trusted.
+    """
+    try:
+        if name == "lightgbm":
+            return LoadedLightGBM(lightgbm.Booster(model_str=content.decode("utf-8")))
+        if name == "xgboost":
+            learner = xgboost.XGBClassifier(n_jobs=THREADS)
+            learner.load_model(bytearray(content))
+            return learner
+    except (lightgbm.basic.LightGBMError, xgboost.core.XGBoostError, UnicodeDecodeError, ValueError) as error:
+        raise _unreadable(name, where, str(error)) from None
+    return _read_sklearn(name, content, where)
+
+
+def _read_sklearn(name: str, content: bytes, where: str) -> Any:
+    try:
+        foreign = sorted(set(skops.io.get_untrusted_types(data=content)) - set(TRUSTED))
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+        raise _unreadable(name, where, str(error)) from None
+    if foreign:
+        raise InputError(
+            f"the learner's file holds types that are not trusted: {', '.join(foreign)}",
+            where,
+            "Do not use this bundle; train one again.",
+        )
+    try:
+        learner = skops.io.loads(content, trusted=list(TRUSTED))
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, AttributeError) as error:
+        raise _unreadable(name, where, str(error)) from None
+    if not isinstance(learner, _SKLEARN_TYPES):
+        raise _unreadable(name, where, f"it holds a {type(learner).__name__}")
+    return learner
+
+
+def _unreadable(name: str, where: str, why: str) -> InputError:
+    first = why.strip().splitlines()[0][:200] if why.strip() else "no reason given"
+    return InputError(f"not a readable {name} model: {first}", where, "Train the bundle again.")
+
+
+def _canonical(content: bytes) -> bytes:
+    """Rewrite a skops file so that the same learner gives the same bytes.
+
+    skops names nodes and arrays by their address in memory and dates entries by the clock, and scikit-learn leaves the
+    gaps between the fields of a tree's nodes as the memory was.
+    """
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    schema = json.loads(entries.pop("schema.json"))
+    names: dict[int, int] = {}
+    files: dict[str, str] = {}
+    _renumber(schema, names, files, [0])
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        _add(archive, "schema.json", json.dumps(schema, separators=(",", ":")).encode())
+        for old, new in files.items():
+            _add(archive, new, _without_padding(entries.pop(old)))
+    assert not entries, sorted(entries)
+    return out.getvalue()
+
+
+def _without_padding(content: bytes) -> bytes:
+    if not content.startswith(b"\x93NUMPY"):
+        return content
+    array = np.load(io.BytesIO(content), allow_pickle=False)
+    if array.dtype.names is None:
+        return content
+    clean = np.zeros(array.shape, array.dtype)
+    for field in array.dtype.names:
+        clean[field] = array[field]
+    out = io.BytesIO()
+    np.save(out, clean, allow_pickle=False)
+    return out.getvalue()
+
+
+def _renumber(node: Any, names: dict[int, int], files: dict[str, str], last: list[int]) -> None:
+    """Give nodes numbers in the order of their appearance, in place."""
+    if isinstance(node, list):
+        for each in node:
+            _renumber(each, names, files, last)
+        return
+    if not isinstance(node, dict):
+        return
+    if isinstance(node.get("__id__"), int):
+        old = node["__id__"]
+        # Whether two equal plain values are one object in memory is chance: each gets a number of its own.
+        if node.get("__loader__") == "JsonNode" or old not in names:
+            last[0] += 1
+            names[old] = last[0]
+        node["__id__"] = names[old]
+    if isinstance(node.get("file"), str):
+        name = node["file"]
+        files.setdefault(name, f"{len(files) + 1}{Path(name).suffix}")
+        node["file"] = files[name]
+    for each in node.values():
+        _renumber(each, names, files, last)
+
+
+def _add(archive: zipfile.ZipFile, name: str, content: bytes) -> None:
+    entry = zipfile.ZipInfo(name, date_time=_EPOCH)
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    entry.external_attr = 0o644 << 16
+    archive.writestr(entry, content, compresslevel=6)

@@ -1,0 +1,146 @@
+"""Features made fit for learners that cannot take NaN or heavy tails, and a classifier that does it on the way in."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+import numpy as np
+from sklearn.base import BaseEstimator, ClassifierMixin, TransformerMixin, clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.validation import check_is_fitted, validate_data
+from threadpoolctl import threadpool_limits
+
+_IQR_TO_SIGMA = 1.349
+"""Interquartile range of a normal distribution over its standard deviation."""
+
+
+class SignedLogScaler(TransformerMixin, BaseEstimator):
+    """Take the signed logarithm of each feature, centre and scale it robustly, clip it, and put 0 for NaN.
+
+    Counters and byte rates span ten decades and most features have rare huge values that are the signal; the signed
+    logarithm keeps their order and bounds their leverage. NaN becomes the column's median, without an indicator
+    column: that telemetry is missing has features of its own (group ``gaps``).
+
+    Parameters
+    ----------
+    clip : float, default 5.0
+        Scaled values beyond this many (robust) standard deviations are cut to it.
+
+    Attributes
+    ----------
+    center_ : ndarray of float64, shape (n_features,)
+        Median of the signed logarithm; 0 for a column that is all NaN.
+    scale_ : ndarray of float64, shape (n_features,)
+        Interquartile range over 1.349, or the standard deviation where that is 0, or 1 where both are.
+    """
+
+    def __init__(self, clip: float = 5.0) -> None:
+        self.clip = clip
+
+    def fit(self, X: Any, y: Any = None) -> Self:  # noqa: ARG002  scikit-learn's signature
+        """Learn the centre and scale of each column of ``X``, shape (n_rows, n_features); NaN allowed."""
+        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+        logs = _signed_log(X)
+        known = ~np.isnan(logs).all(axis=0)
+        center = np.zeros(logs.shape[1])
+        scale = np.ones(logs.shape[1])
+        if known.any():
+            low, middle, high = np.nanquantile(logs[:, known].astype(np.float64), [0.25, 0.5, 0.75], axis=0)
+            spread = (high - low) / _IQR_TO_SIGMA
+            deviation = np.nanstd(logs[:, known].astype(np.float64), axis=0)
+            # Most counters are 0 nearly always: their quartiles coincide, and the deviation takes over.
+            spread = np.where(spread > 1e-9, spread, np.where(deviation > 1e-9, deviation, 1.0))
+            center[known], scale[known] = middle, spread
+        self.center_ = center
+        self.scale_ = scale
+        return self
+
+    def transform(self, X: Any) -> np.ndarray:
+        """Give ``X`` transformed: same shape, finite, within ``[-clip, clip]``."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
+        scaled = (_signed_log(X) - self.center_.astype(X.dtype)) / self.scale_.astype(X.dtype)
+        return np.nan_to_num(np.clip(scaled, -self.clip, self.clip), nan=0.0, copy=False)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+
+class PreparedClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier behind a :class:`SignedLogScaler`, fitted on one thread so that the result is the same anywhere.
+
+    Weights go to the classifier only: they undo the sampling of negatives, and scaling needs no such correction.
+
+    Parameters
+    ----------
+    classifier : scikit-learn classifier or None
+        What is fitted on the prepared features; must take ``sample_weight``. None: logistic regression.
+    clip : float, default 5.0
+        See :class:`SignedLogScaler`.
+
+    Attributes
+    ----------
+    scaler_ : SignedLogScaler
+        Fitted on the training features.
+    classifier_ : scikit-learn classifier
+        The fitted clone of ``classifier``.
+    classes_ : ndarray
+        Class labels, ascending.
+    """
+
+    def __init__(self, classifier: Any = None, clip: float = 5.0) -> None:
+        self.classifier = classifier
+        self.clip = clip
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Fit scaler and classifier.
+
+        Parameters
+        ----------
+        X : array-like, shape (n_rows, n_features)
+            Features; NaN allowed.
+        y : array-like, shape (n_rows,)
+            Class of each row.
+        sample_weight : array-like, shape (n_rows,), optional
+            Weight of each row.
+
+        Returns
+        -------
+        PreparedClassifier
+            Itself, fitted.
+        """
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+        self.scaler_ = SignedLogScaler(self.clip)
+        self.classifier_ = LogisticRegression() if self.classifier is None else clone(self.classifier)
+        prepared = self.scaler_.fit(X).transform(X)
+        with threadpool_limits(limits=1):
+            if sample_weight is None:
+                self.classifier_.fit(prepared, y)
+            else:
+                self.classifier_.fit(prepared, y, sample_weight=sample_weight)
+        self.classes_ = self.classifier_.classes_
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Give the probability of each class, shape (n_rows, n_classes)."""
+        check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
+        with threadpool_limits(limits=1):
+            return self.classifier_.predict_proba(self.scaler_.transform(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Give the most probable class of each row, shape (n_rows,)."""
+        best = np.argmax(self.predict_proba(X), axis=1)
+        return self.classes_[best]
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+
+def _signed_log(values: np.ndarray) -> np.ndarray:
+    return np.sign(values) * np.log1p(np.abs(values))

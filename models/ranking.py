@@ -1,0 +1,115 @@
+"""Ranks within a decision time, with ties broken by who a unit is and not by where its row stands; stable hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
+
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def name_hashes(names: Iterable[Any]) -> Hashes:
+    """Hash names the same way on every machine, in every run and release.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Names, such as units; null counts as the empty name.
+
+    Returns
+    -------
+    ndarray of uint64, shape (n,)
+        First eight bytes of each name's BLAKE2b digest.
+    """
+    codes, distinct = pd.factorize(pd.Series(names, dtype=object).fillna(""), sort=False)
+    digests = [hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in distinct]
+    table = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
+    return table[codes] if len(table) else np.zeros(0, dtype=np.uint64)
+
+
+def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
+    """Combine hashes with more values into new hashes (the finaliser of SplitMix64, Steele et al. 2014).
+
+    Parameters
+    ----------
+    values : ndarray of uint64, shape (n,)
+        Hashes.
+    with_values : ndarray of int64 or uint64, shape (n,), or int
+        What to mix in.
+
+    Returns
+    -------
+    ndarray of uint64, shape (n,)
+        Hashes that change in about half of their bits with any bit of either input.
+    """
+    more = np.asarray(with_values).astype(np.int64).view(np.uint64) if not _unsigned(with_values) else with_values
+    with np.errstate(over="ignore"):
+        z = np.asarray(values, dtype=np.uint64) + _GOLDEN * (np.asarray(more, dtype=np.uint64) + np.uint64(1))
+        z = (z ^ (z >> np.uint64(30))) * _MIX_1
+        z = (z ^ (z >> np.uint64(27))) * _MIX_2
+        return z ^ (z >> np.uint64(31))
+
+
+def _unsigned(values: object) -> bool:
+    return isinstance(values, np.ndarray) and values.dtype == np.uint64
+
+
+def uniform(hashes: Hashes) -> Floats:
+    """Map hashes to numbers in the open interval (0, 1), shape kept."""
+    return ((hashes >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+
+
+def seed_of(seed: int, *words: object) -> int:
+    """Derive a seed below 2**31 for one purpose, such as ``seed_of(42, "lightgbm", 3)``, from the run's seed."""
+    text = "\x1f".join(str(word) for word in (seed, *words))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") % 2**31
+
+
+def rank_within(times: Ints, score: NDArray[np.floating], tie: Hashes) -> Ints:
+    """Rank rows by score inside each decision time.
+
+    Parameters
+    ----------
+    times : ndarray of int64, shape (n,)
+        Decision time of each row (any code that is equal for equal times).
+    score : ndarray of float, shape (n,)
+        Riskiest highest; finite.
+    tie : ndarray of uint64, shape (n,)
+        Orders rows of equal score, lowest first: a hash of the unit.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        1 for the riskiest row of its time; a permutation of 1..n within each time.
+    """
+    order = np.lexsort((tie, -np.asarray(score), times))
+    ranks = np.empty(len(order), dtype=np.int64)
+    ranks[order] = position_in_group(np.asarray(times)[order]) + 1
+    return ranks
+
+
+def position_in_group(sorted_groups: NDArray[Any]) -> Ints:
+    """Give 0, 1, ... within each run of equal values of a sorted array."""
+    n = len(sorted_groups)
+    if n == 0:
+        return np.zeros(0, dtype=np.int64)
+    starts = np.flatnonzero(np.r_[True, sorted_groups[1:] != sorted_groups[:-1]])
+    return np.arange(n) - np.repeat(starts, np.diff(np.r_[starts, n]))
+
+
+def group_sizes(times: Ints) -> Ints:
+    """Give, for each row, how many rows share its decision time."""
+    _, inverse, counts = np.unique(times, return_inverse=True, return_counts=True)
+    return counts[inverse].astype(np.int64)

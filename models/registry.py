@@ -1,0 +1,276 @@
+"""MLflow: every run recorded, every bundle a model version; imported here and in ``models/pyfunc.py`` only.
+
+The store is a database (``sqlite:///``); MLflow 3 refuses its old folder of files. Nothing leaves the machine:
+telemetry is switched off before the import.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from features.errors import InputError
+
+CHALLENGER = "challenger"
+"""Alias of the version registered last."""
+
+CHAMPION = "champion"
+"""Alias of the version that is served."""
+
+_PARAMS_PER_CALL = 100  # MLflow's own limit of one batch
+_PARAM_LENGTH = 6000  # likewise, of one value
+_LOGGERS = (
+    "mlflow",
+    "alembic",
+    "sqlalchemy",
+    "mlflow.store.db.utils",
+    "mlflow.models.model",
+    "mlflow.utils.environment",
+)
+
+
+def log_run(
+    tracking_uri: str,
+    experiment: str,
+    *,
+    params: Mapping[str, Any],
+    metrics: Mapping[str, float | None],
+    tags: Mapping[str, str],
+    artifacts: Sequence[Path] = (),
+    name: str | None = None,
+) -> str:
+    """Record a run.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        ``sqlite:///PATH`` or a tracking server's address.
+    experiment : str
+        Name of the experiment; made where it does not exist, its artifacts beside the database.
+    params : mapping
+        Flat parameters by dotted name; long values are cut.
+    metrics : mapping
+        Flat metrics; undefined ones (None, NaN) are left out, because MLflow has no null.
+    tags : mapping of str to str
+        Such as ``dataset_digest`` and ``code_revision``.
+    artifacts : sequence of Path
+        Files and folders to keep with the run.
+    name : str, optional
+        Name of the run; by default MLflow makes one up.
+
+    Returns
+    -------
+    str
+        The run's id.
+
+    Raises
+    ------
+    InputError
+        If the store cannot be used.
+    """
+    with _mlflow(tracking_uri) as mlflow:
+        client = mlflow.MlflowClient()
+        run = client.create_run(_experiment(client, tracking_uri, experiment), run_name=name, tags=dict(tags))
+        run_id = str(run.info.run_id)
+        entities = mlflow.entities
+        flat = [entities.Param(key, str(value)[:_PARAM_LENGTH]) for key, value in sorted(params.items())]
+        for start in range(0, len(flat), _PARAMS_PER_CALL):
+            client.log_batch(run_id, params=flat[start : start + _PARAMS_PER_CALL])
+        defined = sorted((key, float(value)) for key, value in metrics.items() if value is not None)
+        numbers = [
+            entities.Metric(key, value, run.info.start_time, 0) for key, value in defined if math.isfinite(value)
+        ]
+        for start in range(0, len(numbers), _PARAMS_PER_CALL):
+            client.log_batch(run_id, metrics=numbers[start : start + _PARAMS_PER_CALL])
+        for path in artifacts:
+            if path.is_dir():
+                client.log_artifacts(run_id, str(path), path.name)
+            else:
+                client.log_artifact(run_id, str(path))
+        client.set_terminated(run_id, "FINISHED")
+    return run_id
+
+
+def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str, alias: str = CHALLENGER) -> int:
+    """Register a bundle as a new version of a model and give it an alias.
+
+    The version is a pyfunc logged from code (``models/pyfunc.py``) whose only artifact is the bundle's folder:
+    nothing is pickled, and ``mlflow models serve`` answers with risks.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store that holds the run.
+    model : str
+        Name of the registered model; made where it does not exist.
+    bundle : Path
+        The bundle's folder; it is verified first.
+    run_id : str
+        The run it belongs to.
+    alias : str
+        Alias to move to the new version.
+
+    Returns
+    -------
+    int
+        The version's number.
+
+    Raises
+    ------
+    InputError
+        If the bundle is not whole, or the store cannot be used.
+    """
+    from models.bundle import load_bundle  # noqa: PLC0415 - who only records runs needs no learner libraries
+
+    loaded = load_bundle(bundle)
+    with _mlflow(tracking_uri) as mlflow:
+        schema = mlflow.types
+        inputs = [schema.ColSpec("string", "unit"), schema.ColSpec("datetime", "decision_time", required=False)]
+        inputs += [schema.ColSpec("double", column.name) for column in loaded.fitted.columns]
+        outputs = [
+            schema.ColSpec("string", "unit"),
+            schema.ColSpec("double", "risk"),
+            schema.ColSpec("double", "score"),
+            schema.ColSpec("long", "rank"),
+            schema.ColSpec("boolean", "alert"),
+        ]
+        signature = mlflow.models.ModelSignature(inputs=schema.Schema(inputs), outputs=schema.Schema(outputs))
+        versions = loaded.manifest["libraries"]
+        with mlflow.start_run(run_id=run_id):
+            info = mlflow.pyfunc.log_model(
+                name="bundle",
+                python_model=str(Path(__file__).with_name("pyfunc.py")),
+                artifacts={"bundle": str(bundle.resolve())},
+                signature=signature,
+                # without predrain itself, which must come from where its user trusts it: serve with --env-manager local
+                pip_requirements=[f"{_package(name)}=={versions[name]}" for name in sorted(versions)],
+            )
+        client = mlflow.MlflowClient()
+        if not any(found.name == model for found in client.search_registered_models(f"name = '{model}'")):
+            client.create_registered_model(model)
+        version = client.create_model_version(
+            model, info.model_uri, run_id=run_id, model_id=info.model_id, tags={"bundle_digest": loaded.digest}
+        )
+        client.set_registered_model_alias(model, alias, version.version)
+    return int(version.version)
+
+
+def move_alias(tracking_uri: str, model: str, alias: str, version: int) -> None:
+    """Give an alias to a version of a model, taking it from the one that had it.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store.
+    model : str
+        Name of the registered model.
+    alias : str
+        Such as :data:`CHAMPION`.
+    version : int
+        The version.
+
+    Raises
+    ------
+    InputError
+        If there is no such model or version.
+    """
+    with _mlflow(tracking_uri) as mlflow:
+        mlflow.MlflowClient().set_registered_model_alias(model, alias, str(version))
+
+
+def version_of(tracking_uri: str, model: str, alias: str) -> int | None:
+    """Find the version that has an alias.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store.
+    model : str
+        Name of the registered model.
+    alias : str
+        Such as :data:`CHAMPION`.
+
+    Returns
+    -------
+    int or None
+        Its number; None where the model has no such alias.
+
+    Raises
+    ------
+    InputError
+        If there is no such model.
+    """
+    with _mlflow(tracking_uri) as mlflow:
+        aliases = mlflow.MlflowClient().get_registered_model(model).aliases
+    return int(aliases[alias]) if alias in aliases else None
+
+
+def _package(library: str) -> str:
+    # the plain package brings half a gigabyte of GPU libraries along for the same import
+    return "xgboost-cpu" if library == "xgboost" else library
+
+
+def _experiment(client: Any, tracking_uri: str, name: str) -> str:
+    found = client.get_experiment_by_name(name)
+    if found is not None:
+        return str(found.experiment_id)
+    location = None
+    if tracking_uri.startswith("sqlite:///"):
+        # by default artifacts would go to the folder that the command happens to run in
+        location = (_database(tracking_uri).parent / "mlartifacts" / name).resolve().as_uri()
+    return str(client.create_experiment(name, artifact_location=location))
+
+
+def _database(tracking_uri: str) -> Path:
+    return Path(tracking_uri.removeprefix("sqlite:///"))
+
+
+@contextmanager
+def _mlflow(tracking_uri: str) -> Iterator[Any]:
+    """Import MLflow quietly, point it at a store for the length of a block, and translate its errors."""
+    if not tracking_uri.startswith(("sqlite:///", "http://", "https://")):
+        raise InputError(
+            f"'{tracking_uri}' is no store that MLflow 3 writes",
+            "tracking store",
+            "Give sqlite:///PATH or the address of a tracking server.",
+        )
+    if tracking_uri.startswith("sqlite:///"):
+        try:
+            _database(tracking_uri).parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"cannot make the folder of the store: {error.strerror}", tracking_uri, "Choose another path."
+            ) from None
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    with warnings.catch_warnings():
+        # its own deprecations and hints are none of the user's business, and we run with warnings as errors
+        warnings.simplefilter("ignore")
+        levels = {name: logging.getLogger(name).level for name in _LOGGERS}
+        import mlflow  # noqa: PLC0415 - takes two seconds, which only a run that records should spend
+        import mlflow.models  # noqa: PLC0415 - likewise
+        import mlflow.pyfunc  # noqa: PLC0415 - likewise
+
+        for name in _LOGGERS:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        before = mlflow.get_tracking_uri(), mlflow.get_registry_uri()
+        mlflow.set_tracking_uri(tracking_uri)
+        mlflow.set_registry_uri(tracking_uri)
+        try:
+            yield mlflow
+        except mlflow.exceptions.MlflowException as error:
+            raise InputError(
+                f"MLflow refused: {str(error).splitlines()[0]}", tracking_uri, "Check the store's path and names."
+            ) from None
+        finally:
+            mlflow.set_tracking_uri(before[0])
+            mlflow.set_registry_uri(before[1])
+            for name, level in levels.items():
+                logging.getLogger(name).setLevel(level)

@@ -1,0 +1,292 @@
+"""One refit: choose the span, choose the rows, fit every learner once, build the ensembles on them, calibrate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from features.errors import InputError
+from features.service import duration_ms, instant_ms
+from models.baselines import make_baseline
+from models.calibration import MIN_INCIDENTS, Calibrator, fit_calibrator
+from models.cascade import CascadeEnsemble
+from models.config import BASELINES, LEARNERS, ModelsSection, TrainingSection
+from models.fitted import CASCADE, FittedModels, fitted_learners, model_names
+from models.learners import fit_learners, log_odds, make_learner
+from models.parallel import Stacker
+from models.ranking import Bools, Floats, Ints, seed_of
+from models.schedule import format_days, format_instant, instant_of
+from models.spans import SpanChoice, candidates, choose_span, fitting
+from models.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows, row_reader
+
+STAND_IN = "history_count"
+"""The baseline that speaks for every model while nothing could be fitted yet."""
+
+_LOG_ODDS = frozenset({*LEARNERS, "stacked", CASCADE})
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A refit that could not be done.
+
+    Attributes
+    ----------
+    why : str
+        In words, with the numbers.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Rows of one refit: those fitted on, and the later slice that calibrators, stacker and thresholds are set on."""
+
+    training: TrainingSet
+    slice_rows: Ints
+    slice_label: np.ndarray
+    slice_incidents: int
+    held_out: bool
+    base_rate: float
+
+
+class Trainer:
+    """Fits all models of a matrix at any refit; holds nothing of one refit when it does the next.
+
+    Parameters
+    ----------
+    matrix : Matrix
+        Feature matrix.
+    training : TrainingSection
+        Spans, ratio, hysteresis.
+    models : ModelsSection
+        What is fitted.
+    k : int
+        Alert budget a decision time.
+    seed : int
+        Seed of everything random.
+    """
+
+    def __init__(self, matrix: Matrix, *, training: TrainingSection, models: ModelsSection, k: int, seed: int) -> None:
+        self.matrix = matrix
+        self.training = training
+        self.models = models
+        self.names = model_names(models)
+        self.k = k
+        self.seed = seed
+        self.rows = Rows.of(matrix.rows)
+        self.values = row_reader(matrix)
+        self.first_ms = instant_ms(matrix.span[0])
+        self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
+
+    def labels_at(self, refit_ms: int) -> Labels:
+        """Give the labels as of a refit."""
+        return Labels.of(self.matrix.labels(instant_of(refit_ms)))
+
+    def spans_at(self, refit_ms: int) -> tuple[timedelta, ...]:
+        """Give the candidate spans that fit at a refit, ascending."""
+        return fitting(candidates(self.training), refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
+
+    def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> SpanChoice | None:
+        """Choose the span at a refit; None if none fits."""
+        spans = self.spans_at(refit_ms)
+        if not spans:
+            return None
+        return choose_span(
+            self.values,
+            self.rows,
+            labels,
+            spans,
+            refit_ms=refit_ms,
+            first_ms=self.first_ms,
+            reach_ms=self.reach_ms,
+            hysteresis=self.training.hysteresis,
+            current=current,
+            negative_ratio=self.training.negative_ratio,
+            seed=self.seed,
+        )
+
+    def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels | Unfit:
+        """Fit all models on the span that ends gap + horizon before a refit.
+
+        The last ``models.calibration.slice`` of the span, at most a third, is held out if it and the rest hold
+        :data:`models.calibration.MIN_INCIDENTS` incidents each; on it calibrators, the stacker and the cascade's first
+        threshold are fitted. Otherwise everything goes into training, and they fall back.
+
+        Parameters
+        ----------
+        refit_ms : int
+            The refit in milliseconds since the epoch.
+        labels : Labels
+            As of the refit.
+        span : timedelta
+            Training span.
+
+        Returns
+        -------
+        FittedModels or Unfit
+            Unfit where the span holds one class only.
+        """
+        split = self._split(refit_ms, labels, span)
+        chosen = split.training
+        if not chosen.usable:
+            return Unfit(
+                f"refit at {format_instant(refit_ms)}, span {format_days(span)}: {chosen.n_positive} positives and "
+                f"{chosen.n_negative} negatives"
+            )
+        X = self.values(chosen.rows)
+        unfitted = {name: self._learner(name, refit_ms) for name in fitted_learners(self.models)}
+        learners = fit_learners(unfitted, X, chosen.label, chosen.weight)
+        reference = self.values(split.slice_rows)
+        fitted = FittedModels(
+            refit_at=instant_of(refit_ms),
+            train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
+            train_end=instant_of(refit_ms - self.reach_ms),
+            span=span,
+            columns=tuple(self.matrix.columns),
+            models=self.names,
+            k=self.k,
+            prior_shift=chosen.prior_shift,
+            learners=learners,
+            members=self.models.parallel.members,
+            min_votes=self.models.parallel.min_votes,
+            stacker=self._stacker(learners, reference, split),
+            cascade=self._cascade(learners, X, reference, split, refit_ms),
+            baselines=self._baselines(),
+            n_positive=chosen.n_positive,
+            n_negative=chosen.n_negative,
+            n_augmented=chosen.n_augmented,
+            n_incidents=chosen.n_incidents,
+            calibrated=split.held_out,
+        )
+        return replace(fitted, calibrators=self._calibrators(fitted, reference, split))
+
+    def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
+        """Give models that score by :data:`STAND_IN`, for folds before anything could be fitted."""
+        split = self._split(refit_ms, labels, span)
+        fitted = FittedModels(
+            refit_at=instant_of(refit_ms),
+            train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
+            train_end=instant_of(refit_ms - self.reach_ms),
+            span=span,
+            columns=tuple(self.matrix.columns),
+            models=self.names,
+            k=self.k,
+            prior_shift=0.0,
+            learners={},
+            members=self.models.parallel.members,
+            min_votes=self.models.parallel.min_votes,
+            stacker=Stacker.mean(len(self.models.parallel.members)),
+            cascade=None,
+            baselines=self._baselines(),
+            n_positive=split.training.n_positive,
+            n_negative=split.training.n_negative,
+            stand_in=STAND_IN,
+        )
+        return replace(fitted, calibrators=self._calibrators(fitted, self.values(split.slice_rows), split))
+
+    def _split(self, refit_ms: int, labels: Labels, span: timedelta) -> _Split:
+        newest = refit_ms - self.reach_ms
+        start = newest - duration_ms(span)
+        slice_start = newest - min(duration_ms(self.models.calibration.slice), duration_ms(span) // 3)
+
+        def known(start_ms: int) -> Bools:
+            usable = known_rows(self.rows, labels, start_ms=start_ms, complete_by_ms=refit_ms, as_of_ms=refit_ms)
+            return usable & ~self.rows.augmented
+
+        def choose(complete_by_ms: int) -> TrainingSet:
+            return choose_rows(
+                self.rows,
+                labels,
+                start_ms=start,
+                complete_by_ms=complete_by_ms,
+                as_of_ms=refit_ms,
+                negative_ratio=self.training.negative_ratio,
+                seed=self.seed,
+            )
+
+        in_span = known(start)
+        slice_rows = np.flatnonzero(in_span & (self.rows.time >= slice_start))
+        slice_label = labels.label[slice_rows]
+        incidents = count_incidents(self.rows, labels, slice_rows[slice_label == 1])
+        held = choose(slice_start)
+        held_out = incidents >= MIN_INCIDENTS and held.n_incidents >= MIN_INCIDENTS and held.usable
+        positives = int((labels.label[in_span] == 1).sum())
+        return _Split(
+            training=held if held_out else choose(refit_ms),
+            slice_rows=slice_rows,
+            # Rows that the models are fitted on must not calibrate them; their scores still say where the scale lies.
+            slice_label=slice_label if held_out else np.full(len(slice_label), -1),
+            slice_incidents=incidents,
+            held_out=held_out,
+            base_rate=max(positives, 0.5) / max(int(in_span.sum()), 1),
+        )
+
+    def _learner(self, name: str, refit_ms: int) -> Any:
+        settings = next((value for key, value in self.models.settings.items() if key == name), {})
+        return make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
+
+    def _baselines(self) -> dict[str, Any]:
+        columns = tuple(self.matrix.columns)
+        return {name: make_baseline(name, columns=columns, seed=seed_of(self.seed, name)) for name in BASELINES}
+
+    def _stacker(self, learners: dict[str, Any], reference: np.ndarray, split: _Split) -> Stacker:
+        members = self.models.parallel.members
+        if not split.held_out:
+            return Stacker.mean(len(members))
+        scores = np.column_stack([log_odds(learners[name], reference) for name in members])
+        return Stacker.fit(scores + split.training.prior_shift, split.slice_label.astype(np.int64))
+
+    def _cascade(
+        self, learners: dict[str, Any], X: Floats, reference: np.ndarray, split: _Split, refit_ms: int
+    ) -> CascadeEnsemble:
+        chosen = split.training
+        stages = self.models.cascade.stages
+        cascade = CascadeEnsemble(
+            [(name, self._learner(name, refit_ms)) for name in stages],
+            self.models.cascade.recall_floor,
+            timedelta(milliseconds=self.reach_ms),
+        )
+        return cascade.fit(
+            X,
+            chosen.label,
+            chosen.weight,
+            times=self.rows.time[chosen.rows],
+            groups=self.rows.tie[chosen.rows],
+            validation=(reference, split.slice_label) if split.held_out else None,
+            fitted_first=learners[stages[0]] if len(stages) > 1 else None,
+        )
+
+    def _calibrators(self, fitted: FittedModels, reference: np.ndarray, split: _Split) -> dict[str, Calibrator]:
+        scores = fitted.score_arrays(reference, self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows])
+        return {
+            name: fit_calibrator(
+                scores[name].score.astype(np.float64),
+                split.slice_label,
+                method=self.models.calibration.method,
+                n_incidents=split.slice_incidents if split.held_out else 0,
+                base_rate=split.base_rate,
+                log_odds=name in _LOG_ODDS and fitted.stand_in is None,
+            )
+            for name in fitted.models
+        }
+
+
+def reach_of(rows: Rows, labels: Labels) -> int:
+    """Give gap + horizon in milliseconds, the time from a decision to its label.
+
+    Raises
+    ------
+    InputError
+        If the matrix has no rows.
+    """
+    if len(rows.time) == 0 or rows.augmented.all():
+        raise InputError(
+            "the feature matrix has no decision rows",
+            "matrix",
+            "Check that the inventory has units in service within the dataset's span.",
+        )
+    return int((labels.complete - rows.time).max())

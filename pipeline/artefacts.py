@@ -1,0 +1,137 @@
+"""What a backtest leaves on disk, so that the report is written from files alone.
+
+::
+
+    O/predictions.parquet       the profile's choice
+    O/predictions_all.parquet   every model and variant
+    O/metrics.json              the measurements, nested
+    O/evaluation/               the measurements as frames, the folds, the alerts to show, and context.json
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from models.evaluation import Evaluation
+from pipeline.report import AlertEntry, ReportContext, Simulated
+from telemetry.atomic import FolderSwap, disk_errors, write_bytes
+from telemetry.errors import InputError
+
+EVALUATION_FOLDER = "evaluation"
+"""Name of the folder of frames inside a backtest's output."""
+
+_FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
+_SCALARS = ("k", "replicates", "units", "times", "oracle_coverage")
+
+
+def write_frame(frame: pd.DataFrame, path: Path) -> None:
+    """Write a frame as Parquet, atomically; the same frame gives the same bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with disk_errors(path):
+        try:
+            frame.to_parquet(temporary, index=False, compression="zstd")
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(content: dict[str, Any], path: Path) -> None:
+    """Write a JSON object, atomically, with sorted keys."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors(path):
+        write_bytes(path, (json.dumps(content, indent=1, sort_keys=True, allow_nan=False) + "\n").encode())
+
+
+def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -> None:
+    """Write ``OUT/evaluation/`` whole or not at all."""
+    target = out / EVALUATION_FOLDER
+    with FolderSwap(target) as swap, disk_errors(target):
+        for name in _FRAMES:
+            write_frame(getattr(evaluation, name), swap.path / f"{name}.parquet")
+        write_frame(context.folds, swap.path / "context_folds.parquet")
+        content = {
+            "evaluation": {name: _plain(getattr(evaluation, name)) for name in _SCALARS}
+            | {"first_time": evaluation.first_time.isoformat(), "last_time": evaluation.last_time.isoformat()},
+            "context": {
+                field.name: _plain(getattr(context, field.name))
+                for field in dataclasses.fields(context)
+                if field.name != "folds"
+            },
+        }
+        write_json(content, swap.path / "context.json")
+        swap.commit()
+
+
+def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
+    """Read what :func:`save_evaluation` wrote.
+
+    Raises
+    ------
+    InputError
+        If ``out`` is not the output of a backtest.
+    """
+    folder = out / EVALUATION_FOLDER
+    try:
+        content = json.loads((folder / "context.json").read_text(encoding="utf-8"))
+        frames = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _FRAMES}
+        folds = pd.read_parquet(folder / "context_folds.parquet")
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(
+            f"not the output of a backtest: {error.filename} is missing",
+            str(out),
+            "Give the folder that `predrain backtest --out` wrote, or run it again.",
+        ) from None
+    scalars = content["evaluation"]
+    scalars["oracle_coverage"] = float("nan") if scalars["oracle_coverage"] is None else scalars["oracle_coverage"]
+    instants = {name: datetime.fromisoformat(scalars.pop(name)) for name in ("first_time", "last_time")}
+    told = content["context"]
+    context = ReportContext(
+        **told
+        | {
+            "span": tuple(datetime.fromisoformat(instant) for instant in told["span"]),
+            "simulated": None if told["simulated"] is None else Simulated(**told["simulated"]),
+            "every": timedelta(seconds=told["every"]),
+            "gap": timedelta(seconds=told["gap"]),
+            "horizon": timedelta(seconds=told["horizon"]),
+            "alerts": tuple(_alert(each) for each in told["alerts"]),
+            "folds": folds,
+        }
+    )
+    return Evaluation(**scalars, **instants, **frames), context
+
+
+def _alert(told: dict[str, Any]) -> AlertEntry:
+    start = told["incident_start"]
+    return AlertEntry(
+        **told
+        | {
+            "decision_time": datetime.fromisoformat(told["decision_time"]),
+            "incident_start": None if start is None else datetime.fromisoformat(start),
+            "risk": float("nan") if told["risk"] is None else told["risk"],
+            "reasons": tuple(told["reasons"]),
+        }
+    )
+
+
+def _plain(value: Any) -> Any:
+    """Turn a value into what JSON holds: durations in seconds, instants in ISO form, NaN as null."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

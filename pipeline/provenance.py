@@ -1,0 +1,61 @@
+"""Where a result comes from: the code revision and the versions of the libraries that made it."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+_LIBRARIES = (
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "numba",
+    "scikit-learn",
+    "lightgbm",
+    "xgboost-cpu",
+    "skops",
+    "mlflow",
+    "predrain",
+)
+_TIMEOUT_S = 10
+
+
+def code_revision() -> str:
+    """Return the git revision that the running code was checked out at.
+
+    Returns
+    -------
+    str
+        The commit, with ``-dirty`` where tracked files differ from it; ``unknown`` where the code is no checkout.
+    """
+    here = Path(__file__).resolve().parents[1]
+    try:
+        commit = _git(here, "rev-parse", "HEAD")
+        changed = _git(here, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return f"{commit}-dirty" if changed else commit
+
+
+def library_versions() -> dict[str, str]:
+    """Return the versions of Python and of the libraries that shape a result, by name."""
+    versions = {"python": platform.python_version()}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "absent"
+    return versions
+
+
+def _git(folder: Path, *args: str) -> str:
+    done = subprocess.run(  # noqa: S603 - fixed arguments and a folder of our own
+        ["git", "-C", str(folder), *args],  # noqa: S607 - the user's own git, wherever it is
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=_TIMEOUT_S,
+    )
+    return done.stdout.strip()

@@ -1,0 +1,300 @@
+"""The report's plots, as inline SVG: the same bytes for the same numbers, readable on light and dark pages.
+
+Text and lines take the page's colours: they are drawn in placeholder colours that stand for CSS in the end. Series
+colours are the Okabe-Ito palette, which colour-blind readers tell apart on both backgrounds; line styles differ as
+well.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from html import escape
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from models.comparison import SLIDING, TRAIN_ONCE
+from models.config import LEARNERS
+from models.evaluation import Evaluation
+from models.oracle import ORACLE
+from pipeline.report import wording
+
+_INK = "#010203"
+_FAINT = "#040506"
+_PAGE = "#070809"
+_CSS = {_INK: "var(--ink)", _FAINT: "var(--line)", _PAGE: "var(--page)"}
+
+ACCENT, SECOND = "#d55e00", "#0072b2"
+_COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7f7f7f")
+_STYLES = ("-", (0, (5, 1.5)), (0, (3, 1.2, 1, 1.2)), (0, (1, 1)), (0, (7, 2)))
+_SETTINGS = {
+    "svg.hashsalt": "predrain",
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    "text.color": _INK,
+    "axes.edgecolor": _FAINT,
+    "axes.labelcolor": _INK,
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.facecolor": "none",
+    "grid.color": _FAINT,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "legend.fontsize": 9.0,
+    "lines.linewidth": 1.4,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "xtick.labelcolor": _INK,
+    "ytick.labelcolor": _INK,
+    "path.simplify": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One plot of the report.
+
+    Attributes
+    ----------
+    svg : str
+        An ``svg`` element with a title and a description for readers who do not see it.
+    caption : str
+        What it shows, as text.
+    """
+
+    svg: str
+    caption: str
+
+
+def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
+    """Precision against recall as the alert budget grows: the profile beside each learner and the oracle."""
+    curves = evaluation.pr_curves[evaluation.pr_curves["variant"] != TRAIN_ONCE]
+    by_model = {model: curve.dropna() for model, curve in curves.groupby("model", sort=True)}
+    row = evaluation.row(profile, SLIDING)
+    if row is None or profile not in by_model or by_model[profile].empty:
+        return None
+
+    def draw(axes: Axes) -> None:
+        others = [model for model in LEARNERS if model in by_model and model != profile]
+        for at, model in enumerate(others):
+            curve = by_model[model]
+            axes.plot(curve["recall"], curve["precision"], color=_COLOURS[at], linestyle=_STYLES[at], label=model)
+        if ORACLE in by_model:
+            curve = by_model[ORACLE]
+            axes.plot(
+                curve["recall"],
+                curve["precision"],
+                color=_INK,
+                linestyle=(0, (2, 2)),
+                label="oracle (best possible)",
+            )
+        curve = by_model[profile]
+        axes.plot(curve["recall"], curve["precision"], color=ACCENT, linewidth=2.6, label=profile)
+        at_k = curve[curve["k"] == evaluation.k]
+        axes.plot(at_k["recall"], at_k["precision"], "o", color=ACCENT, markersize=8, markeredgecolor=_PAGE)
+        axes.axhline(row["base_rate"], color=_INK, linewidth=0.9, linestyle=":", label="base rate")
+        axes.set(xlabel="recall of positive rows", ylabel="precision", xlim=(0, 1.01), ylim=(0, None))
+        axes.xaxis.set_major_formatter(FuncFormatter(_percent_tick))
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.02))
+
+    caption = (
+        f"Precision against recall of positive rows as the alert budget grows from 1 to all at each decision time. "
+        f"The dot is {profile} at K = {evaluation.k}: a precision of {wording.percent(row['precision_at_k'])}."
+    )
+    return _render("precision-recall", "Precision and recall", caption, draw, height=3.9, width=8.6)
+
+
+def precision_by_month(evaluation: Evaluation, profile: str) -> Plot | None:
+    """Precision at K by calendar month, with and without sliding training."""
+    monthly = evaluation.monthly[(evaluation.monthly["model"] == profile) & (evaluation.monthly["labelled"] > 0)]
+    sliding = monthly[monthly["variant"] == SLIDING].set_index("month")
+    once = monthly[monthly["variant"] == TRAIN_ONCE].set_index("month")
+    if sliding.empty:
+        return None
+    months = list(sliding.index)
+
+    def draw(axes: Axes) -> None:
+        place = np.arange(len(months))
+        axes.plot(place, sliding["precision_at_k"], "o-", color=ACCENT, linewidth=2.2, label="sliding")
+        if not once.empty:
+            axes.plot(
+                place,
+                once["precision_at_k"].reindex(months),
+                "s",
+                linestyle=_STYLES[1],
+                color=SECOND,
+                label="trained once",
+            )
+        axes.plot(place, sliding["base_rate"], ":", color=_INK, linewidth=1.0, label="base rate")
+        axes.set_xticks(place, months)
+        axes.set(ylabel=f"precision at K = {evaluation.k}", ylim=(0, None), xlim=(-0.4, len(months) - 0.6))
+        axes.yaxis.set_major_formatter(FuncFormatter(_percent_tick))
+        axes.legend(loc="best")
+
+    said = "; ".join(
+        f"{month}: {wording.percent(sliding.loc[month, 'precision_at_k'])}"
+        + (f" against {wording.percent(once.loc[month, 'precision_at_k'])}" if month in once.index else "")
+        for month in months
+    )
+    against = " and of the same model trained once" if not once.empty else ""
+    caption = f"Precision at K of {profile} by calendar month, refitted on a sliding span{against}. {said}."
+    return _render("by-month", "Precision by month", caption, draw, height=3.1)
+
+
+def lead_times(evaluation: Evaluation, profile: str) -> Plot | None:
+    """Histogram of how long before its incident the first right alert came."""
+    mine = evaluation.lead_times
+    mine = mine[(mine["model"] == profile) & (mine["variant"] == SLIDING)]
+    lead = mine["lead_time_hours"].dropna().to_numpy()
+    if lead.size == 0:
+        return None
+    width = max(1.0, np.ceil(lead.max() / 24))
+    edges = np.arange(0, np.ceil(lead.max() / width) * width + width / 2, width)
+    if len(edges) < 2:
+        edges = np.array([0.0, width])
+    quartiles = np.quantile(lead, [0.25, 0.5, 0.75])
+
+    def draw(axes: Axes) -> None:
+        axes.hist(lead, bins=edges.tolist(), color=SECOND, edgecolor=_PAGE, linewidth=1.0)
+        axes.axvline(quartiles[1], color=ACCENT, linewidth=2.0, label=f"median {quartiles[1]:.1f} h")
+        axes.set(xlabel="hours from the first right alert to the incident", ylabel="incidents", xlim=(0, edges[-1]))
+        axes.yaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.legend(loc="best")
+
+    caption = (
+        f"Lead time of the {len(lead)} incidents that {profile} caught ({len(mine) - len(lead)} more were not caught). "
+        f"Quartiles: {', '.join(wording.hours(each) for each in quartiles)}."
+    )
+    return _render("lead-times", "Lead time", caption, draw, height=2.8)
+
+
+def recall_by_class(evaluation: Evaluation, profile: str) -> Plot | None:
+    """Share of the incidents of each failure class that was caught."""
+    table = evaluation.by_class
+    mine = table[(table["model"] == profile) & (table["variant"] == SLIDING)].iloc[::-1]
+    if mine.empty:
+        return None
+    best = table[table["model"] == ORACLE].set_index("failure_class")["recall"]
+
+    def draw(axes: Axes) -> None:
+        place = np.arange(len(mine))
+        axes.barh(place, np.ones(len(mine)), color=_FAINT, height=0.55, alpha=0.6)
+        axes.barh(place, mine["recall"], color=SECOND, height=0.55, label=profile)
+        if not best.empty:
+            values = best.reindex(mine["failure_class"]).to_numpy()
+            axes.plot(
+                values, place, "D", color=ACCENT, markeredgecolor=_PAGE, markersize=7, label="oracle", clip_on=False
+            )
+            axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
+        names = [
+            f"{name}  ({caught} of {of})"
+            for name, caught, of in zip(mine["failure_class"], mine["caught"], mine["incidents"], strict=True)
+        ]
+        axes.set_yticks(place, names)
+        axes.grid(visible=False, axis="y")
+        axes.set(xlabel="share of incidents caught", xlim=(0, 1.01))
+        axes.xaxis.set_major_formatter(FuncFormatter(_percent_tick))
+
+    said = "; ".join(
+        f"{name} {caught} of {of}"
+        for name, caught, of in zip(mine["failure_class"], mine["caught"], mine["incidents"], strict=True)
+    )
+    caption = f"Recall of incidents by failure class, {profile} at K = {evaluation.k}. {said}."
+    return _render("by-class", "Recall by failure class", caption, draw, height=0.9 + 0.42 * len(mine))
+
+
+def calibration(evaluation: Evaluation, profile: str) -> Plot | None:
+    """Observed rates against risks, both logarithmic."""
+    bins = evaluation.calibration
+    mine = bins[(bins["model"] == profile) & (bins["variant"] == SLIDING)]
+    drawn = mine[(mine["observed_rate"] > 0) & (mine["mean_risk"] > 0)]
+    row = evaluation.row(profile, SLIDING)
+    if drawn.empty or row is None:
+        return None
+    both = drawn[["mean_risk", "observed_rate"]].to_numpy()
+    low, high = 10.0 ** np.floor(np.log10(both.min())), 1.0
+
+    def draw(axes: Axes) -> None:
+        axes.plot([low, high], [low, high], ":", color=_INK, linewidth=1.0, label="as often as said")
+        # the standard error of a share, shown so that a bin of three positives is not read as a finding
+        error = np.sqrt(drawn["observed_rate"] * (1 - drawn["observed_rate"]) / drawn["rows"])
+        error = np.minimum(error, 0.95 * drawn["observed_rate"])
+        axes.errorbar(
+            drawn["mean_risk"], drawn["observed_rate"], yerr=error, fmt="o", color=ACCENT, ecolor=ACCENT,
+            elinewidth=1.2, markersize=6, markeredgecolor=_PAGE, label=profile,
+        )  # fmt: skip
+        axes.set(xscale="log", yscale="log", xlabel="risk that was said", ylabel="share that had an incident")
+        axes.set(xlim=(low, high), ylim=(low, high))
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(FuncFormatter(_percent_tick))
+            axis.set_minor_formatter(FuncFormatter(lambda _value, _at: ""))
+        axes.grid(visible=False, which="minor")
+        axes.legend(loc="upper left")
+
+    hidden = len(mine) - len(drawn)
+    more = f" {hidden} of {len(mine)} bins without any incident cannot be drawn." if hidden else ""
+    caption = (
+        f"Risks of {profile} in bins of equal size (finer near the top) against what happened; bars are one standard "
+        f"error. "
+        f"Mean risk is {wording.number(row['risk_ratio'])} times the base rate; the expected calibration error is "
+        f"{wording.percent(row['calibration_error'])}.{more}"
+    )
+    return _render("calibration", "Calibration", caption, draw, height=3.6, width=5.4)
+
+
+def _percent_tick(value: float, _at: int | None = None) -> str:
+    return f"{100 * value:g} %"
+
+
+def _render(
+    key: str, title: str, description: str, draw: Callable[[Axes], None], *, height: float, width: float = 7.2
+) -> Plot:
+    with mpl.rc_context({**mpl.rcParamsDefault, **_SETTINGS}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        draw(figure.subplots())
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    return Plot(svg=_inline(buffer.getvalue(), key, title, description), caption=description)
+
+
+def _inline(document: str, key: str, title: str, description: str) -> str:
+    """Turn an SVG document into an element of an HTML page: no prologue, no namespaces, no ids that others may have."""
+    svg = document[document.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    svg = re.sub(r"<!--.*?-->", "", svg, flags=re.DOTALL)
+    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)
+    svg = svg.replace("xlink:href", "href")
+    used = set(re.findall(r'href="#([^"]+)"', svg)) | set(re.findall(r"url\(#([^)]+)\)", svg))
+    svg = re.sub(r'\sid="([^"]+)"', lambda found: f' id="{key}-{found[1]}"' if found[1] in used else "", svg)
+    svg = re.sub(r'href="#', f'href="#{key}-', svg)
+    svg = re.sub(r"url\(#", f"url(#{key}-", svg)
+    for colour, css in _CSS.items():
+        svg = svg.replace(colour, css)
+    # the page's own font, whatever it is; sizes stay
+    svg = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", svg)
+    head = (
+        f'<svg role="img" aria-labelledby="{key}-title {key}-desc"'
+        f'><title id="{key}-title">{escape(title)}</title><desc id="{key}-desc">{escape(description)}</desc>'
+    )
+    opening = re.match(r"<svg([^>]*)>", svg)
+    assert opening is not None
+    box = re.search(r'viewBox="[^"]+"', opening[1])
+    assert box is not None
+    width = re.search(r'width="([\d.]+)pt"', opening[1])
+    assert width is not None
+    # points to CSS pixels; the stylesheet lets it shrink but not grow
+    style = f' {box[0]} style="max-width: {float(width[1]) * 4 / 3:.0f}px"'
+    return head.replace('role="img"', f'role="img"{style}', 1) + svg[opening.end() :].strip()

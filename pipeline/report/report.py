@@ -1,0 +1,117 @@
+"""Write the report: one HTML file that needs nothing else, byte-identical for the same results."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from models.evaluation import Evaluation
+from pipeline.report import plots, summary, tables, wording
+from pipeline.report.context import ReportContext
+from telemetry.errors import InputError
+
+_HERE = Path(__file__).parent
+
+
+def write_report(out: Path, *, evaluation: Evaluation, context: ReportContext) -> Path:
+    """Write ``OUT/report/index.html``.
+
+    The page makes no request of any kind: styles and plots stand in it. It holds no time of writing, so the same
+    results give the same bytes.
+
+    Parameters
+    ----------
+    out : Path
+        The output folder of a backtest; made where it does not exist.
+    evaluation : Evaluation
+        The measurements.
+    context : ReportContext
+        The dataset, the choices, the folds and the alerts to show.
+
+    Returns
+    -------
+    Path
+        The page.
+
+    Raises
+    ------
+    InputError
+        If it cannot be written; an older report stays as it was.
+    """
+    page = render_report(evaluation, context)
+    target = out / "report" / "index.html"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".index-", suffix=".html")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
+                file.write(page)
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, target)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(
+            f"cannot write the report: {error.strerror}", str(target), "Free some space or choose another --out."
+        ) from None
+    return target
+
+
+def render_report(evaluation: Evaluation, context: ReportContext) -> str:
+    """Render the page.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The measurements.
+    context : ReportContext
+        The dataset, the choices, the folds and the alerts to show.
+
+    Returns
+    -------
+    str
+        The HTML document.
+    """
+    profile = context.profile
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    drawn = {
+        "precision_recall": plots.precision_recall(evaluation, profile),
+        "by_month": plots.precision_by_month(evaluation, profile),
+        "lead_times": plots.lead_times(evaluation, profile),
+        "by_class": plots.recall_by_class(evaluation, profile),
+        "calibration": plots.calibration(evaluation, profile),
+    }
+    against_once = "Each model refitted on a sliding span against the same model trained once, on the same resamples."
+    against_best = (
+        "Each ensemble against the best single learner, on the same resamples. The learner was chosen after the fact "
+        "on these very decisions, which favours it."
+    )
+    against_base = "The best single learner against each baseline, on the same resamples."
+    return environment.get_template("report.html.j2").render(
+        context=context,
+        evaluation=evaluation,
+        style=Markup((_HERE / "style.css").read_text(encoding="utf-8")),  # noqa: S704 - our own stylesheet
+        summary=summary.sentences(evaluation, context),
+        figures=summary.figures(evaluation, context),
+        plots={name: plot and (Markup(plot.svg), plot.caption) for name, plot in drawn.items()},  # noqa: S704 - escaped there
+        models=tables.models(evaluation, context),
+        sliding=tables.paired(evaluation, "sliding", against_once),
+        ensembles=tables.paired(evaluation, "ensemble", against_best),
+        baselines=tables.paired(evaluation, "baseline", against_base),
+        equal_alerts=tables.equal_alerts(evaluation),
+        months=tables.by_month(evaluation, profile),
+        classes=tables.by_class(evaluation, profile),
+        uncaught=tables.uncaught_table(evaluation, context),
+        folds=tables.folds(evaluation, context),
+        alerts=tables.alert_rows(tuple(context.alerts)),
+        methods=sorted({alert.method for alert in context.alerts if alert.method}),
+        day=wording.day,
+        duration=wording.duration,
+    )

@@ -1,0 +1,184 @@
+"""The report's summary: a few sentences, every number of which comes from the evaluation."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+
+from models.comparison import SLIDING
+from models.evaluation import Evaluation
+from models.lead_time import TOP_SHARE
+from models.oracle import ORACLE
+from pipeline.report import wording
+from pipeline.report.context import ReportContext
+from pipeline.report.wording import between, count, day, duration, hours, join, percent, points, verdict
+
+
+def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
+    """Say what was replayed, how many alerts came, how often they were wrong, how early, and what helped.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The measurements.
+    context : ReportContext
+        Everything else.
+
+    Returns
+    -------
+    list of str
+        Paragraphs.
+    """
+    row = evaluation.row(context.profile, SLIDING)
+    said = [_replayed(evaluation, context)]
+    if row is None:
+        return [*said, f"The profile's model, {context.profile}, made no predictions."]
+    said.append(_alerts(evaluation, context, row))
+    if row["incidents"]:
+        said.append(_early(context, row))
+    said.append(_beside(evaluation, context, row))
+    helped = _helped(evaluation, context)
+    if helped:
+        said.append(helped)
+    return [each for each in said if each]
+
+
+def figures(evaluation: Evaluation, context: ReportContext) -> list[tuple[str, str, str]]:
+    """Give the main figures of the profile.
+
+    Parameters
+    ----------
+    evaluation : Evaluation
+        The measurements.
+    context : ReportContext
+        Everything else.
+
+    Returns
+    -------
+    list of (name, value, note)
+        The note is the interval or what the figure counts; possibly empty.
+    """
+    row = evaluation.row(context.profile, SLIDING)
+    if row is None:
+        return []
+    said = [
+        (f"precision at K = {evaluation.k}", percent(row["precision_at_k"]), _interval(row, "precision_at_k")),
+        ("incidents caught", percent(row["recall"]), f"{count(row['caught'])} of {count(row['incidents'])}"),
+        ("median lead time", hours(row["lead_time_median_hours"]), "first right alert to incident"),
+        (
+            "false alert days",
+            wording.number(row["false_alert_days_per_1000_unit_days"], 1),
+            f"per 1000 {context.unit_word}-days",
+        ),
+        ("base rate", percent(row["base_rate"]), "precision of drawing at random"),
+    ]
+    share = row.get("oracle_share_precision_at_k", math.nan)
+    if math.isfinite(share):
+        said.append(("of the oracle's precision", percent(share), _interval(row, "oracle_share_precision_at_k")))
+    return said
+
+
+def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
+    fleet = "real fleet"
+    if context.simulated is not None:
+        rate = context.simulated.acceleration
+        faster = (
+            f"its failure rates multiplied by {rate:g} so that there is something to count"
+            if rate != 1
+            else "failure rates as calibrated"
+        )
+        fleet = f"simulated fleet (scenario {context.simulated.scenario}, seed {context.simulated.seed}, {faster})"
+    return (
+        f"{count(evaluation.units)} {context.unit_word}s of a {fleet} were replayed at {count(evaluation.times)} "
+        f"decision times, every {duration(context.every)} from {day(evaluation.first_time)} to "
+        f"{day(evaluation.last_time)}. At each, every model saw only what was known by then and ranked the "
+        f"{context.unit_word}s by the risk that an incident starts between {duration(context.gap)} and "
+        f"{duration(context.gap)} plus {duration(context.horizon)} later."
+    )
+
+
+def _alerts(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
+    open_ended = int(row["alerts"] - row["alerts_labelled"])
+    text = (
+        f"{context.profile} gave {count(row['alerts'])} alerts, at most {evaluation.k} at a decision time"
+        f"{f'; the outcome of {count(open_ended)} is not known' if open_ended else ''}. "
+    )
+    if not row["alerts_labelled"]:
+        return text + "None has a known outcome, so nothing can be said about its precision."
+    wrong = row["alerts_labelled"] - row["hits"]
+    return text + (
+        f"Of the {count(row['alerts_labelled'])} with a known outcome, {count(wrong)} were wrong and "
+        f"{count(row['hits'])} right: a precision of {percent(row['precision'])}"
+        f"{_spaced(_interval(row, 'precision'))}, where drawing at random would reach {percent(row['base_rate'])}."
+    )
+
+
+def _early(context: ReportContext, row: pd.Series) -> str:
+    text = (
+        f"It caught {count(row['caught'])} of the {count(row['incidents'])} incidents that could have been caught "
+        f"(recall {percent(row['recall'])}{_spaced(_interval(row, 'recall'))})"
+    )
+    if row["caught"]:
+        text += (
+            f", half of them at least {hours(row['lead_time_median_hours'])} before they began "
+            f"(quartiles {hours(row['lead_time_q25_hours'])} and {hours(row['lead_time_q75_hours'])})"
+        )
+    return text + (
+        f". {percent(row['capture'])} of the incidents hit a {context.unit_word} that stood among the riskiest "
+        f"{percent(TOP_SHARE).replace('.0', '')} at the last decision before."
+    )
+
+
+def _beside(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> str:
+    oracle = evaluation.row(ORACLE, ORACLE)
+    if oracle is None:
+        return (
+            "What the best possible model would reach here is not known: only a simulation can tell the true risks, and "
+            "none were given."
+        )
+    text = (
+        f"An oracle that knows the true risk would reach a precision of {percent(oracle['precision_at_k'])} at "
+        f"the same K: {context.profile} reaches {percent(row['oracle_share_precision_at_k'])} of that"
+        f"{_spaced(_interval(row, 'oracle_share_precision_at_k'))}. "
+        "A precision says as much about the fleet as about the model."
+    )
+    if evaluation.oracle_coverage < 1:
+        known = percent(evaluation.oracle_coverage)
+        text += f" (True risks exist for {known} of the rows; the oracle puts the others, of GPUs already down, last.)"
+    return text
+
+
+def _helped(evaluation: Evaluation, context: ReportContext) -> str:
+    paired = evaluation.paired
+    paired = paired[paired["statistic"] == "precision_at_k"]
+    parts = []
+    sliding = paired[(paired["comparison"] == "sliding") & (paired["model"] == context.profile)]
+    for each in sliding.itertuples():
+        parts.append(
+            f"Against training {each.model} once, refitting it on a sliding span changed precision at K by "
+            f"{_difference(each)}."
+        )
+    ensembles = paired[paired["comparison"] == "ensemble"]
+    if not ensembles.empty:
+        against = ensembles["other_model"].iloc[0]
+        compared = join([f"{each.model} {_difference(each)}" for each in ensembles.itertuples()])
+        parts.append(
+            f"Against the best single learner ({against}, chosen after the fact), precision at K changed by: "
+            f"{compared}."
+        )
+    return " ".join(parts)
+
+
+def _difference(each: tuple) -> str:  # type: ignore[type-arg]  # a row of itertuples has no static type
+    bounds = between(points(each.low), points(each.high))  # type: ignore[attr-defined]  # columns of the paired table
+    said = verdict(each.low, each.high)  # type: ignore[attr-defined]  # columns of the paired table
+    return f"{points(each.difference)} points{_spaced(bounds)} ({said})"  # type: ignore[attr-defined]  # as above
+
+
+def _interval(row: pd.Series, name: str) -> str:
+    return between(percent(row[f"{name}_low"]), percent(row[f"{name}_high"]))
+
+
+def _spaced(text: str) -> str:
+    return f" {text}" if text else ""

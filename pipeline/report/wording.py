@@ -1,0 +1,156 @@
+"""Numbers as a reader sees them."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime, timedelta
+
+NONE = "–"
+"""What stands where a number is undefined."""
+
+
+def percent(value: float) -> str:
+    """Write a share: one decimal, more where it is below 1 %.
+
+    Examples
+    --------
+    >>> percent(0.2634), percent(0.00339), percent(1.0), percent(float("nan"))
+    ('26.3 %', '0.34 %', '100 %', '–')
+    """
+    if not math.isfinite(value):
+        return NONE
+    hundred = 100 * value
+    if 0 < abs(hundred) < 1:
+        return f"{hundred:.2g} %"
+    return f"{hundred:.0f} %" if hundred in (0.0, 100.0) else f"{hundred:.1f} %"
+
+
+def number(value: float, digits: int = 2) -> str:
+    """Write a number with so many decimals.
+
+    Examples
+    --------
+    >>> number(0.12345, 3), number(float("nan"))
+    ('0.123', '–')
+    """
+    return f"{value:.{digits}f}" if math.isfinite(value) else NONE
+
+
+def count(value: float) -> str:
+    """Write a whole number with thousands apart.
+
+    Examples
+    --------
+    >>> count(120000)
+    '120,000'
+    """
+    return f"{int(value):,}"
+
+
+def hours(value: float) -> str:
+    """Write hours.
+
+    Examples
+    --------
+    >>> hours(13.42), hours(float("nan"))
+    ('13.4 h', '–')
+    """
+    return f"{value:.1f} h" if math.isfinite(value) else NONE
+
+
+def points(value: float) -> str:
+    """Write a difference of shares in percentage points, signed.
+
+    Examples
+    --------
+    >>> points(0.1186), points(-0.004)
+    ('+11.9', '−0.4')
+    """
+    if not math.isfinite(value):
+        return NONE
+    text = f"{100 * value:+.1f}"
+    return "0.0" if text in ("+0.0", "-0.0") else text.replace("-", "−")
+
+
+def signed(value: float) -> str:
+    """Write a difference of plain numbers, signed.
+
+    Examples
+    --------
+    >>> signed(0.0432), signed(-0.1)
+    ('+0.043', '−0.100')
+    """
+    if not math.isfinite(value):
+        return NONE
+    text = f"{value:+.3f}"
+    return "0.000" if text in ("+0.000", "-0.000") else text.replace("-", "−")
+
+
+def between(low: str, high: str) -> str:
+    """Write an interval, or nothing where it has no bounds.
+
+    Examples
+    --------
+    >>> between("1.0 %", "2.0 %"), between("–", "–")
+    ('[1.0 %, 2.0 %]', '')
+    """
+    return (
+        ""
+        if NONE in (low, high)
+        else f"[{low.removesuffix(' %')}, {high}]"
+        if high.endswith("%")
+        else f"[{low}, {high}]"
+    )
+
+
+def day(value: datetime) -> str:
+    """Write a date (UTC)."""
+    return value.strftime("%Y-%m-%d")
+
+
+def minute(value: datetime) -> str:
+    """Write a time to the minute (UTC)."""
+    return value.strftime("%Y-%m-%d %H:%M")
+
+
+def duration(value: timedelta) -> str:
+    """Write a duration in its largest whole unit.
+
+    Examples
+    --------
+    >>> duration(timedelta(days=28)), duration(timedelta(hours=6)), duration(timedelta(minutes=10))
+    ('28 days', '6 hours', '10 minutes')
+    """
+    seconds = int(value.total_seconds())
+    for unit, size in (("day", 86_400), ("hour", 3_600), ("minute", 60), ("second", 1)):
+        # 24 hours read better than a day; from two days on, days do
+        if seconds % size == 0 and seconds >= size and not (unit == "day" and seconds == size):
+            amount = seconds // size
+            return f"{amount} {unit}" if amount == 1 else f"{amount} {unit}s"
+    return "0 seconds"
+
+
+def verdict(low: float, high: float) -> str:
+    """Say what an interval of a difference shows.
+
+    Examples
+    --------
+    >>> verdict(0.01, 0.2), verdict(-0.2, -0.01), verdict(-0.1, 0.1), verdict(float("nan"), 0.1)
+    ('better', 'worse', 'no difference shown', 'no interval')
+    """
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "no interval"
+    if low > 0:
+        return "better"
+    return "worse" if high < 0 else "no difference shown"
+
+
+def join(parts: list[str]) -> str:
+    """Join words as a sentence does.
+
+    Examples
+    --------
+    >>> join(["a"]), join(["a", "b", "c"])
+    ('a', 'a, b and c')
+    """
+    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}" if parts else ""

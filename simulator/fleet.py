@@ -1,0 +1,204 @@
+"""The fleet before anything happens: racks, nodes, their static traits, and what is planned for them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.parameters import Parameters
+from simulator.randomness import Purpose, generator, scattered
+
+HOUR: Final = 3_600_000
+"""Milliseconds of an hour."""
+DAY: Final = 86_400_000
+"""Milliseconds of a day."""
+NEVER: Final = 2**61
+"""Milliseconds of something that does not happen."""
+
+_PCI_BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")
+_DRIVERS = ("550.54.15", "550.127.08", "570.124.06", "570.172.08", "580.65.06", "580.95.05")
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """The simulated time: all instants in int64 milliseconds since the epoch."""
+
+    start: int
+    """First sample, at 00:00 UTC."""
+    days: int
+    """Length in days."""
+    step: int
+    """Sample interval, ms."""
+    warm_up_days: int
+    """Days simulated before ``start``."""
+
+    @property
+    def end(self) -> int:
+        """End of the simulated time (excluded)."""
+        return self.start + self.days * DAY
+
+    @property
+    def origin(self) -> int:
+        """Beginning of the warm-up."""
+        return self.start - self.warm_up_days * DAY
+
+    @property
+    def steps(self) -> int:
+        """Number of sample times."""
+        return self.days * DAY // self.step
+
+    def at_share(self, share: float) -> int:
+        """Return the instant after a share of the simulated time."""
+        return self.start + round(share * self.days * DAY)
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node: its place, what it is made of, and what is planned for it.
+
+    Times are int64 milliseconds. ``plan`` has one row for each planned change of a slot: slot, time, time at which the
+    next GPU stands there (:data:`NEVER`: none comes).
+    """
+
+    index: int
+    name: str
+    rack: str
+    height: int
+    stressed: bool
+    position_factor: float
+    model: int
+    slots: int
+    installed: int
+    bad: NDArray[np.bool_]
+    lot: int
+    spare: bool
+    flaky: bool
+    mig: bool
+    upgrades: tuple[int, ...]
+    drains: NDArray[np.int64]
+    plan: NDArray[np.int64]
+
+
+def driver_at(number: int) -> str:
+    """Return the driver version after ``number`` upgrades."""
+    return _DRIVERS[min(number, len(_DRIVERS) - 1)]
+
+
+def bus_id(slot: int) -> str:
+    """Return the PCI address of a slot, normalised (domain, bus, device, function)."""
+    return f"0000:{_PCI_BUSES[slot % len(_PCI_BUSES)]}:00.0"
+
+
+def gpu_name(seed: int, node: int, slot: int, stay: int) -> str:
+    """Return a device's UUID: a hash, so that its order says nothing about place or time."""
+    digest = hashlib.blake2b(f"{seed}/{node}/{slot}/{stay}".encode(), digest_size=16).hexdigest()
+    return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:]}"
+
+
+def serial_number(name: str, lot: int) -> str:
+    """Return a serial number: the production lot in front, as board makers print it."""
+    return f"{1600 + lot}{int(name[4:12], 16) % 10**9:09d}"
+
+
+def build_fleet(parameters: Parameters, clock: Clock, *, gpus: int, seed: int) -> list[Node]:
+    """Lay the fleet out.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    clock : Clock
+    gpus : int
+        Number of GPUs at the beginning; the last node has fewer where it is no multiple of a node's.
+    seed : int
+
+    Returns
+    -------
+    list of Node
+        In order of their index. A node's traits depend on the seed and its index only, not on the size of the fleet.
+    """
+    per_node = parameters.fleet.gpus_per_node
+    count = -(-gpus // per_node)
+    return [_node(parameters, clock, seed, index, min(per_node, gpus - index * per_node)) for index in range(count)]
+
+
+def _node(parameters: Parameters, clock: Clock, seed: int, index: int, slots: int) -> Node:
+    fleet, mixed, noise = parameters.fleet, parameters.heterogeneity, parameters.noise
+    rack = index // fleet.nodes_per_rack
+    height = 3 * (index % fleet.nodes_per_rack) // fleet.nodes_per_rack
+    stressed = scattered(rack, seed, 0) < mixed.stressed_share
+    mixed_delivery = scattered(index, seed, 1) < mixed.bad_share / mixed.bad_slots
+    rng = generator(seed, index, Purpose.TRAITS)
+    low, high = fleet.age_days
+    age = low + (high - low) * scattered(rack, seed, 2) + float(rng.uniform(0.0, 10.0))
+    late, arrival = float(rng.random()), float(rng.uniform(0.05, 0.7))
+    if mixed_delivery:
+        age = float(rng.uniform(*fleet.bad_age_days))
+    installed = clock.start - round(age * DAY)
+    if not mixed_delivery and late < fleet.late_share:
+        installed = clock.at_share(arrival)
+    shares = np.cumsum([model.share for model in fleet.models])
+    bad = (rng.random(parameters.fleet.gpus_per_node) < mixed.bad_slots) & mixed_delivery
+    place = scattered(rack, seed, 3) * float(shares[-1])
+    return Node(
+        index=index,
+        name=f"node-{index:05d}",
+        rack=f"rack-{rack:04d}",
+        height=height,
+        stressed=stressed,
+        position_factor=mixed.position_factors[height] if stressed else 1.0,
+        model=min(int(np.searchsorted(shares, place, side="right")), len(shares) - 1),
+        slots=slots,
+        installed=installed,
+        bad=bad,
+        lot=1 + int(age // 60),
+        spare=scattered(index, seed, 4) < fleet.spare_share,
+        flaky=scattered(index, seed, 5) < noise.flaky_share,
+        mig=scattered(index, seed, 6) < noise.mig_share,
+        upgrades=_upgrades(parameters, clock, float(rng.random())),
+        drains=_drains(parameters, clock, seed, index),
+        plan=_plan(parameters, clock, seed, index, slots),
+    )
+
+
+def _upgrades(parameters: Parameters, clock: Clock, place: float) -> tuple[int, ...]:
+    fleet = parameters.fleet
+    begins = clock.at_share(fleet.upgrade_first)
+    found = []
+    while begins < clock.end:
+        found.append(begins + round(place * fleet.upgrade_days * DAY))
+        begins += round(fleet.upgrade_every_days * DAY)
+    return tuple(time for time in found if time < clock.end)
+
+
+def _drains(parameters: Parameters, clock: Clock, seed: int, index: int) -> NDArray[np.int64]:
+    """Planned drains of a node, shape (n, 2): begin and end, by begin."""
+    rng = generator(seed, index, Purpose.PLAN)
+    number = rng.poisson(parameters.fleet.drain_rate_per_month * clock.days / 30.4)
+    begins = np.sort(rng.integers(clock.start, clock.end, number))
+    low, high = parameters.fleet.drain_hours
+    lengths = (rng.uniform(low, high, number) * HOUR).astype(np.int64)
+    return np.column_stack([begins, begins + lengths]).astype(np.int64)
+
+
+def _plan(parameters: Parameters, clock: Clock, seed: int, index: int, slots: int) -> NDArray[np.int64]:
+    """Planned exchanges and removals, shape (n, 3): slot, time, time of the next GPU; by slot and time."""
+    fleet = parameters.fleet
+    rng = generator(seed, index, Purpose.NAMES)
+    years = clock.days / 365.25
+    rows: list[tuple[int, int, int]] = []
+    for slot in range(slots):
+        for _ in range(int(rng.poisson(fleet.swap_rate * years))):
+            time = int(rng.integers(clock.start, clock.end))
+            rows.append((slot, time, time + int(rng.uniform(0.5, 6.0) * HOUR)))
+    replaced = clock.start + int(rng.exponential(365.25 / fleet.node_replaced_rate) * DAY)
+    back = replaced + int(rng.uniform(0.5, 3.0) * DAY)
+    leaves = clock.start + int(rng.exponential(365.25 / fleet.node_leaves_rate) * DAY)
+    if replaced < clock.end:
+        rows += [(slot, replaced, back) for slot in range(slots)]
+    if leaves < clock.end:
+        rows = [row for row in rows if row[1] < leaves] + [(slot, leaves, NEVER) for slot in range(slots)]
+    return np.asarray(sorted(rows), dtype=np.int64).reshape(-1, 3)

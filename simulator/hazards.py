@@ -1,0 +1,284 @@
+"""Hidden states and the rates between them.
+
+A GPU in service is healthy or in one of the degradations of one mechanism. From healthy it can fail directly or
+degrade; a degradation advances, fails or heals. All rates out of healthy are proportional to the GPU's hazard multiplier (batch,
+age, position, lemon node, acceleration); what happens inside a degradation is not: a degradation is as long and as
+dangerous on every GPU, so that acceleration keeps the structure of the precursors.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.fleet import DAY, Clock
+from simulator.parameters import HOURS_PER_YEAR, HeterogeneityParameters, Mechanism, Parameters
+
+FloatArray = NDArray[np.float64]
+
+LOG_GRID = 0.02
+"""Multipliers lie on a grid of this step in logarithm: few distinct values, so that true risks are exact and cheap."""
+
+
+class Phase(IntEnum):
+    """What a hidden state is."""
+
+    HEALTHY = 0
+    WEAK = 1
+    MILD = 2
+    ADVANCED = 3
+    STRUCTURAL = 4
+    UNDETECTED = 5
+
+
+class Cause(IntEnum):
+    """How a failure came about."""
+
+    DIRECT = 0
+    WEAK = 1
+    STRONG = 2
+    STRUCTURAL = 3
+    RECURRENCE = 4
+    HEALTH_CHECK = 5
+
+
+PRECURSOR = ("none", "weak", "strong", "structural", "none", "weak")
+"""Precursor of a failure by its :class:`Cause`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Hidden states of a GPU in service, and their rates per hour.
+
+    Attributes
+    ----------
+    phase, mechanism : ndarray of int64, shape (n_states,)
+        State 0 is healthy (mechanism -1).
+    onset : ndarray, shape (n_models, n_states)
+        Rate from healthy into each state, at multiplier 1, acceleration included.
+    direct : ndarray, shape (n_models, n_mechanisms)
+        Rate of failing from any state without a degradation of that mechanism, at multiplier 1.
+    advance, heal : ndarray, shape (n_states,)
+        Rate to the next state in order, and to healthy.
+    fail : ndarray, shape (2, n_states)
+        Rate of failing; row 1 holds once the new health check runs.
+    names : tuple of str
+        State names.
+    """
+
+    phase: NDArray[np.int64]
+    mechanism: NDArray[np.int64]
+    onset: FloatArray
+    direct: FloatArray
+    advance: FloatArray
+    heal: FloatArray
+    fail: FloatArray
+    names: tuple[str, ...]
+
+    @property
+    def states(self) -> int:
+        """Number of states."""
+        return len(self.phase)
+
+    def lumps(self) -> NDArray[np.int64]:
+        """Return for each state the number of its lump: states of one lump have the same law of failing.
+
+        Degradations of two mechanisms differ in what they show and in how often they begin, not in how they end.
+
+        Returns
+        -------
+        ndarray of int64, shape (n_states,)
+            Lump 0 is healthy alone; a lump's next state is the next state's lump.
+        """
+        known: dict[tuple[float, ...], int] = {(-1.0,): 0}
+        lump = np.zeros(self.states, np.int64)
+        for state in range(self.states - 1, 0, -1):
+            following = float(lump[state + 1]) if self.advance[state] > 0 else -1.0
+            law = (self.advance[state], self.heal[state], self.fail[0, state], self.fail[1, state], following)
+            lump[state] = known.setdefault(tuple(map(float, law)), len(known))
+        return lump
+
+
+def mean_multiplier(mixed: HeterogeneityParameters) -> float:
+    """Return the mean hazard of the calibrated fleet against a plain GPU, so that class rates are fleet averages."""
+    # The bad batch's share of an epidemic is on top of the calibrated fleet, not part of it.
+    bad_share = min(mixed.bad_share, HeterogeneityParameters().bad_share)
+    lemons = 1.0 + mixed.lemon_share * (mixed.lemon_factor - 1.0)
+    batch = 1.0 + bad_share * (mixed.mean_bad_factor - 1.0)
+    position = 1.0 + mixed.stressed_share * (float(np.mean(mixed.position_factors)) - 1.0)
+    return lemons * batch * position
+
+
+def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -> Chain:
+    """Make the chain of hidden states.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    acceleration : float
+        Factor on every rate out of healthy.
+    detects : bool
+        Whether the new health check starts at some time (its failures are in row 1 of ``fail``).
+
+    Returns
+    -------
+    Chain
+    """
+    hazards = parameters.hazards
+    models = parameters.fleet.models
+    phases: list[Phase] = [Phase.HEALTHY]
+    owners, names = [-1], ["healthy"]
+    advance, heal, fail = [0.0], [0.0], [0.0]
+    onset: list[list[float]] = [[0.0] * len(models)]
+    direct = np.zeros((len(models), len(hazards.mechanisms)))
+    scale = acceleration / HOURS_PER_YEAR / mean_multiplier(parameters.heterogeneity)
+
+    def add(phase: Phase, owner: int, rates: list[float], leave: tuple[float, float, float]) -> None:
+        phases.append(phase)
+        owners.append(owner)
+        names.append(f"{'check' if owner < 0 else hazards.mechanisms[owner].name}_{phase.name.lower()}")
+        onset.append(rates)
+        advance.append(leave[0])
+        heal.append(leave[1])
+        fail.append(leave[2])
+
+    for owner, each in enumerate(hazards.mechanisms):
+        first = [scale * rate * _first_share(each, hazards.recurs) for rate in _rates(each, parameters)]
+        direct[:, owner] = first
+        paths: list[tuple[float, float]] = []
+        if each.weak > 0:
+            rate = 1.0 / hazards.weak_mean_h
+            fails = hazards.weak_fails
+            add(Phase.WEAK, owner, _entries(first, each.weak, fails), (0.0, rate * (1 - fails), rate * fails))
+            paths.append((each.weak, fails))
+        if each.strong > 0:
+            rate = 1.0 / hazards.mild_mean_h
+            advances = hazards.mild_advances
+            ends_badly = advances * hazards.advanced_fails
+            add(
+                Phase.MILD, owner, _entries(first, each.strong, ends_badly), (rate * advances, rate * (1 - advances), 0)
+            )
+            paths.append((each.strong, ends_badly))
+            count = hazards.advanced_phases
+            rate = count / hazards.advanced_mean_h
+            on = hazards.advanced_fails ** (1.0 / count)
+            for number in range(count):
+                last = number == count - 1
+                leave = (0.0, rate * (1 - on), rate * on) if last else (rate * on, rate * (1 - on), 0.0)
+                add(Phase.ADVANCED, owner, [0.0] * len(models), leave)
+        if each.structural > 0:
+            rate = 1.0 / hazards.structural_mean_h
+            fails = hazards.structural_fails
+            add(
+                Phase.STRUCTURAL,
+                owner,
+                _entries(first, each.structural, fails),
+                (0.0, rate * (1 - fails), rate * fails),
+            )
+            paths.append((each.structural, fails))
+        # A path that never fails leaves its share to the direct failures, so that the class keeps its rate.
+        direct[:, owner] *= 1.0 - sum(share for share, fails in paths if fails > 0)
+    add(
+        Phase.UNDETECTED,
+        -1,
+        [scale * hazards.undetected_rate] * len(models),
+        (0.0, 1.0 / hazards.undetected_mean_h, 0.0),
+    )
+    detected = list(fail)
+    detected[-1] = 1.0 / hazards.detection_mean_h if detects else 0.0
+    return Chain(
+        phase=np.array(phases, np.int64),
+        mechanism=np.array(owners, np.int64),
+        onset=np.array(onset, np.float64).T.copy(),
+        direct=direct,
+        advance=np.array(advance, np.float64),
+        heal=np.array(heal, np.float64),
+        fail=np.array([fail, detected], np.float64),
+        names=tuple(names),
+    )
+
+
+_LOOKALIKE = 0.15
+# Where degradations never fail (noprecursor), they begin as often as if this share of them did.
+
+
+def _entries(first: list[float], share: float, fails: float) -> list[float]:
+    return [rate * share / (fails if fails > 0 else _LOOKALIKE) for rate in first]
+
+
+def _rates(each: Mechanism, parameters: Parameters) -> list[float]:
+    """Failures per GPU-year of each model."""
+    if each.name == "nvlink":
+        return [model.nvlink_failure_rate for model in parameters.fleet.models]
+    return [each.rate for _ in parameters.fleet.models]
+
+
+def _first_share(each: Mechanism, recurs: float) -> float:
+    """Share of a mechanism's failures that are not recurrences (a geometric series of resets that did not cure)."""
+    return 1.0 - recurs * (1.0 - each.replaced)
+
+
+def age_table(mixed: HeterogeneityParameters) -> FloatArray:
+    """Return what :func:`multiplier_index` needs: infant factor, infant ms, bad factor, power of age, reference ms."""
+    return np.array(
+        [
+            mixed.infant_factor,
+            mixed.infant_days * DAY,
+            mixed.bad_factor,
+            mixed.bad_shape - 1.0,
+            mixed.bad_reference_days * DAY,
+        ],
+        np.float64,
+    )
+
+
+def epidemic_by_day(parameters: Parameters, clock: Clock, *, on: bool) -> FloatArray:
+    """Return the bad batch's hazard for each day from the clock's origin; -1 where it follows its Weibull law."""
+    total = clock.days + clock.warm_up_days + 2
+    if not on:
+        return np.full(total, -1.0)
+    curve = np.array(parameters.drift.epidemic_curve)
+    share = (np.arange(total) - clock.warm_up_days) / clock.days
+    peak = parameters.heterogeneity.bad_factor
+    return np.maximum(1.0, peak * np.exp(np.interp(share, curve[:, 0], np.log(curve[:, 1]))))
+
+
+@numba.njit(cache=True, nogil=True)
+def multiplier_index(day: int, installed: int, bad: bool, position: float, epidemic: float, ages: FloatArray) -> int:
+    """Return the grid index of a GPU's hazard multiplier on one UTC day, lemon nodes apart.
+
+    Parameters
+    ----------
+    day : int
+        The day's first instant, ms.
+    installed : int
+        When the GPU was installed, ms.
+    bad : bool
+        Whether it is of the bad batch.
+    position : float
+        Factor of its position.
+    epidemic : float
+        The bad batch's factor on this day; negative: its Weibull law.
+    ages : ndarray
+        From :func:`age_table`.
+
+    Returns
+    -------
+    int
+        The multiplier is ``exp(LOG_GRID * index)``.
+    """
+    age = max(day - installed, 0)
+    factor = position
+    if age < ages[1]:
+        factor *= ages[0]
+    if bad:
+        if epidemic >= 0.0:
+            factor *= epidemic
+        else:
+            factor *= max(1.0, ages[2] * (age / ages[4]) ** ages[3])
+    return math.floor(math.log(factor) / LOG_GRID + 0.5)

@@ -1,0 +1,359 @@
+"""What happens to each slot: GPUs degrade, heal, fail, are repaired or exchanged.
+
+Exact simulation of a continuous-time chain: between two instants at which a rate changes (midnight, a lemon period's
+ends) the time to the next transition is exponential.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.fleet import DAY, HOUR, NEVER, Clock, Node
+from simulator.hazards import LOG_GRID, Cause, Chain, FloatArray, age_table, multiplier_index
+from simulator.parameters import Parameters
+from simulator.randomness import Purpose, exponential, generator, normal, stream, uniform
+
+Int64Array = NDArray[np.int64]
+
+DOWN = -1
+"""State of a segment in which the GPU has failed and is not back yet."""
+
+SEGMENT = ("slot", "stay", "begin", "end", "state", "onset", "reset")
+"""Columns of a segments table: ``onset`` is when the degradation began, ``reset`` the last reset (-1: none yet)."""
+FAILURE = ("slot", "stay", "start", "mechanism", "cause", "lemon", "repaired", "replaced", "onset")
+"""Columns of a failures table; mechanism -1 is the fault that only the new health check looks for."""
+STAY = ("slot", "stay", "installed", "removed", "bad")
+"""Columns of a stays table; ``removed`` is :data:`simulator.fleet.NEVER` where the GPU stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laws:
+    """The compiled simulation's constants, the same for all nodes of a run."""
+
+    chain: Chain
+    ages: FloatArray
+    epidemic: FloatArray
+    check_day: int
+    lemon_factor: float
+    replaced: FloatArray
+    recurrence: FloatArray
+    repairs: FloatArray
+
+
+@dataclass(frozen=True, slots=True)
+class Lives:
+    """All that happened on one node, as int64 tables in ms, columns by :data:`SEGMENT`, :data:`FAILURE`, :data:`STAY`.
+
+    ``lemon`` holds the begin and end of each period in which the node is a lemon, shape (n, 2).
+    """
+
+    segments: Int64Array
+    failures: Int64Array
+    stays: Int64Array
+    lemon: Int64Array
+
+
+def make_laws(parameters: Parameters, chain: Chain, epidemic: FloatArray, clock: Clock, *, detects: bool) -> Laws:
+    """Collect the constants of the simulation."""
+    hazards = parameters.hazards
+    begins = clock.at_share(parameters.drift.check_begins)
+    # At midnight, so that a rate never changes within a day.
+    check_day = clock.start + -(-(begins - clock.start) // DAY) * DAY if detects else NEVER
+    return Laws(
+        chain=chain,
+        ages=age_table(parameters.heterogeneity),
+        epidemic=epidemic,
+        check_day=check_day,
+        lemon_factor=parameters.heterogeneity.lemon_factor,
+        replaced=np.array([each.replaced for each in hazards.mechanisms] + [0.3], np.float64),
+        recurrence=np.array(
+            [hazards.recurs, math.log(hazards.recurrence_median_h * HOUR), hazards.recurrence_sigma], np.float64
+        ),
+        repairs=np.array([(share, math.log(days * DAY)) for share, days in hazards.repair_days], np.float64),
+    )
+
+
+def lemon_periods(parameters: Parameters, clock: Clock, seed: int, node: int) -> Int64Array:
+    """Draw the periods in which a node is a lemon: a stationary two-state Markov process.
+
+    Returns
+    -------
+    ndarray of int64, shape (n, 2)
+        Begin and end of each, within the clock's origin and end.
+    """
+    mixed = parameters.heterogeneity
+    if mixed.lemon_share <= 0:
+        return np.empty((0, 2), np.int64)
+    rng = generator(seed, node, Purpose.LEMON)
+    stay = mixed.lemon_mean_days * DAY
+    between = stay * (1 - mixed.lemon_share) / mixed.lemon_share
+    found = []
+    time = float(clock.origin)
+    lemon = bool(rng.random() < mixed.lemon_share)
+    while time < clock.end:
+        end = time + float(rng.exponential(stay if lemon else between))
+        if lemon:
+            found.append((int(time), int(min(end, clock.end))))
+        time, lemon = end, not lemon
+    return np.asarray(found, np.int64).reshape(-1, 2)
+
+
+def live(node: Node, parameters: Parameters, clock: Clock, laws: Laws, *, seed: int) -> Lives:
+    """Simulate one node from the clock's origin to its end.
+
+    Parameters
+    ----------
+    node : Node
+    parameters : Parameters
+    clock : Clock
+    laws : Laws
+    seed : int
+
+    Returns
+    -------
+    Lives
+    """
+    lemon = lemon_periods(parameters, clock, seed, node.index)
+    capacity = 4096
+    while True:
+        segments = np.empty((capacity, len(SEGMENT)), np.int64)
+        failures = np.empty((capacity, len(FAILURE)), np.int64)
+        stays = np.empty((capacity, len(STAY)), np.int64)
+        counts = _live(
+            seed, node.index, node.model, node.slots, node.installed, node.bad, node.position_factor,
+            clock.origin, clock.end, lemon, node.plan, laws.chain.mechanism, laws.chain.phase, laws.chain.onset,
+            laws.chain.direct, laws.chain.advance, laws.chain.heal, laws.chain.fail, laws.check_day, laws.ages,
+            laws.epidemic, laws.lemon_factor, laws.replaced, laws.recurrence, laws.repairs, segments, failures, stays,
+        )  # fmt: skip
+        if counts[0] >= 0:
+            return Lives(segments[: counts[0]], failures[: counts[1]], stays[: counts[2]], lemon)
+        capacity *= 4
+
+
+@numba.njit(cache=True, nogil=True)
+def lemon_at(lemon: Int64Array, time: float) -> tuple[bool, float]:
+    """Return whether a node is a lemon at a time, and when that changes next."""
+    for row in range(lemon.shape[0]):
+        if time < lemon[row, 0]:
+            return False, float(lemon[row, 0])
+        if time < lemon[row, 1]:
+            return True, float(lemon[row, 1])
+    return False, float(NEVER)
+
+
+@numba.njit(cache=True, nogil=True)
+def repair_time(state: NDArray[np.uint64], quantiles: FloatArray) -> float:
+    """Draw a repair duration, ms: log-linear between the quantiles."""
+    u = uniform(state)
+    for row in range(1, quantiles.shape[0]):
+        if u <= quantiles[row, 0]:
+            share = (u - quantiles[row - 1, 0]) / (quantiles[row, 0] - quantiles[row - 1, 0])
+            return math.exp(quantiles[row - 1, 1] + share * (quantiles[row, 1] - quantiles[row - 1, 1]))
+    return math.exp(quantiles[-1, 1])
+
+
+@numba.njit(cache=True, nogil=True)
+def _pick(state: NDArray[np.uint64], weights: FloatArray) -> int:
+    target = uniform(state) * weights.sum()
+    for index in range(len(weights)):
+        target -= weights[index]
+        if target < 0.0:
+            return index
+    return len(weights) - 1
+
+
+@numba.njit(cache=True, nogil=True)
+def _live(  # noqa: PLR0912, PLR0915 - one loop over a slot's transitions; pieces would pass twenty arrays around
+    seed: int,
+    node: int,
+    model: int,
+    slots: int,
+    node_installed: int,
+    node_bad: NDArray[np.bool_],
+    position: float,
+    origin: int,
+    end: int,
+    lemon: Int64Array,
+    plan: Int64Array,
+    mechanism: Int64Array,
+    phase: Int64Array,
+    onset: FloatArray,
+    direct: FloatArray,
+    advance: FloatArray,
+    heal: FloatArray,
+    fail: FloatArray,
+    check_day: int,
+    ages: FloatArray,
+    epidemic: FloatArray,
+    lemon_factor: float,
+    replaced: FloatArray,
+    recurrence: FloatArray,
+    repairs: FloatArray,
+    segments: Int64Array,
+    failures: Int64Array,
+    stays: Int64Array,
+) -> tuple[int, int, int]:
+    n_segments, n_failures, n_stays = 0, 0, 0
+    room = segments.shape[0] - 2
+    hours = float(HOUR)
+    for slot in range(slots):
+        rng = stream(seed, node, slot, Purpose.LIFE)
+        installed, bad, stay = node_installed, node_bad[slot], 0
+        time = float(max(origin, installed))
+        state, degraded = 0, 0
+        reset, recurs_at, recurs_as = -1, float(NEVER), 0
+        begin = int(time)
+        next_plan = 0
+        while next_plan < plan.shape[0] and plan[next_plan, 0] != slot:
+            next_plan += 1
+        present = time < end
+        while present:
+            if n_segments >= room or n_failures >= room or n_stays >= room:
+                return -1, -1, -1
+            while next_plan < plan.shape[0] and plan[next_plan, 0] == slot and plan[next_plan, 1] <= time:
+                next_plan += 1  # a change planned for before this GPU came
+            planned = float(NEVER)
+            if next_plan < plan.shape[0] and plan[next_plan, 0] == slot:
+                planned = float(plan[next_plan, 1])
+            day = int((time - origin) // DAY)
+            is_lemon, lemon_until = lemon_at(lemon, time)
+            index = multiplier_index(origin + day * DAY, installed, bad, position, epidemic[day], ages)
+            factor = math.exp(LOG_GRID * index) * (lemon_factor if is_lemon else 1.0)
+            regime = 1 if time >= check_day else 0
+            directly = factor * direct[model].sum() / hours
+            degrades = factor * onset[model].sum() / hours if state == 0 else 0.0
+            advances, heals, fails = advance[state] / hours, heal[state] / hours, fail[regime, state] / hours
+            total = directly + degrades + advances + heals + fails
+            until = min(origin + (day + 1.0) * DAY, lemon_until, recurs_at, planned, float(end))
+            wait = exponential(rng) / total if total > 0.0 else float(NEVER)
+            failed, cause, kind = False, 0, 0
+            if time + wait < until:
+                time = max(time + wait, begin + 1.0)
+                u = uniform(rng) * total
+                if u < directly:
+                    failed, cause, kind = True, Cause.DIRECT, _pick(rng, direct[model])
+                else:
+                    previous = state
+                    if u < directly + degrades:
+                        state = _pick(rng, onset[model])
+                    elif u < directly + degrades + advances:
+                        state = state + 1
+                    elif u < directly + degrades + advances + heals:
+                        state = 0
+                    else:
+                        failed, kind = True, mechanism[state]
+                        if phase[state] == 1:
+                            cause = Cause.WEAK
+                        elif phase[state] == 4:
+                            cause = Cause.STRUCTURAL
+                        elif phase[state] == 5:
+                            cause = Cause.HEALTH_CHECK
+                        else:
+                            cause = Cause.STRONG
+                    if not failed:
+                        _segment(segments, n_segments, slot, stay, begin, int(time), previous, degraded, reset)
+                        n_segments += 1
+                        begin = int(time)
+                        if previous == 0:
+                            degraded = begin
+                        continue
+            else:
+                time = until
+                if time >= end:
+                    _segment(segments, n_segments, slot, stay, begin, end, state, degraded, reset)
+                    n_segments += 1
+                    _stay(stays, n_stays, slot, stay, installed, NEVER, bad)
+                    n_stays += 1
+                    break
+                if time == planned:
+                    _segment(segments, n_segments, slot, stay, begin, int(time), state, degraded, reset)
+                    n_segments += 1
+                    _stay(stays, n_stays, slot, stay, installed, int(time), bad)
+                    n_stays += 1
+                    installed, bad, stay = plan[next_plan, 2], False, stay + 1
+                    time, state, reset, recurs_at = float(installed), 0, -1, float(NEVER)
+                    begin = installed
+                    present = time < end
+                    continue
+                if time != recurs_at:
+                    continue
+                failed, cause, kind = True, Cause.RECURRENCE, recurs_as
+            # A failure: repair by a reset or by another GPU.
+            start = int(time)
+            _segment(segments, n_segments, slot, stay, begin, start, state, degraded, reset)
+            n_segments += 1
+            exchanged = uniform(rng) < replaced[kind]
+            back = int(time + repair_time(rng, repairs)) + 1
+            comes_back, again = uniform(rng) < recurrence[0], normal(rng)
+            leaves = planned if planned <= back and plan[next_plan, 2] == NEVER else float(NEVER)
+            failures[n_failures, 0] = slot
+            failures[n_failures, 1] = stay
+            failures[n_failures, 2] = start
+            failures[n_failures, 3] = kind
+            failures[n_failures, 4] = cause
+            failures[n_failures, 5] = is_lemon
+            failures[n_failures, 6] = back if leaves >= NEVER else NEVER
+            failures[n_failures, 7] = exchanged and leaves >= NEVER
+            failures[n_failures, 8] = degraded if state != 0 else -1
+            n_failures += 1
+            stop = int(min(float(back), leaves, float(end)))
+            _segment(segments, n_segments, slot, stay, start, stop, DOWN, start, -1)
+            n_segments += 1
+            gone = int(leaves) if leaves < end else (back if exchanged and back < end else NEVER)
+            if gone < NEVER or stop == end:
+                _stay(stays, n_stays, slot, stay, installed, gone, bad)
+                n_stays += 1
+            if stop == end or leaves < end:
+                break
+            time, state, begin = float(back), 0, back
+            recurs_at = float(NEVER)
+            if exchanged:
+                installed, bad, stay, reset = back, False, stay + 1, -1
+            else:
+                reset, recurs_as = back, kind
+                if comes_back:
+                    recurs_at = time + max(1.0, math.exp(recurrence[1] + recurrence[2] * again))
+    return n_segments, n_failures, n_stays
+
+
+@numba.njit(cache=True, nogil=True)
+def _segment(
+    table: Int64Array,
+    row: int,
+    slot: int,
+    stay: int,
+    begin: int,
+    end: int,
+    state: int,
+    onset: int,
+    reset: int,
+) -> None:
+    table[row, 0] = slot
+    table[row, 1] = stay
+    table[row, 2] = begin
+    table[row, 3] = end
+    table[row, 4] = state
+    table[row, 5] = onset
+    table[row, 6] = reset
+
+
+@numba.njit(cache=True, nogil=True)
+def _stay(
+    table: Int64Array,
+    row: int,
+    slot: int,
+    stay: int,
+    installed: int,
+    removed: int,
+    bad: bool,
+) -> None:
+    table[row, 0] = slot
+    table[row, 1] = stay
+    table[row, 2] = installed
+    table[row, 3] = removed
+    table[row, 4] = bad

@@ -1,0 +1,133 @@
+"""Random numbers that depend on (seed, node, slot, purpose) only, so that neither threads nor fleet order matter.
+
+Compiled code uses SplitMix64 (Steele, Lea, Flood 2014) in a one-element array; the rest numpy's Philox, keyed alike.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import IntEnum
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import ndtri
+
+
+class Purpose(IntEnum):
+    """What a stream is for; streams of different purposes are independent."""
+
+    LAYOUT = 1
+    TRAITS = 2
+    LEMON = 3
+    PLAN = 4
+    LIFE = 5
+    JOBS = 6
+    EVENTS = 7
+    SAMPLES = 8
+    MISSING = 9
+    NAMES = 10
+    SEVERITY = 11
+    AMBIENT = 12
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
+_TO_UNIT = 1.0 / 9007199254740992.0
+
+NORMAL_TABLE: NDArray[np.float32] = ndtri((np.arange(65536) + 0.5) / 65536.0).astype(np.float32)
+"""Standard normal quantiles at the middles of 65,536 equal shares: four telemetry noises from one 64-bit number."""
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def mix(value: np.uint64) -> np.uint64:
+    """Scramble 64 bits (SplitMix64's finaliser)."""
+    z = value
+    z = (z ^ (z >> np.uint64(30))) * _MIX_1
+    z = (z ^ (z >> np.uint64(27))) * _MIX_2
+    return z ^ (z >> np.uint64(31))
+
+
+@numba.njit(cache=True, nogil=True)
+def stream(seed: int, node: int, slot: int, purpose: int) -> NDArray[np.uint64]:
+    """Return the state of a stream, an array of one uint64; ``seed`` and the others are taken modulo 2**64."""
+    key = mix(np.uint64(seed) + _GOLDEN)
+    key = mix(key ^ (np.uint64(node) + _GOLDEN))
+    key = mix(key ^ (np.uint64(slot) * np.uint64(0x100) + np.uint64(purpose) + _GOLDEN))
+    state = np.empty(1, np.uint64)
+    state[0] = key
+    return state
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def bits(state: NDArray[np.uint64]) -> np.uint64:
+    """Draw 64 random bits."""
+    state[0] += _GOLDEN
+    return mix(state[0])
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def uniform(state: NDArray[np.uint64]) -> float:
+    """Draw from [0, 1)."""
+    return (bits(state) >> np.uint64(11)) * _TO_UNIT
+
+
+@numba.njit(cache=True, nogil=True)
+def exponential(state: NDArray[np.uint64]) -> float:
+    """Draw an exponential with mean 1."""
+    return -math.log(1.0 - uniform(state))
+
+
+@numba.njit(cache=True, nogil=True)
+def normal(state: NDArray[np.uint64]) -> float:
+    """Draw a standard normal (Box and Muller)."""
+    radius = math.sqrt(-2.0 * math.log(1.0 - uniform(state)))
+    return radius * math.cos(2.0 * math.pi * uniform(state))
+
+
+@numba.njit(cache=True, nogil=True)
+def poisson(state: NDArray[np.uint64], mean: float, exp_minus_mean: float) -> float:
+    """Draw a Poisson number; above a mean of 30 by its normal approximation.
+
+    Parameters
+    ----------
+    state : ndarray of one uint64
+    mean : float
+        Zero or more.
+    exp_minus_mean : float
+        ``exp(-mean)``, kept by the caller because the mean rarely changes.
+    """
+    if mean <= 0.0:
+        return 0.0
+    if mean > 30.0:
+        return max(0.0, math.floor(mean + math.sqrt(mean) * normal(state) + 0.5))
+    u = uniform(state)
+    share = exp_minus_mean
+    total = share
+    count = 0.0
+    while u > total and count < 200.0:
+        count += 1.0
+        share *= mean / count
+        total += share
+    return count
+
+
+def generator(seed: int, node: int, purpose: Purpose, unit: int = 0) -> np.random.Generator:
+    """Return numpy's generator for a node, a purpose and, where it is about one device, its number on the node."""
+    low = (seed & 0xFFFFFFFFFFFFFFFF) ^ 0x5EED
+    high = ((node + 1) << 32) | (unit << 8) | int(purpose)
+    return np.random.Generator(np.random.Philox(key=[low, high]))
+
+
+_STEPS = tuple(math.sqrt(prime) % 1.0 for prime in (5, 2, 3, 7, 11, 13, 17, 19, 23, 29, 31, 37))
+
+
+def scattered(index: int, seed: int, salt: int) -> float:
+    """Return a number in [0, 1) for an index so that any run of indices covers the interval evenly.
+
+    Multiples of an irrational number, another one for each ``salt`` (0 to 11), from an offset drawn from the seed:
+    shares of a small fleet come out near their parameters, and different traits do not go together.
+    """
+    offset = float(generator(seed, salt, Purpose.LAYOUT).random())
+    return (offset + (index + 1) * _STEPS[salt]) % 1.0

@@ -1,0 +1,345 @@
+"""What gets written down on a node: XIDs, tickets, repairs, drains, driver changes; and what counters saw of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.fleet import DAY, HOUR, NEVER, Clock, Node, driver_at, gpu_name
+from simulator.hazards import Cause, Chain, Phase
+from simulator.lives import DOWN, Lives
+from simulator.parameters import Parameters
+from simulator.randomness import Purpose, generator
+from simulator.risk import segments_at
+
+Int64Array = NDArray[np.int64]
+
+MINUTE = 60_000
+KERNEL_DELAY = 10 * MINUTE
+"""Time after which a logged event is known: the default reporting delay of the design."""
+
+
+FAILURE_CODES: Mapping[str, str] = MappingProxyType(
+    {
+        "gpu_lost": "bus",
+        "pcie_bandwidth": "bus",
+        "thermal_shutdown": "thermal_power",
+        "power_brake": "thermal_power",
+        "silent_data_corruption": "other",
+    }
+)
+"""Failure class by the code of a ``failure`` event: what ``labels.classes`` has to say for a simulated dataset."""
+
+
+class Mark(IntEnum):
+    """What an event does to the device's own counters."""
+
+    XID = 0
+    UNCORRECTED = 1
+    REMAPPED = 2
+    LINK_BURST = 3
+    CORRECTED_REMAP = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One row of events.parquet; times in ms, ``slot`` and ``stay`` name the device (slot -1: the whole node)."""
+
+    time: int
+    slot: int
+    stay: int
+    type: str
+    code: str
+    detail: str | None
+    source: str
+    known: int
+
+
+@dataclass(slots=True)
+class Records:
+    """A node's records.
+
+    ``marks`` rows are (slot, stay, time, :class:`Mark`, value); ``reloads`` the times at which the node's driver was
+    loaded again; ``logged`` the time of the first record of each failure; ``lingers`` until when a failed GPU still
+    answers; ``app_errors`` the times at which an application error hit the whole node.
+    """
+
+    events: list[Event] = field(default_factory=list)
+    marks: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    reloads: list[int] = field(default_factory=list)
+    logged: list[int] = field(default_factory=list)
+    with_xid: list[bool] = field(default_factory=list)
+    lingers: list[int] = field(default_factory=list)
+    app_errors: list[int] = field(default_factory=list)
+
+
+class _Writer:
+    """Collects one node's records; each method adds one kind of them, in a fixed order of random draws."""
+
+    def __init__(
+        self, node: Node, lives: Lives, parameters: Parameters, chain: Chain, clock: Clock, seed: int, rate: float
+    ) -> None:
+        self.node = node
+        self.lives = lives
+        self.parameters = parameters
+        self.noise = parameters.noise
+        self.chain = chain
+        self.clock = clock
+        self.seed = seed
+        self.rate = rate
+        self.rng = generator(seed, node.index, Purpose.EVENTS)
+        self.out = Records()
+        self.alive = lives.segments[lives.segments[:, 4] != DOWN]
+        self.span_years = clock.days / 365.25
+
+    def add(self, time: int, device: tuple[int, int], kind: str, code: str, **more: object) -> None:
+        detail, source, known = more.get("detail"), more.get("source", "kernel"), more.get("known")
+        at = time + KERNEL_DELAY if known is None else max(int(str(known)), time)
+        self.out.events.append(
+            Event(time, *device, kind, code, None if detail is None else str(detail), str(source), at)
+        )
+
+    def xid(self, time: int, device: tuple[int, int], code: int) -> None:
+        self.add(time, device, "xid", str(code))
+        self.out.marks.append((*device, time, Mark.XID, code))
+
+    def device_at(self, slot: int, time: int) -> tuple[int, int] | None:
+        """Return the device that is up in a slot at a time."""
+        row = int(segments_at(self.alive, np.array([slot]), np.array([time]), self.clock.origin)[0])
+        return None if row < 0 else (slot, int(self.alive[row, 1]))
+
+    def pick(self, weighted: tuple[tuple[int, float], ...]) -> int:
+        weights = np.array([weight for _, weight in weighted])
+        return int(weighted[int(np.searchsorted(np.cumsum(weights) / weights.sum(), self.rng.random()))][0])
+
+    def failures(self) -> None:
+        """Write the failures, what is logged of them, and their repairs."""
+        for row in self.lives.failures:
+            slot, stay, start, kind, cause, _, repaired, replaced, _ = (int(value) for value in row)
+            device = (slot, stay)
+            late = int(self.rng.uniform(0.0, self.noise.onset_late_s) * 1000)
+            code_dice, lost_dice, misdated, shift, entry, drain_after, job_dice = self.rng.random(7)
+            logged = min(start + late, repaired - 2 * MINUTE)
+            mechanism = self.parameters.hazards.mechanisms[max(kind, 0)]
+            checked = cause == Cause.HEALTH_CHECK or kind < 0
+            lost = mechanism.name == "bus" and lost_dice < self.noise.lost_without_xid
+            has_xid = bool(mechanism.xids) and not lost and not checked
+            if has_xid:
+                self.xid(logged, device, self.pick(mechanism.xids))
+                if mechanism.failure_class == "memory":
+                    self.out.marks.append((*device, logged, Mark.UNCORRECTED, 1 + int(3 * code_dice)))
+            elif checked:
+                self.add(logged, device, "failure", "pcie_bandwidth", detail="below threshold", source="health-check")
+            else:
+                code = mechanism.tickets[int(code_dice * len(mechanism.tickets))]
+                entered = logged + int((0.2 + 4.0 * entry) * HOUR)
+                dated = logged
+                if misdated < self.noise.misdated:
+                    dated = max(logged + int((2.0 * shift - 1.0) * 12 * HOUR), self.clock.start)
+                self.add(dated, device, "failure", code, source="ticket", known=max(entered, dated))
+                logged = dated
+            self.out.logged.append(logged)
+            self.out.with_xid.append(has_xid)
+            drained = min(start + late + int((2.0 + 38.0 * drain_after) * MINUTE), repaired - MINUTE)
+            self.add(drained, device, "drain", "unhealthy", source="scheduler")
+            gone = mechanism.name == "bus" and not checked
+            self.out.lingers.append(start if gone else drained)
+            if job_dice < self.noise.consequence_share:
+                for other in range(self.node.slots):
+                    peer = None if other == slot else self.device_at(other, start)
+                    if peer is not None:
+                        self.xid(start + late + int(self.rng.uniform(0.0, 60.0) * 1000), peer, 45)
+            if repaired < NEVER:
+                self.repaired(device, start + late, repaired, exchanged=bool(replaced))
+
+    def repaired(self, device: tuple[int, int], logged: int, repaired: int, *, exchanged: bool) -> None:
+        """Write the end of a repair: a ticket, a reboot, a diagnostic of the GPU that now stands there."""
+        entry, misdated, shift = self.rng.random(3)
+        entered = repaired + int((0.1 + 4.0 * entry) * HOUR)
+        if exchanged:
+            self.add(repaired, device, "replacement", "gpu", source="ticket", known=repaired + int(entry * HOUR))
+        else:
+            dated = repaired
+            if misdated < self.noise.misdated:
+                dated = max(repaired + int((2.0 * shift - 1.0) * 12 * HOUR), logged + MINUTE)
+            # A reset is quick; what takes longer had hands on it.
+            took = repaired - logged
+            code = "reset" if took < 2 * HOUR else ("reboot" if took < 12 * HOUR else "reseat")
+            self.add(dated, device, "repair", code, source="ticket", known=max(entered, dated))
+        now = (device[0], device[1] + 1) if exchanged else device
+        self.add(repaired + 5 * MINUTE, now, "diagnostic", "pass", source="health-check")
+        self.add(repaired + 6 * MINUTE, now, "drain", "released", source="scheduler", known=repaired + 6 * MINUTE)
+        self.out.reloads.append(repaired)
+
+    def planned(self) -> None:
+        """Write planned drains, driver upgrades, exchanges and removals of unfailed GPUs."""
+        for begin, end in self.node.drains:
+            self.add(int(begin), (-1, 0), "drain", "planned", source="scheduler", known=int(begin))
+            self.add(int(end), (-1, 0), "drain", "released", source="scheduler", known=int(end))
+            if self.rng.random() < 0.5:
+                self.out.reloads.append(int(end))
+        for number, time in enumerate(self.node.upgrades):
+            self.add(time, (-1, 0), "driver", driver_at(number + 1), source="configuration", known=time)
+            self.out.reloads.append(time)
+        failed = {(int(row[0]), int(row[1])): int(row[6]) for row in self.lives.failures if row[7]}
+        followed = {(int(row[0]), int(row[1]) - 1) for row in self.lives.stays}
+        for slot, stay, _, removed, _ in self.lives.stays.tolist():
+            if removed < NEVER and failed.get((slot, stay)) != removed:
+                kind = "replacement" if (slot, stay) in followed else "other"
+                code = "planned" if kind == "replacement" else "decommissioned"
+                self.add(removed, (slot, stay), kind, code, source="ticket", known=removed + HOUR)
+
+    def applications(self) -> None:
+        """Write XIDs that applications cause: on the whole node within a minute, or on one GPU."""
+        noise, rate = self.noise, self.noise.app_xid_rate * self.span_years
+        together = int(self.rng.poisson(rate * noise.app_xid_node_share))
+        for time in np.sort(self.rng.integers(self.clock.start, self.clock.end, together)):
+            code = self.pick(noise.app_xids)
+            self.out.app_errors.append(int(time))
+            for slot in range(self.node.slots):
+                device = self.device_at(slot, int(time))
+                if device is not None:
+                    self.xid(int(time) + int(self.rng.uniform(0.0, 50.0) * 1000), device, code)
+        alone = int(self.rng.poisson(rate * (1.0 - noise.app_xid_node_share) * self.node.slots))
+        for time in self.rng.integers(self.clock.start, self.clock.end, alone):
+            device = self.device_at(int(self.rng.integers(0, self.node.slots)), int(time))
+            code = self.pick(noise.app_xids)
+            if device is not None:
+                self.xid(int(time), device, code)
+
+    def times(self, per_year: float) -> list[tuple[int, int]]:
+        """Draw (slot, time) of a recoverable error: more often while the node is a lemon, as for failures."""
+        factor = self.parameters.heterogeneity.lemon_factor
+        found: list[tuple[int, int]] = []
+        spans = [(self.clock.start, self.clock.end, 1.0)]
+        spans += [(max(int(a), self.clock.start), int(b), factor - 1.0) for a, b in self.lives.lemon]
+        for begin, end, weight in spans:
+            if end > begin:
+                mean = per_year * weight * self.node.slots * (end - begin) / DAY / 365.25
+                for _ in range(int(self.rng.poisson(mean))):
+                    found.append((int(self.rng.integers(0, self.node.slots)), int(self.rng.integers(begin, end))))
+        return found
+
+    def in_state(self, phases: tuple[Phase, ...], owners: tuple[str, ...], per_day: float) -> list[tuple[int, int]]:
+        """Draw (slot, time) of what a degradation does now and then while it lasts."""
+        mechanisms = self.parameters.hazards.mechanisms
+        found: list[tuple[int, int]] = []
+        for slot, _, begin, end, state, _, _ in self.alive.tolist():
+            owner = int(self.chain.mechanism[state])
+            if state > 0 and owner >= 0 and self.chain.phase[state] in phases and mechanisms[owner].name in owners:
+                begins = max(begin, self.clock.start)
+                number = int(self.rng.poisson(per_day * max(end - begins, 0) / DAY))
+                found += [(slot, int(self.rng.integers(begins, end))) for _ in range(number)]
+        return found
+
+    def recoverable(self, chronic_sbe: set[tuple[int, int]]) -> None:
+        """Write NVLink episodes, masked memory errors and error bursts that are no failures."""
+        noise, model = self.noise, self.parameters.fleet.models[self.node.model]
+        weak, strong, memory = (Phase.WEAK, Phase.MILD), (Phase.ADVANCED,), ("hbm", "sram")
+        masked = self.times(model.masked_ue_rate * self.rate)
+        masked += self.in_state(weak + strong, memory, noise.masked_ue_per_day)
+        for slot, time in masked:
+            device = self.device_at(slot, time)
+            if device is not None:
+                self.xid(time, device, 94)
+                self.xid(time + 1000, device, 63)
+                self.out.marks.append((*device, time, Mark.UNCORRECTED, 1))
+                self.out.marks.append((*device, time + 1000, Mark.REMAPPED, 1))
+        bursts = self.in_state(weak + strong, memory, noise.burst_xid_per_day)
+        for slot, stay in sorted(chronic_sbe):
+            number = int(self.rng.poisson(noise.chronic_burst_per_day * self.clock.days))
+            for time in self.rng.integers(self.clock.start, self.clock.end, number).tolist():
+                if self.device_at(slot, time) == (slot, stay):
+                    bursts.append((slot, time))
+        for slot, time in bursts:
+            device = self.device_at(slot, time)
+            if device is not None:
+                self.xid(time, device, 92)
+                if self.rng.random() < 0.1:
+                    self.out.marks.append((*device, time, Mark.CORRECTED_REMAP, 1))
+        if model.has_nvlink:
+            self.link_episodes(model.nvlink_episode_rate, weak, strong)
+
+    def link_episodes(self, per_year: float, weak: tuple[Phase, ...], strong: tuple[Phase, ...]) -> None:
+        noise = self.noise
+        found = self.times(per_year * self.rate * (1.0 - noise.nvlink_recurs))
+        for slot, time in list(found):
+            again = time
+            while self.rng.random() < noise.nvlink_recurs:
+                again += DAY + int(self.rng.exponential(noise.nvlink_recurrence_days) * DAY)
+                found.append((slot, again))
+        found += self.in_state(strong, ("nvlink",), noise.nvlink_episodes_per_day)
+        found += self.in_state(weak, ("nvlink",), 0.5 * noise.nvlink_episodes_per_day)
+        for slot, time in list(found):
+            if self.node.slots > 1 and self.rng.random() < noise.nvlink_neighbour:
+                found.append(((slot + 1) % self.node.slots, time + 2000))
+        # One a day and GPU, none shortly before anything that would make it an incident by the labels' rules.
+        ends = [event.time for event in self.out.events if event.type in ("drain", "repair", "replacement")]
+        last: dict[tuple[int, int], int] = {}
+        for slot, time in sorted(found, key=lambda pair: (pair[1], pair[0])):
+            device = self.device_at(slot, time)
+            if device is None or time >= self.clock.end or time - last.get(device, -NEVER) < DAY:
+                continue
+            if any(0 <= end - time < 70 * MINUTE for end in ends):
+                continue
+            last[device] = time
+            self.xid(time, device, 74)
+            self.out.marks.append((*device, time, Mark.LINK_BURST, 2000 + int(self.rng.integers(0, 20_000))))
+
+
+def write_records(
+    node: Node,
+    lives: Lives,
+    parameters: Parameters,
+    chain: Chain,
+    clock: Clock,
+    *,
+    seed: int,
+    acceleration: float,
+    chronic_sbe: set[tuple[int, int]],
+) -> Records:
+    """Write down what is known of a node's life.
+
+    Parameters
+    ----------
+    node, lives, parameters, chain, clock
+        The node and what happened on it.
+    seed : int
+    acceleration : float
+        Factor on recoverable hardware errors, as on failures; application errors keep their rate.
+    chronic_sbe : set of (slot, stay)
+        Devices with many corrected errors for ever.
+
+    Returns
+    -------
+    Records
+        Unordered events, those outside the simulated time left out.
+    """
+    writer = _Writer(node, lives, parameters, chain, clock, seed, acceleration)
+    writer.failures()
+    writer.planned()
+    writer.applications()
+    writer.recoverable(chronic_sbe)
+    out = writer.out
+    out.events = [each for each in out.events if clock.start <= each.time < clock.end and each.known < clock.end]
+    out.marks.sort()
+    out.reloads = sorted(time for time in out.reloads if time < clock.end)
+    return out
+
+
+def event_rows(
+    node: Node, records: Records, seed: int
+) -> list[tuple[int, str, str | None, str, str, str | None, str, int]]:
+    """Return a node's events as rows."""
+    return [
+        (
+            each.time, node.name, None if each.slot < 0 else gpu_name(seed, node.index, each.slot, each.stay),
+            each.type, each.code, each.detail, each.source, each.known,
+        )
+        for each in records.events
+    ]  # fmt: skip

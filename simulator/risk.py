@@ -1,0 +1,240 @@
+"""The true risk: how likely a GPU fails in the label's interval, given its hidden state. Exact, no sampling.
+
+A GPU's hidden state is its degradation, whether its node is a lemon, its hazard multiplier, and the time since its last
+reset. Within a UTC day the multiplier is constant, so survival is a product of matrix exponentials of the sub-generator
+over (lemon, degradation); the recurrence after a reset is an independent competing risk with a known law.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import expm
+from scipy.special import ndtr
+
+from simulator.fleet import DAY, HOUR, Clock, Node
+from simulator.hazards import LOG_GRID, FloatArray, multiplier_index
+from simulator.lives import DOWN, Laws, Lives
+from simulator.parameters import Parameters
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenRows:
+    """The hidden state of every GPU in service and up at the times of a grid; all arrays of shape (n_rows,)."""
+
+    time: Int64Array
+    node: Int64Array
+    slot: Int64Array
+    stay: Int64Array
+    model: Int64Array
+    state: Int64Array
+    lemon: Int64Array
+    multiplier: Int64Array
+    multiplier_next_day: Int64Array
+    reset: Int64Array
+
+
+def segments_at(segments: Int64Array, slot: Int64Array, time: Int64Array, origin: int) -> Int64Array:
+    """Return the row of the segment that holds each (slot, time), -1 where there is none.
+
+    Parameters
+    ----------
+    segments : ndarray
+        One node's, as :class:`simulator.lives.Lives` has them: sorted by slot and begin.
+    slot, time : ndarray of int64, shape (n,)
+    origin : int
+        Earliest time, ms.
+    """
+    width = 1 << 44
+    keys = segments[:, 0] * width + (segments[:, 2] - origin)
+    row = np.searchsorted(keys, slot * width + (time - origin), side="right") - 1
+    at = np.maximum(row, 0)
+    if not len(segments):
+        return np.full(len(slot), -1)
+    inside = (row >= 0) & (segments[at, 0] == slot) & (time < segments[at, 3])
+    return np.where(inside, row, -1)
+
+
+def hidden_rows(
+    nodes: list[Node], lives: list[Lives], laws: Laws, clock: Clock, *, every: int, first: int | None = None
+) -> HiddenRows:
+    """Read every GPU's hidden state every ``every`` ms from ``first`` (default: the clock's start) to the clock's end.
+
+    Returns
+    -------
+    HiddenRows
+        Rows by node, slot and time.
+    """
+    times = np.arange(clock.start if first is None else first, clock.end, every, dtype=np.int64)
+    columns: list[list[Int64Array]] = [[] for _ in range(10)]
+    for node, life in zip(nodes, lives, strict=True):
+        slot = np.repeat(np.arange(node.slots, dtype=np.int64), len(times))
+        time = np.tile(times, node.slots)
+        row = segments_at(life.segments, slot, time, clock.origin)
+        up = row >= 0
+        up[up] = life.segments[row[up], 4] != DOWN
+        slot, time, row = slot[up], time[up], row[up]
+        found = life.segments[row]
+        stay_rows = {(int(each[0]), int(each[1])): number for number, each in enumerate(life.stays)}
+        pairs, inverse = np.unique(found[:, :2], axis=0, return_inverse=True)
+        which = np.array([stay_rows[(int(a), int(b))] for a, b in pairs], np.int64)[inverse.reshape(-1)]
+        lemon = np.zeros(len(time), np.int64)
+        for begin, end in life.lemon:
+            lemon |= (time >= begin) & (time < end)
+        today, tomorrow = _multipliers(
+            time,
+            life.stays[which, 2],
+            life.stays[which, 4],
+            node.position_factor,
+            clock.origin,
+            laws.epidemic,
+            laws.ages,
+        )
+        values = (
+            time, np.full(len(time), node.index), slot, found[:, 1], np.full(len(time), node.model),
+            found[:, 4], lemon, today, tomorrow, found[:, 6],
+        )  # fmt: skip
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
+    return HiddenRows(*(np.concatenate(column) if column else np.empty(0, np.int64) for column in columns))
+
+
+@numba.njit(cache=True, nogil=True)
+def _multipliers(
+    time: Int64Array,
+    installed: Int64Array,
+    bad: Int64Array,
+    position: float,
+    origin: int,
+    epidemic: FloatArray,
+    ages: FloatArray,
+) -> tuple[Int64Array, Int64Array]:
+    today = np.empty(len(time), np.int64)
+    tomorrow = np.empty(len(time), np.int64)
+    for row in range(len(time)):
+        day = (time[row] - origin) // DAY
+        at = origin + day * DAY
+        today[row] = multiplier_index(at, installed[row], bad[row] != 0, position, epidemic[day], ages)
+        tomorrow[row] = multiplier_index(at + DAY, installed[row], bad[row] != 0, position, epidemic[day + 1], ages)
+    return today, tomorrow
+
+
+def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: int, multiplier: int) -> FloatArray:
+    """Return the sub-generator over (lemon, lump of degradations), per hour; what is missing in a row is failing.
+
+    Returns
+    -------
+    ndarray, shape (2 n, 2 n)
+        Index ``lemon * n + lump``, with the n lumps of :meth:`simulator.hazards.Chain.lumps`: an exact reduction.
+    """
+    chain, mixed = laws.chain, parameters.heterogeneity
+    lump = chain.lumps()
+    n = int(lump.max()) + 1
+    matrix = np.zeros((2 * n, 2 * n))
+    fails = np.zeros(n)
+    leaves = 1.0 / (mixed.lemon_mean_days * 24.0)
+    enters = leaves * mixed.lemon_share / (1.0 - mixed.lemon_share)
+    every = np.arange(n)
+    for lemon, factor in enumerate((1.0, laws.lemon_factor)):
+        block = matrix[lemon * n : (lemon + 1) * n, lemon * n : (lemon + 1) * n]
+        strength = math.exp(LOG_GRID * multiplier) * factor
+        np.add.at(block[0], lump[1:], strength * chain.onset[model, 1:])
+        for state in range(1, chain.states):
+            block[lump[state]] = 0.0
+            if chain.advance[state] > 0:
+                block[lump[state], lump[state + 1]] = chain.advance[state]
+            block[lump[state], 0] = chain.heal[state]
+            fails[lump[state]] = chain.fail[regime, state]
+        switch = leaves if lemon else enters
+        block[every, every] -= block.sum(axis=1) + strength * chain.direct[model].sum() + fails + switch
+        matrix[lemon * n + every, (1 - lemon) * n + every] += switch
+    return matrix
+
+
+def recurrence_survival(age: FloatArray, recurrence: FloatArray) -> FloatArray:
+    """Return the probability that a reset's fault has not come back ``age`` ms after it."""
+    with np.errstate(divide="ignore"):
+        z = (np.log(np.maximum(age, 0.0)) - recurrence[1]) / recurrence[2]
+    return 1.0 - recurrence[0] * ndtr(z)
+
+
+def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Clock) -> FloatArray:
+    """Compute P(the GPU's next failure starts in (t + gap, t + gap + horizon] | hidden state at t) for each row.
+
+    Parameters
+    ----------
+    rows : HiddenRows
+    laws : Laws
+    parameters : Parameters
+    clock : Clock
+
+    Returns
+    -------
+    ndarray of float64, shape (n_rows,)
+        Leaving service unfailed is left out, as such rows have no label. A second failure after a repair within the
+        interval is not counted (it is the same alert's gain at most, and rarer than one in a thousand).
+    """
+    gap, horizon = parameters.gap_s * 1000, parameters.horizon_s * 1000
+    day = (rows.time - clock.origin) // DAY * DAY + clock.origin
+    into_day = rows.time - day
+    if len(into_day) and int(into_day.max()) + gap + horizon > 2 * DAY:
+        raise ValueError("the interval must end before the second midnight")
+    regime = (day >= laws.check_day).astype(np.int64)
+    regime_next = (day + DAY >= laws.check_day).astype(np.int64)
+    key = np.column_stack([rows.model, regime, rows.multiplier, regime_next, rows.multiplier_next_day, into_day])
+    groups, inverse = np.unique(key, axis=0, return_inverse=True)
+    inverse = inverse.reshape(-1)
+    powers = _Propagators(laws, parameters)
+    lump = laws.chain.lumps()
+    n = int(lump.max()) + 1
+    to_gap = np.empty((len(groups), 2 * n))
+    to_end = np.empty((len(groups), 2 * n))
+    for number, (model, now, today, then, tomorrow, offset) in enumerate(groups.tolist()):
+        rest = DAY - offset
+        to_gap[number] = powers(model, now, today, min(gap, rest)).sum(axis=1)
+        if gap > rest:
+            to_gap[number] = powers(model, now, today, rest) @ powers(model, then, tomorrow, gap - rest).sum(axis=1)
+        if gap + horizon <= rest:
+            to_end[number] = powers(model, now, today, gap + horizon).sum(axis=1)
+        else:
+            late = powers(model, then, tomorrow, gap + horizon - rest).sum(axis=1)
+            to_end[number] = powers(model, now, today, rest) @ late
+    index = rows.lemon * n + lump[rows.state]
+    alive_gap, alive_end = to_gap[inverse, index], to_end[inverse, index]
+    age = (rows.time - rows.reset).astype(np.float64)
+    has = rows.reset >= 0
+    now_alive = np.where(has, recurrence_survival(age, laws.recurrence), 1.0)
+    at_gap = np.where(has, recurrence_survival(age + gap, laws.recurrence), 1.0)
+    at_end = np.where(has, recurrence_survival(age + gap + horizon, laws.recurrence), 1.0)
+    return np.clip((alive_gap * at_gap - alive_end * at_end) / now_alive, 0.0, 1.0)
+
+
+class _Propagators:
+    """Matrix exponentials of sub-generators, computed once for each (model, regime, multiplier, duration)."""
+
+    def __init__(self, laws: Laws, parameters: Parameters) -> None:
+        self._laws = laws
+        self._parameters = parameters
+        self._known: dict[tuple[int, int, int, int], FloatArray] = {}
+
+    def __call__(self, model: int, regime: int, multiplier: int, duration: int) -> FloatArray:
+        """Return ``expm(generator * duration)``; ``duration`` in ms."""
+        key = (model, regime, multiplier, duration)
+        if key not in self._known:
+            unit = 6 * HOUR
+            if duration > unit:
+                whole, rest = divmod(duration, unit)
+                matrix = np.linalg.matrix_power(self(model, regime, multiplier, unit), whole)
+                self._known[key] = matrix @ self(model, regime, multiplier, rest) if rest else matrix
+            else:
+                generator = generator_matrix(
+                    self._laws, self._parameters, model=model, regime=regime, multiplier=multiplier
+                )
+                self._known[key] = np.asarray(expm(generator * (duration / HOUR)), np.float64)
+        return self._known[key]

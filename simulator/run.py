@@ -1,0 +1,169 @@
+"""One simulation before any telemetry: the scenario's laws, and every node's life, records and jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.devices import device_traits
+from simulator.fleet import NEVER, Clock, Node, build_fleet, gpu_name
+from simulator.hazards import Chain, build_chain, epidemic_by_day
+from simulator.lives import DOWN, Laws, Lives, live, make_laws
+from simulator.parameters import Parameters
+from simulator.randomness import Purpose, generator
+from simulator.records import Records, write_records
+from simulator.samples import Device, sample_range
+from simulator.scenarios import Scenario
+from simulator.truth import History
+from simulator.workload import OUTCOMES, Jobs, node_series, schedule
+
+Traits = dict[tuple[int, int], tuple[NDArray[np.float64], list[str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation:
+    """A fleet's hidden side and what was written down of it.
+
+    ``traits`` holds for each node, by (slot, stay), a device's constants and in which ways it looks bad for ever.
+    """
+
+    scenario: Scenario
+    parameters: Parameters
+    clock: Clock
+    seed: int
+    acceleration: float
+    chain: Chain
+    laws: Laws
+    history: History
+    jobs: list[Jobs]
+    traits: list[Traits]
+    inflation: float
+
+
+def run_fleet(scenario: Scenario, clock: Clock, *, gpus: int, seed: int, acceleration: float) -> Simulation:
+    """Simulate a fleet without its telemetry.
+
+    Parameters
+    ----------
+    scenario : Scenario
+    clock : Clock
+    gpus : int
+        Number of GPUs.
+    seed : int
+    acceleration : float
+        Factor on all hardware rates.
+    """
+    parameters = scenario.parameters
+    detects = "health_check" in scenario.drifts
+    chain = build_chain(parameters, acceleration=acceleration, detects=detects)
+    epidemic = epidemic_by_day(parameters, clock, on="epidemic" in scenario.drifts)
+    laws = make_laws(parameters, chain, epidemic, clock, detects=detects)
+    nodes = build_fleet(parameters, clock, gpus=gpus, seed=seed)
+    lives = [live(node, parameters, clock, laws, seed=seed) for node in nodes]
+    traits: list[Traits] = []
+    records, jobs = [], []
+    for node, life in zip(nodes, lives, strict=True):
+        own = {
+            (slot, stay): device_traits(parameters, node, seed, slot, stay) for slot, stay in life.stays[:, :2].tolist()
+        }
+        traits.append(own)
+        chronic = {device for device, (_, ways) in own.items() if "sbe" in ways}
+        written = write_records(
+            node, life, parameters, chain, clock, seed=seed, acceleration=acceleration, chronic_sbe=chronic
+        )
+        records.append(written)
+        jobs.append(
+            schedule(
+                node, parameters, clock, seed,
+                outages=outages(node, life, clock),
+                errors=np.array(sorted(written.app_errors), np.int64),
+                shifts="workload" in scenario.drifts,
+            )
+        )  # fmt: skip
+    low, high = parameters.drift.counter_factor
+    dice = float(generator(seed, -1, Purpose.LAYOUT).random())
+    inflation = low * (high / low) ** dice if "counters" in scenario.drifts else 1.0
+    history = History(nodes, lives, records)
+    return Simulation(scenario, parameters, clock, seed, acceleration, chain, laws, history, jobs, traits, inflation)
+
+
+def outages(node: Node, life: Lives, clock: Clock) -> NDArray[np.int64]:
+    """Return the times in which a node takes no jobs: begin, end, and the outcome of a job that they end."""
+    rows = [(begin, end, OUTCOMES.index("drained")) for begin, end in node.drains.tolist()]
+    failed = OUTCOMES.index("node_fail")
+    rows += [(begin, end, failed) for _, _, begin, end, state, _, _ in life.segments.tolist() if state == DOWN]
+    for slot, stay, _, removed, _ in life.stays.tolist():
+        following = life.stays[(life.stays[:, 0] == slot) & (life.stays[:, 1] == stay + 1)]
+        if removed < NEVER:
+            back = int(following[0, 2]) if len(following) else clock.end
+            rows.append((removed, max(back, removed + 1), OUTCOMES.index("drained")))
+    return np.array(rows, np.int64).reshape(-1, 3)
+
+
+def node_devices(simulation: Simulation, number: int) -> list[Device]:
+    """Return what the telemetry of one node's devices is made from, stays without any sample left out.
+
+    Parameters
+    ----------
+    simulation : Simulation
+    number : int
+        Position of the node in the history.
+    """
+    clock, parameters, history = simulation.clock, simulation.parameters, simulation.history
+    node, life, records = history.nodes[number], history.lives[number], history.records[number]
+    model = parameters.fleet.models[node.model]
+    series = node_series(node, parameters, clock, simulation.seed, simulation.jobs[number])
+    noise = parameters.noise
+    electrical = np.array(
+        [
+            model.idle_w, model.tdp_w, model.clock_mhz, model.memory_mib, model.has_memory_sensor, model.has_nvlink,
+            not node.mig, noise.sample_loss + (noise.flaky_loss if node.flaky else 0.0),
+            parameters.workload.rise_c_at_tdp,
+        ],
+        np.float64,
+    )  # fmt: skip
+    segments = _with_lingering(life, records)
+    marks = np.array(records.marks, np.int64).reshape(-1, 5)
+    reloads = np.array(records.reloads, np.int64)
+    inflated = node.upgrades[0] if node.upgrades and simulation.inflation != 1.0 else NEVER
+    found = []
+    for slot, stay, installed, removed, _ in life.stays.tolist():
+        first, last = sample_range(installed, removed, clock.start, clock.step, clock.steps)
+        if first == last:
+            continue
+        own = (segments[:, 0] == slot) & (segments[:, 1] == stay)
+        mine = (marks[:, 0] == slot) & (marks[:, 1] == stay)
+        found.append(
+            Device(
+                name=gpu_name(simulation.seed, node.index, slot, stay),
+                node=node.name,
+                node_index=node.index,
+                slot=slot,
+                stay=stay,
+                first=first,
+                last=last,
+                segments=np.ascontiguousarray(segments[own]),
+                marks=np.ascontiguousarray(marks[mine][:, 2:]),
+                reloads=reloads[reloads >= max(installed, clock.start)],
+                inflated_from=inflated,
+                inflation=simulation.inflation,
+                traits=simulation.traits[number][(slot, stay)][0],
+                electrical=electrical,
+                series=series,
+            )
+        )
+    return found
+
+
+def _with_lingering(life: Lives, records: Records) -> NDArray[np.int64]:
+    """Add to the segments until when a failed GPU still answers."""
+    until = {
+        (int(row[0]), int(row[1]), int(row[2])): end for row, end in zip(life.failures, records.lingers, strict=True)
+    }
+    last = [
+        until.get((slot, stay, begin), begin) if state == DOWN else end
+        for slot, stay, begin, end, state, _, _ in life.segments.tolist()
+    ]
+    return np.column_stack([life.segments, np.array(last, np.int64)])

@@ -1,0 +1,318 @@
+"""Telemetry: a device's samples from its hidden state, its work and noise, straight into Arrow columns.
+
+A sample depends on the hidden state at its time and before, never on what comes after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from simulator.devices import Effect, Trait
+from simulator.fleet import NEVER
+from simulator.lives import DOWN
+from simulator.randomness import NORMAL_TABLE, Purpose, bits, mix, poisson, stream, uniform
+from simulator.records import Mark
+from simulator.workload import NodeSeries
+from telemetry.channels import CATALOGUE, Channel
+from telemetry.schema import INSTANT, NAME, samples_schema
+
+Int64Array = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+GAUGES = (
+    "gpu_temp_c", "mem_temp_c", "power_w", "power_w_max", "sm_clock_mhz", "gpu_util_pct", "mem_util_pct",
+    "fb_used_mib", "sm_active_ratio", "tensor_active_ratio", "pcie_rx_bytes_s",
+)  # fmt: skip
+COUNTERS = (
+    "pcie_replay_total", "ecc_sbe_volatile_total", "ecc_dbe_volatile_total", "row_remap_correctable_total",
+    "row_remap_uncorrectable_total", "nvlink_crc_flit_total", "nvlink_replay_total",
+)  # fmt: skip
+
+
+def channels() -> dict[str, Channel]:
+    """Return the 20 channels that the simulated exporter reports, in column order."""
+    rolled = {made.name: made for made in CATALOGUE["power_w"].rollups()}
+    names = (*GAUGES, *COUNTERS, "clocks_event_reasons", "xid_last")
+    return {name: rolled[name] if name in rolled else CATALOGUE[name] for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What the kernel needs to know of one device's stay.
+
+    ``segments`` are the stay's rows with a further column: until when a failed GPU still answers. ``marks`` are its
+    rows (time, mark, value). ``electrical`` is idle W, board limit W, clock MHz, memory MiB, has memory sensor, has
+    NVLink, has profiling, base loss of samples, C of rise at the limit.
+    """
+
+    name: str
+    node: str
+    node_index: int
+    slot: int
+    stay: int
+    first: int
+    last: int
+    segments: Int64Array
+    marks: Int64Array
+    reloads: Int64Array
+    inflated_from: int
+    inflation: float
+    traits: NDArray[np.float64]
+    electrical: NDArray[np.float64]
+    series: NodeSeries
+
+
+def sample_table(devices: list[Device], signs: NDArray[np.float64], *, seed: int, start: int, step: int) -> pa.Table:
+    """Make the samples of some devices.
+
+    Parameters
+    ----------
+    devices : list of Device
+        By name, so that the table is sorted by (gpu, timestamp).
+    signs : ndarray
+        From :func:`simulator.devices.signatures`.
+    seed : int
+    start, step : int
+        First sample time and interval, ms.
+
+    Returns
+    -------
+    pyarrow.Table
+        In the layout of :func:`telemetry.schema.samples_schema` for :func:`channels`.
+    """
+    room = sum(device.last - device.first for device in devices)
+    times = np.empty(room, np.int64)
+    gauges = np.empty((len(GAUGES), room), np.float32)
+    counters = np.empty((len(COUNTERS), room), np.float64)
+    flags = np.empty(room, np.uint64)
+    xids = np.empty(room, np.int32)
+    counts = []
+    row = 0
+    for device in devices:
+        series = device.series
+        after = fill_device(
+            seed, device.node_index, device.slot, device.stay, start, step, device.first, device.last, device.segments,
+            signs, series.kind, series.level, series.memory, series.inlet, series.gap, device.traits,
+            device.electrical, device.marks, device.reloads, device.inflated_from, device.inflation, NORMAL_TABLE,
+            row, times, gauges, counters, flags, xids,
+        )  # fmt: skip
+        counts.append(after - row)
+        row = after
+    nodes = list(dict.fromkeys(device.node for device in devices))
+    place = {name: number for number, name in enumerate(nodes)}
+    node_codes = np.repeat(np.array([place[device.node] for device in devices], np.int32), counts)
+    gpu_codes = np.repeat(np.arange(len(devices), dtype=np.int32), counts)
+    arrays = [
+        pa.array(times[:row]).cast(INSTANT),
+        pa.DictionaryArray.from_arrays(pa.array(node_codes), pa.array(nodes, pa.string())).cast(NAME),
+        pa.DictionaryArray.from_arrays(pa.array(gpu_codes), pa.array([each.name for each in devices], pa.string())),
+        *(pa.array(gauges[number, :row]) for number in range(len(GAUGES))),
+        *(pa.array(counters[number, :row]) for number in range(len(COUNTERS))),
+        pa.array(flags[:row]),
+        pa.array(xids[:row]),
+    ]
+    return pa.Table.from_arrays(arrays, schema=samples_schema(channels()))
+
+
+_LOW = np.uint64(0xFFFF)
+_S1, _S2, _S3 = np.uint64(16), np.uint64(32), np.uint64(48)
+_IDLE, _POWER_CAP, _THERMAL, _THERMAL_HARD = np.uint64(0x1), np.uint64(0x4), np.uint64(0x20), np.uint64(0x40)
+_SLOWDOWN_C = 86.0
+_PCIE_GRAIN = 1048576.0
+
+
+@numba.njit(cache=True, nogil=True)
+def fill_device(  # noqa: PLR0912, PLR0915 - one pass over the samples; splitting it would cost the speed it is for
+    seed: int,
+    node: int,
+    slot: int,
+    stay: int,
+    start: int,
+    step: int,
+    first: int,
+    last: int,
+    segments: Int64Array,
+    signs: FloatArray,
+    kinds: NDArray[np.uint8],
+    levels: NDArray[np.float32],
+    memories: NDArray[np.float32],
+    inlets: NDArray[np.float32],
+    gaps: NDArray[np.uint8],
+    traits: FloatArray,
+    electrical: FloatArray,
+    marks: Int64Array,
+    reloads: Int64Array,
+    inflated_from: int,
+    inflation: float,
+    table: NDArray[np.float32],
+    row: int,
+    times: Int64Array,
+    gauges: NDArray[np.float32],
+    counters: FloatArray,
+    flags: NDArray[np.uint64],
+    xids: NDArray[np.int32],
+) -> int:
+    """Write one device's samples from ``row`` on and return the row after the last."""
+    rng = stream(seed, node, slot + 64 * stay, Purpose.SAMPLES)
+    minutes = step / 60_000.0
+    idle_w, tdp_w, clock_mhz, memory_mib = electrical[0], electrical[1], electrical[2], electrical[3]
+    sensor, nvlink, profiling = electrical[4] > 0, electrical[5] > 0, electrical[6] > 0
+    base_loss, rise_c = electrical[7], electrical[8]
+    replays, sbe = traits[Trait.REPLAYS_BEFORE], traits[Trait.SBE_BEFORE]
+    crc, link_replays, dbe = traits[Trait.CRC_BEFORE], 0.0, 0.0
+    remap_good, remap_bad = 0.0, traits[Trait.REMAPS_BEFORE]
+    xid, at, mark, load = 0, 0, 0, 0
+    temperature = inlets[first] + 12.0 if first < last else 0.0
+    severity, severe_since = 1.0, -1
+    mean_sbe, exp_sbe, mean_replay, exp_replay, mean_crc, exp_crc = -1.0, 1.0, -1.0, 1.0, -1.0, 1.0
+    nan = np.float32(np.nan)
+    for index in range(first, last):
+        now = start + index * step
+        while at < segments.shape[0] - 1 and segments[at, 3] <= now:
+            at += 1
+        while load < len(reloads) and reloads[load] <= now:
+            # Records between two loads of the driver belong to the first.
+            while mark < marks.shape[0] and marks[mark, 0] <= reloads[load]:
+                if marks[mark, 1] == Mark.REMAPPED:
+                    remap_bad += marks[mark, 2]
+                elif marks[mark, 1] == Mark.CORRECTED_REMAP:
+                    remap_good += marks[mark, 2]
+                mark += 1
+            replays, sbe, dbe, crc, link_replays, xid = 0.0, 0.0, 0.0, 0.0, 0.0, 0
+            load += 1
+        while mark < marks.shape[0] and marks[mark, 0] <= now:
+            what, value = marks[mark, 1], marks[mark, 2]
+            if what == Mark.XID:
+                xid = value
+            elif what == Mark.UNCORRECTED:
+                dbe += value
+            elif what == Mark.REMAPPED:
+                remap_bad += value
+            elif what == Mark.CORRECTED_REMAP:
+                remap_good += value
+            else:
+                crc += value
+                link_replays += 1.0 + value % 5
+            mark += 1
+        state = segments[at, 4]
+        working = True
+        if state == DOWN:
+            if now >= segments[at, 7]:
+                continue
+            state, working = 0, False
+        if state > 0 and segments[at, 5] != severe_since:
+            severe_since = segments[at, 5]
+            draw = mix(np.uint64(severe_since) ^ (np.uint64(seed) + np.uint64(node * 4096 + slot)))
+            severity = 0.5 + (draw >> np.uint64(11)) / 9007199254740992.0
+        a, b, c = bits(rng), bits(rng), bits(rng)
+        n0, n1, n2, n3 = table[a & _LOW], table[(a >> _S1) & _LOW], table[(a >> _S2) & _LOW], table[(a >> _S3) & _LOW]
+        n4, n5, n6, n7 = table[b & _LOW], table[(b >> _S1) & _LOW], table[(b >> _S2) & _LOW], table[(b >> _S3) & _LOW]
+        n8 = table[c & _LOW]
+        shows = severity if state > 0 and uniform(rng) < signs[state, Effect.DUTY] else 0.0
+        kind = kinds[index] if working else 0
+        use = 0.0
+        if kind > 0:
+            use = min(1.0, max(0.0, levels[index] * (1.0 + 0.015 * n0)))
+        # Counters run whether or not the sample arrives.
+        mean = (traits[Trait.SBE_PER_HOUR] + shows * signs[state, Effect.SBE_PER_HOUR]) * minutes / 60.0
+        if mean != mean_sbe:
+            mean_sbe, exp_sbe = mean, np.exp(-mean)
+        sbe += poisson(rng, mean, exp_sbe)
+        mean = (
+            traits[Trait.REPLAY_PER_MIN] * (1.0 if kind > 0 else 0.3) + shows * signs[state, Effect.REPLAY_PER_MIN]
+        ) * minutes
+        if now >= inflated_from:
+            mean *= inflation
+        if mean != mean_replay:
+            mean_replay, exp_replay = mean, np.exp(-mean)
+        replays += poisson(rng, mean, exp_replay)
+        mean = (
+            (traits[Trait.CRC_PER_S] * (1.0 if kind > 0 else 0.2) + shows * signs[state, Effect.CRC_PER_S])
+            * minutes
+            * 60.0
+        )
+        if mean != mean_crc:
+            mean_crc, exp_crc = mean, np.exp(-mean)
+        crc += poisson(rng, mean, exp_crc)
+        loss = shows * signs[state, Effect.CLOCK_LOSS] if use > 0.05 else 0.0
+        share = 0.93 if kind == 1 else 0.72
+        power = idle_w + (tdp_w - idle_w) * share * use * traits[Trait.POWER_GAIN] * (1.0 - 0.6 * loss)
+        power = max(0.6 * idle_w, power * (1.0 + 0.012 * n1) + 0.8 * n2)
+        swing = 2.0 + abs(n3) * 1.5
+        if kind == 1:
+            swing = 0.05 * tdp_w * (1.0 + 0.3 * n3)
+        elif kind == 2:
+            swing = 0.09 * tdp_w * (1.0 + 0.4 * n3)
+        if use > 0.0:
+            swing += traits[Trait.SWING_W] + shows * signs[state, Effect.SWING_W]
+        highest = min(power + max(swing, 0.5), 1.25 * tdp_w)
+        heat = rise_c * power / tdp_w + shows * signs[state, Effect.HEAT_C] * (
+            0.25 + 0.75 * min(1.0, power / tdp_w / 0.7)
+        )
+        target = inlets[index] + 6.0 + traits[Trait.OFFSET_C] * (0.4 + 0.6 * power / tdp_w) + heat
+        temperature += 0.8 * (target - temperature) + 0.35 * n4
+        clock = clock_mhz * (0.25 + 0.01 * abs(n5))
+        reason = _IDLE
+        if use > 0.0:
+            reason = np.uint64(0)
+            over = max(0.0, temperature - _SLOWDOWN_C) * 0.03
+            cut = min(0.6, loss + over)
+            clock = clock_mhz * (0.97 - 0.03 * use + 0.004 * n5) * (1.0 - cut)
+            if power > 0.95 * tdp_w:
+                reason |= _POWER_CAP
+                clock *= 0.97
+            if cut > 0.04:
+                reason |= _THERMAL
+            if cut > 0.2:
+                reason |= _THERMAL_HARD
+        lost = base_loss + shows * signs[state, Effect.SAMPLE_LOSS] if state > 0 else base_loss
+        if gaps[index] != 0 or uniform(rng) < lost:
+            continue
+        times[row] = now
+        gauges[0, row] = np.float32(np.floor(temperature * 4.0 + 0.5) * 0.25)
+        memory_c = temperature + 5.0 + 9.0 * use + 0.5 * n6
+        gauges[1, row] = np.float32(np.floor(memory_c * 4.0 + 0.5) * 0.25) if sensor else nan
+        gauges[2, row] = np.float32(np.floor(power * 2.0 + 0.5) * 0.5)
+        gauges[3, row] = np.float32(np.floor(highest * 2.0 + 0.5) * 0.5)
+        gauges[4, row] = np.float32(np.floor(clock / 7.5 + 0.5) * 7.5)
+        gauges[5, row] = np.float32(np.floor(min(100.0, 100.0 * use) * 2.0 + 0.5) * 0.5)
+        moved = use * (0.5 if kind == 1 else 0.3) * (1.0 + 0.04 * n6)
+        gauges[6, row] = np.float32(np.floor(min(100.0, max(0.0, 100.0 * moved)) * 2.0 + 0.5) * 0.5)
+        used = memory_mib * memories[index] * (1.0 + 0.003 * n8) if kind > 0 else 520.0
+        gauges[7, row] = np.float32(np.floor(min(memory_mib, used) / 16.0 + 0.5) * 16.0)
+        active = use * (0.86 if kind == 1 else 0.55) * (1.0 - 0.3 * loss) * (1.0 + 0.01 * n7)
+        gauges[8, row] = np.float32(np.floor(min(1.0, max(0.0, active)) * 256.0 + 0.5) / 256.0) if profiling else nan
+        tensor = use * (0.44 if kind == 1 else 0.14) * (1.0 - loss) * (1.0 + 0.02 * n7)
+        gauges[9, row] = np.float32(np.floor(min(1.0, max(0.0, tensor)) * 256.0 + 0.5) / 256.0) if profiling else nan
+        rate = 2e5
+        if use > 0.0:
+            rate = (
+                (5.5e9 if kind == 1 else 1.6e9)
+                * use
+                * (1.0 + 0.12 * n5)
+                * (1.0 - shows * signs[state, Effect.PCIE_LOSS])
+            )
+        gauges[10, row] = np.float32(np.floor(max(0.0, rate) / _PCIE_GRAIN + 0.5) * _PCIE_GRAIN) if profiling else nan
+        counters[0, row] = replays
+        counters[1, row] = sbe
+        counters[2, row] = dbe
+        counters[3, row] = remap_good
+        counters[4, row] = remap_bad
+        counters[5, row] = crc if nvlink else np.nan
+        counters[6, row] = link_replays if nvlink else np.nan
+        flags[row] = reason
+        xids[row] = xid
+        row += 1
+    return row
+
+
+def sample_range(installed: int, removed: int, start: int, step: int, steps: int) -> tuple[int, int]:
+    """Return the first sample number of a stay and the one after its last."""
+    first = max(0, -((start - installed) // step)) if installed > start else 0
+    last = steps if removed >= NEVER else min(steps, max(0, -((start - removed) // step)))
+    return first, max(first, last)

@@ -1,0 +1,266 @@
+"""Writing a simulated fleet as a dataset, and its truth beside it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from simulator.devices import signatures
+from simulator.fleet import Clock
+from simulator.run import Simulation, node_devices, run_fleet
+from simulator.samples import Device, channels, sample_table
+from simulator.scenarios import SCENARIOS, Scenario
+from simulator.tables import events_frame, inventory_frame, jobs_frame
+from simulator.truth import counted, failures_frame, write_truth
+from telemetry.atomic import FolderSwap, disk_errors
+from telemetry.errors import InputError
+from telemetry.store import DatasetWriter
+
+Progress = Callable[[int, int], None]
+"""Told (samples done, samples in all) from time to time."""
+
+MAX_GPUS = 200_000
+"""More than any fleet of today; a typing error is likelier."""
+
+_PART_ROWS = 1_000_000
+_ROWS_PER_BUCKET = 8_000_000
+_LEAST_BUCKETS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationSummary:
+    """What was written.
+
+    ``incidents`` counts the failures within the simulated time, ``by_class`` and ``by_precursor`` break it down.
+    """
+
+    dataset: Path
+    truth: Path
+    scenario: str
+    seed: int
+    acceleration: float
+    gpus: int
+    nodes: int
+    days: int
+    samples: int
+    events: int
+    incidents: int
+    by_class: dict[str, int]
+    by_precursor: dict[str, int]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the summary as plain JSON types."""
+        return {**asdict(self), "dataset": str(self.dataset), "truth": str(self.truth)}
+
+
+def simulate(
+    out: Path,
+    *,
+    gpus: int,
+    days: int,
+    seed: int,
+    scenario: str,
+    truth: Path | None = None,
+    acceleration: float = 1.0,
+    step: timedelta = timedelta(minutes=10),
+    start: datetime = datetime(2026, 1, 1, tzinfo=UTC),
+    progress: Progress | None = None,
+    threads: int | None = None,
+) -> SimulationSummary:
+    """Simulate a fleet and write it as a dataset; the same arguments give the same bytes.
+
+    Parameters
+    ----------
+    out : Path
+        Folder of the dataset; a dataset there is replaced.
+    gpus : int
+        Number of GPUs, eight to a node.
+    days : int
+        Simulated time in days.
+    seed : int
+        Zero or more.
+    scenario : str
+        Name of one of :data:`simulator.scenarios.SCENARIOS`.
+    truth : Path, optional
+        Folder of the truth; default a sibling ``OUT-truth``. Never inside ``out``.
+    acceleration : float
+        Factor on every rate of failing, degrading and recoverable hardware errors.
+    step : timedelta
+        Sample interval; divides a day.
+    start : datetime
+        First sample; 00:00 UTC of a day.
+    progress : callable, optional
+        Called with (samples done, samples in all).
+    threads : int, optional
+        Threads that make samples; default the number of cores. Without influence on the result.
+
+    Returns
+    -------
+    SimulationSummary
+
+    Raises
+    ------
+    InputError
+        If an argument is impossible, the truth would lie inside the dataset or the other way round, the truth's folder
+        holds something else, or the disk is full.
+    """
+    chosen, clock = _checked(gpus, days, seed, scenario, acceleration, step, start)
+    truth = out.with_name(out.name + "-truth") if truth is None else truth
+    _check_places(out, truth)
+    simulation = run_fleet(chosen, clock, gpus=gpus, seed=seed, acceleration=acceleration)
+    failures = failures_frame(simulation.history, simulation.parameters, clock, seed)
+    about = {
+        "kind": "simulated",
+        "scenario": scenario,
+        "seed": seed,
+        "gpus": gpus,
+        "days": days,
+        "acceleration": acceleration,
+        "step_s": step.total_seconds(),
+        "start": start.astimezone(UTC).isoformat(),
+        "drifts": sorted(chosen.drifts),
+    }
+    # The truth is swapped in after the dataset: a run killed between the two leaves a truth that its seed and scenario
+    # (truth.json) tell apart from the new dataset's.
+    with FolderSwap(truth) as swap:
+        with disk_errors(truth):
+            write_truth(
+                swap.path, simulation.history, failures, about, simulation.laws, simulation.parameters, clock, seed=seed
+            )
+        with DatasetWriter(out, step=step, channels=channels(), buckets=_buckets(gpus, clock)) as writer:
+            _write_samples(writer, simulation, threads or os.cpu_count() or 1, progress)
+            dataset = writer.finish(
+                events=events_frame(simulation.history, seed),
+                inventory=inventory_frame(simulation.history, simulation.parameters, clock, seed),
+                jobs=jobs_frame(simulation.history, simulation.jobs, simulation.parameters),
+                span=(start.astimezone(UTC), start.astimezone(UTC) + timedelta(days=days) - step),
+                sources=[about],
+            )
+        swap.commit()
+    return SimulationSummary(
+        dataset=out,
+        truth=truth,
+        scenario=scenario,
+        seed=seed,
+        acceleration=acceleration,
+        gpus=gpus,
+        nodes=len(simulation.history.nodes),
+        days=days,
+        samples=int(dataset.meta.counts["samples"]),
+        events=int(dataset.meta.counts["events"]),
+        incidents=len(failures),
+        by_class=counted(failures["failure_class"]),
+        by_precursor=counted(failures["precursor"]),
+    )
+
+
+def _buckets(gpus: int, clock: Clock) -> int:
+    """Return enough buckets that each fits in memory."""
+    return max(_LEAST_BUCKETS, -(-gpus * clock.steps // _ROWS_PER_BUCKET))
+
+
+def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, progress: Progress | None) -> None:
+    """Make and write all samples, one bucket a task; a bucket's parts follow each other in the order of its GPUs."""
+    clock = simulation.clock
+    signs = signatures(simulation.parameters, simulation.chain)
+    by_bucket: dict[int, list[int]] = {}
+    for number, node in enumerate(simulation.history.nodes):
+        by_bucket.setdefault(writer.bucket_of(node.name), []).append(number)
+    total = sum(node.slots for node in simulation.history.nodes) * clock.steps
+    done = 0
+    guard = threading.Lock()
+
+    def write(bucket: int) -> None:
+        nonlocal done
+        devices = [device for number in by_bucket[bucket] for device in node_devices(simulation, number)]
+        for part in _parts(sorted(devices, key=lambda device: device.name)):
+            table = sample_table(part, signs, seed=simulation.seed, start=clock.start, step=clock.step)
+            writer.write_samples(bucket, table)
+            with guard:
+                done = min(total, done + sum(device.last - device.first for device in part))
+                if progress is not None:
+                    progress(done, total)
+
+    # The largest first, so that no thread is left alone with it at the end.
+    order = sorted(by_bucket, key=lambda bucket: (-len(by_bucket[bucket]), bucket))
+    if threads == 1:
+        for bucket in order:
+            write(bucket)
+    else:
+        with ThreadPoolExecutor(threads) as pool:
+            tasks = [pool.submit(write, bucket) for bucket in order]
+            try:
+                for task in tasks:
+                    task.result()
+            except BaseException:
+                pool.shutdown(wait=True, cancel_futures=True)
+                raise
+    if progress is not None:
+        progress(total, total)
+
+
+def _parts(devices: list[Device]) -> list[list[Device]]:
+    parts: list[list[Device]] = []
+    rows = _PART_ROWS
+    for device in devices:
+        length = device.last - device.first
+        if rows + length > _PART_ROWS:
+            parts.append([])
+            rows = 0
+        parts[-1].append(device)
+        rows += length
+    return parts
+
+
+def _checked(
+    gpus: int, days: int, seed: int, scenario: str, acceleration: float, step: timedelta, start: datetime
+) -> tuple[Scenario, Clock]:
+    if scenario not in SCENARIOS:
+        near = difflib.get_close_matches(scenario, list(SCENARIOS), n=1, cutoff=0.4)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise InputError(f"unknown scenario {scenario!r}", "scenario", f"{hint}Choose one of {', '.join(SCENARIOS)}.")
+    if not 1 <= gpus <= MAX_GPUS:
+        raise InputError(f"a fleet of {gpus} GPUs", "gpus", f"Give a number from 1 to {MAX_GPUS}.")
+    if not 1 <= days <= 3660:
+        raise InputError(f"a simulation of {days} days", "days", "Give a number from 1 to 3660.")
+    if not 0 <= seed < 2**63:
+        raise InputError(f"seed {seed}", "seed", "Give an integer from 0 to 2**63 - 1.")
+    if not 0.0 < acceleration <= 100.0:
+        raise InputError(f"an acceleration of {acceleration}", "acceleration", "Give a number above 0, at most 100.")
+    ms = step // timedelta(milliseconds=1)
+    if ms <= 0 or timedelta(days=1) % step or step > timedelta(hours=6):
+        raise InputError(f"a step of {step}", "step", "Give a duration that divides a day, at most 6 h.")
+    if start.tzinfo is None:
+        raise InputError(f"start {start.isoformat()} has no time zone", "start", "Give an aware time in UTC.")
+    begin = int(start.timestamp() * 1000)
+    if begin % 86_400_000:
+        raise InputError(f"start {start.isoformat()} is not a midnight in UTC", "start", "Give 00:00 UTC of a day.")
+    chosen = SCENARIOS[scenario]
+    return chosen, Clock(begin, days, ms, chosen.parameters.warm_up_days)
+
+
+def _check_places(out: Path, truth: Path) -> None:
+    dataset, hidden = out.resolve(), truth.resolve()
+    if hidden == dataset or dataset in hidden.parents:
+        raise InputError(
+            f"the truth folder {truth} lies inside the dataset {out}",
+            "truth",
+            "Put it elsewhere: nothing that learns from the dataset may find it.",
+        )
+    if hidden in dataset.parents:
+        raise InputError(
+            f"the dataset {out} lies inside the truth folder {truth}", "truth", "Put the two beside each other."
+        )
+    if hidden.exists() and (not hidden.is_dir() or (any(hidden.iterdir()) and not (hidden / "truth.json").is_file())):
+        raise InputError(
+            f"{truth} holds something that is not a simulation's truth",
+            "truth",
+            "Name another folder, or remove this one yourself.",
+        )

@@ -1,0 +1,205 @@
+"""What runs on a node: gang jobs one after the other, ended early by failures, drains and application errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from simulator.fleet import DAY, HOUR, Clock, Node
+from simulator.parameters import Parameters
+from simulator.randomness import NORMAL_TABLE, Purpose, bits, generator, stream
+
+Int64Array = NDArray[np.int64]
+
+TRAINING, SERVING = 1, 2
+OUTCOMES = ("completed", "node_fail", "drained", "app_error", "running")
+"""How a job ends; ``running`` has not ended within the simulated time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jobs:
+    """A node's jobs in order of time; all arrays of shape (n_jobs,).
+
+    ``begin``, ``end`` and ``checkpoint`` are ms (checkpoint 0: none), ``kind`` is training (1) or serving (2),
+    ``level`` the mean utilisation, ``memory`` the share of device memory, ``outcome`` an index of :data:`OUTCOMES`.
+    """
+
+    begin: Int64Array
+    end: Int64Array
+    kind: Int64Array
+    level: NDArray[np.float64]
+    memory: NDArray[np.float64]
+    checkpoint: Int64Array
+    outcome: Int64Array
+
+
+def training_share(parameters: Parameters, clock: Clock, model: int, time: int, *, shifts: bool) -> float:
+    """Return the share of training among the jobs that begin at a time on nodes with a GPU model."""
+    before = parameters.fleet.models[model].training_share
+    if not shifts:
+        return before
+    drift = parameters.drift
+    mean = sum(each.share * each.training_share for each in parameters.fleet.models)
+    after = before * drift.workload_training_share / mean
+    begins = clock.at_share(drift.workload_begins)
+    done = min(max((time - begins) / (drift.workload_days * DAY), 0.0), 1.0)
+    return before + (after - before) * done
+
+
+def schedule(
+    node: Node,
+    parameters: Parameters,
+    clock: Clock,
+    seed: int,
+    *,
+    outages: Int64Array,
+    errors: Int64Array,
+    shifts: bool,
+) -> Jobs:
+    """Fill a node's time with jobs.
+
+    Parameters
+    ----------
+    node : Node
+    parameters : Parameters
+    clock : Clock
+    seed : int
+    outages : ndarray of int64, shape (n, 3)
+        Begin and end of each time without jobs, and the outcome (index of :data:`OUTCOMES`) of a job that it ends.
+    errors : ndarray of int64, shape (n,)
+        Times of application errors on the whole node, ascending.
+    shifts : bool
+        Whether the workload drift is on.
+    """
+    rows: list[tuple[int, int, int, float, float, int, int]] = []
+    if not node.spare:
+        work = parameters.workload
+        rng = generator(seed, node.index, Purpose.JOBS)
+        outages = outages[np.argsort(outages[:, 0], kind="stable")]
+        time = max(clock.start, node.installed) + int(rng.exponential(0.15 * work.idle_hours) * HOUR)
+        while time < clock.end:
+            resumes = _after_outages(outages, time)
+            if resumes != time:
+                time = resumes + int(rng.uniform(0.05, 0.5) * HOUR)
+                continue
+            training = rng.random() < training_share(parameters, clock, node.model, time, shifts=shifts)
+            median, sigma = (work.training_hours, 1.0) if training else (work.serving_hours, 0.8)
+            length = min(median * float(np.exp(sigma * rng.standard_normal())), 30 * 24.0)
+            level = float(rng.uniform(*(work.training_level if training else work.serving_level)))
+            memory = float(rng.uniform(0.6, 0.97) if training else rng.uniform(0.4, 0.9))
+            every = int(rng.uniform(*work.checkpoint_hours) * HOUR)
+            pause = int(rng.exponential(work.idle_hours) * HOUR)
+            end, outcome = time + int(length * HOUR) + 60_000, 0
+            following = outages[outages[:, 0] > time]
+            if len(following) and following[0, 0] < end:
+                end, outcome = int(following[0, 0]), int(following[0, 2])
+            error = int(np.searchsorted(errors, time, side="right"))
+            if error < len(errors) and errors[error] < end:
+                end, outcome = int(errors[error]), OUTCOMES.index("app_error")
+            if end >= clock.end:
+                end, outcome = clock.end, OUTCOMES.index("running")
+            saved = time + (end - time) // every * every if training and end - time >= every else 0
+            kind = TRAINING if training else SERVING
+            rows.append((time, end, kind, level, memory, saved, outcome))
+            time = end + pause
+    columns = list(zip(*rows, strict=True)) if rows else [()] * 7
+    kinds = (np.int64, np.int64, np.int64, np.float64, np.float64, np.int64, np.int64)
+    return Jobs(*(np.asarray(column, kind) for column, kind in zip(columns, kinds, strict=True)))  # type: ignore[arg-type]  # the seven dtypes stand in the order of the fields
+
+
+def _after_outages(outages: Int64Array, time: int) -> int:
+    while True:
+        inside = (outages[:, 0] <= time) & (time < outages[:, 1])
+        if not inside.any():
+            return time
+        time = int(outages[inside, 1].max())
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeries:
+    """What all GPUs of a node share at each sample time; arrays of shape (n_steps,).
+
+    ``kind`` (0 idle, 1 training, 2 serving), ``level`` (utilisation 0 to 1), ``memory`` (share in use), ``inlet`` (C),
+    ``gap`` (1: the node's exporter is silent).
+    """
+
+    kind: NDArray[np.uint8]
+    level: NDArray[np.float32]
+    memory: NDArray[np.float32]
+    inlet: NDArray[np.float32]
+    gap: NDArray[np.uint8]
+
+
+def node_series(node: Node, parameters: Parameters, clock: Clock, seed: int, jobs: Jobs) -> NodeSeries:
+    """Compute a node's shared series from its jobs, the room's air, and the gaps of its exporter."""
+    work, noise = parameters.workload, parameters.noise
+    rng = generator(seed, node.index, Purpose.AMBIENT)
+    place = float(rng.normal(0.0, 1.0))
+    if node.stressed:
+        place += work.top_slot_c * node.height / 2.0
+    series = NodeSeries(
+        np.zeros(clock.steps, np.uint8),
+        np.zeros(clock.steps, np.float32),
+        np.zeros(clock.steps, np.float32),
+        np.empty(clock.steps, np.float32),
+        np.zeros(clock.steps, np.uint8),
+    )
+    _fill_node(
+        seed, node.index, clock.start, clock.step, jobs.begin, jobs.end, jobs.kind, jobs.level, jobs.memory,
+        work.diurnal, work.inlet_c + place, work.inlet_daily_c, NORMAL_TABLE,
+        series.kind, series.level, series.memory, series.inlet,
+    )  # fmt: skip
+    for _ in range(int(rng.poisson(noise.node_gap_rate_per_month * clock.days / 30.4))):
+        begin = int(rng.integers(0, clock.steps))
+        minutes = noise.node_gap_median_min * float(np.exp(rng.standard_normal()))
+        series.gap[begin : begin + max(1, round(minutes * 60_000 / clock.step))] = 1
+    return series
+
+
+@numba.njit(cache=True, nogil=True)
+def _fill_node(
+    seed: int,
+    node: int,
+    start: int,
+    step: int,
+    begins: Int64Array,
+    ends: Int64Array,
+    kinds: Int64Array,
+    levels: NDArray[np.float64],
+    memories: NDArray[np.float64],
+    diurnal: float,
+    inlet_mean: float,
+    inlet_daily: float,
+    table: NDArray[np.float32],
+    kind: NDArray[np.uint8],
+    level: NDArray[np.float32],
+    memory: NDArray[np.float32],
+    inlet: NDArray[np.float32],
+) -> None:
+    rng = stream(seed, node, 0, Purpose.AMBIENT)
+    low = np.uint64(0xFFFF)
+    job, weather, wander = 0, 0.0, 0.0
+    for index in range(len(kind)):
+        time = start + index * step
+        while job < len(begins) and ends[job] <= time:
+            job += 1
+        draw = bits(rng)
+        day = 2.0 * np.pi * (time % 86_400_000) / 86_400_000.0
+        weather = 0.998 * weather + 0.05 * table[draw & low]
+        inlet[index] = inlet_mean + inlet_daily * np.sin(day - 2.4) + weather
+        if job < len(begins) and begins[job] <= time:
+            kind[index] = kinds[job]
+            memory[index] = memories[job]
+            if kinds[job] == 1:
+                # A step loop is steady; now and then it evaluates, loads or saves.
+                pause = 0.5 if (draw >> np.uint64(16)) & low < np.uint64(4000) else 1.0
+                level[index] = min(
+                    1.0, max(0.02, levels[job] * pause * (1.0 + 0.03 * table[(draw >> np.uint64(32)) & low]))
+                )
+            else:
+                wander = 0.95 * wander + 0.08 * table[(draw >> np.uint64(32)) & low]
+                tide = 1.0 + diurnal * np.sin(day - 1.8) + wander
+                level[index] = min(1.0, max(0.02, levels[job] * tide))

@@ -1,0 +1,90 @@
+"""The description of one numeric telemetry series."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+Kind = Literal["gauge", "counter", "flags", "enum"]
+
+ROLLUP_SUFFIXES = MappingProxyType({"gauge": ("_min", "_max"), "counter": ("_rise",), "flags": (), "enum": ()})
+"""The columns that a roll-up adds to a channel of each kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """One numeric telemetry series of a unit.
+
+    Parameters
+    ----------
+    name : str
+        Our name, with the unit in it.
+    kind : {"gauge", "counter", "flags", "enum"}
+        ``gauge`` is a level (stored as float32), ``counter`` only rises but may reset (float64), ``flags`` is a bitmask
+        (uint64), ``enum`` an integer code (int32).
+    unit : str
+        Unit in words.
+    low, high : float or None
+        Inclusive valid range; None leaves that side open.
+    help : str
+        One line for reports.
+    dcgm_id : int or None
+        DCGM field id.
+    dcgm_names : tuple of str
+        Every name that DCGM and its exporter have given the field, newest first.
+    nvml : str or None
+        The NVML call or field that reads it.
+    amd : tuple of str
+        Metric names of AMD's exporter with the same meaning and unit.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    low: float | None
+    high: float | None
+    help: str
+    dcgm_id: int | None = None
+    dcgm_names: tuple[str, ...] = ()
+    nvml: str | None = None
+    amd: tuple[str, ...] = ()
+
+    def rollups(self) -> tuple[Channel, ...]:
+        """Return the channels that a roll-up to the step adds beside this one.
+
+        A gauge gets ``X_min`` and ``X_max``; a counter gets ``X_rise``, the reset-aware rise since the previous
+        sample, which is a gauge: it can be summed, and must not be differenced again.
+        """
+        made: list[Channel] = []
+        for suffix in ROLLUP_SUFFIXES[self.kind]:
+            words = {"_min": "lowest raw value of", "_max": "highest raw value of", "_rise": "rise within the step of"}
+            low, high = (0.0, None) if suffix == "_rise" else (self.low, self.high)
+            text = f"{words[suffix]} {self.name}: {self.help}"
+            made.append(Channel(self.name + suffix, "gauge", self.unit, low, high, text))
+        return tuple(made)
+
+
+def channel_as_dict(channel: Channel) -> dict[str, Any]:
+    """Return a channel as plain JSON types, the way dataset.json keeps it."""
+    return {
+        "name": channel.name,
+        "kind": channel.kind,
+        "unit": channel.unit,
+        "low": channel.low,
+        "high": channel.high,
+        "help": channel.help,
+        "dcgm_id": channel.dcgm_id,
+        "dcgm_names": list(channel.dcgm_names),
+        "nvml": channel.nvml,
+        "amd": list(channel.amd),
+    }
+
+
+def channel_from_dict(content: Mapping[str, Any]) -> Channel:
+    """Read back what :func:`channel_as_dict` wrote."""
+    values = dict(content)
+    values["dcgm_names"] = tuple(values["dcgm_names"])
+    values["amd"] = tuple(values["amd"])
+    return Channel(**values)

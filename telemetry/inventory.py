@@ -1,0 +1,201 @@
+"""The inventory: reading it, merging a newer one into an older, and checking that it can be true."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from telemetry.columns import KEY_ALIASES, Columns, as_text, map_values, require, resolve_columns
+from telemetry.errors import InputError
+from telemetry.instants import PROBLEMS, parse_instants
+from telemetry.mapping import TableMapping
+from telemetry.meta import instant_text
+from telemetry.pci import normalise_pci_bus_id
+from telemetry.quarantine import Quarantine, row_text
+from telemetry.reading import expand_sources, read_batches
+from telemetry.schema import INVENTORY, Unit
+
+_TIMES = ("installed_at", "removed_at")
+_MIG_OLD = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z")
+
+
+@dataclass(slots=True)
+class InventorySource:
+    """What an inventory file holds.
+
+    Parameters
+    ----------
+    frame : pandas.DataFrame
+        Stays in the layout of :data:`telemetry.schema.INVENTORY`; ``installed_at`` may still be missing.
+    parents : dict of str to str
+        MIG instance to the GPU that it is a part of.
+    """
+
+    frame: pd.DataFrame
+    parents: dict[str, str] = field(default_factory=dict)
+
+
+def read_inventory(path: Path, mapping: TableMapping, quarantine: Quarantine) -> InventorySource:
+    """Read an inventory file.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        One row a stay. ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU of a
+        MIG instance; rows of instances are left out and their names become other names of the parent.
+    mapping : TableMapping
+    quarantine : Quarantine
+        Takes rows without a node, with an unusable instant, that end before they begin, and MIG instances whose parent
+        cannot be found.
+
+    Raises
+    ------
+    InputError
+        If ``node`` is missing, instants are naive, or nothing is left.
+    """
+    frames: list[pd.DataFrame] = []
+    for file in expand_sources((path,), "inventory"):
+        for batch in read_batches(file, "inventory", quarantine):
+            known = [*INVENTORY.names, "parent", "mig_instance"]
+            columns = resolve_columns(batch.table.column_names, mapping, known, KEY_ALIASES, str(file), extras=True)
+            require(columns, ["node"], batch.table.column_names, str(file))
+            frames.append(_batch_frame(batch.rows, batch.table, columns, mapping, file, quarantine))
+    whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    if whole.empty:
+        raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
+    return _fold_mig(whole, quarantine)
+
+
+def _batch_frame(
+    rows: npt.NDArray[np.int64], table: Any, columns: Columns, mapping: TableMapping, file: Path, quarantine: Quarantine
+) -> pd.DataFrame:
+    length = table.num_rows
+    content: dict[str, Any] = {"_row": rows, "_file": np.full(length, file.name, dtype=object)}
+    bad = np.zeros(length, dtype=bool)
+    extras = [name for name in columns.source if name not in INVENTORY.names]
+    for name in [*INVENTORY.names, *extras]:
+        column = columns.get(table, name)
+        if name in _TIMES:
+            if column is None:
+                content[name] = pd.Series(pd.NaT, index=range(length), dtype="datetime64[ms, UTC]")
+                continue
+            instants = parse_instants(column, mapping.time, f"{file}, column {name!r}")
+            if length and np.all(np.isin(instants.status, (1, 3))) and np.any(instants.status == 3):
+                raise naive_error(f"{file}, column {name!r}", "inventory", column)
+            for status, reason in PROBLEMS.items():
+                if status == 1:  # a missing end is "in service", a missing start "before anything observed"
+                    continue
+                chosen = (instants.status == status) & ~bad
+                quarantine.add_rows(reason, "inventory", file.name, chosen, rows, table)
+                bad |= chosen
+            values = pd.to_datetime(instants.ms, unit="ms", utc=True).as_unit("ms")
+            content[name] = pd.Series(values).where(instants.status == 0)
+        elif name in INVENTORY.names or name in ("parent", "mig_instance"):
+            texts = as_text(column, length)
+            if name in mapping.values:
+                texts, dropped = map_values(texts, mapping.values[name])
+                bad |= dropped
+            content[name] = texts
+        else:
+            content[name] = table.column(columns.source[name]).to_pandas()
+    frame = pd.DataFrame(content)
+    frame["pci_bus_id"] = [None if text is None else normalise_pci_bus_id(text) or text for text in frame["pci_bus_id"]]
+    missing = np.array([node is None for node in frame["node"]], dtype=bool) & ~bad
+    quarantine.add_rows("missing node", "inventory", file.name, missing, rows, table)
+    bad |= missing
+    backwards = ((frame["removed_at"] <= frame["installed_at"]).to_numpy(dtype=bool)) & ~bad
+    quarantine.add_rows("removed before installed", "inventory", file.name, backwards, rows, table)
+    bad |= backwards
+    return frame[~bad]
+
+
+def naive_error(where: str, section: str, column: Any) -> InputError:
+    """Return the error for a column of instants that all lack an offset."""
+    example = column.drop_null()
+    shown = example[0].as_py() if len(example) else ""
+    return InputError(
+        f"timestamps are naive (without a time zone), such as {str(shown)!r}",
+        where,
+        f"Give the zone in the mapping: `{section}: {{time: {{timezone: UTC}}}}`, with the zone they were written in.",
+    )
+
+
+def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> InventorySource:
+    parents: dict[str, str] = {}
+    keep = np.ones(len(frame), dtype=bool)
+    given = frame["parent"] if "parent" in frame else pd.Series([None] * len(frame), dtype=object)
+    by_place = {
+        (row.node, row.pci_bus_id): row.gpu
+        for row in frame[["node", "pci_bus_id", "gpu"]].itertuples(index=False)
+        if row.gpu is not None and row.pci_bus_id is not None and not row.gpu.startswith("MIG-")
+    }
+    for index, (gpu, node, bus, parent) in enumerate(
+        zip(frame["gpu"], frame["node"], frame["pci_bus_id"], given, strict=True)
+    ):
+        if gpu is None or not (gpu.startswith("MIG-") or isinstance(parent, str)):
+            continue
+        keep[index] = False
+        old = _MIG_OLD.match(gpu)
+        found = parent if isinstance(parent, str) else old[1] if old else by_place.get((node, bus))
+        if found is None:
+            row = frame.iloc[index].dropna()
+            number, file = int(row.pop("_row")), str(row.pop("_file"))
+            text = row_text(row.to_dict())
+            quarantine.add("MIG instance without a known parent", "inventory", file, number, text, gpu)
+        else:
+            parents[gpu] = found
+    folded = frame[keep].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
+    return InventorySource(folded.drop_duplicates(ignore_index=True), parents)
+
+
+def unit_of(frame: pd.DataFrame) -> Unit:
+    """Return what a fleet's rows are about: ``node`` if no stay has a GPU."""
+    return "gpu" if frame["gpu"].notna().any() else "node"
+
+
+def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
+    """Lay a newer inventory over an older one; a stay is known by gpu, node and ``installed_at``.
+
+    Parameters
+    ----------
+    old : pandas.DataFrame or None
+        Stays of the existing dataset.
+    new : pandas.DataFrame
+        Stays of the file; each replaces the old one of its key, the others are added.
+    """
+    merged = new if old is None else pd.concat([frame for frame in (old, new) if len(frame)], ignore_index=True)
+    key = [merged[name].astype("str").fillna("") for name in ("gpu", "node")]
+    repeated = pd.DataFrame({"g": key[0], "n": key[1], "t": merged["installed_at"]}).duplicated(keep="last")
+    return merged[~repeated.to_numpy()].reset_index(drop=True)
+
+
+def check_stays(frame: pd.DataFrame, unit: Unit, where: str) -> None:
+    """Check that no GPU (or node) is in two places at once.
+
+    Raises
+    ------
+    InputError
+        If two stays of one unit overlap; the message shows both.
+    """
+    name = "gpu" if unit == "gpu" else "node"
+    ordered = frame.sort_values([name, "installed_at"], kind="stable").reset_index(drop=True)
+    same = ordered[name].eq(ordered[name].shift())
+    end = ordered["removed_at"].shift()
+    overlap = same & (end.isna() | (ordered["installed_at"] < end))
+    if overlap.any():
+        at = int(np.flatnonzero(overlap.to_numpy())[0])
+        before, after = ordered.iloc[at - 1], ordered.iloc[at]
+        left = "never removed" if pd.isna(before["removed_at"]) else f"removed {instant_text(before['removed_at'])}"
+        raise InputError(
+            f"{name} {after[name]!r} is in two places at once: node {before['node']!r} (installed "
+            f"{instant_text(before['installed_at'])}, {left}) and node {after['node']!r} (installed "
+            f"{instant_text(after['installed_at'])})",
+            where,
+            "Give the first stay a `removed_at` that is not after the second's `installed_at`.",
+        )

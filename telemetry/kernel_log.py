@@ -1,0 +1,252 @@
+"""Kernel logs to XID events: dmesg, syslog and the journal, and from PCI addresses to GPUs through the inventory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+import pandas as pd
+
+from telemetry.errors import InputError
+from telemetry.log_stamp import Stamped, split_line
+from telemetry.pci import normalise_pci_bus_id
+from telemetry.schema import EVENTS
+from telemetry.xid_message import DESCRIBED_XIDS, mentions_xid, parse_gpu_introduction, parse_xid_message
+
+COLUMNS = ("timestamp", "node", "gpu", "pci_bus_id", "type", "code", "detail", "source")
+"""Columns of parsed events before :func:`locate`."""
+
+_REFERENCE_SLACK = timedelta(days=1)
+# A log is often fetched by a machine whose clock or zone differs a little.
+
+
+@dataclass(frozen=True, slots=True)
+class KernelLog:
+    """What a kernel log held.
+
+    Parameters
+    ----------
+    events : pandas.DataFrame
+        XID events with the columns of :data:`COLUMNS`; ``gpu`` only where a message gave the UUID.
+    unknown_codes : dict of str to int
+        XIDs that we have no description of, with their number; their events are kept.
+    unparsed : list of tuple of (int, str, str)
+        Line number from 1, line and problem of lines about an XID that made no event.
+    n_lines : int
+        Lines read.
+    """
+
+    events: pd.DataFrame
+    unknown_codes: dict[str, int]
+    unparsed: list[tuple[int, str, str]]
+    n_lines: int
+
+
+def parse_kernel_log(
+    lines: Iterable[str],
+    *,
+    node: str | None = None,
+    boot_time: datetime | None = None,
+    reference_time: datetime | None = None,
+    timezone: str | None = None,
+    source: str = "kernel_log",
+) -> KernelLog:
+    """Find the XID events in a kernel log.
+
+    Parameters
+    ----------
+    lines : iterable of str
+        Lines of ``dmesg``, ``dmesg -T``, a syslog file, or ``journalctl -k -o json``.
+    node : str, optional
+        Node of lines that name no host.
+    boot_time : datetime, optional
+        Aware; when the kernel of ``[   12.345]`` stamps booted.
+    reference_time : datetime, optional
+        Aware; a moment after the last line, such as when the log was fetched. It gives the year to syslog stamps
+        without one; a turn of the year inside the log is seen by the month falling back.
+    timezone : str, optional
+        Zone of stamps without an offset; an hour that a change of the clocks repeats is taken as the first.
+    source : str
+        ``source`` of the events.
+
+    Returns
+    -------
+    KernelLog
+
+    Raises
+    ------
+    InputError
+        If an XID cannot be timed or placed without ``node``, ``boot_time``, ``reference_time`` or ``timezone``; the
+        message says which to give.
+    """
+    unparsed: list[tuple[int, str, str]] = []
+    unknown: Counter[str] = Counter()
+    records: list[dict[str, object]] = []
+    uuids: dict[tuple[str | None, str], str] = {}
+    n_lines = 0
+    for number, line, stamped in _dated(lines, reference_time):
+        n_lines = number
+        message = line if stamped is None else stamped.message
+        host = node if stamped is None or stamped.host is None else stamped.host
+        introduced = parse_gpu_introduction(message)
+        if introduced is not None:
+            uuids[(host, introduced[0])] = introduced[1]
+        if not mentions_xid(message):
+            continue
+        xid = parse_xid_message(message)
+        if xid is None:
+            unparsed.append((number, line, "no XID number or GPU"))
+            continue
+        if xid.code not in {str(code) for code in DESCRIBED_XIDS}:
+            unknown[xid.code] += 1
+        when = None if stamped is None else _instant(stamped, boot_time, timezone, number)
+        if when is None:
+            unparsed.append((number, line, "no usable time stamp"))
+            continue
+        if host is None:
+            raise InputError(
+                "the kernel log does not name its node",
+                f"line {number}: {line[:120]}",
+                "Give `kernel_log: {node: NAME}` in the mapping, or name the file after the node.",
+            )
+        uuid = xid.gpu or (uuids.get((host, xid.pci_bus_id)) if xid.pci_bus_id else None)
+        content = (when, host, uuid, xid.pci_bus_id, "xid", xid.code, xid.detail, source)
+        records.append(dict(zip(COLUMNS, content, strict=True)))
+    events = pd.DataFrame(records, columns=list(COLUMNS))
+    events["timestamp"] = pd.to_datetime(events["timestamp"], utc=True).astype("datetime64[ms, UTC]")
+    return KernelLog(events, dict(sorted(unknown.items())), unparsed, n_lines)
+
+
+def locate(
+    events: pd.DataFrame, inventory: pd.DataFrame, *, delay: timedelta = timedelta(0)
+) -> tuple[pd.DataFrame, int]:
+    """Find the GPU of each event by its node and PCI address at its time.
+
+    Parameters
+    ----------
+    events : pandas.DataFrame
+        With the columns of :data:`COLUMNS`.
+    inventory : pandas.DataFrame
+        Stays in the layout of :data:`telemetry.schema.INVENTORY`.
+    delay : datetime.timedelta
+        ``known_at`` is the event's time plus this.
+
+    Returns
+    -------
+    events : pandas.DataFrame
+        In the layout of :data:`telemetry.schema.EVENTS`, the node as the inventory writes it. An event whose address is
+        not in the inventory at that time has a null ``gpu``: it is the node's.
+    unmatched : int
+        Number of such events.
+    """
+    nodes = set(inventory["node"])
+    short = _short_names(nodes)
+    by_place: dict[tuple[str, str], list[int]] = {}
+    by_gpu: dict[str, list[int]] = {}
+    stays = list(inventory[["gpu", "node", "pci_bus_id", "installed_at", "removed_at"]].itertuples(index=False))
+    for index, stay in enumerate(stays):
+        if isinstance(stay.gpu, str):
+            by_gpu.setdefault(stay.gpu, []).append(index)
+        if isinstance(stay.pci_bus_id, str):
+            bus = normalise_pci_bus_id(stay.pci_bus_id) or stay.pci_bus_id
+            by_place.setdefault((stay.node, bus), []).append(index)
+    made = events.copy()
+    gpus: list[str | None] = []
+    places: list[str] = []
+    for event in events.itertuples(index=False):
+        host = event.node if event.node in nodes else short.get(event.node.split(".")[0], event.node)
+        candidates = by_gpu.get(event.gpu, []) if isinstance(event.gpu, str) else []
+        if not candidates and isinstance(event.pci_bus_id, str):
+            candidates = by_place.get((host, event.pci_bus_id), [])
+        found = [index for index in candidates if _covers(stays[index], event.timestamp)]
+        # At the instant of a swap both stays cover it; the newer one is in the slot.
+        gpus.append(stays[found[-1]].gpu if found else None)
+        places.append(stays[found[-1]].node if found else host)
+    made["gpu"] = pd.Series(gpus, index=made.index, dtype=object)
+    made["node"] = pd.Series(places, index=made.index, dtype=object)
+    made["known_at"] = made["timestamp"] + delay
+    return made[list(EVENTS.names)], sum(gpu is None for gpu in gpus)
+
+
+def _short_names(nodes: Iterable[str]) -> dict[str, str]:
+    """Map a node's name up to the first dot to its whole name, where only one node has it."""
+    short: dict[str, list[str]] = {}
+    for name in nodes:
+        short.setdefault(name.split(".")[0], []).append(name)
+    return {name: whole[0] for name, whole in short.items() if len(whole) == 1}
+
+
+def _covers(stay: object, when: pd.Timestamp) -> bool:
+    start, end = getattr(stay, "installed_at", pd.NaT), getattr(stay, "removed_at", pd.NaT)
+    return bool((pd.isna(start) or start <= when) and (pd.isna(end) or when <= end))
+
+
+def _dated(lines: Iterable[str], reference: datetime | None) -> Iterator[tuple[int, str, Stamped | None]]:
+    """Split lines, and give years to stamps without one.
+
+    The year of the last such stamp is the latest that does not pass the reference time; going back, it falls by one
+    where the stamps turn from December to January.
+    """
+    split = [(number, line.rstrip("\n"), split_line(line.rstrip("\n"))) for number, line in enumerate(lines, start=1)]
+    turns, newest = 0, None
+    turn_of: dict[int, int] = {}
+    for number, _, stamped in split:
+        if stamped is not None and stamped.yearless and stamped.naive is not None:
+            if newest is not None and newest - stamped.naive > timedelta(days=183):
+                turns += 1
+            newest = stamped.naive
+            turn_of[number] = turns
+    last_year: int | None = None
+    if newest is not None and reference is not None:
+        limit = reference.astimezone(UTC).replace(tzinfo=None) + _REFERENCE_SLACK
+        last_year = limit.year if _with_year(newest, limit.year, limit) <= limit else limit.year - 1
+    for number, line, stamped in split:
+        if stamped is None or not stamped.yearless:
+            yield number, line, stamped
+        elif last_year is None:
+            if mentions_xid(stamped.message):
+                raise InputError(
+                    "the kernel log's time stamps have no year",
+                    f"line {number}: {line[:120]}",
+                    "Give `kernel_log: {reference_time: …}` in the mapping: a moment after the last line.",
+                )
+            yield number, line, stamped
+        else:
+            assert stamped.naive is not None
+            year = last_year - turns + turn_of[number]
+            try:
+                yield number, line, replace(stamped, naive=stamped.naive.replace(year=year), yearless=False)
+            except ValueError:  # 29 February of a year without one
+                yield number, line, Stamped(stamped.message, stamped.host)
+
+
+def _with_year(naive: datetime, year: int, otherwise: datetime) -> datetime:
+    try:
+        return naive.replace(year=year)
+    except ValueError:
+        return otherwise + timedelta(days=1)
+
+
+def _instant(stamped: Stamped, boot_time: datetime | None, timezone: str | None, number: int) -> datetime | None:
+    if stamped.aware is not None:
+        return stamped.aware.astimezone(UTC)
+    if stamped.naive is not None:
+        if timezone is None:
+            raise InputError(
+                "the kernel log's time stamps are naive (without a time zone)",
+                f"line {number}: {stamped.message[:120]}",
+                "Give `kernel_log: {timezone: UTC}` in the mapping, with the zone they were written in.",
+            )
+        return stamped.naive.replace(tzinfo=ZoneInfo(timezone)).astimezone(UTC)
+    if stamped.since_boot is not None:
+        if boot_time is None:
+            raise InputError(
+                "the kernel log counts seconds since boot",
+                f"line {number}: {stamped.message[:120]}",
+                "Give `kernel_log: {boot_time: …}` in the mapping, or write the log with `dmesg --time-format iso`.",
+            )
+        return boot_time.astimezone(UTC) + stamped.since_boot
+    return None

@@ -1,0 +1,167 @@
+"""How samples lie on disk: buckets, sort order, and the Parquet settings in one place.
+
+Settings were measured (see the design, section 5): columns with few distinct values as a dictionary, other numbers with
+their bytes split into streams, instants as deltas, zstd at level 1; a row of 20 channels takes about 14 bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from telemetry.schema import NAME, Unit
+
+DEFAULT_BUCKETS = 16
+"""Buckets of a dataset unless said otherwise: enough to keep a bucket of a year of 1,000 GPUs under a few GB."""
+
+MAX_ROWS_PER_BUCKET = 8_000_000
+"""An import chooses more buckets than the default rather than exceed this; a bucket is held in memory at a time."""
+
+ROW_GROUP_ROWS = 1 << 19
+"""Rows of a row group: between the 256 k and 1 M that measured best."""
+
+_PROBE_ROWS = 1 << 14
+_DICTIONARY_DISTINCT = 1 << 11
+# Above about two thousand distinct values a dictionary index costs as much as the split bytes and is slower to build.
+
+
+@lru_cache(maxsize=1 << 18)
+def node_hash(node: str) -> int:
+    """Return a 64-bit hash of a node's name that is the same in every process and on every machine.
+
+    The first 8 bytes, little-endian, of the BLAKE2b digest of the UTF-8 name. Part of the layout: it must never change.
+    """
+    return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=8).digest(), "little")
+
+
+def bucket_folder(root: Path, bucket: int) -> Path:
+    """Return the folder of a bucket's parts under a dataset's root."""
+    return root / "telemetry" / f"bucket={bucket:02d}"
+
+
+def part_paths(root: Path, bucket: int) -> list[Path]:
+    """Return the existing part files of a bucket, in their order."""
+    return sorted(bucket_folder(root, bucket).glob("part-*.parquet"))
+
+
+def sort_columns(unit: Unit) -> tuple[str, str]:
+    """Return the two columns that a bucket is sorted by."""
+    return (("gpu" if unit == "gpu" else "node"), "timestamp")
+
+
+def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Return codes in sorted-name order, and the sorted names, of a dictionary column without nulls.
+
+    Parameters
+    ----------
+    column : pyarrow.ChunkedArray of dictionary<string>
+
+    Returns
+    -------
+    codes : ndarray of int32, shape (n_rows,)
+    names : list of str, sorted
+    """
+    unified = column.unify_dictionaries()
+    if unified.num_chunks == 0:
+        return np.empty(0, np.int32), []
+    names = unified.chunk(0).dictionary.to_pylist()
+    order = np.argsort(np.array(names, dtype=object), kind="stable") if names else np.empty(0, np.int64)
+    rank = np.empty(len(names), np.int32)
+    rank[order] = np.arange(len(names), dtype=np.int32)
+    codes = np.concatenate([chunk.indices.to_numpy(zero_copy_only=False) for chunk in unified.chunks])
+    return rank[codes], [names[index] for index in order]
+
+
+def sort_samples(table: pa.Table, unit: Unit) -> tuple[pa.Table, int | None]:
+    """Sort samples by (gpu, timestamp), or (node, timestamp); a table already in order is returned as it is.
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        ``timestamp`` and the unit's column without nulls.
+    unit : {"gpu", "node"}
+
+    Returns
+    -------
+    table : pyarrow.Table
+        Sorted stably.
+    duplicate : int or None
+        Row of the sorted table that has the key of the row before it, if any.
+    """
+    name, _ = sort_columns(unit)
+    codes, _ = dictionary_codes(table.column(name))
+    times = table.column("timestamp").cast(pa.int64()).to_numpy()
+    if len(codes) > 1:
+        same = codes[1:] == codes[:-1]
+        later = times[1:] > times[:-1]
+        if not np.all((codes[1:] > codes[:-1]) | (same & (times[1:] >= times[:-1]))):
+            order = np.lexsort((times, codes))
+            table = table.take(pa.array(order))
+            codes, times = codes[order], times[order]
+            same = codes[1:] == codes[:-1]
+            later = times[1:] > times[:-1]
+        repeated = np.flatnonzero(same & ~later)
+        if len(repeated):
+            return table, int(repeated[0]) + 1
+    return table, None
+
+
+def write_part(path: Path, table: pa.Table) -> None:
+    """Write one Parquet file of samples with the settings of this module.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    table : pyarrow.Table
+        Sorted samples in the layout of :func:`telemetry.schema.samples_schema`.
+    """
+    dictionary, encoding = _encodings(table)
+    pq.write_table(
+        table,
+        path,
+        row_group_size=ROW_GROUP_ROWS,
+        compression="zstd",
+        compression_level=1,
+        use_dictionary=dictionary,
+        column_encoding=encoding,
+        write_statistics=["timestamp", "node", "gpu"],
+        data_page_size=1 << 20,
+        write_page_index=False,
+    )
+
+
+def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read one part file; ``columns`` None reads all of them."""
+    with pq.ParquetFile(path, read_dictionary=["node", "gpu"], memory_map=False) as file:
+        return file.read(columns=None if columns is None else list(columns))
+
+
+def _encodings(table: pa.Table) -> tuple[list[str], dict[str, str]]:
+    """Choose dictionary columns and the encoding of the others from rows spread over the table."""
+    dictionary: list[str] = []
+    encoding: dict[str, str] = {}
+    step = max(1, table.num_rows // _PROBE_ROWS)
+    head = table if step == 1 else table.take(pa.array(np.arange(0, table.num_rows, step)))
+    for field in table.schema:
+        if field.name == "timestamp":
+            encoding[field.name] = "DELTA_BINARY_PACKED"
+        elif field.type == NAME or pc.count_distinct(head.column(field.name)).as_py() <= _DICTIONARY_DISTINCT:
+            dictionary.append(field.name)
+        else:
+            encoding[field.name] = "BYTE_STREAM_SPLIT"
+    return dictionary, encoding
+
+
+def write_small(path: Path, table: pa.Table) -> None:
+    """Write a small table (events, inventory, jobs, quarantine) as one compressed Parquet file."""
+    options: dict[str, Any] = {"compression": "zstd", "compression_level": 3}
+    pq.write_table(table.replace_schema_metadata(None), path, **options)

@@ -1,0 +1,139 @@
+"""dataset.json: what a dataset says about itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from telemetry.channel import Channel, channel_as_dict, channel_from_dict
+from telemetry.errors import InputError
+from telemetry.schema import SCHEMA_VERSION, Unit
+
+META_NAME = "dataset.json"
+"""Name of the file, written last: a folder that has it is a whole dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetMeta:
+    """The content of dataset.json.
+
+    Parameters
+    ----------
+    schema_version : int
+        Version of the layout, see :data:`telemetry.schema.SCHEMA_VERSION`.
+    unit : {"gpu", "node"}
+        What a row is about.
+    step : datetime.timedelta
+        Nominal sample interval.
+    span : tuple of two datetime
+        First and last instant (aware UTC) of anything observed.
+    channels : dict of str to Channel
+        Channels of the sample table in column order, roll-ups included; empty without telemetry.
+    counts : dict
+        Rows of each table (``samples``, ``events``, ``inventory``, ``jobs``), ``nodes``, ``gpus``, the samples of each
+        bucket (``samples_by_bucket``), and what an import counted.
+    quarantine : dict of str to int
+        Rows set aside, by reason.
+    sources : list of dict
+        What the dataset was made from: for files their name, size and SHA-256.
+    buckets : int
+        Number of buckets.
+    sample_count : bool
+        Whether the sample table has the column ``sample_count``.
+    digest : str
+        SHA-256 over the content, independent of paths, sources and the clock.
+    """
+
+    schema_version: int
+    unit: Unit
+    step: timedelta
+    span: tuple[datetime, datetime]
+    channels: dict[str, Channel]
+    counts: dict[str, Any]
+    quarantine: dict[str, int]
+    sources: list[dict[str, Any]]
+    buckets: int
+    sample_count: bool
+    digest: str = field(default="")
+
+
+def instant_text(value: datetime) -> str:
+    """Write an aware instant as ISO 8601 in UTC with milliseconds."""
+    return value.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def content_of(meta: DatasetMeta) -> dict[str, Any]:
+    """Return the JSON object of a DatasetMeta."""
+    return {
+        "schema_version": meta.schema_version,
+        "unit": meta.unit,
+        "step_seconds": meta.step.total_seconds(),
+        "span": [instant_text(instant) for instant in meta.span],
+        "buckets": meta.buckets,
+        "sample_count": meta.sample_count,
+        "channels": [channel_as_dict(channel) for channel in meta.channels.values()],
+        "counts": meta.counts,
+        "quarantine": dict(sorted(meta.quarantine.items())),
+        "sources": meta.sources,
+        "digest": meta.digest,
+    }
+
+
+def encode_meta(meta: DatasetMeta) -> bytes:
+    """Return the bytes of dataset.json."""
+    return (json.dumps(content_of(meta), indent=1, ensure_ascii=False) + "\n").encode()
+
+
+def read_meta(root: Path) -> DatasetMeta:
+    """Read dataset.json of the dataset at ``root``.
+
+    Raises
+    ------
+    InputError
+        If there is no dataset, its file is damaged, or a newer predrain wrote it.
+    """
+    path = root / META_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise InputError(
+            "not a dataset: it has no dataset.json",
+            str(root),
+            "Give the folder that `predrain import` or `predrain simulate` wrote.",
+        ) from None
+    try:
+        content: Mapping[str, Any] = json.loads(text)
+        version = content["schema_version"]
+        if version == SCHEMA_VERSION:
+            return _decode(content)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"dataset.json is damaged: {error}", str(path), "Import the sources again into this folder."
+        ) from error
+    raise InputError(
+        f"the dataset has schema version {version}, this predrain reads {SCHEMA_VERSION}",
+        str(path),
+        "Import the sources again, or use the version of predrain that wrote it.",
+    )
+
+
+def _decode(content: Mapping[str, Any]) -> DatasetMeta:
+    first, last = (datetime.fromisoformat(text) for text in content["span"])
+    channels = [channel_from_dict(each) for each in content["channels"]]
+    return DatasetMeta(
+        schema_version=content["schema_version"],
+        unit=content["unit"],
+        step=timedelta(seconds=content["step_seconds"]),
+        span=(first, last),
+        channels={channel.name: channel for channel in channels},
+        counts=dict(content["counts"]),
+        quarantine=dict(content["quarantine"]),
+        sources=list(content["sources"]),
+        buckets=content["buckets"],
+        sample_count=content["sample_count"],
+        digest=content["digest"],
+    )

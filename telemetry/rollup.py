@@ -1,0 +1,174 @@
+"""Finer samples brought to the dataset's step.
+
+A cell of the step ends at a multiple of it and is named by its end: the cell 00:10 holds the raw samples in
+(00:00, 00:10]. Naming it by its beginning would let a row hold what happened after its own timestamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from telemetry.block import Block, Series
+from telemetry.channel import ROLLUP_SUFFIXES, Channel
+
+FINER_THAN = 0.9
+"""A unit is rolled up when the median interval of its samples is below this share of the step: scrapes jitter."""
+
+
+def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
+    """Return the end of the cell of each instant, in milliseconds."""
+    return -(-ms // step_ms) * step_ms
+
+
+def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int32]:
+    """Return the codes of the units whose samples come faster than the step.
+
+    Parameters
+    ----------
+    unit : ndarray of int32, shape (n,)
+    ms : ndarray of int64, shape (n,)
+        In any order, repeated instants count once.
+    step_ms : int
+    """
+    order = np.lexsort((ms, unit))
+    unit, ms = unit[order], ms[order]
+    gap = np.diff(ms)
+    inside = (unit[1:] == unit[:-1]) & (gap > 0)
+    gap, owner = gap[inside], unit[1:][inside]
+    if len(gap) == 0:
+        return np.empty(0, np.int32)
+    order = np.lexsort((gap, owner))
+    gap, owner = gap[order], owner[order]
+    codes, start, count = np.unique(owner, return_index=True, return_counts=True)
+    median = (gap[start + (count - 1) // 2] + gap[start + count // 2]) / 2
+    return codes[median < FINER_THAN * step_ms]
+
+
+def reset_aware_rise(
+    values: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_], unit: npt.NDArray[np.int32]
+) -> Series:
+    """Return how much a counter rose since the unit's previous reported value.
+
+    Parameters
+    ----------
+    values, valid : ndarray, shape (n,)
+        A counter, sorted by (unit, time).
+    unit : ndarray of int32, shape (n,)
+
+    Returns
+    -------
+    Series
+        float64; not valid at a unit's first report and where the counter is missing. A counter that fell was reset,
+        and has risen by what it shows now.
+    """
+    reported = np.flatnonzero(valid)
+    rise = np.zeros(len(values), np.float64)
+    known = np.zeros(len(values), dtype=bool)
+    if len(reported) > 1:
+        now, before = reported[1:], reported[:-1]
+        same = unit[now] == unit[before]
+        now, before = now[same], before[same]
+        change = values[now] - values[before]
+        rise[now] = np.where(change >= 0, change, values[now])
+        known[now] = True
+    return Series(rise, known)
+
+
+def add_rollup_columns(block: Block, channels: Mapping[str, Channel]) -> None:
+    """Fill ``X_min``, ``X_max`` and ``X_rise`` of each row, where the source did not give them, from the row itself.
+
+    Parameters
+    ----------
+    block : Block
+        Sorted by (unit, ms), with series for every roll-up in ``channels``; changed in place.
+    channels : mapping of str to Channel
+        Base channels and their roll-ups.
+    """
+    for channel in channels.values():
+        for suffix in ROLLUP_SUFFIXES[channel.kind]:
+            made = block.series.get(channel.name + suffix)
+            if made is None:
+                continue
+            base = block.series[channel.name]
+            given = made.valid
+            if suffix == "_rise":
+                rise = reset_aware_rise(base.values.astype(np.float64), base.valid, block.unit)
+                block.series[channel.name + suffix] = Series(
+                    np.where(given, made.values.astype(np.float64), rise.values), given | rise.valid
+                )
+            else:
+                values = np.where(given, made.values, base.values)
+                block.series[channel.name + suffix] = Series(values, given | base.valid)
+
+
+def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[np.bool_], step_ms: int) -> Block:
+    """Bring the chosen rows to the step; the others stay as they are.
+
+    Parameters
+    ----------
+    block : Block
+        Sorted by (unit, ms), after :func:`add_rollup_columns`.
+    channels : mapping of str to Channel
+        Base channels and their roll-ups.
+    rolled : ndarray of bool, shape (n,)
+        Rows to bring to the step.
+    step_ms : int
+
+    Returns
+    -------
+    Block
+        Sorted by (unit, ms). Gauges are the mean over the cell's reported values, weighted by the raw samples behind
+        each; ``X_min`` and ``X_max`` the extremes; counters and enums the last reported value; ``X_rise`` the sum;
+        flags all that were set; ``count`` the raw samples.
+    """
+    if len(block) == 0:
+        return block
+    end = np.where(rolled, cell_end(block.ms, step_ms), block.ms)
+    fresh = np.ones(len(block), dtype=bool)
+    fresh[1:] = (block.unit[1:] != block.unit[:-1]) | (end[1:] != end[:-1]) | ~(rolled[1:] & rolled[:-1])
+    start = np.flatnonzero(fresh)
+    last = np.append(start[1:], len(block)) - 1
+    base_of = {
+        channel.name + suffix: suffix for channel in channels.values() for suffix in ROLLUP_SUFFIXES[channel.kind]
+    }
+    series = {
+        name: _reduce(each, channels[name], base_of.get(name, ""), block.count, start)
+        for name, each in block.series.items()
+    }
+    return Block(
+        unit=block.unit[start],
+        node=block.node[last],
+        ms=end[start],
+        order=block.order[start],
+        mig=block.mig[start],
+        count=np.add.reduceat(block.count, start).astype(np.int32),
+        series=series,
+    )
+
+
+def _reduce(
+    each: Series, channel: Channel, suffix: str, count: npt.NDArray[np.int32], start: npt.NDArray[np.int64]
+) -> Series:
+    valid = np.logical_or.reduceat(each.valid, start)
+    values: npt.NDArray[np.generic]
+    if suffix in ("_min", "_max"):
+        worst = np.float32(np.inf if suffix == "_min" else -np.inf)
+        pick = np.minimum if suffix == "_min" else np.maximum
+        values = pick.reduceat(np.where(each.valid, each.values, worst), start)
+    elif suffix == "_rise":
+        values = np.add.reduceat(np.where(each.valid, each.values, 0).astype(np.float64), start).astype(np.float32)
+    elif channel.kind == "flags":
+        values = np.bitwise_or.reduceat(np.where(each.valid, each.values, np.uint64(0)), start)
+    elif channel.kind == "gauge":
+        weight = np.where(each.valid, count, 0).astype(np.float64)
+        total = np.add.reduceat(np.where(each.valid, each.values, 0).astype(np.float64) * weight, start)
+        weights = np.add.reduceat(weight, start)
+        values = (total / np.where(valid, weights, 1.0)).astype(np.float32)
+    else:
+        position = np.where(each.valid, np.arange(len(each.valid)), -1)
+        newest = np.maximum.reduceat(position, start)
+        values = each.values[np.clip(newest, 0, None)]
+    return Series(np.where(valid, values, np.zeros(1, values.dtype)), valid)

@@ -1,0 +1,228 @@
+"""Spilled samples and an existing dataset's samples, bucket by bucket, to what the new dataset holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from telemetry.block import Block, block_table, join, read_block
+from telemetry.channel import Channel
+from telemetry.channels import with_rollups
+from telemetry.dataset import Dataset
+from telemetry.duplicates import merge_duplicates
+from telemetry.meta import instant_text
+from telemetry.quarantine import Quarantine, row_text
+from telemetry.rollup import add_rollup_columns, cell_end, finer_units, roll_up
+from telemetry.spill import ORDER_SHIFT, Spill
+from telemetry.stays import Stays
+from telemetry.xid_gauge import CHANNEL, event_rows, xid_edges
+
+
+@dataclass(frozen=True, slots=True)
+class MergePlan:
+    """How samples become the dataset's.
+
+    Parameters
+    ----------
+    channels : dict of str to Channel
+        The new dataset's channels in column order.
+    finer : ndarray of int32
+        Codes of units that are rolled up.
+    rolled : bool
+        Whether the dataset has roll-up columns and ``sample_count``.
+    """
+
+    channels: dict[str, Channel]
+    finer: npt.NDArray[np.int32]
+    rolled: bool
+
+
+def plan_merge(
+    spill: Spill | None,
+    existing: Dataset | None,
+    present: Mapping[str, Channel],
+    every: Mapping[str, Channel],
+    step: timedelta,
+    *,
+    sample_count: bool,
+) -> MergePlan:
+    """Find which units are finer than the step, and from that the dataset's columns.
+
+    Parameters
+    ----------
+    spill : Spill or None
+        The new samples.
+    existing : Dataset or None
+    present : mapping of str to Channel
+        Channels of the new samples.
+    every : mapping of str to Channel
+        All channels that may occur, in the catalogue's order.
+    step : datetime.timedelta
+    sample_count : bool
+        Whether the new samples come with counts, that is, rolled up already.
+    """
+    step_ms = _milliseconds(step)
+    finer: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
+    if spill is not None:
+        for bucket in spill.buckets():
+            table = spill.read(bucket, ["unit", "ms"])
+            finer.append(finer_units(table.column("unit").to_numpy(), table.column("ms").to_numpy(), step_ms))
+    units = np.unique(np.concatenate(finer))
+    old = {} if existing is None else existing.meta.channels
+    rolled = bool(len(units)) or sample_count or (existing is not None and existing.meta.sample_count)
+    names = {*old, *present}
+    if rolled:
+        bases = {name: channel for name, channel in every.items() if name in names}
+        names |= set(with_rollups(bases))
+    order = with_rollups(every)
+    channels = {name: channel for name, channel in order.items() if name in names}
+    channels |= {name: channel for name, channel in old.items() if name not in channels}
+    return MergePlan(channels, units, rolled)
+
+
+@dataclass(slots=True)
+class SampleMerger:
+    """Merges one bucket after the other.
+
+    Parameters
+    ----------
+    plan : MergePlan
+    stays : Stays
+        Names of the unit codes.
+    nodes : list of str
+        Names of the node codes.
+    step, delay : datetime.timedelta
+    files : list of str
+        Names of the sample files by number.
+    quarantine : Quarantine
+    detect_xids : bool
+        Whether to make events of the latched XID gauge.
+    """
+
+    plan: MergePlan
+    stays: Stays
+    nodes: list[str]
+    step: timedelta
+    delay: timedelta
+    files: list[str]
+    quarantine: Quarantine
+    detect_xids: bool
+    counts: Counter[str] = field(default_factory=Counter)
+    events: list[pd.DataFrame] = field(default_factory=list)
+
+    def run(self, spill: Spill | None, existing: Dataset | None) -> Iterator[tuple[int, pa.Table]]:
+        """Yield each bucket's number and sorted samples."""
+        buckets = set() if spill is None else set(spill.buckets())
+        old_buckets = set() if existing is None else set(existing.buckets())
+        for bucket in sorted(buckets | old_buckets):
+            old = None if existing is None or bucket not in old_buckets else self._old_block(existing, bucket)
+            new = None if spill is None or bucket not in buckets else read_block(spill.read(bucket), self.plan.channels)
+            yield bucket, self._merge(new, old)
+
+    def _merge(self, new: Block | None, old: Block | None) -> pa.Table:
+        blocks = [block for block in (old, new) if block is not None]
+        block = blocks[0] if len(blocks) == 1 else join(*blocks)
+        block = block.take(np.lexsort((block.order, block.ms, block.unit)))
+        block = self._without_closed(block)
+        merged = merge_duplicates(block)
+        self.counts["samples_repeated"] += merged.repeated
+        self._set_aside("conflicting duplicate sample", block, np.isin(block.order, merged.conflicting))
+        block = merged.block
+        if self.detect_xids and CHANNEL in block.series:
+            self._find_xids(block)
+        if self.plan.rolled:
+            add_rollup_columns(block, self.plan.channels)
+            before = len(block)
+            block = roll_up(block, self.plan.channels, self._to_roll(block), _milliseconds(self.step))
+            self.counts["samples_rolled_up"] += before - len(block)
+        return block_table(
+            block,
+            self.plan.channels,
+            self.stays.units,
+            self.nodes,
+            unit_is_node=self.stays.unit == "node",
+            sample_count=self.plan.rolled,
+        )
+
+    def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
+        """Rows to bring to the step: those of finer units, without the existing dataset's own cells."""
+        closed = (block.order < 0) & ((block.count > 1) | (block.ms % _milliseconds(self.step) == 0))
+        return np.isin(block.unit, self.plan.finer) & ~closed
+
+    def _without_closed(self, block: Block) -> Block:
+        """Set aside raw samples of a cell that the existing dataset has rolled up already."""
+        roll = self._to_roll(block)
+        old = (block.order < 0) & ~roll
+        if not old.any() or not roll.any():
+            return block
+        step_ms = _milliseconds(self.step)
+        cells = pd.MultiIndex.from_arrays([block.unit[old], block.ms[old]])
+        wanted = pd.MultiIndex.from_arrays([block.unit, cell_end(block.ms, step_ms)])
+        closed = roll & (block.order >= 0) & np.asarray(wanted.isin(cells))
+        self._set_aside("its step was rolled up by an earlier import", block, closed)
+        return block.take(np.flatnonzero(~closed))
+
+    def _find_xids(self, block: Block) -> None:
+        gauge = block.series[CHANNEL]
+        rows = xid_edges(block.unit, gauge.values.astype(np.int32), gauge.valid)
+        rows = rows[block.order[rows] >= 0]
+        if len(rows) == 0:
+            return
+        by_node = self.stays.unit == "node"
+        gpus = [None if by_node else self.stays.units[code] for code in block.unit[rows].tolist()]
+        found = event_rows(
+            pd.Series(pd.to_datetime(block.ms[rows], unit="ms", utc=True)).dt.as_unit("ms"),
+            pd.Series([self.nodes[code] for code in block.node[rows].tolist()], dtype=object),
+            pd.Series(gpus, dtype=object),
+            gauge.values[rows].astype(np.int32),
+            self.delay,
+        )
+        self.events.append(found)
+
+    def _set_aside(self, reason: str, block: Block, chosen: npt.NDArray[np.bool_]) -> None:
+        for index in np.flatnonzero(chosen & (block.order >= 0)).tolist():
+            order = int(block.order[index])
+            content = {
+                "timestamp": instant_text(datetime.fromtimestamp(block.ms[index] / 1000, UTC)),
+                "node": self.nodes[block.node[index]],
+                self.stays.unit: self.stays.units[block.unit[index]],
+                **{name: each.values[index].item() for name, each in block.series.items() if each.valid[index]},
+            }
+            file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)
+            self.quarantine.add(reason, "samples", file, row, row_text(content))
+
+    def _old_block(self, existing: Dataset, bucket: int) -> Block:
+        table = existing.read_bucket(bucket)
+        by_node = self.stays.unit == "node"
+        names = table.column("node" if by_node else "gpu").unify_dictionaries().combine_chunks()
+        nodes = table.column("node").unify_dictionaries().combine_chunks()
+        code = self.stays.codes(names.dictionary.to_pylist())
+        known = {name: index for index, name in enumerate(self.nodes)}
+        for name in nodes.dictionary.to_pylist():
+            if name not in known:
+                known[name] = len(self.nodes)
+                self.nodes.append(name)
+        node_code = np.array([known[name] for name in nodes.dictionary.to_pylist()], np.int32)
+        length = table.num_rows
+        keyed = table.drop_columns(["timestamp", "node", "gpu"])
+        keys = {
+            "unit": pa.array(code[names.indices.to_numpy()].astype(np.int32)),
+            "node": pa.array(node_code[nodes.indices.to_numpy()]),
+            "ms": table.column("timestamp").cast(pa.int64()),
+            "order": pa.array(np.full(length, -1, np.int64)),
+            "mig": pa.array(np.zeros(length, dtype=bool)),
+        }
+        for name, column in keys.items():
+            keyed = keyed.append_column(name, column)
+        return read_block(keyed, self.plan.channels)
+
+
+def _milliseconds(duration: timedelta) -> int:
+    return int(duration.total_seconds() * 1000)

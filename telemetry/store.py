@@ -1,0 +1,7 @@
+"""The validated store: what reads a dataset and what writes one."""
+
+from telemetry.dataset import Dataset
+from telemetry.meta import DatasetMeta
+from telemetry.writer import DatasetWriter
+
+__all__ = ["Dataset", "DatasetMeta", "DatasetWriter"]

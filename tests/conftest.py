@@ -1,0 +1,54 @@
+"""Fixtures that several rooms' tests share: a small simulated fleet, its matrix, and a finished backtest of it."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.params import Params, load_params
+
+SMALL = """
+models:
+  learners: [lightgbm, logistic]
+  parallel: {members: [lightgbm, xgboost, logistic]}
+  cascade: {stages: [lightgbm, logistic]}
+  settings: {lightgbm: {n_estimators: 20}, xgboost: {n_estimators: 20}}
+features: {windows: [6h], history_windows: [7d, 30d]}
+training: {spans: [14d, 21d], refit_every: 14d, augmentation: 2}
+backtest: {bootstrap: 20}
+"""
+
+
+@pytest.fixture(scope="session")
+def small_params_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Parameters that keep a backtest of the small fleet to some seconds."""
+    path = tmp_path_factory.mktemp("params") / "small.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture(scope="session")
+def small_params(small_params_file: Path) -> Params:
+    """The same, loaded."""
+    return load_params([small_params_file])
+
+
+@pytest.fixture(scope="session")
+def small_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A simulated fleet of 64 GPUs over 45 days with many failures; its truth lies beside it."""
+    from simulator.simulate import simulate
+
+    out = tmp_path_factory.mktemp("fleet") / "fleet"
+    simulate(out, gpus=64, days=45, seed=5, scenario="base", acceleration=60.0)
+    return out
+
+
+@pytest.fixture(scope="session")
+def small_backtest(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a finished backtest of the small fleet, report included."""
+    from pipeline.stages import make_matrix, replay, write_report_for
+
+    out = tmp_path_factory.mktemp("replay") / "replay"
+    matrix = make_matrix(small_fleet, small_params, out / "matrix")
+    replay(matrix, small_params, out, truth=small_fleet.with_name("fleet-truth"))
+    write_report_for(out)
+    return out

@@ -1,0 +1,141 @@
+"""Slow, plain readings of DESIGN 3.2 that the fast code is compared with."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from itertools import combinations
+
+import pandas as pd
+
+from features.config import LabelSection
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+FOR_EVER = datetime.max.replace(tzinfo=pd.Timestamp(0, tz="UTC").tzinfo)
+
+
+def records(frame: pd.DataFrame) -> list[dict]:
+    """Rows as dicts with plain datetimes and None for null."""
+    out = []
+    for row in frame.to_dict("records"):
+        for key, value in row.items():
+            if pd.isna(value):
+                row[key] = None
+            elif isinstance(value, pd.Timestamp):
+                row[key] = value.to_pydatetime()
+        out.append(row)
+    return out
+
+
+def known(row: dict) -> datetime:
+    """When an event could first be used."""
+    return max(row["known_at"], row["timestamp"])
+
+
+def stays_of(unit: str, inventory: list[dict]) -> list[dict]:
+    return sorted((row for row in inventory if row["gpu"] == unit), key=lambda row: row["installed_at"])
+
+
+def departures(unit: str, inventory: list[dict], r: datetime) -> list[datetime]:
+    """When a unit left service for more than an instant, as far as known at r."""
+    stays = [row for row in stays_of(unit, inventory) if row["installed_at"] <= r]
+    out = []
+    for row in stays:
+        end = row["removed_at"]
+        if end is None or end > r:
+            continue
+        if not any(s is not row and s["installed_at"] <= end and (s["removed_at"] or FOR_EVER) > end for s in stays):
+            out.append(end)
+    return out
+
+
+def on_node(unit: str, node: str, time: datetime, inventory: list[dict]) -> bool:
+    return any(
+        row["node"] == node and row["installed_at"] <= time <= (row["removed_at"] or FOR_EVER)
+        for row in stays_of(unit, inventory)
+    )
+
+
+def concerns(row: dict, unit: str, inventory: list[dict]) -> bool:
+    """Whether an event names the unit, or its whole node while the unit sat there."""
+    if row["gpu"] is not None:
+        stays = stays_of(unit, inventory)
+        return row["gpu"] == unit and bool(stays) and stays[0]["installed_at"] <= row["timestamp"]
+    return on_node(unit, row["node"], row["timestamp"], inventory)
+
+
+def is_end(row: dict) -> bool:
+    return row["type"] in ("repair", "replacement") or (row["type"] == "other" and row["code"] == "reboot")
+
+
+def is_own(row: dict) -> bool:
+    return row["source"].startswith("predrain")
+
+
+def signs(unit: str, events: list[dict], inventory: list[dict], r: datetime) -> list[dict]:
+    """Label-worthy events of a unit by the facts known at r, by time."""
+    facts = [row for row in events if known(row) <= r and concerns(row, unit, inventory)]
+    mine = [row for row in facts if row["gpu"] == unit]
+    doubtful = [
+        row
+        for row in mine
+        if row["type"] == "xid" and (row["code"] == "74" or (row["code"] == "149" and " Fatal" in row["detail"]))
+    ]
+    proofs = [
+        row["timestamp"]
+        for row in facts
+        if is_end(row)
+        or row["type"] == "failure"
+        or (row["type"] == "drain" and row["code"] == "drain" and not is_own(row))
+    ] + departures(unit, inventory, r)
+    chosen = [row for row in mine if row["type"] == "failure" or (row["type"] == "xid" and row["code"] in ("48", "79"))]
+    for row in doubtful:
+        followed = any(timedelta(0) <= proof - row["timestamp"] <= HOUR for proof in proofs)
+        others = [other["timestamp"] for other in doubtful if other is not row]
+        repeated = any(
+            max(a, b, row["timestamp"]) - min(a, b, row["timestamp"]) <= DAY for a, b in combinations(others, 2)
+        )
+        if followed or repeated:
+            chosen.append(row)
+    return sorted(chosen, key=lambda row: row["timestamp"])
+
+
+def ends(unit: str, events: list[dict], inventory: list[dict], r: datetime) -> list[datetime]:
+    facts = [row for row in events if known(row) <= r and concerns(row, unit, inventory) and is_end(row)]
+    return sorted([row["timestamp"] for row in facts] + departures(unit, inventory, r))
+
+
+def incidents(
+    unit: str, events: list[dict], inventory: list[dict], labels: LabelSection, r: datetime, seen_until: datetime
+) -> list[tuple[datetime, datetime | None]]:
+    """(start, end) of each incident of a unit, by what was known at r."""
+    worthy = [row["timestamp"] for row in signs(unit, events, inventory, r)]
+    stops = ends(unit, events, inventory, r)
+    mended = [
+        row["timestamp"]
+        for row in events
+        if known(row) <= r
+        and row["gpu"] == unit
+        and concerns(row, unit, inventory)
+        and row["type"] in ("repair", "replacement")
+        and row["code"] != "reset"
+    ] + departures(unit, inventory, r)
+    groups: list[list[datetime]] = []
+    for time in worthy:
+        last = groups[-1][-1] if groups else None
+        if last is not None and (
+            time - last <= labels.coalesce
+            or (time - last < labels.quiet and not any(last <= stop <= time for stop in stops))
+        ):
+            groups[-1].append(time)
+        else:
+            groups.append([time])
+    out = []
+    for i, group in enumerate(groups):
+        last = group[-1]
+        following = groups[i + 1][0] if i + 1 < len(groups) else FOR_EVER
+        soon = [stop for stop in stops if last <= stop <= last + labels.quiet]
+        late = [stop for stop in mended if last <= stop <= last + timedelta(days=30) and stop < following]
+        end = min(soon) if soon else min(late) if late else last + labels.quiet
+        out.append((group[0], end if soon or late or end <= seen_until else None))
+    return out

@@ -1,0 +1,136 @@
+"""A small matrix in memory with the interface of features.matrix.FeatureMatrix, for the tests of the models room."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+GAP = timedelta(minutes=10)
+HORIZON = timedelta(hours=24)
+DELAY = timedelta(minutes=10)
+
+
+def _utc_ms(values) -> pd.DatetimeIndex:
+    return pd.DatetimeIndex(values).tz_convert("UTC").as_unit("ms") if len(values) else pd.DatetimeIndex([], tz="UTC")
+
+
+class FakeMatrix:
+    """Rows on a grid plus augmented windows; labels follow from ``incidents`` by the rules of features.labels.
+
+    ``signal(rows, onset)`` makes the features from the time to each unit's next incident; tests may swap ``events``
+    or ``features`` afterwards to poison them.
+    """
+
+    def __init__(
+        self,
+        *,
+        units=40,
+        days=40,
+        every=timedelta(hours=6),
+        incidents=30,
+        augmentation=4,
+        companions=8,
+        seed=0,
+        unit="gpu",
+        strength=3.0,
+        clock_only=False,
+    ) -> None:
+        rng = np.random.default_rng(seed)
+        self.unit, self.step = unit, timedelta(minutes=10)
+        self.span = (START, START + timedelta(days=days))
+        self.digest = hashlib.sha256(repr((units, days, incidents, augmentation, companions, seed)).encode()).hexdigest()
+        self.config = SimpleNamespace(gap=GAP, horizon=HORIZON, every=every)
+        names = [f"{unit}-{i:03d}" for i in range(units)]
+        grid = _utc_ms(pd.date_range(START, self.span[1], freq=every, inclusive="left"))
+        start = START + np.sort(rng.integers(1, days * 144 - 1, incidents)) * self.step
+        self.events = pd.DataFrame(
+            {
+                "incident": np.arange(incidents),
+                "unit": rng.choice(names, incidents),
+                "start": _utc_ms(start),
+                "failure_class": rng.choice(["memory", "bus"], incidents),
+            }
+        )
+        self.events["known_at"] = self.events["start"] + DELAY
+        rows = [pd.MultiIndex.from_product([grid, names], names=["decision_time", "unit"]).to_frame(index=False)]
+        rows[0]["augmented"], rows[0]["established_at"] = False, pd.NaT
+        for _, incident in self.events.iterrows():
+            for offset in rng.integers(1, 144, augmentation):
+                time = incident["start"] - GAP - offset * self.step
+                if time <= grid[0] or time in grid:
+                    continue
+                others = [name for name in names if name != incident["unit"]]
+                chosen = [incident["unit"], *rng.choice(others, min(companions, len(others)), replace=False)]
+                frame = pd.DataFrame({"decision_time": time, "unit": chosen, "augmented": True})
+                frame["established_at"] = incident["known_at"]
+                rows.append(frame)
+        for frame in rows:
+            frame["decision_time"] = _utc_ms(frame["decision_time"])
+            frame["established_at"] = pd.to_datetime(frame["established_at"], utc=True).dt.as_unit("ms")
+        frame = pd.concat(rows, ignore_index=True).drop_duplicates(["decision_time", "unit", "augmented"])
+        frame = frame.sort_values(["decision_time", "unit", "augmented"], ignore_index=True)
+        frame["gpu"] = frame["unit"] if unit == "gpu" else None
+        frame["node"] = "n" + frame["unit"].str[-3:].str[:2] if unit == "gpu" else frame["unit"]
+        self.rows = frame[["decision_time", "node", "gpu", "unit", "augmented", "established_at"]]
+        self.features = self._clock() if clock_only else self._signal(rng, strength)
+        self.columns = [SimpleNamespace(name=f"f{i}", group="telemetry", channel=None, statistic="mean", window=None,
+                                        scope=None, categories=()) for i in range(self.features.shape[1])]
+
+    def _next_start(self):
+        return self.label_frame(self.events, None)
+
+    def _signal(self, rng, strength):
+        label = self.label_frame(self.events, None, censor=False)["label"].fillna(0).to_numpy(dtype=float)
+        n = len(self.rows)
+        # Half of the incidents announce themselves.
+        incident = self.label_frame(self.events, None, censor=False)["incident"].fillna(1).to_numpy(dtype=int)
+        shown = label * (incident % 2 == 0)
+        X = rng.normal(size=(n, 6))
+        X[:, 0] += strength * shown
+        X[:, 1] += 0.5 * strength * shown
+        X[rng.random(X.shape) < 0.02] = np.nan
+        return X.astype(np.float32)
+
+    def _clock(self):
+        time = self.rows["decision_time"]
+        return (time.dt.hour + time.dt.minute / 60).to_numpy(dtype=np.float32)[:, None]
+
+    def values(self, row_indices=None):
+        return self.features if row_indices is None else self.features[np.asarray(row_indices)]
+
+    def incidents(self, as_of=None):
+        return self.events if as_of is None else self.events[self.events["known_at"] <= as_of]
+
+    def labels(self, as_of=None):
+        known = self.incidents(as_of)
+        return self.label_frame(known, as_of)
+
+    def label_frame(self, incidents, as_of, censor=True):
+        rows = self.rows
+        time = rows["decision_time"]
+        complete = time + GAP + HORIZON
+        out = pd.DataFrame(
+            {
+                "label": pd.array(np.zeros(len(rows)), dtype="Int8"),
+                "incident": pd.array([pd.NA] * len(rows), dtype="Int64"),
+                "incident_start": pd.DatetimeIndex([pd.NaT] * len(rows), tz="UTC").as_unit("ms"),
+                "failure_class": pd.Series([None] * len(rows), dtype=object),
+                "complete_at": complete.dt.as_unit("ms"),
+            },
+            index=rows.index,
+        )
+        for _, event in incidents.iloc[::-1].iterrows():
+            hit = (rows["unit"] == event["unit"]) & (time + GAP < event["start"]) & (event["start"] <= complete)
+            out.loc[hit, "label"] = 1
+            out.loc[hit, "incident"] = event["incident"]
+            out.loc[hit, "incident_start"] = event["start"]
+            out.loc[hit, "failure_class"] = event["failure_class"]
+        end = self.span[1] if as_of is None else min(self.span[1], pd.Timestamp(as_of))
+        if censor:
+            out.loc[(complete > end) & (out["label"] == 0), "label"] = pd.NA
+        return out

@@ -1,0 +1,259 @@
+"""Saving and loading everything that one refit made."""
+
+import errno
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import skops.io
+
+from features.errors import InputError
+from models.bundle import load_bundle, save_bundle
+from tests.models.small_models import COLUMNS, fitted_models, score
+
+FACTS = {"profile": "mean_rank", "dataset_digest": "d1", "code_revision": "c1", "params": {"seed": 42}}
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    return save_bundle(tmp_path / "bundle", fitted_models(), FACTS).path
+
+
+def manifest_of(path):
+    return json.loads((path / "manifest.json").read_text())
+
+
+def rewrite(path, change):
+    content = manifest_of(path)
+    change(content)
+    (path / "manifest.json").write_text(json.dumps(content))
+
+
+def refuse(path, **kwargs):
+    with pytest.raises(InputError) as raised:
+        load_bundle(path, **kwargs)
+    return raised.value
+
+
+def test_scores_after_loading_are_bit_identical(bundle):
+    loaded = load_bundle(bundle, columns=COLUMNS)
+    pd.testing.assert_frame_equal(score(loaded.fitted), score(fitted_models()), check_exact=True)
+    assert loaded.fitted.columns == COLUMNS
+    assert loaded.fitted.calibrators == fitted_models().calibrators
+    assert loaded.profile == "mean_rank"
+
+
+def test_no_pickle_is_written_or_read(tmp_path, monkeypatch):
+    def explode(*args, **kwargs):
+        raise AssertionError("pickle was used")
+
+    fitted_models()
+    for name in ("load", "loads", "dump", "dumps", "Unpickler", "Pickler", "_Unpickler", "_Pickler"):
+        monkeypatch.setattr(pickle, name, explode)
+    path = save_bundle(tmp_path / "bundle", fitted_models(), FACTS).path
+    score(load_bundle(path).fitted)
+    for file in path.rglob("*.skops"):
+        assert all(name.endswith((".json", ".npy")) for name in zipfile.ZipFile(file).namelist())
+
+
+def test_the_same_models_give_the_same_bytes_also_after_loading(tmp_path, bundle):
+    again = save_bundle(tmp_path / "again", load_bundle(bundle).fitted, FACTS)
+    assert again.digest == load_bundle(bundle).digest
+    files = sorted(each.relative_to(bundle) for each in bundle.rglob("*") if each.is_file())
+    assert files == sorted(each.relative_to(again.path) for each in again.path.rglob("*") if each.is_file())
+    for file in files:
+        assert (bundle / file).read_bytes() == (again.path / file).read_bytes(), file
+
+
+def test_the_manifest_holds_what_an_auditor_asks(bundle):
+    manifest = manifest_of(bundle)
+    assert manifest["params"] == {"seed": 42}
+    assert manifest["dataset_digest"] == "d1"
+    assert manifest["fitted"]["span_seconds"] == 28 * 86_400
+    assert [each["name"] for each in manifest["features"]] == [column.name for column in COLUMNS]
+    assert set(manifest["libraries"]) == {"lightgbm", "numpy", "scikit-learn", "skops", "xgboost"}
+    on_disk = {each.relative_to(bundle).as_posix() for each in bundle.rglob("*") if each.is_file()}
+    assert set(manifest["files"]) == on_disk - {"manifest.json"}
+    assert "lightgbm.txt" in str(on_disk)
+    assert "xgboost.ubj" in str(on_disk)
+
+
+def test_undefined_metrics_are_null_and_the_card_shows_the_others(tmp_path):
+    metrics = {
+        "k": 5, "first_time": "a", "last_time": "b",
+        "models": {"mean_rank": {"sliding": {
+            "precision_at_k": np.float64(0.25), "precision_at_k_low": 0.1, "precision_at_k_high": 0.4,
+            "recall": float("nan"),
+        }}},
+    }  # fmt: skip
+    path = save_bundle(tmp_path / "b", fitted_models(), {**FACTS, "metrics": metrics, "simulated": {"seed": 7}}).path
+    assert manifest_of(path)["metrics"]["models"]["mean_rank"]["sliding"]["recall"] is None
+    card = (path / "MODEL_CARD.md").read_text()
+    assert "| precision at K | 25 % | [10 %, 40 %] |" in card
+    assert "| incidents caught | undefined |  |" in card
+    assert "**The fleet was simulated** (seed 7)" in card
+    assert "50 positive rows (of which 10 augmented) of 9 incidents" in card
+
+
+def test_models_that_a_baseline_stands_in_for_are_saved_too(tmp_path):
+    nothing = replace(fitted_models(), learners={}, cascade=None, stand_in="history_count", calibrated=False)
+    path = save_bundle(tmp_path / "b", nothing, FACTS).path
+    pd.testing.assert_frame_equal(score(load_bundle(path).fitted), score(nothing), check_exact=True)
+    card = (path / "MODEL_CARD.md").read_text()
+    assert "stood in for by `history_count`" in card
+    assert "not calibrated on data" in card
+
+
+@pytest.mark.parametrize("file", ["learners/lightgbm.txt", "learners/mlp.skops", "MODEL_CARD.md"])
+def test_a_changed_file_is_refused(bundle, file):
+    content = bytearray((bundle / file).read_bytes())
+    content[len(content) // 2] ^= 1
+    (bundle / file).write_bytes(content)
+    error = refuse(bundle)
+    assert (
+        error.what
+        == f"{os.path.basename(file)} is not the file that was saved: its SHA-256 differs from the manifest's"
+    )
+    assert error.where == str(bundle / file)
+    assert error.do == "Restore the bundle or train it again."
+
+
+def test_a_missing_file_is_refused(bundle):
+    (bundle / "learners" / "xgboost.ubj").unlink()
+    assert str(refuse(bundle)).startswith("xgboost.ubj is missing (")
+
+
+def test_no_bundle_and_no_json_are_told_apart(tmp_path, bundle):
+    assert str(refuse(tmp_path / "nowhere")).startswith(f"no bundle in {tmp_path / 'nowhere'} (")
+    (bundle / "manifest.json").write_text("{")
+    assert refuse(bundle).what.startswith("manifest.json is not JSON:")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(format=99), "the bundle's layout is version 99, this code reads 1"),
+        (lambda m: m["libraries"].update(lightgbm="3.3.1"), "the bundle was written with lightgbm 3.3.1, this is "),
+        (lambda m: m["libraries"].pop("skops"), "the bundle was written with skops None, this is "),
+        (lambda m: m["fitted"].pop("stacker"), "manifest.json lacks or misstates 'stacker'"),
+        (lambda m: m.pop("files"), "manifest.json lacks or misstates 'files'"),
+        (
+            lambda m: m["fitted"].update(refit_at="2026-01-01T00:00:00"),
+            "manifest.json lacks or misstates a time without",
+        ),
+        (lambda m: m["files"].update({"../x": "0"}), "manifest.json names a file outside the bundle: ../x"),
+        (
+            lambda m: m["files"].update({"/etc/hostname": "0"}),
+            "manifest.json names a file outside the bundle: /etc/hostname",
+        ),
+        (lambda m: m["fitted"]["learners"].append("svm"), "manifest.json lacks or misstates 'svm'"),
+        (lambda m: m.update(profile="svm"), "manifest.json lacks or misstates 'profile'"),
+    ],
+)
+def test_a_manifest_that_does_not_fit_is_refused(bundle, change, message):
+    rewrite(bundle, change)
+    assert refuse(bundle).what.startswith(message)
+
+
+def test_a_patch_version_of_a_library_may_differ(bundle):
+    rewrite(bundle, lambda m: m["libraries"].update(xgboost=m["libraries"]["xgboost"].split(".")[0] + ".99.99"))
+    load_bundle(bundle)
+
+
+def replaced(bundle, file, content):
+    import hashlib
+
+    (bundle / file).write_bytes(content)
+    rewrite(bundle, lambda m: m["files"].update({file: hashlib.sha256(content).hexdigest()}))
+
+
+def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
+    from models.calibration import Calibrator
+
+    replaced(bundle, "learners/mlp.skops", skops.io.dumps(Calibrator("sigmoid")))
+    error = refuse(bundle)
+    assert error.what == "the learner's file holds types that are not trusted: models.calibration.Calibrator"
+    assert error.do == "Do not use this bundle; train one again."
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("learners/mlp.skops", skops.io.dumps({"a": 1}), "not a readable mlp model: it holds a dict"),
+        ("learners/mlp.skops", b"junk", "not a readable mlp model: "),
+        ("learners/xgboost.ubj", b"junk", "not a readable xgboost model: "),
+        ("learners/lightgbm.txt", b"junk", "not a readable lightgbm model: "),
+    ],
+)
+def test_a_file_that_is_no_model_is_refused(bundle, file, content, message, capfd):
+    replaced(bundle, file, content)
+    assert refuse(bundle).what.startswith(message)
+
+
+def test_other_columns_are_refused_with_the_difference(bundle):
+    error = refuse(bundle, columns=COLUMNS[1:])
+    assert error.what == (
+        "the features are not those that the bundle was trained on: 1 missing (telemetry__gpu_temp_c__mean__6h)"
+    )
+    renamed = (*COLUMNS[:-1], replace(COLUMNS[-1], name="static__driver__code"))
+    assert "1 missing (static__model__code) and 1 unknown to it (static__driver__code)" in str(
+        refuse(bundle, columns=renamed)
+    )
+    assert "the same ones in another order" in str(refuse(bundle, columns=COLUMNS[::-1]))
+
+
+def test_a_save_that_fails_leaves_the_old_bundle(bundle, monkeypatch):
+    before = load_bundle(bundle).digest
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("models.bundle.write_learner", full)
+    with pytest.raises(InputError) as raised:
+        save_bundle(bundle, fitted_models(), {**FACTS, "dataset_digest": "d2"})
+    assert str(raised.value) == (
+        f"cannot write the bundle: No space left on device ({bundle}). Free some space or choose another folder."
+    )
+    assert load_bundle(bundle).digest == before
+    assert [each.name for each in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_a_swap_that_fails_puts_the_old_bundle_back(bundle, monkeypatch):
+    before = load_bundle(bundle).digest
+    real = os.replace
+
+    def fail_second(source, target):
+        if os.fspath(target) == os.fspath(bundle) and ".previous" not in os.fspath(source):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(source, target)
+
+    monkeypatch.setattr("os.replace", fail_second)
+    with pytest.raises(InputError, match="cannot write the bundle"):
+        save_bundle(bundle, fitted_models(), {**FACTS, "dataset_digest": "d2"})
+    assert load_bundle(bundle).digest == before
+
+
+def test_a_save_killed_between_its_renames_leaves_the_old_bundle_readable(bundle):
+    shutil.move(bundle, bundle.parent / ".bundle.previous")
+    assert load_bundle(bundle).manifest["dataset_digest"] == "d1"
+    save_bundle(bundle, fitted_models(), {**FACTS, "dataset_digest": "d2"})
+    assert load_bundle(bundle).manifest["dataset_digest"] == "d2"
+    assert [each.name for each in bundle.parent.iterdir()] == ["bundle"]
+
+
+def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path):
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="exists and is no bundle"):
+        save_bundle(tmp_path / "home", fitted_models(), FACTS)
+    assert (tmp_path / "home" / "thesis.tex").exists()
+    with pytest.raises(InputError, match="the profile 'svm' is not among the fitted models"):
+        save_bundle(tmp_path / "b", fitted_models(), {"profile": "svm"})
+    with pytest.raises(ValueError, match="keys files are written by the bundle itself"):
+        save_bundle(tmp_path / "b", fitted_models(), {**FACTS, "files": {}})

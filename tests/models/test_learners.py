@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from sklearn.metrics import average_precision_score
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from features.errors import InputError
+from models.config import LEARNERS
+from models.learners import default_settings, log_odds, make_learner
+from models.prepared import PreparedClassifier, SignedLogScaler
+
+
+def rare_signal(seed: int, n: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(n, 8)).astype(np.float32)
+    logit = 2.5 * (X[:, 0] + X[:, 1]) - 13.0
+    return X, (rng.random(n) < 1 / (1 + np.exp(-logit))).astype(int)
+
+
+def known_deviations(estimator):
+    if isinstance(estimator, PreparedClassifier):
+        return {"check_sample_weight_equivalence_on_dense_data": "the scaling ignores weights, as documented"}
+    return {}
+
+
+@parametrize_with_checks([PreparedClassifier(), SignedLogScaler()], expected_failed_checks=known_deviations)
+def test_sklearn_contract(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("name", ["lightgbm", "xgboost"])
+def test_boosting_does_not_collapse_when_positives_are_rare(name):
+    X, y = rare_signal(1)
+    X_new, y_new = rare_signal(2)
+    assert 0.0003 < y.mean() < 0.0015
+    score = make_learner(name, seed=3).fit(X, y).predict_proba(X_new)[:, 1]
+    assert average_precision_score(y_new, score) > 25 * y_new.mean()
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_learns_with_missing_values_and_an_empty_column(name):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(1500, 6)).astype(np.float32)
+    y = (X[:, 0] + 0.3 * rng.normal(size=1500) > 1.4).astype(int)
+    X[rng.random(X.shape) < 0.1] = np.nan
+    X[:, 5] = np.nan
+    X[:, 4] = 1e12
+    weight = np.ones(1500)
+    proba = make_learner(name, seed=1).fit(X, y, sample_weight=weight).predict_proba(X)
+    assert proba.shape == (1500, 2)
+    assert np.isfinite(proba).all()
+    assert average_precision_score(y, proba[:, 1]) > 0.5
+    np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_same_seed_same_model_bit_for_bit(name):
+    X, y = rare_signal(5, 3000)
+    y[:40] = 1
+    first = make_learner(name, seed=9).fit(X, y).predict_proba(X)
+    second = make_learner(name, seed=9).fit(X, y).predict_proba(X)
+    assert np.array_equal(first, second)
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_row_of_weight_two_is_not_ignored(name):
+    rng = np.random.default_rng(2)
+    X = rng.normal(size=(600, 3)).astype(np.float32)
+    y = (rng.random(600) < 0.3).astype(int)
+    light = make_learner(name, seed=1).fit(X, y, sample_weight=np.ones(600)).predict_proba(X)[:, 1].mean()
+    heavy = make_learner(name, seed=1).fit(X, y, sample_weight=np.where(y == 1, 5.0, 1.0)).predict_proba(X)[:, 1].mean()
+    assert heavy > light + 0.1
+
+
+def test_settings_are_overridden():
+    assert make_learner("lightgbm", seed=1, settings={"n_estimators": 7}).n_estimators == 7
+    assert make_learner("mlp", seed=1, settings={"hidden_layer_sizes": [4, 2]}).classifier.hidden_layer_sizes == (4, 2)
+    assert log_odds(make_learner("logistic", seed=1), np.zeros((0, 3))).shape == (0,)
+    assert default_settings("lightgbm")["n_estimators"] != 7
+
+
+def test_unknown_names_are_refused_with_the_nearest():
+    with pytest.raises(InputError) as caught:
+        make_learner("lightgbm", seed=1, settings={"n_estimator": 7})
+    assert str(caught.value) == (
+        "unknown setting 'n_estimator' of learner lightgbm (parameter models.settings.lightgbm). "
+        "Did you mean 'n_estimators'?"
+    )
+    with pytest.raises(InputError, match=r"unknown learner 'xgbost' \(parameter models\)\. Did you mean 'xgboost'\?"):
+        make_learner("xgbost", seed=1)

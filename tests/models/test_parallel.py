@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from features.errors import InputError
+from models.parallel import ParallelEnsemble, Stacker, combine
+from models.ranking import name_hashes, rank_within
+
+MEMBERS = [("a", LogisticRegression()), ("b", LogisticRegression(C=0.01))]
+
+
+@parametrize_with_checks([ParallelEnsemble(MEMBERS), ParallelEnsemble(MEMBERS, combiner="stacked")])
+def test_sklearn_contract(estimator, check):
+    check(estimator)
+
+
+def some_scores(seed=0, times=5, units=12, members=3):
+    rng = np.random.default_rng(seed)
+    scores = np.round(rng.normal(size=(times * units, members)), 1)
+    return scores, np.repeat(np.arange(times), units), name_hashes([f"u{i}" for i in range(units)] * times)
+
+
+@given(st.integers(0, 200), st.integers(1, 8), st.sampled_from(["intersection", "min_votes"]), st.integers(1, 3))
+def test_voted_alerts_equal_plain_sets(seed, k, combiner, votes):
+    scores, times, tie = some_scores(seed)
+    needed = 3 if combiner == "intersection" else votes
+    joined = combine(scores, times, tie, k=k, combiner=combiner, min_votes=votes)
+    ranks = np.column_stack([rank_within(times, scores[:, m], tie) for m in range(3)])
+    for t in range(5):
+        sets = [set(np.flatnonzero((times == t) & (ranks[:, m] <= k)).tolist()) for m in range(3)]
+        wanted = {i for i in np.flatnonzero(times == t).tolist() if sum(i in one for one in sets) >= needed}
+        assert set(np.flatnonzero((times == t) & joined.alert).tolist()) == wanted
+        # Votes come first, then the mean rank; so the alerts stand before the rest.
+        rows = np.flatnonzero(times == t)
+        votes_of = (ranks[rows] <= k).sum(axis=1)
+        order = sorted(rows.tolist(), key=lambda i: int(joined.rank[i]))
+        keys = [(-votes_of[i - rows[0]], ranks[i].mean()) for i in order]
+        assert keys == sorted(keys)
+
+
+def test_intersection_may_be_empty():
+    scores = np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]])
+    joined = combine(scores, np.zeros(3, int), name_hashes("abc"), k=1, combiner="intersection")
+    assert not joined.alert.any()
+    assert sorted(joined.rank.tolist()) == [1, 2, 3]
+    empty = combine(np.zeros((0, 2)), np.zeros(0, int), name_hashes([]), k=1, combiner="intersection")
+    assert len(empty.alert) == 0
+
+
+@pytest.mark.parametrize("combiner", ["mean_rank", "stacked"])
+def test_others_alert_exactly_k_at_each_time(combiner):
+    scores, times, tie = some_scores()
+    joined = combine(scores, times, tie, k=4, combiner=combiner)
+    assert np.bincount(times[joined.alert]).tolist() == [4] * 5
+    assert np.array_equal(joined.alert, joined.rank <= 4)
+
+
+def test_mean_rank_of_a_member_that_shouts_is_not_swayed():
+    scores = np.array([[0.0, 0.1, 0.2], [1e6, 0.0, 0.0], [1.0, 0.2, 0.3]])
+    joined = combine(scores, np.zeros(3, int), name_hashes("abc"), k=1, combiner="mean_rank")
+    assert joined.rank.tolist() == [2, 3, 1] or joined.rank.tolist() == [3, 2, 1]
+
+
+def test_min_votes_out_of_range_is_refused():
+    scores, times, tie = some_scores()
+    with pytest.raises(InputError) as caught:
+        combine(scores, times, tie, k=2, combiner="min_votes", min_votes=4)
+    assert str(caught.value) == (
+        "min_votes is 4 with 3 members (parameter models.parallel.min_votes). "
+        "Give a number from 1 to 3, or null for all members."
+    )
+
+
+def test_stacker_trusts_the_member_that_knows():
+    rng = np.random.default_rng(3)
+    y = (rng.random(3000) < 0.1).astype(int)
+    scores = np.column_stack([2.5 * y - 3 + rng.normal(size=3000), rng.normal(size=3000) - 3])
+    stacker = Stacker.fit(scores, y)
+    assert stacker.weights[0] > 2 * stacker.weights[1] >= 0
+    assert Stacker.fit(scores, np.zeros(3000, int)) == Stacker.mean(2)
+
+
+def test_stacked_ensemble_uses_earlier_rows_only_for_its_weights():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(400, 4))
+    y = (X[:, 0] + 0.5 * rng.normal(size=400) > 1).astype(int)
+    times = np.sort(rng.integers(0, 40, 400)) * 86_400_000
+    ensemble = ParallelEnsemble(MEMBERS, combiner="stacked", k=3, purge=timedelta(days=1)).fit(X, y, times=times)
+    assert ensemble.stacker_ != Stacker.mean(2)
+    chosen = ensemble.select(X, times, [f"u{i}" for i in range(400)])
+    assert chosen.alert.sum() <= 3 * 40
+    assert ensemble.predict_proba(X).shape == (400, 2)
+
+
+def test_an_ensemble_without_members_says_so():
+    with pytest.raises(ValueError, match="has no members: give a list"):
+        ParallelEnsemble().fit(np.eye(4), [0, 1, 0, 1])

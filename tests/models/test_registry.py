@@ -1,0 +1,118 @@
+"""Runs and model versions in MLflow's own database, without a network."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from features.errors import InputError
+from models import registry
+from models.bundle import save_bundle
+from tests.models.small_models import COLUMNS, T0, fitted_models, rows
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """A database with one run and two versions of a model: (uri, run id, versions, bundle)."""
+    folder = tmp_path_factory.mktemp("store")
+    bundle = save_bundle(folder / "bundle", fitted_models(), {"profile": "mean_rank"})
+    uri = f"sqlite:///{folder / 'tracking' / 'mlflow.db'}"
+    note = folder / "note.txt"
+    note.write_text("kept")
+    run = registry.log_run(
+        uri,
+        "backtest",
+        params={f"models.p{at}": at for at in range(130)} | {"long": "x" * 9000},
+        metrics={"precision": 0.25, "recall": None, "brier": float("nan")},
+        tags={"dataset_digest": "d1", "code_revision": "c1"},
+        artifacts=[note, bundle.path],
+        name="first",
+    )
+    versions = [registry.register_bundle(uri, "predrain", bundle.path, run_id=run) for _ in range(2)]
+    return uri, run, versions, bundle
+
+
+def client(uri):
+    with registry._mlflow(uri) as mlflow:
+        return mlflow.MlflowClient(uri, uri)
+
+
+def test_a_run_keeps_params_metrics_tags_and_artifacts(store):
+    uri, run_id, _, bundle = store
+    run = client(uri).get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert run.info.run_name == "first"
+    assert len(run.data.params) == 131
+    assert run.data.params["models.p7"] == "7"
+    assert run.data.metrics == {"precision": 0.25}
+    assert run.data.tags["dataset_digest"] == "d1"
+    with registry._mlflow(uri) as mlflow:
+        kept = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path="bundle/manifest.json")
+    assert Path(kept).read_bytes() == (bundle.path / "manifest.json").read_bytes()
+
+
+def test_the_challenger_is_the_version_registered_last(store):
+    uri, _, versions, bundle = store
+    assert versions == [1, 2]
+    assert registry.version_of(uri, "predrain", registry.CHALLENGER) == 2
+    assert client(uri).get_model_version("predrain", "1").tags["bundle_digest"] == bundle.digest
+
+
+def test_an_alias_moves(store):
+    uri = store[0]
+    assert registry.version_of(uri, "predrain", "none-yet") is None
+    registry.move_alias(uri, "predrain", registry.CHAMPION, 2)
+    registry.move_alias(uri, "predrain", registry.CHAMPION, 1)
+    assert registry.version_of(uri, "predrain", registry.CHAMPION) == 1
+
+
+def test_the_registered_model_answers_with_the_profiles_risks(store):
+    uri = store[0]
+    X, _ = rows(30, seed=5)
+    X[np.isnan(X)] = 0
+    frame = pd.DataFrame(X.astype(float), columns=[column.name for column in COLUMNS])
+    frame["unit"] = [f"g{at:02d}" for at in range(30)]
+    with registry._mlflow(uri) as mlflow:
+        model = mlflow.pyfunc.load_model("models:/predrain/2")
+        answered = model.predict(frame)
+        timed = model.predict(frame.assign(decision_time=pd.Timestamp(T0).tz_localize(None)))
+    scored = fitted_models().score(X, pd.Series([T0] * 30), frame["unit"])
+    expected = scored[scored["model"] == "mean_rank"].reset_index(drop=True)
+    assert list(answered["unit"]) == list(frame["unit"])
+    np.testing.assert_array_equal(answered["risk"], expected["risk"].astype(float))
+    np.testing.assert_array_equal(answered["rank"], expected["rank"])
+    np.testing.assert_array_equal(answered["alert"], expected["alert"])
+    pd.testing.assert_frame_equal(timed, answered)
+
+
+def test_nothing_is_pickled_and_artifacts_stand_beside_the_database(store):
+    folder = store[3].path.parent / "tracking"
+    kept = [each for each in folder.rglob("*") if each.is_file()]
+    assert {"pyfunc.py", "manifest.json", "note.txt", "mlflow.db"} <= {each.name for each in kept}
+    assert not [each for each in kept if each.suffix in (".pkl", ".pickle")]
+
+
+def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
+    with pytest.raises(InputError) as raised:
+        registry.log_run("./mlruns", "x", params={}, metrics={}, tags={})
+    assert str(raised.value) == (
+        "'./mlruns' is no store that MLflow 3 writes (tracking store). "
+        "Give sqlite:///PATH or the address of a tracking server."
+    )
+    with pytest.raises(InputError, match=r"MLflow refused: .*nobody"):
+        registry.version_of(store[0], "nobody", registry.CHAMPION)
+    with pytest.raises(InputError, match=r"MLflow refused: .*99"):
+        registry.move_alias(store[0], "predrain", registry.CHAMPION, 99)
+    with pytest.raises(InputError, match="no bundle in"):
+        registry.register_bundle(store[0], "predrain", tmp_path / "nowhere", run_id=store[1])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="cannot make the folder of the store"):
+        registry.version_of(f"sqlite:///{tmp_path / 'file' / 'x' / 'mlflow.db'}", "predrain", "x")
+
+
+def test_the_module_itself_does_not_import_mlflow():
+    code = "import sys, models.registry; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,171 @@
+"""The main job from a dataset to files: what stands in them, and that the same input gives the same bytes."""
+
+import hashlib
+import json
+import shutil
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from features.matrix import FeatureMatrix
+from models.bundle import load_bundle
+from pipeline.artefacts import load_evaluation
+from pipeline.params import Params
+from pipeline.stages import make_matrix, replay, train_bundle, write_report_for
+from telemetry.errors import InputError
+from telemetry.store import Dataset
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def test_predictions_hold_the_profiles_choice_in_the_contracts_shape(small_backtest: Path) -> None:
+    frame = pd.read_parquet(small_backtest / "predictions.parquet")
+    assert list(frame.columns) == [
+        "decision_time", "node", "gpu", "risk", "score", "rank", "alert", "label", "fold", "model",
+    ]  # fmt: skip
+    assert set(frame["model"]) == {"mean_rank"}
+    assert not frame.duplicated(["decision_time", "gpu"]).any()
+    assert str(frame["decision_time"].dtype) == "datetime64[ms, UTC]"
+    assert frame["risk"].between(0, 1).all()
+    assert (frame.groupby("decision_time")["rank"].min() == 1).all()
+    k = json.loads((small_backtest / "metrics.json").read_text())["k"]
+    assert (frame[frame["alert"]]["rank"] <= k).all()
+    assert set(frame["label"].dropna().unique()) <= {0, 1}
+
+
+def test_labels_in_the_predictions_follow_the_definition(small_fleet: Path, small_backtest: Path) -> None:
+    frame = pd.read_parquet(small_backtest / "predictions.parquet")
+    matrix = FeatureMatrix.open(small_backtest / "matrix")
+    incidents = matrix.incidents()
+    gap, horizon = matrix.config.labels.gap, matrix.config.labels.horizon
+    end = Dataset.open(small_fleet).meta.span[1]
+    starts = {unit: list(found) for unit, found in incidents.groupby("unit")["start"]}
+    for row in frame.sample(min(len(frame), 1500), random_state=1).itertuples():
+        low, high = row.decision_time + gap, row.decision_time + gap + horizon
+        hit = any(low < start <= high for start in starts.get(row.gpu, []))
+        if hit:
+            assert row.label == 1
+        elif high > end:
+            assert pd.isna(row.label)
+        else:
+            assert pd.isna(row.label) or row.label == 0
+
+
+def test_every_model_stands_in_predictions_all_with_and_without_sliding(small_backtest: Path) -> None:
+    frame = pd.read_parquet(small_backtest / "predictions_all.parquet", columns=["model", "variant"])
+    sliding = set(frame.loc[frame["variant"] == "sliding", "model"])
+    assert {
+        "lightgbm",
+        "logistic",
+        "intersection",
+        "mean_rank",
+        "stacked",
+        "cascade",
+        "random",
+        "history_count",
+    } <= sliding
+    assert {"lightgbm", "cascade", "mean_rank"} <= set(frame.loc[frame["variant"] == "train_once", "model"])
+
+
+def test_metrics_say_where_they_come_from_and_that_the_fleet_is_simulated(small_backtest: Path) -> None:
+    metrics = json.loads((small_backtest / "metrics.json").read_text())
+    assert metrics["simulated"]["acceleration"] == 60.0
+    assert len(metrics["dataset_digest"]) == 64
+    assert metrics["models"]["mean_rank"]["sliding"]["precision_at_k"] is not None
+    assert metrics["models"]["oracle"]["oracle"]["precision_at_k"] is not None
+    page = (small_backtest / "report" / "index.html").read_text()
+    assert "imulated" in page
+    assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+def test_alerts_in_the_report_carry_reasons_in_words(small_backtest: Path) -> None:
+    _, context = load_evaluation(small_backtest)
+    assert context.alerts
+    explained = [alert for alert in context.alerts if alert.reasons]
+    assert explained
+    assert all("__" not in reason for alert in explained for reason in alert.reasons)
+    assert all(alert.method for alert in explained)
+
+
+def test_what_is_saved_is_what_is_read(small_backtest: Path, tmp_path: Path) -> None:
+    first = write_report_for(small_backtest, tmp_path / "one").read_bytes()
+    assert first == (small_backtest / "report" / "index.html").read_bytes()
+
+
+def test_a_second_backtest_gives_the_same_bytes(
+    small_fleet: Path, small_params: Params, small_backtest: Path, tmp_path: Path
+) -> None:
+    matrix = make_matrix(small_fleet, small_params, tmp_path / "matrix")
+    replay(matrix, small_params, tmp_path / "out", truth=small_fleet.with_name("fleet-truth"))
+    fresh = digests(tmp_path / "out")
+    before = digests(small_backtest)
+    assert {name: before[name] for name in fresh} == fresh
+
+
+def test_the_bundle_is_trained_and_loads(
+    small_fleet: Path, small_params: Params, small_backtest: Path, tmp_path: Path
+) -> None:
+    matrix = FeatureMatrix.open(small_backtest / "matrix")
+    summary = train_bundle(matrix, small_params, tmp_path / "bundle", track=f"sqlite:///{tmp_path}/mlflow.db")
+    assert summary["positives"] > 0
+    bundle = load_bundle(tmp_path / "bundle", columns=matrix.columns)
+    assert bundle.profile == "mean_rank"
+    assert bundle.manifest["simulated"]["scenario"] == "base"
+    assert (tmp_path / "mlflow.db").is_file()
+
+
+def test_a_dataset_of_another_step_is_refused(small_fleet: Path, small_params: Params, tmp_path: Path) -> None:
+    hourly = small_params.telemetry.model_copy(update={"step": timedelta(hours=1)})
+    with pytest.raises(InputError, match=r"the dataset's step is 0:10:00, telemetry\.step is 1:00:00"):
+        make_matrix(small_fleet, small_params.model_copy(update={"telemetry": hourly}), tmp_path / "matrix")
+
+
+def test_a_report_of_something_else_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="not the output of a backtest"):
+        write_report_for(tmp_path)
+
+
+def test_a_killed_backtest_goes_on_and_ends_the_same(
+    small_fleet: Path, small_params: Params, small_backtest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    matrix = FeatureMatrix.open(small_backtest / "matrix")
+    calls = []
+
+    def stop(done: int, _total: int) -> None:
+        calls.append(done)
+        if done == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replay(matrix, small_params, tmp_path / "out", progress=stop)
+    assert list((tmp_path / "out" / ".folds").iterdir())
+    replay(matrix, small_params, tmp_path / "out")
+    resumed = pq.read_table(tmp_path / "out" / "predictions_all.parquet")
+    assert resumed.equals(pq.read_table(small_backtest / "predictions_all.parquet"))
+    assert not (tmp_path / "out" / ".folds").exists()
+
+
+def test_a_full_disk_loses_nothing(
+    small_params: Params, small_backtest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(small_backtest, out, ignore=shutil.ignore_patterns("matrix"))
+    before = digests(out)
+
+    def full(*_args: object, **_kwargs: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(pd.DataFrame, "to_parquet", full)
+    with pytest.raises(InputError, match="the disk is full"):
+        replay(FeatureMatrix.open(small_backtest / "matrix"), small_params, out)
+    after = digests(out)
+    assert {name: after[name] for name in before} == before

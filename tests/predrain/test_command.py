@@ -1,0 +1,106 @@
+"""The command as a user meets it: help, exit codes, messages, JSON."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PREDRAIN = Path(sys.executable).with_name("predrain")
+VERBS = ("simulate", "import", "prepare", "features", "train", "backtest", "report")
+
+
+def predrain(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(PREDRAIN), *map(str, args)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        env={"COLUMNS": "200", "PATH": ""},
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str, tmp_path: Path) -> None:
+    shown = predrain(verb, "--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert f"Example: predrain {verb}" in shown.stdout
+
+
+def test_the_help_of_simulate_explains_every_scenario(tmp_path: Path) -> None:
+    text = predrain("simulate", "--help", cwd=tmp_path).stdout
+    for name in ("base:", "drift:", "epidemic:", "noprecursor:", "announced:"):
+        assert name in text
+
+
+def test_usage_errors_exit_with_2(tmp_path: Path) -> None:
+    assert predrain("backtest", cwd=tmp_path).returncode == 2
+    assert predrain("no-such-verb", cwd=tmp_path).returncode == 2
+
+
+def test_bad_input_exits_with_1_and_one_line_without_a_traceback(tmp_path: Path) -> None:
+    failed = predrain("features", "--dataset", "absent", "--out", "matrix", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("predrain: error: ")
+    assert "absent" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert not (tmp_path / "matrix").exists()
+
+
+def test_an_unknown_parameter_is_named_with_the_nearest_valid_one(tmp_path: Path) -> None:
+    (tmp_path / "params.yaml").write_text("backtest: {first_tst: auto}\n")
+    failed = predrain("features", "--dataset", "absent", "--out", "matrix", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert "unknown key 'backtest.first_tst'" in failed.stderr
+    assert "Did you mean 'first_test'?" in failed.stderr
+
+
+def test_simulate_import_backtest_and_report_as_json(tmp_path: Path, small_params_file: Path) -> None:
+    simulated = predrain(
+        "simulate",
+        "--gpus",
+        "48",
+        "--days",
+        "45",
+        "--seed",
+        "2",
+        "--acceleration",
+        "90",
+        "--out",
+        "fleet",
+        "--json",
+        cwd=tmp_path,
+    )
+    assert simulated.returncode == 0, simulated.stderr
+    assert json.loads(simulated.stdout)["gpus"] == 48
+    assert (tmp_path / "fleet-truth" / "risk.parquet").is_file()
+    done = predrain(
+        "backtest", "--dataset", "fleet", "--out", "replay", "--params", small_params_file, "--json", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["profile"] == "mean_rank"
+    assert Path(tmp_path / summary["report"]).is_file()
+    shown = predrain("report", "--show", "replay", cwd=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert "mean_rank *" in shown.stdout
+    assert str((tmp_path / "replay" / "report" / "index.html").resolve()) in shown.stdout
+
+
+def test_a_truth_inside_the_dataset_is_refused(tmp_path: Path) -> None:
+    failed = predrain(
+        "simulate", "--gpus", "8", "--days", "1", "--out", "fleet", "--truth", "fleet/truth", cwd=tmp_path
+    )
+    assert failed.returncode == 1
+    assert "truth" in failed.stderr
+
+
+def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, small_fleet: Path) -> None:
+    (tmp_path / "params.yaml").write_text(f"data: {{dataset: {small_fleet}}}\n")
+    done = predrain("prepare", "--out", "data/dataset", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    original = (small_fleet / "dataset.json").read_bytes()
+    assert (tmp_path / "data" / "dataset" / "dataset.json").read_bytes() == original
+    assert (tmp_path / "data" / "dataset-truth" / "risk.parquet").is_file()

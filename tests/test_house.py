@@ -1,0 +1,133 @@
+"""The house itself: what is true of the checkout as a whole."""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[1]
+ROOMS = ("telemetry", "features", "models", "pipeline", "simulator", "predrain")
+HEAVY = (
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "sklearn",
+    "lightgbm",
+    "xgboost",
+    "mlflow",
+    "numba",
+    "matplotlib",
+    "scipy",
+    "yaml",
+)
+
+
+def python_files() -> list[Path]:
+    return sorted(path for room in (*ROOMS, "tests", "benchmarks") for path in (ROOT / room).rglob("*.py"))
+
+
+def test_no_file_is_over_500_lines() -> None:
+    long = {
+        str(path.relative_to(ROOT)): n for path in python_files() if (n := len(path.read_text().splitlines())) > 500
+    }
+    assert long == {}
+
+
+def test_every_public_name_of_the_rooms_is_documented() -> None:
+    missing = []
+    for path in python_files():
+        if path.is_relative_to(ROOT / "tests"):
+            continue
+        tree = ast.parse(path.read_text())
+        if ast.get_docstring(tree) is None:
+            missing.append(str(path.relative_to(ROOT)))
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
+                if ast.get_docstring(node) is None:
+                    missing.append(f"{path.relative_to(ROOT)}:{node.name}")
+                for inner in node.body if isinstance(node, ast.ClassDef) else []:
+                    if (
+                        isinstance(inner, ast.FunctionDef)
+                        and not inner.name.startswith("_")
+                        and ast.get_docstring(inner) is None
+                    ):
+                        missing.append(f"{path.relative_to(ROOT)}:{node.name}.{inner.name}")
+    assert missing == []
+
+
+def test_the_help_imports_no_heavy_library() -> None:
+    code = (
+        "import sys\nfrom predrain.command import app\ntry:\n    app(['--help'])\nexcept SystemExit:\n    pass\n"
+        f"print('LOADED', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+    assert "LOADED []" in run.stdout
+
+
+def test_imports_run_one_way() -> None:
+    run = subprocess.run(
+        [str(Path(sys.executable).with_name("lint-imports"))], capture_output=True, text=True, timeout=120, cwd=ROOT
+    )
+    assert run.returncode == 0, run.stdout
+
+
+def test_only_the_command_tests_and_benchmarks_import_the_simulator() -> None:
+    guilty = [
+        str(path.relative_to(ROOT))
+        for room in ("telemetry", "features", "models", "pipeline")
+        for path in (ROOT / room).rglob("*.py")
+        if "simulator" in {name.split(".")[0] for name in imported(path)}
+    ]
+    assert guilty == []
+
+
+def imported(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def test_no_pickle_in_the_rooms() -> None:
+    guilty = [
+        str(path.relative_to(ROOT))
+        for room in ROOMS
+        for path in (ROOT / room).rglob("*.py")
+        if {"pickle", "joblib", "dill", "cloudpickle"} & {name.split(".")[0] for name in imported(path)}
+    ]
+    assert guilty == []
+
+
+@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock"])
+def test_the_lock_pins_every_package_and_names_no_index(name: str) -> None:
+    lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.lstrip().startswith("#")]
+    assert lines
+    assert [line for line in lines if "==" not in line] == []
+    assert [line for line in lines if "://" in line or line.startswith("-")] == []
+
+
+def test_the_lock_holds_every_dependency_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    locked = {
+        line.split("==")[0].lower() for line in (ROOT / "requirements.lock").read_text().splitlines() if "==" in line
+    }
+    wanted = {
+        requirement.split(">")[0].split("=")[0].split("[")[0].strip().lower() for requirement in project["dependencies"]
+    }
+    assert wanted - locked == set()
+
+
+def test_every_stage_of_dvc_is_a_predrain_command_with_existing_code_as_dependency() -> None:
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    assert list(stages) == ["prepare", "features", "train", "backtest", "report"]
+    for stage in stages.values():
+        assert stage["cmd"].startswith("predrain ")
+        for dep in stage["deps"]:
+            assert dep.startswith("data/") or (ROOT / dep).exists(), dep

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -94,8 +95,8 @@ def blocks_of(
     Parameters
     ----------
     table : pyarrow.Table
-        Samples with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. A channel of
-        the layout that the table lacks is unknown everywhere.
+        Samples with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. A channel
+        of the layout that the table lacks is unknown everywhere.
     layout : ChannelLayout
         Channels to take.
     unit : {"gpu", "node"}
@@ -129,6 +130,19 @@ def blocks_of(
         pending += node_runs
         size += node_size
     yield _block(table, layout, pending)
+
+
+def table_of(frame: pd.DataFrame) -> pa.Table:
+    """Return a frame as a table, without its index."""
+    return pa.table({str(name): array_of(frame[name]) for name in frame.columns})
+
+
+def array_of(column: pd.Series) -> pa.Array:
+    """Return a column as an array; instants in UTC milliseconds."""
+    if isinstance(column.dtype, pd.DatetimeTZDtype):  # Arrow's own conversion drops the zone, and pandas 3 warns of it
+        instants = column.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy()
+        return pa.array(instants).cast(pa.timestamp("ms"), safe=False).cast(pa.timestamp("ms", tz="UTC"))
+    return pa.array(column, from_pandas=True)
 
 
 def key_columns(unit: str) -> tuple[str, ...]:

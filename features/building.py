@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from features.blocks import blocks_of, key_columns
+from features.blocks import array_of, blocks_of, key_columns
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.filling import Float32Array, Rows, SampleFiller, node_ranges
@@ -28,6 +28,7 @@ from features.incidents import down_intervals, known_onsets
 from features.matrix import META_NAME, ROW_COLUMNS, FeatureMatrix, MatrixConfig, MatrixMeta
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
+from features.service import milliseconds
 from features.static import StaticPlan
 from telemetry.atomic import FolderSwap, disk_errors, recover_folder, write_bytes
 from telemetry.config import format_duration
@@ -316,7 +317,7 @@ class _Scratch:
 def _write_parts(
     folder: Path, keys: pd.DataFrame, values: Float32Array, config: MatrixConfig
 ) -> Iterator[tuple[str, int]]:
-    times = keys["decision_time"].to_numpy()
+    times = milliseconds(keys["decision_time"], "decision_time")
     new_time = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
     names = [column.name for column in config.columns]
     table = pa.table({name: _key_array(keys[name]) for name in ROW_COLUMNS})
@@ -347,8 +348,5 @@ def _encodings(names: list[str]) -> Mapping[str, str]:
 
 
 def _key_array(column: pd.Series) -> pa.Array:
-    if isinstance(column.dtype, pd.DatetimeTZDtype):
-        return pa.Array.from_pandas(column, type=pa.timestamp("ms", tz="UTC"))
-    if column.dtype == np.bool_:
-        return pa.Array.from_pandas(column)
-    return pa.Array.from_pandas(column, type=pa.string()).dictionary_encode()
+    array = array_of(column)
+    return array.cast(pa.string()).dictionary_encode() if column.name in ("node", "gpu", "unit") else array

@@ -197,8 +197,7 @@ def _gap_windows(
     out: npt.NDArray[np.float32],
 ) -> None:
     n_windows = windows.size
-    n_flags = flags_known.shape[1]
-    n_watched = watched.size + n_flags
+    n_watched = watched.size + flags_known.shape[1]
     largest = windows[n_windows - 1]
     samples = np.zeros(n_windows)
     pairs = np.zeros(n_windows)
@@ -215,64 +214,71 @@ def _gap_windows(
         before[:] = False
         longest = 0
         reached = 0  # age up to which gaps have been looked at
-        newest = newest_usable(times, begin, ends[row], border)
-        at = newest
+        youngest = look_back
+        at = newest_usable(times, begin, ends[row], border)
         while at >= begin:
             age = border - times[at]
             if age >= look_back:
                 break
+            youngest = min(youngest, age)
             if age < largest:
                 longest = max(longest, age - reached)
                 reached = age
-                older = at - 1
-                paired = older >= begin and border - times[older] < look_back
-                repeated = False
-                if paired:
-                    repeated = _repeats(values, at, older, n_gauges)
-                for w in range(n_windows):
-                    if age < windows[w]:
-                        samples[w] += 1.0
-                        if paired:
-                            pairs[w] += 1.0
-                            if repeated:
-                                repeats[w] += 1.0
-            recent = age < windows[0]
-            for j in range(n_watched):
-                if j < watched.size:
-                    known = values[at, watched[j]] == values[at, watched[j]]
-                else:
-                    known = flags_known[at, j - watched.size]
-                if known and recent:
-                    now[j] = True
-                elif known:
-                    before[j] = True
+                paired = at > begin and border - times[at - 1] < look_back
+                repeated = paired and _repeats(values, at, at - 1, n_gauges)
+                _count(age, windows, paired, repeated, samples, pairs, repeats)
+            _note_known(values, flags_known, watched, at, now if age < windows[0] else before)
             at -= 1
         in_service = border - since[row]
-        column = offset
         for w in range(n_windows):
             expected = min(windows[w], in_service) // step
-            share = np.nan
-            if expected > 0:
-                share = min(max(1.0 - samples[w] / expected, 0.0), 1.0)
-            out[row, column] = share
-            column += 1
+            share = min(max(1.0 - samples[w] / expected, 0.0), 1.0) if expected > 0 else np.nan
+            out[row, offset + w] = share
         # the stretch from the oldest sample in the window back to its beginning is a gap like any other
         longest = max(longest, min(largest, max(in_service, 0)) - reached)
+        column = offset + n_windows
         out[row, column] = longest / _HOUR_MS
-        column += 1
-        age = look_back
-        if newest >= begin and border - times[newest] < look_back:
-            age = border - times[newest]
-        out[row, column] = (age + delay) / _HOUR_MS
-        column += 1
+        out[row, column + 1] = (youngest + delay) / _HOUR_MS
+        column += 2
         for w in range(repeated_from, n_windows):
             out[row, column] = repeats[w] / pairs[w] if pairs[w] > 0 and n_gauges > 0 else np.nan
             column += 1
-        vanished = 0.0
-        for j in range(n_watched):
-            if before[j] and not now[j]:
-                vanished += 1.0
-        out[row, column] = vanished
+        out[row, column] = np.sum(before & ~now)
+
+
+@njit(cache=True, nogil=True)
+def _count(
+    age: int,
+    windows: IntArray,
+    paired: bool,
+    repeated: bool,
+    samples: FloatArray,
+    pairs: FloatArray,
+    repeats: FloatArray,
+) -> None:
+    for w in range(windows.size):
+        if age < windows[w]:
+            samples[w] += 1.0
+            if paired:
+                pairs[w] += 1.0
+            if repeated:
+                repeats[w] += 1.0
+
+
+@njit(cache=True, nogil=True)
+def _note_known(
+    values: FloatArray,
+    flags_known: npt.NDArray[np.bool_],
+    watched: IntArray,
+    at: int,
+    seen: npt.NDArray[np.bool_],
+) -> None:
+    for j in range(watched.size):
+        if not np.isnan(values[at, watched[j]]):
+            seen[j] = True
+    for j in range(flags_known.shape[1]):
+        if flags_known[at, j]:
+            seen[watched.size + j] = True
 
 
 @njit(cache=True, nogil=True)
@@ -283,6 +289,6 @@ def _repeats(values: FloatArray, newer: int, older: int, n_gauges: int) -> bool:
         b = values[older, c]
         if a == b:
             alike = True
-        elif a == a or b == b:  # one of them moved, came or went
+        elif not (np.isnan(a) and np.isnan(b)):  # one of them moved, came or went
             return False
     return alike

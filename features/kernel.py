@@ -27,7 +27,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @njit(cache=True, nogil=True)
 def newest_usable(times: IntArray, begin: int, end: int, border: int) -> int:
-    """Return the position of the newest sample in ``times[begin:end]`` (ascending) at or before ``border``, or begin - 1."""
+    """Return the position of the newest of ``times[begin:end]`` (ascending) at or before ``border``, or begin - 1."""
     low = begin
     high = end
     while low < high:
@@ -80,128 +80,125 @@ def gauge_windows(
         Filled in place; NaN where a statistic is unknown.
     """
     n_edges = edges.size
-    n_windows = window_edge.shape[0]
-    last_full = 0
-    for w in range(n_windows):
-        last_full = max(last_full, window_edge[w, 0])
-    count = np.zeros(n_gauges)
+    last_full = window_edge[:, 0].max()
     first = np.zeros(n_gauges)
     first_time = np.zeros(n_gauges, dtype=np.int64)
-    total = np.zeros(n_gauges)
-    square = np.zeros(n_gauges)
-    hours = np.zeros(n_gauges)
-    hours_square = np.zeros(n_gauges)
-    product = np.zeros(n_gauges)
-    low = np.zeros(n_gauges)
-    high = np.zeros(n_gauges)
-    noted = np.zeros((n_edges, 9, n_gauges))
-    n_lows = low_of.size
-    n_highs = high_of.size
+    sums = np.zeros((_SUMS, n_gauges))
+    noted = np.zeros((n_edges, _SUMS, n_gauges))
     for row in range(borders.size):
         border = borders[row]
         begin = begins[row]
-        for c in range(n_gauges):
-            count[c] = 0.0
-            total[c] = 0.0
-            square[c] = 0.0
-            hours[c] = 0.0
-            hours_square[c] = 0.0
-            product[c] = 0.0
-            low[c] = np.inf
-            high[c] = -np.inf
+        sums[:] = 0.0
+        sums[_LOW] = np.inf
+        sums[_HIGH] = -np.inf
         edge = 0
         at = newest_usable(times, begin, ends[row], border)
         while edge < n_edges:
             age = border - times[at] if at >= begin else edges[n_edges - 1]
             while edge < n_edges and age >= edges[edge]:
-                for c in range(n_gauges):
-                    noted[edge, 0, c] = count[c]
-                    noted[edge, 1, c] = total[c]
-                if edge <= last_full:
-                    for c in range(n_gauges):
-                        noted[edge, 2, c] = square[c]
-                        noted[edge, 3, c] = hours[c]
-                        noted[edge, 4, c] = hours_square[c]
-                        noted[edge, 5, c] = product[c]
-                        noted[edge, 6, c] = low[c]
-                        noted[edge, 7, c] = high[c]
+                noted[edge] = sums
                 edge += 1
             if edge == n_edges:
                 break
             if edge <= last_full:
-                for c in range(n_gauges):
-                    value = values[at, c]
-                    if value == value:
-                        if count[c] == 0.0:
-                            first[c] = value
-                            first_time[c] = times[at]
-                        moved = value - first[c]
-                        back = (first_time[c] - times[at]) / _HOUR_MS
-                        count[c] += 1.0
-                        total[c] += moved
-                        square[c] += moved * moved
-                        hours[c] += back
-                        hours_square[c] += back * back
-                        product[c] += moved * back
-                        low[c] = min(low[c], value)
-                        high[c] = max(high[c], value)
-                for j in range(n_lows):
-                    value = values[at, n_gauges + j]
-                    if value == value:
-                        low[low_of[j]] = min(low[low_of[j]], value)
-                for j in range(n_highs):
-                    value = values[at, n_gauges + n_lows + j]
-                    if value == value:
-                        high[high_of[j]] = max(high[high_of[j]], value)
+                _add_gauges(times, values, at, n_gauges, first, first_time, sums)
+                _widen(values, at, n_gauges, low_of, high_of, sums)
             else:  # beyond the largest window only the mean of the window before is still wanted
-                for c in range(n_gauges):
-                    value = values[at, c]
-                    if value == value:
-                        if count[c] == 0.0:
-                            first[c] = value
-                            first_time[c] = times[at]
-                        count[c] += 1.0
-                        total[c] += value - first[c]
+                _add_means(values, at, n_gauges, first, sums)
             at -= 1
-        for w in range(n_windows):
-            own = window_edge[w, 0]
-            double = window_edge[w, 1]
-            for c in range(n_gauges):
-                n = noted[own, 0, c]
-                mean = noted[own, 1, c] / n if n > 0 else np.nan
-                column = table[0, w, c]
-                if column >= 0:
-                    out[row, column] = first[c] if n > 0 else np.nan
-                column = table[1, w, c]
-                if column >= 0:
-                    out[row, column] = first[c] + mean
-                column = table[2, w, c]
-                if column >= 0:
-                    spread = np.nan
-                    if n > 1:
-                        spread = np.sqrt(max(noted[own, 2, c] - noted[own, 1, c] * mean, 0.0) / (n - 1.0))
-                    out[row, column] = spread
-                column = table[3, w, c]
-                if column >= 0:
-                    out[row, column] = noted[own, 6, c] if noted[own, 6, c] < np.inf else np.nan
-                column = table[4, w, c]
-                if column >= 0:
-                    out[row, column] = noted[own, 7, c] if noted[own, 7, c] > -np.inf else np.nan
-                column = table[5, w, c]
-                if column >= 0:
-                    slope = np.nan
-                    if n > 1:
-                        below = noted[own, 4, c] - noted[own, 3, c] * noted[own, 3, c] / n
-                        if below > 0.0:
-                            slope = -(noted[own, 5, c] - noted[own, 3, c] * mean) / below
-                    out[row, column] = slope
-                column = table[6, w, c]
-                if column >= 0:
-                    before = noted[double, 0, c] - n
-                    change = np.nan
-                    if n > 0 and before > 0:
-                        change = mean - (noted[double, 1, c] - noted[own, 1, c]) / before
-                    out[row, column] = change
+        _emit_gauges(noted, first, window_edge, table, row, out)
+
+
+# Rows of the running sums: count, sum and sum of squares of (value - newest value), sum and sum of squares of hours
+# before the newest value, sum of their products, lowest and highest value.
+_COUNT, _TOTAL, _SQUARE, _HOURS, _HOURS_SQUARE, _PRODUCT, _LOW, _HIGH, _SUMS = 0, 1, 2, 3, 4, 5, 6, 7, 8
+
+
+@njit(cache=True, nogil=True)
+def _add_gauges(
+    times: IntArray,
+    values: FloatArray,
+    at: int,
+    n_gauges: int,
+    first: FloatArray,
+    first_time: IntArray,
+    sums: FloatArray,
+) -> None:
+    for c in range(n_gauges):
+        value = values[at, c]
+        if not np.isnan(value):
+            if sums[_COUNT, c] == 0.0:
+                first[c] = value
+                first_time[c] = times[at]
+            moved = value - first[c]
+            back = (first_time[c] - times[at]) / _HOUR_MS
+            sums[_COUNT, c] += 1.0
+            sums[_TOTAL, c] += moved
+            sums[_SQUARE, c] += moved * moved
+            sums[_HOURS, c] += back
+            sums[_HOURS_SQUARE, c] += back * back
+            sums[_PRODUCT, c] += moved * back
+            sums[_LOW, c] = min(sums[_LOW, c], value)
+            sums[_HIGH, c] = max(sums[_HIGH, c], value)
+
+
+@njit(cache=True, nogil=True)
+def _add_means(values: FloatArray, at: int, n_gauges: int, first: FloatArray, sums: FloatArray) -> None:
+    for c in range(n_gauges):
+        value = values[at, c]
+        if not np.isnan(value):
+            if sums[_COUNT, c] == 0.0:
+                first[c] = value
+            sums[_COUNT, c] += 1.0
+            sums[_TOTAL, c] += value - first[c]
+
+
+@njit(cache=True, nogil=True)
+def _widen(values: FloatArray, at: int, n_gauges: int, low_of: IntArray, high_of: IntArray, sums: FloatArray) -> None:
+    for j in range(low_of.size):
+        value = values[at, n_gauges + j]
+        if not np.isnan(value):
+            sums[_LOW, low_of[j]] = min(sums[_LOW, low_of[j]], value)
+    for j in range(high_of.size):
+        value = values[at, n_gauges + low_of.size + j]
+        if not np.isnan(value):
+            sums[_HIGH, high_of[j]] = max(sums[_HIGH, high_of[j]], value)
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _emit_gauges(
+    noted: FloatArray,
+    first: FloatArray,
+    window_edge: IntArray,
+    table: IntArray,
+    row: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    statistics = np.empty(7)
+    for w in range(window_edge.shape[0]):
+        own = noted[window_edge[w, 0]]
+        double = noted[window_edge[w, 1]]
+        for c in range(first.size):
+            statistics[:] = np.nan
+            n = own[_COUNT, c]
+            if n > 0.0:
+                mean = own[_TOTAL, c] / n
+                statistics[0] = first[c]
+                statistics[1] = first[c] + mean
+                before = double[_COUNT, c] - n
+                statistics[6] = mean - (double[_TOTAL, c] - own[_TOTAL, c]) / before if before > 0.0 else np.nan
+                if n > 1.0:
+                    statistics[2] = np.sqrt(max(own[_SQUARE, c] - own[_TOTAL, c] * mean, 0.0) / (n - 1.0))
+                    below = own[_HOURS_SQUARE, c] - own[_HOURS, c] * own[_HOURS, c] / n
+                    if below > 0.0:
+                        statistics[5] = -(own[_PRODUCT, c] - own[_HOURS, c] * mean) / below
+            if own[_LOW, c] < np.inf:  # from roll-ups also where the value itself is missing
+                statistics[3] = own[_LOW, c]
+            if own[_HIGH, c] > -np.inf:
+                statistics[4] = own[_HIGH, c]
+            for k in range(7):
+                if table[k, w, c] >= 0:
+                    out[row, table[k, w, c]] = statistics[k]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -244,29 +241,23 @@ def step_windows(
         The same for ``ENUM_STATISTICS``.
     """
     n_edges = edges.size
-    n_windows = window_edge.shape[0]
-    n_rises = rise_of.size
     n = n_counters + n_enums
-    next_value = np.zeros(n)
-    next_edge = np.zeros(n, dtype=np.int64)
+    newer = np.zeros(n)
+    newer_edge = np.zeros(n, dtype=np.int64)
     pending = np.zeros(n, dtype=np.bool_)
     first = np.zeros(n)
     first_edge = np.zeros(n, dtype=np.int64)
     steps = np.zeros((n_edges, n))
     amount = np.zeros((n_edges, n))
-    own_rise = np.zeros(n_counters)
+    own_rise = np.full(n_counters, np.nan)
     for row in range(borders.size):
         border = borders[row]
         begin = begins[row]
-        for c in range(n):
-            pending[c] = False
-            first[c] = np.nan
-            first_edge[c] = n_edges
-            for e in range(n_edges):
-                steps[e, c] = 0.0
-                amount[e, c] = 0.0
-        for c in range(n_counters):
-            own_rise[c] = np.nan
+        pending[:] = False
+        first[:] = np.nan
+        first_edge[:] = n_edges
+        steps[:] = 0.0
+        amount[:] = 0.0
         edge = 0
         at = newest_usable(times, begin, ends[row], border)
         while at >= begin:
@@ -275,73 +266,117 @@ def step_windows(
                 edge += 1
             if edge == n_edges:
                 break
-            for j in range(n_rises):
+            for j in range(rise_of.size):
                 own_rise[rise_of[j]] = values[at, counter_at + n_counters + j]
-            for c in range(n_counters):
-                value = values[at, counter_at + c]
-                rise = own_rise[c]
-                if value == value:
-                    if pending[c]:
-                        newer = next_value[c]
-                        amount[next_edge[c], c] += newer - value if newer >= value else newer
-                        steps[next_edge[c], c] += 1.0
+            _add_rises(values, at, counter_at, own_rise, edge, first, newer, newer_edge, pending, steps, amount)
+            for c in range(n_counters, n):
+                value = values[at, enum_at + c - n_counters]
+                if not np.isnan(value):
                     if first_edge[c] == n_edges:
                         first[c] = value
                         first_edge[c] = edge
-                    next_value[c] = value
-                    next_edge[c] = edge
-                    pending[c] = not (rise == rise)
-                    if rise == rise:
-                        amount[edge, c] += rise
-                        steps[edge, c] += 1.0
-                elif rise == rise and not pending[c]:  # a pending step spans this sample and has its rise in it
-                    amount[edge, c] += rise
+                    elif newer[c] != value:
+                        amount[newer_edge[c], c] += 1.0
                     steps[edge, c] += 1.0
-            for k in range(n_enums):
-                c = n_counters + k
-                value = values[at, enum_at + k]
-                if value == value:
-                    if first_edge[c] == n_edges:
-                        first[c] = value
-                        first_edge[c] = edge
-                    elif next_value[c] != value:
-                        amount[next_edge[c], c] += 1.0
-                    steps[edge, c] += 1.0
-                    next_value[c] = value
-                    next_edge[c] = edge
+                    newer[c] = value
+                    newer_edge[c] = edge
             at -= 1
-        for w in range(n_windows):
-            own = window_edge[w, 0]
-            double = window_edge[w, 1]
-            for c in range(n):
-                known = 0.0
-                happened = 0.0
-                for e in range(own + 1):
-                    known += steps[e, c]
-                    happened += amount[e, c]
-                if c >= n_counters:
-                    column = enum_table[0, w, c - n_counters]
-                    if column >= 0:
-                        out[row, column] = first[c] if first_edge[c] <= own else np.nan
-                    column = enum_table[1, w, c - n_counters]
-                    if column >= 0:
-                        out[row, column] = happened if known > 0 else np.nan
-                    continue
-                column = counter_table[0, w, c]
-                if column >= 0:
-                    out[row, column] = first[c]
-                column = counter_table[1, w, c]
-                if column >= 0:
-                    out[row, column] = happened if known > 0 else np.nan
-                column = counter_table[2, w, c]
-                if column >= 0:
-                    known_before = 0.0
-                    happened_before = 0.0
-                    for e in range(own + 1, double + 1):
-                        known_before += steps[e, c]
-                        happened_before += amount[e, c]
-                    both = known > 0 and known_before > 0
-                    out[row, column] = happened - happened_before if both else np.nan
+        _emit_counters(steps, amount, first, window_edge, counter_table, row, out)
+        _emit_enums(steps, amount, first, first_edge, n_counters, window_edge, enum_table, row, out)
+
+
+@njit(cache=True, nogil=True)
+def _add_rises(
+    values: FloatArray,
+    at: int,
+    counter_at: int,
+    own_rise: FloatArray,
+    edge: int,
+    first: FloatArray,
+    newer: FloatArray,
+    newer_edge: IntArray,
+    pending: npt.NDArray[np.bool_],
+    steps: FloatArray,
+    amount: FloatArray,
+) -> None:
+    # All counters of a sample in one call: a call counts references to its arrays, which costs more than the work.
+    for c in range(own_rise.size):
+        value = values[at, counter_at + c]
+        rise = own_rise[c]
+        has_rise = not np.isnan(rise)
+        if not np.isnan(value):
+            if pending[c]:  # the step from this value to the newer one ends at the newer one's time
+                amount[newer_edge[c], c] += newer[c] - value if newer[c] >= value else newer[c]
+                steps[newer_edge[c], c] += 1.0
+            if np.isnan(first[c]):
+                first[c] = value
+            newer[c] = value
+            newer_edge[c] = edge
+            pending[c] = not has_rise
+        elif pending[c]:  # the pending step will span this sample, its rise included
+            has_rise = False
+        if has_rise:
+            amount[edge, c] += rise
+            steps[edge, c] += 1.0
+
+
+@njit(cache=True, nogil=True)
+def _within(bins: FloatArray, c: int, low: int, high: int) -> float:
+    total = 0.0
+    for e in range(low, high):
+        total += bins[e, c]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _emit_counters(
+    steps: FloatArray,
+    amount: FloatArray,
+    first: FloatArray,
+    window_edge: IntArray,
+    table: IntArray,
+    row: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    for w in range(window_edge.shape[0]):
+        own = window_edge[w, 0] + 1
+        double = window_edge[w, 1] + 1
+        for c in range(table.shape[2]):
+            rise = np.nan
+            before = np.nan
+            if _within(steps, c, 0, own) > 0.0:
+                rise = _within(amount, c, 0, own)
+            if _within(steps, c, own, double) > 0.0:
+                before = _within(amount, c, own, double)
+            if table[0, w, c] >= 0:
+                out[row, table[0, w, c]] = first[c]
+            if table[1, w, c] >= 0:
+                out[row, table[1, w, c]] = rise
+            if table[2, w, c] >= 0:
+                out[row, table[2, w, c]] = rise - before
+
+
+@njit(cache=True, nogil=True)
+def _emit_enums(
+    steps: FloatArray,
+    amount: FloatArray,
+    first: FloatArray,
+    first_edge: IntArray,
+    n_counters: int,
+    window_edge: IntArray,
+    table: IntArray,
+    row: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    for w in range(window_edge.shape[0]):
+        own = window_edge[w, 0]
+        for k in range(table.shape[2]):
+            c = n_counters + k
+            if table[0, w, k] >= 0:
+                out[row, table[0, w, k]] = first[c] if first_edge[c] <= own else np.nan
+            if table[1, w, k] >= 0:
+                known = _within(steps, c, 0, own + 1) > 0.0
+                out[row, table[1, w, k]] = _within(amount, c, 0, own + 1) if known else np.nan
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
@@ -377,7 +412,6 @@ def flag_windows(
         Column of ``out`` for each window and part; -1: not wanted.
     """
     n_edges = edges.size
-    n_windows = window_edge.shape[0]
     n_parts = part_flag.size
     seen = np.zeros((n_edges, n_parts))
     active = np.zeros((n_edges, n_parts))
@@ -400,13 +434,9 @@ def flag_windows(
                     if flags[at, part_flag[p]] & part_mask[p]:
                         active[edge, p] += 1.0
             at -= 1
-        for w in range(n_windows):
+        for w in range(window_edge.shape[0]):
             for p in range(n_parts):
-                column = table[w, p]
-                if column >= 0:
-                    samples = 0.0
-                    hits = 0.0
-                    for e in range(window_edge[w, 0] + 1):
-                        samples += seen[e, p]
-                        hits += active[e, p]
-                    out[row, column] = hits / samples if samples > 0 else np.nan
+                if table[w, p] >= 0:
+                    samples = _within(seen, p, 0, window_edge[w, 0] + 1)
+                    hits = _within(active, p, 0, window_edge[w, 0] + 1)
+                    out[row, table[w, p]] = hits / samples if samples > 0.0 else np.nan

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from features.blocks import blocks_of, epoch_ms, key_columns, pair_codes
+from features.blocks import blocks_of, epoch_ms, key_columns, pair_codes, table_of
 from features.errors import InputError
 from features.filling import Float32Array, Rows, SampleFiller, node_ranges
 from features.fleet import Fleet
@@ -85,8 +85,8 @@ def live_rows(
     Returns
     -------
     DataFrame
-        The key columns of a matrix's rows, then its features as float32 (NaN: unknown), sorted by unit: one row for each
-        unit in service and not known to be down.
+        The key columns of a matrix's rows, then its features as float32 (NaN: unknown), sorted by unit: one row for
+        each unit in service and not known to be down.
 
     Raises
     ------
@@ -172,7 +172,7 @@ def _fill(
 def _table(samples: pa.Table | pd.DataFrame | None, config: MatrixConfig) -> pa.Table | None:
     if samples is None:
         return None
-    table = pa.Table.from_pandas(samples, preserve_index=False) if isinstance(samples, pd.DataFrame) else samples
+    table = table_of(samples) if isinstance(samples, pd.DataFrame) else samples
     for name in key_columns(config.unit):
         if name not in table.column_names:
             raise InputError(f"the samples have no column {name!r}", "live samples", "Add it.")

@@ -28,6 +28,7 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.incidents import find_incidents
 from features.labels import label_rows
+from features.service import UnitKind
 from features.vocabulary import FeatureColumn
 from telemetry.atomic import recover_folder
 from telemetry.channel import Channel, channel_as_dict, channel_from_dict
@@ -75,7 +76,7 @@ class MatrixConfig:
     augmentation: int
     negative_ratio: int
     seed: int
-    unit: str
+    unit: UnitKind
     step: timedelta
     span: tuple[datetime, datetime]
     channels: Mapping[str, Channel]
@@ -233,7 +234,7 @@ class FeatureMatrix:
         return self.config.step
 
     @property
-    def unit(self) -> str:
+    def unit(self) -> UnitKind:
         """What a row is about: ``gpu`` or ``node``."""
         return self.config.unit
 
@@ -241,8 +242,8 @@ class FeatureMatrix:
     def rows(self) -> pd.DataFrame:
         """The rows' keys, sorted by (decision_time, augmented, unit).
 
-        Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit``, ``augmented`` (True for
-        training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
+        Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit``, ``augmented`` (True
+        for training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
         decision time on the grid; a training set as of R takes only rows established by R).
         """
         tables = [pq.read_table(self.path / name, columns=list(ROW_COLUMNS)) for name, _ in self.meta.parts]

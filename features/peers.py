@@ -225,7 +225,7 @@ def _medians(values: Float32Array, model: IntArray, out: FloatArray) -> None:
         counts[:] = 0
         for pair in range(model.size):
             value = values[time, pair]
-            if value == value:
+            if not np.isnan(value):
                 held[model[pair], counts[model[pair]]] = value
                 counts[model[pair]] += 1
         for m in range(n_models):
@@ -259,14 +259,14 @@ def _node(
             below = 0.0
             for pair in range(row_first[row], row_last[row]):
                 value = values[time, pair, j]
-                if pair != row_pair[row] and value == value:
+                if pair != row_pair[row] and not np.isnan(value):
                     others[n] = value
                     n += 1
                     if value < own:
                         below += 1.0
                     elif value == own:
                         below += 0.5
-            known = n > 0 and own == own
+            known = n > 0 and not np.isnan(own)
             out[row, offset + deviation[j]] = np.float64(own) - _median(np.sort(others[:n])) if known else np.nan
             if rank[j] >= 0:
                 out[row, offset + rank[j]] = below / n if known else np.nan

@@ -56,7 +56,7 @@ class StaticPlan:
         inventory, events : DataFrame
             As a dataset holds them.
         wanted : sequence of str or "auto"
-            Columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where they are filled.
+            Columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where filled.
 
         Raises
         ------
@@ -109,7 +109,7 @@ class StaticPlan:
             elif column.statistic == "ordinal":
                 out[known, position] = np.array([_ordinal(slot) for slot in _texts(inventory, name)])[row]
             else:
-                codes = {category: code for code, category in enumerate(column.categories)}
+                codes: dict[str | None, int] = {category: code for code, category in enumerate(column.categories)}
                 stays = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
                 out[known, position] = stays[row]
                 if name == "driver":
@@ -182,12 +182,9 @@ def _first_installed(fleet: Fleet) -> IntArray:
 
 
 def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int, int]]:
-    """List driver changes as (node, gpu or None, version, timestamp, known at); the version is the code, else the detail."""
+    """List driver changes as (node, gpu or None, version, timestamp, known at); the version is the code or detail."""
     chosen = events[events["type"] == "driver"]
-    version = [
-        code if code is not None else detail
-        for code, detail in zip(text(chosen["code"]), text(chosen["detail"]), strict=True)
-    ]
+    version = [code or detail for code, detail in zip(text(chosen["code"]), text(chosen["detail"]), strict=True)]
     rows = zip(
         text(chosen["node"]).tolist(),
         text(chosen["gpu"]).tolist(),
@@ -196,7 +193,7 @@ def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int
         milliseconds(chosen["known_at"], "known_at").tolist(),
         strict=True,
     )
-    return [(node, gpu, str(value), at, known) for node, gpu, value, at, known in rows if value is not None]
+    return [(node, gpu, str(value), at, known) for node, gpu, value, at, known in rows if value]
 
 
 def _lay_driver_changes(
@@ -206,7 +203,7 @@ def _lay_driver_changes(
     pair: IntArray,
     time: IntArray,
     stay: IntArray,
-    codes: Mapping[str, int],
+    codes: Mapping[str | None, int],
 ) -> None:
     """Overwrite the driver at installation by the newest change known at each row's time."""
     found = _driver_events(events)
@@ -234,9 +231,9 @@ def _lay_driver_changes(
     )
     last = timeline.last(pair, time)
     rows = np.flatnonzero((last >= 0) & (stay >= 0))
-    at = np.array(newest, dtype=np.int64)[last[rows]]
-    when = np.array([change[2] for change in changes], dtype=np.int64)[at]
-    value = np.array([change[3] for change in changes])[at]
+    effective = np.array(newest, dtype=np.int64)[last[rows]]
+    when = np.array([change[2] for change in changes], dtype=np.int64)[effective]
+    value = np.array([change[3] for change in changes])[effective]
     newer = when >= fleet.installed[stay[rows]]  # a change before the installation is in the inventory's driver
     out[rows[newer]] = value[newer]
 

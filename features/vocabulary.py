@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from features.config import Group, Scope
+from features.wording import (
+    COUNTED_WORDS,
+    SCOPE_WORDS,
+    STATIC_WORDS,
+    channel_words,
+    decimal,
+    duration,
+    percent,
+    whole,
+    with_unit,
+)
 from telemetry.config import format_duration, parse_duration
+
+_COUNT_UNITS = frozenset({"errors", "pages", "rows", "replays", "count", "lanes", "generation"})
+_SHARES = frozenset({"share", "missing", "repeated", "fresh", "idle_share", "busy_share", "node_rank", "swing_ratio"})
+_COUNTS = frozenset({"rise", "rise_delta", "changes", "transitions", "vanished", "count", "distinct", "ordinal"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,3 +126,197 @@ def format_window(window: timedelta) -> str:
     if seconds % 3600 == 0 and (seconds < 2 * 86400 or seconds % 86400):
         return f"{int(seconds // 3600)}h"
     return format_duration(window)
+
+
+def describe(column: FeatureColumn, value: float, reference: float | None = None) -> str:
+    """Say a feature's value in plain words, with its numbers.
+
+    Parameters
+    ----------
+    column : FeatureColumn
+        What the value is of.
+    value : float
+        The value; NaN: unknown.
+    reference : float, optional
+        What is usual (such as the median of the fleet), in the same unit; it is put in brackets.
+
+    Returns
+    -------
+    str
+        A clause without a full stop.
+
+    Examples
+    --------
+    >>> from datetime import timedelta
+    >>> power = FeatureColumn.of("telemetry", "power_w", "std", window=timedelta(hours=24), unit="W")
+    >>> describe(power, 42.0, 12.5)
+    'power varied by 42.0 W (standard deviation) over the last 24 h (usual: 12.5 W)'
+    """
+    if math.isnan(value):
+        return _unknown(column)
+    text = _SENTENCES[column.group](column, float(value))
+    if reference is None or math.isnan(reference) or column.categories:
+        return text
+    return f"{text} (usual: {_quantity(column, reference)})"
+
+
+def _unknown(column: FeatureColumn) -> str:
+    if column.group == "history" and column.statistic == "since":
+        one, _ = _counted(column)
+        return f"no {one} {_scope(column)} so far"
+    over = f" over the last {duration(column.window)}" if column.window is not None else ""
+    return f"{_subject(column)} unknown{over}"
+
+
+def _subject(column: FeatureColumn) -> str:
+    what = str(column.channel)
+    if column.group == "history":
+        return f"{_counted(column)[1]} {_scope(column)}"
+    if column.group == "static":
+        return STATIC_WORDS.get(what, what.replace("_", " "))
+    if column.group == "gaps":
+        return {"samples": "samples", "channels": "channels", "node_units": "the node's GPUs"}.get(what, what)
+    return channel_words(what)
+
+
+def _quantity(column: FeatureColumn, value: float) -> str:
+    """Write a value the way its sentence does."""
+    if column.statistic in _SHARES:
+        return percent(value)
+    if column.statistic in _COUNTS or (column.unit in _COUNT_UNITS and column.statistic in ("last", "min", "max")):
+        return whole(value)
+    if column.unit in _COUNT_UNITS:
+        return decimal(value)
+    return with_unit(decimal(value), column.unit)
+
+
+def _telemetry(column: FeatureColumn, value: float) -> str:
+    name = channel_words(str(column.channel))
+    span = duration(column.window) if column.window is not None else ""
+    size = _quantity(column, abs(value))
+    shown = _quantity(column, value)
+    flag = column.unit == "bool"
+    sentences = {
+        "last": f"{name} was {_yes(value) if flag else shown} when last seen",
+        "mean": f"{name} averaged {shown} over the last {span}",
+        "std": f"{name} varied by {shown} (standard deviation) over the last {span}",
+        "min": f"{name} fell as low as {shown} in the last {span}",
+        "max": f"{name} was {_yes(value)} at some time in the last {span}"
+        if flag
+        else f"{name} reached {shown} in the last {span}",
+        "slope": f"{name} {_moved(value, f'by {size} an hour')} over the last {span}",
+        "delta": _against(f"{name} averaged", value, size, "higher", "lower", span),
+        "rise": f"{name} rose by {shown} in the last {span}" if value else f"{name} did not rise in the last {span}",
+        "rise_delta": _against(f"{name} rose by", value, size, "more", "less", span),
+        "share": f"{name} was active in {shown} of samples over the last {span}",
+        "changes": f"{name} changed {_times(value)} in the last {span}",
+    }
+    return sentences[column.statistic]
+
+
+def _history(column: FeatureColumn, value: float) -> str:
+    one, many = _counted(column)
+    scope = _scope(column)
+    span = f" in the last {duration(column.window)}" if column.window is not None else ""
+    if column.statistic == "count":
+        return f"{whole(value) if value else 'no'} {one if value == 1 else many} {scope}{span}"
+    if column.statistic == "since":
+        return f"{_hours(value)} since the last {one} {scope}"
+    if column.statistic == "distinct":
+        return f"{whole(value)} different {one if value == 1 else many} {scope}{span}"
+    return f"recent {many} {scope} weigh {decimal(value)} (the newest count most)"
+
+
+def _peers(column: FeatureColumn, value: float) -> str:
+    name = channel_words(str(column.channel))
+    span = duration(column.window) if column.window is not None else ""
+    if column.statistic == "node_rank":
+        return f"{name} was above that of {percent(value)} of the node's other GPUs over the last {span}"
+    peers = "the node's other GPUs" if column.statistic == "node_deviation" else "the fleet's units of this model"
+    size = with_unit(whole(abs(value)) if column.unit in _COUNT_UNITS else decimal(abs(value)), column.unit)
+    if value == 0:
+        return f"{name} equal to the median of {peers} over the last {span}"
+    return f"{name} {size} {'above' if value > 0 else 'below'} the median of {peers} over the last {span}"
+
+
+def _gaps(column: FeatureColumn, value: float) -> str:
+    span = duration(column.window) if column.window is not None else ""
+    sentences = {
+        "missing": f"{percent(value)} of the samples expected in the last {span} are missing",
+        "longest_gap": f"{_hours(value)} without a sample at the longest in the last {span}",
+        "age": f"{_hours(value)} since the last sample",
+        "repeated": f"{percent(value)} of samples in the last {span} repeat the one before in every reading",
+        "vanished": f"{whole(value)} {'channel' if value == 1 else 'channels'} fell silent in the last {span}",
+        "fresh": f"{percent(value)} of the node's GPUs sent a sample in the last {span}",
+    }
+    return sentences[column.statistic]
+
+
+def _workload(column: FeatureColumn, value: float) -> str:
+    span = duration(column.window) if column.window is not None else ""
+    sentences = {
+        "idle_share": f"idle in {percent(value)} of samples over the last {span}",
+        "busy_share": f"busy in {percent(value)} of samples over the last {span}",
+        "transitions": f"switched between idle and busy {_times(value)} in the last {span}",
+        "swing": f"power swung by {_quantity(column, value)} within the last {span}",
+        "swing_ratio": f"the latest power swing is {percent(value)} of that of the last {span}",
+        "step_change": f"power changed by {_quantity(column, value)} from sample to sample over the last {span}",
+    }
+    return sentences[column.statistic]
+
+
+def _static(column: FeatureColumn, value: float) -> str:
+    name = _subject(column)
+    if column.categories:
+        code = int(value)
+        known = 0 <= code < len(column.categories)
+        return f"{name} is {column.categories[code]}" if known else f"{name} is not one seen in training"
+    if column.statistic == "days":
+        return f"{decimal(value)} d in service" if name == "age" else f"{decimal(value)} d since {name}"
+    if column.statistic == "ordinal":
+        return f"{name} {whole(value)}"
+    return f"{name} is {whole(value) if value == round(value) else decimal(value)}"
+
+
+def _counted(column: FeatureColumn) -> tuple[str, str]:
+    what = str(column.channel)
+    plain = what.replace("_", " ")
+    return COUNTED_WORDS.get(what, (f"{plain} event", f"{plain} events"))
+
+
+def _scope(column: FeatureColumn) -> str:
+    return SCOPE_WORDS.get(str(column.scope), "")
+
+
+def _hours(value: float) -> str:
+    return f"{decimal(value)} h" if value < 48 else f"{decimal(value / 24)} d"
+
+
+def _times(value: float) -> str:
+    return "once" if value == 1 else f"{whole(value)} times"
+
+
+def _yes(value: float) -> str:
+    return "set" if value else "not set"
+
+
+def _moved(value: float, by: str) -> str:
+    if value == 0:
+        return "did not change"
+    return f"{'rose' if value > 0 else 'fell'} {by}"
+
+
+def _against(beginning: str, value: float, size: str, more: str, less: str, span: str) -> str:
+    if value == 0:
+        return f"{beginning} the same over the last {span} as over the {span} before"
+    return f"{beginning} {size} {more if value > 0 else less} over the last {span} than over the {span} before"
+
+
+_SENTENCES = {
+    "telemetry": _telemetry,
+    "history": _history,
+    "peers": _peers,
+    "gaps": _gaps,
+    "workload": _workload,
+    "static": _static,
+}

@@ -135,9 +135,9 @@ def _utilisation(
                 break
             value = values[at, channel]
             at -= 1
-            if not (value == value):
+            if np.isnan(value):
                 continue
-            changed = newer == newer and (newer < IDLE_BELOW_PCT) != (value < IDLE_BELOW_PCT)
+            changed = not np.isnan(newer) and (newer < IDLE_BELOW_PCT) != (value < IDLE_BELOW_PCT)
             for w in range(n_windows):
                 if changed and newer_age < windows[w]:
                     changes[w] += 1.0
@@ -191,20 +191,18 @@ def _power(
             lowest = values[at, low_channel] if low_channel >= 0 else value
             highest = values[at, high_channel] if high_channel >= 0 else value
             at -= 1
-            stepped = newer == newer and value == value
+            stepped = not np.isnan(newer) and not np.isnan(value)
+            # fmin and fmax take the known one of two: a roll-up's extreme, the value itself, or neither.
+            bottom = np.fmin(value, lowest)
+            top = np.fmax(value, highest)
             for w in range(n_windows):
                 if stepped and newer_age < windows[w]:
                     steps[w] += 1.0
                     moved[w] += abs(newer - value)
                 if age < windows[w]:
-                    if value == value:
-                        low[w] = min(low[w], value)
-                        high[w] = max(high[w], value)
-                    if lowest == lowest:
-                        low[w] = min(low[w], lowest)
-                    if highest == highest:
-                        high[w] = max(high[w], highest)
-            if value == value:
+                    low[w] = np.fmin(low[w], bottom)
+                    high[w] = np.fmax(high[w], top)
+            if not np.isnan(value):
                 newer = value
                 newer_age = age
         swing = high[0] - low[0] if high[0] >= low[0] else np.nan

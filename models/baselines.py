@@ -42,9 +42,9 @@ class Baseline(BinaryClassifier):
         self.columns = columns
         self.seed = seed
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:  # noqa: ARG002  the learners' signature
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Remember the classes of ``y``, shape (n_rows,); ``X`` has shape (n_rows, n_features), NaN allowed."""
-        self._begin_fit(X, y)
+        self._begin_fit(X, y, sample_weight)
         return self
 
     def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 
 
 class BinaryClassifier(ClassifierMixin, BaseEstimator):
@@ -15,8 +15,8 @@ class BinaryClassifier(ClassifierMixin, BaseEstimator):
 
     classes_: np.ndarray
 
-    def _begin_fit(self, X: Any, y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Check the training data, remember the classes, and give ``X`` and ``y`` as 0 and 1."""
+    def _begin_fit(self, X: Any, y: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Check the training data, remember the classes, and give ``X``, ``y`` as 0 and 1, and the weights."""
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         check_classification_targets(y)
         kind = type_of_target(y, input_name="y")
@@ -26,7 +26,8 @@ class BinaryClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             found = self.classes_.tolist()
             raise ValueError(f"{type(self).__name__} needs two classes, found one class only: {found}")
-        return X, codes.astype(np.int64)
+        weight = _check_sample_weight(sample_weight, X, dtype=np.float64, allow_all_zero_weights=False)
+        return X, codes.astype(np.int64), weight
 
     def _checked(self, X: Any) -> np.ndarray:
         check_is_fitted(self)

@@ -234,7 +234,7 @@ def _describe(fitted: FittedModels) -> dict[str, Any]:
             "thresholds": cascade.thresholds_,
             "floor": cascade.floor_,
             "recall_floor": cascade.recall_floor,
-            "purge_seconds": cascade.purge.total_seconds(),
+            "purge_seconds": None if cascade.purge is None else cascade.purge.total_seconds(),
         },
         "baselines": {name: baseline.seed for name, baseline in sorted(fitted.baselines.items())},
         "calibrators": {name: calibrator.to_json() for name, calibrator in sorted(fitted.calibrators.items())},
@@ -279,7 +279,8 @@ def _rebuild(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> FittedM
 def _rebuild_cascade(
     said: Mapping[str, Any], learners: Mapping[str, Any], files: Mapping[str, bytes], features: int
 ) -> CascadeEnsemble:
-    cascade = CascadeEnsemble((), said["recall_floor"], timedelta(seconds=said["purge_seconds"]))
+    purge = said["purge_seconds"]
+    cascade = CascadeEnsemble((), said["recall_floor"], None if purge is None else timedelta(seconds=purge))
     cascade.stages_ = [
         (name, learners[name] if at == 0 and said["shared_first"] else _read(name, _stage_file(at, name), files))
         for at, name in enumerate(said["stages"])

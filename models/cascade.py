@@ -55,8 +55,8 @@ class CascadeEnsemble(BinaryClassifier):
         Names and unfitted classifiers, from first to last; two or more in practice.
     recall_floor : float, default 0.95
         Share of validation positives that each threshold keeps.
-    purge : timedelta
-        Gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores.
+    purge : timedelta or None
+        Gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores; None: none.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class CascadeEnsemble(BinaryClassifier):
         Log-odds at or above which a row is passed on, one for each stage but the last.
     floor_ : float
         Log-odds of the last stage that rows filtered out stay below, and survivors above: the first percentile of its
-        training rows.
+        training rows, at most 0, because to be filtered out is to be called healthy.
 
     Notes
     -----
@@ -79,7 +79,7 @@ class CascadeEnsemble(BinaryClassifier):
         self,
         stages: Sequence[tuple[str, Any]] = (),
         recall_floor: float = 0.95,
-        purge: timedelta = timedelta(0),
+        purge: timedelta | None = None,
     ) -> None:
         self.stages = stages
         self.recall_floor = recall_floor
@@ -122,10 +122,9 @@ class CascadeEnsemble(BinaryClassifier):
         CascadeEnsemble
             Itself, fitted.
         """
-        X, codes = self._begin_fit(X, y)
+        X, codes, weight = self._begin_fit(X, y, sample_weight)
         if not self.stages:
             raise ValueError("CascadeEnsemble has no stages: give a list of (name, classifier).")
-        weight = np.ones(len(codes)) if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         times = None if times is None else np.asarray(times, dtype=np.int64)
         groups = None if groups is None else np.asarray(groups)
         checked = self._validation_positives(validation)
@@ -144,7 +143,7 @@ class CascadeEnsemble(BinaryClassifier):
                 weight[rows],
                 times=None if times is None else times[rows],
                 groups=None if groups is None else groups[rows],
-                purge_ms=duration_ms(self.purge),
+                purge_ms=0 if self.purge is None else duration_ms(self.purge),
             )
             own, kept = self._survivors(oof, codes[rows])
             if own is None:
@@ -157,7 +156,8 @@ class CascadeEnsemble(BinaryClassifier):
             rows = rows[kept]
         name, last = self.stages[-1]
         self.stages_.append((name, clone(last).fit(X[rows], codes[rows], sample_weight=weight[rows])))
-        self.floor_ = float(np.quantile(log_odds(self.stages_[-1][1], X[rows]), 0.01, method="lower"))
+        lowest = float(np.quantile(log_odds(self.stages_[-1][1], X[rows]), 0.01, method="lower"))
+        self.floor_ = min(lowest, 0.0)
         return self
 
     def _validation_positives(self, validation: tuple[Any, Any] | None) -> np.ndarray:

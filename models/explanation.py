@@ -149,7 +149,12 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
 
 
 def explain(
-    members: Sequence[tuple[str, Any]], X: np.ndarray, columns: Sequence[FeatureColumn], *, top: int = 3
+    members: Sequence[tuple[str, Any]],
+    X: np.ndarray,
+    columns: Sequence[FeatureColumn],
+    *,
+    top: int = 3,
+    usual: np.ndarray | None = None,
 ) -> list[Explanation]:
     """Explain alerts by the members of the model that gave them.
 
@@ -166,6 +171,8 @@ def explain(
         What the features are.
     top : int
         Reasons a row at most.
+    usual : ndarray, shape (features,), optional
+        What is usual of each feature, such as its median over the fleet, to be said beside the value; NaN: nothing is.
 
     Returns
     -------
@@ -190,7 +197,7 @@ def explain(
     left_out = [name for name, _ in members if name not in {entry[0] for entry in found}]
     if left_out:
         method += f" (without {', '.join(left_out)})"
-    return [Explanation(_reasons(mean[row], X[row], columns, top), method) for row in range(len(X))]
+    return [Explanation(_reasons(mean[row], X[row], columns, top, usual), method) for row in range(len(X))]
 
 
 def _exact(members: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
@@ -198,14 +205,17 @@ def _exact(members: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     return [(name, learner) for name, learner in members if isinstance(learner, boosted)]
 
 
-def _reasons(values: Floats, row: np.ndarray, columns: Sequence[FeatureColumn], top: int) -> tuple[Reason, ...]:
+def _reasons(
+    values: Floats, row: np.ndarray, columns: Sequence[FeatureColumn], top: int, usual: np.ndarray | None
+) -> tuple[Reason, ...]:
     # ties go to the earlier column, so that a report is the same on every run
     order = np.argsort(-values, kind="stable")[:top]
-    return tuple(
-        Reason(columns[at].name, float(row[at]), float(values[at]), describe(columns[at], float(row[at])))
-        for at in order
-        if values[at] > 0
-    )
+    found = []
+    for at in order[values[order] > 0]:
+        value = float(row[at])
+        text = describe(columns[at], value, None if usual is None else float(usual[at]))
+        found.append(Reason(columns[at].name, value, float(values[at]), text))
+    return tuple(found)
 
 
 def _along_paths(forest: RandomForestClassifier, X: np.ndarray) -> Floats:

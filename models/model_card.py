@@ -74,7 +74,7 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
     if not mine:
         return ["No backtest was given."]
     lines = [
-        f"Backtest from {metrics.get('first_time')} to {metrics.get('last_time')}, at most {metrics.get('k')} alerts "
+        f"Backtest from {metrics.get('first_time')} to {metrics.get('last_time')} with a budget of {metrics.get('k')} "
         "at a decision time, refitted on a sliding span; brackets are 95 % intervals.",
         "",
         "| | value | interval |",

@@ -186,8 +186,8 @@ class ParallelEnsemble(BinaryClassifier):
         Alert budget a decision time.
     min_votes : int or None
         For ``min_votes``; None means all members.
-    purge : timedelta
-        Gap + horizon, for the out-of-fold scores of ``stacked``.
+    purge : timedelta or None
+        Gap + horizon, for the out-of-fold scores of ``stacked``; None: none.
 
     Attributes
     ----------
@@ -203,7 +203,7 @@ class ParallelEnsemble(BinaryClassifier):
         combiner: Combiner = "intersection",
         k: int = 10,
         min_votes: int | None = None,
-        purge: timedelta = timedelta(0),
+        purge: timedelta | None = None,
     ) -> None:
         self.members = members
         self.combiner = combiner
@@ -232,10 +232,9 @@ class ParallelEnsemble(BinaryClassifier):
         ParallelEnsemble
             Itself, fitted.
         """
-        X, codes = self._begin_fit(X, y)
+        X, codes, weight = self._begin_fit(X, y, sample_weight)
         if not self.members:
             raise ValueError("ParallelEnsemble has no members: give a list of (name, classifier).")
-        weight = None if sample_weight is None else np.asarray(sample_weight, dtype=np.float64)
         self.members_ = [(name, clone(member).fit(X, codes, sample_weight=weight)) for name, member in self.members]
         self.stacker_ = Stacker.mean(len(self.members))
         if self.combiner == "stacked":
@@ -248,13 +247,13 @@ class ParallelEnsemble(BinaryClassifier):
                         weight,
                         times=None if times is None else np.asarray(times, dtype=np.int64),
                         groups=None if groups is None else np.asarray(groups),
-                        purge_ms=duration_ms(self.purge),
+                        purge_ms=0 if self.purge is None else duration_ms(self.purge),
                     )
                     for _, member in self.members
                 ]
             )
             scored = ~np.isnan(scores).any(axis=1)
-            self.stacker_ = Stacker.fit(scores[scored], codes[scored], None if weight is None else weight[scored])
+            self.stacker_ = Stacker.fit(scores[scored], codes[scored], weight[scored])
         return self
 
     def member_log_odds(self, X: Any) -> Floats:

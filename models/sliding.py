@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from features.errors import InputError
 from features.service import duration_ms, instant_ms, instants
+from models.alert_reasons import AlertReasons, alert_reasons, explain_rows, riskiest_alerts
 from models.checkpoint import FoldStore, digest_of
 from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
 from models.fitted import FittedModels, model_names
@@ -76,6 +77,8 @@ class BacktestResult:
         What was left out or replaced.
     models : tuple of str
         Models, in the order of reports.
+    reasons : tuple of AlertReasons
+        Why the profile alerted, for the riskiest alerts of each fold.
     """
 
     predictions: pd.DataFrame
@@ -83,6 +86,7 @@ class BacktestResult:
     k: int
     skipped: tuple[Skipped, ...]
     models: tuple[str, ...]
+    reasons: tuple[AlertReasons, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +106,17 @@ class SlidingTrainer:
         Does a refit.
     schedule : Schedule
         The folds.
+    profile : str
+        The model whose alerts are explained.
+    explain : int
+        Alerts to explain in each fold.
     """
 
-    def __init__(self, trainer: Trainer, schedule: Schedule) -> None:
+    def __init__(self, trainer: Trainer, schedule: Schedule, *, profile: str, explain: int) -> None:
         self._trainer = trainer
         self._schedule = schedule
+        self._profile = profile
+        self._explain = explain
         self._fitted: dict[int, FittedModels] = {}
 
     def run(self, fold: int, before: list[dict[str, Any]]) -> _Fold:
@@ -130,7 +140,13 @@ class SlidingTrainer:
             used = self._trainer.stand_in(refit_ms, labels, choice.span)
         first = used if once == fold else self._models_of(once, before)
         facts |= {"sliding": _facts(used), "train_once": _facts(first)}
-        return _Fold(self._score(fold, used, first), facts)
+        table = self._score(fold, used, first)
+        profile = used.models.index(self._profile)
+        rows = self._trainer.rows
+        alerted = riskiest_alerts(table, rows.tie, model=profile, variant=0, count=self._explain)
+        tested = self._schedule.fold_rows(rows, fold)
+        facts["reasons"] = explain_rows(used, self._trainer.matrix, self._profile, alerted, among=tested)
+        return _Fold(table, facts)
 
     def _keep(self, fold: int, models: FittedModels, once: int) -> None:
         # Only two refits can be asked for again: the first, and the last before one that fails.
@@ -183,6 +199,7 @@ def run_backtest(
     seed: int,
     progress: Progress | None = None,
     checkpoint: Path | None = None,
+    explain: int = 0,
 ) -> BacktestResult:
     """Replay the test period: at every refit, fit all models on the past, and score until the next refit.
 
@@ -201,6 +218,8 @@ def run_backtest(
         See :data:`Progress`.
     checkpoint : Path, optional
         Folder for finished folds. A later run with the same inputs takes them from there.
+    explain : int
+        Alerts of ``models.profile`` to explain in each fold, the riskiest first.
 
     Returns
     -------
@@ -220,12 +239,13 @@ def run_backtest(
     schedule = plan_schedule(matrix, rows, training=training, backtest=backtest, reach_ms=reach_ms)
     first = schedule.refits_ms[0]
     k = alert_budget(rows, Labels.of(matrix.labels(instant_of(first))), backtest, as_of_ms=first)
-    sliding = SlidingTrainer(Trainer(matrix, training=training, models=models, k=k, seed=seed), schedule)
+    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed)
+    sliding = SlidingTrainer(trainer, schedule, profile=models.profile, explain=explain)
     store = None
     if checkpoint is not None:
         sections = {"training": training, "models": models, "backtest": backtest}
         content = {name: json.loads(section.model_dump_json()) for name, section in sections.items()}
-        store = FoldStore(checkpoint, digest_of(matrix=matrix.digest, seed=seed, **content))
+        store = FoldStore(checkpoint, digest_of(matrix=matrix.digest, seed=seed, explain=explain, **content))
 
     total = len(schedule.refits_ms)
     folds: list[_Fold] = []
@@ -246,6 +266,7 @@ def run_backtest(
         k=k,
         skipped=_skipped(folds, schedule),
         models=names,
+        reasons=alert_reasons(matrix, [told for fold in folds for told in fold.facts["reasons"]]),
     )
 
 

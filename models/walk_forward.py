@@ -65,7 +65,7 @@ def out_of_fold(
     learner: Any,
     X: np.ndarray,
     y: Ints,
-    weight: Floats | None,
+    weight: Floats,
     *,
     times: Ints | None,
     groups: np.ndarray | None,
@@ -78,7 +78,7 @@ def out_of_fold(
     learner : scikit-learn classifier
         Cloned for each fold.
     X, y, weight
-        Training rows: features, 0 or 1, weights or None.
+        Training rows: features, 0 or 1, weights.
     times, groups, purge_ms
         See :func:`splits`.
 
@@ -89,7 +89,6 @@ def out_of_fold(
     """
     scores = np.full(len(y), np.nan)
     for fit_on, scored in splits(y, times=times, groups=groups, purge_ms=purge_ms):
-        used = None if weight is None else weight[fit_on]
-        fitted = clone(learner).fit(X[fit_on], y[fit_on], sample_weight=used)
+        fitted = clone(learner).fit(X[fit_on], y[fit_on], sample_weight=weight[fit_on])
         scores[scored] = log_odds(fitted, X[scored])
     return scores

@@ -90,9 +90,11 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
             str(out),
             "Give the folder that `predrain backtest --out` wrote, or run it again.",
         ) from None
-    scalars = content["evaluation"]
-    scalars["oracle_coverage"] = float("nan") if scalars["oracle_coverage"] is None else scalars["oracle_coverage"]
-    instants = {name: datetime.fromisoformat(scalars.pop(name)) for name in ("first_time", "last_time")}
+    measured: dict[str, Any] = content["evaluation"]
+    if measured["oracle_coverage"] is None:
+        measured["oracle_coverage"] = math.nan
+    for name in ("first_time", "last_time"):
+        measured[name] = datetime.fromisoformat(measured[name])
     told = content["context"]
     context = ReportContext(
         **told
@@ -106,7 +108,7 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
             "folds": folds,
         }
     )
-    return Evaluation(**scalars, **instants, **frames), context
+    return Evaluation(**measured, **frames), context
 
 
 def _alert(told: dict[str, Any]) -> AlertEntry:

@@ -144,7 +144,7 @@ def replay(
         result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed, truth=risks
     )
     context = ReportContext(
-        dataset=f"dataset {matrix.config.dataset_digest[:12]}",
+        dataset=_name_of(matrix),
         dataset_digest=matrix.config.dataset_digest,
         code_revision=code_revision(),
         span=matrix.span,
@@ -203,6 +203,13 @@ def write_report_for(backtest: Path, out: Path | None = None) -> Path:
 
 def _counted(progress: Progress | None) -> Callable[[int, int, str], None] | None:
     return None if progress is None else lambda done, total, _what: progress(done, total)
+
+
+def _name_of(matrix: FeatureMatrix) -> str:
+    simulated = _simulated(matrix)
+    if simulated is not None:
+        return f"simulated fleet, scenario {simulated.scenario}, seed {simulated.seed}"
+    return f"dataset {matrix.config.dataset_digest[:12]}"
 
 
 def _simulated(matrix: FeatureMatrix) -> Simulated | None:

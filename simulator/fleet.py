@@ -187,7 +187,7 @@ def _drains(parameters: Parameters, clock: Clock, seed: int, index: int) -> NDAr
 def _plan(parameters: Parameters, clock: Clock, seed: int, index: int, slots: int) -> NDArray[np.int64]:
     """Planned exchanges and removals, shape (n, 3): slot, time, time of the next GPU; by slot and time."""
     fleet = parameters.fleet
-    rng = generator(seed, index, Purpose.NAMES)
+    rng = generator(seed, index, Purpose.EXCHANGES)
     years = clock.days / 365.25
     rows: list[tuple[int, int, int]] = []
     for slot in range(slots):

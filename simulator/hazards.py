@@ -1,9 +1,9 @@
 """Hidden states and the rates between them.
 
 A GPU in service is healthy or in one of the degradations of one mechanism. From healthy it can fail directly or
-degrade; a degradation advances, fails or heals. All rates out of healthy are proportional to the GPU's hazard multiplier (batch,
-age, position, lemon node, acceleration); what happens inside a degradation is not: a degradation is as long and as
-dangerous on every GPU, so that acceleration keeps the structure of the precursors.
+degrade; a degradation advances, fails or heals. All rates out of healthy are proportional to the GPU's hazard
+multiplier (batch, age, position, lemon node, acceleration); what happens inside a degradation is not: a degradation is
+as long and as dangerous on every GPU, so that acceleration keeps the structure of the precursors.
 """
 
 from __future__ import annotations

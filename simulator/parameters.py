@@ -125,7 +125,7 @@ class HazardParameters:
     detection_mean_h: float = 6.0
     """Mean time until a new health check finds such a fault, h (checks run when a node is idle); assumption."""
     undetected_rate: float = 0.055
-    """Such faults per GPU-year: as many as bus failures, so that finding them doubles that class (RSC; x2 assumption)."""
+    """Such faults per GPU-year: as many as bus failures, so that finding them doubles it (RSC; x2 assumption)."""
     recurs: float = 0.35
     """Share of resets that did not cure the fault: gives StepFun's P(next fault within 30 d | fault) of about 0.4."""
     recurrence_median_h: float = 20.0
@@ -344,7 +344,7 @@ class DriftParameters:
     workload_training_share: float = 0.4
     """Share of training afterwards (70 % before); assumption."""
     epidemic_curve: tuple[tuple[float, float], ...] = ((0.0, 0.024), (0.5, 0.136), (1.0, 1.0))
-    """Hazard of the bad batch against its peak, by share of the time; Titan: 0.35, 2, 14.7 %/y, two years compressed."""
+    """Hazard of the bad batch against its peak, by share of the time; Titan: 0.35, 2, 14.7 %/y in two years."""
     epidemic_share: float = 0.10
     """Share of GPUs from the bad batch in the scenario ``epidemic``; assumption."""
     check_begins: float = 0.6

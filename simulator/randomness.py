@@ -25,10 +25,8 @@ class Purpose(IntEnum):
     JOBS = 6
     EVENTS = 7
     SAMPLES = 8
-    MISSING = 9
-    NAMES = 10
-    SEVERITY = 11
-    AMBIENT = 12
+    EXCHANGES = 9
+    AMBIENT = 10
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

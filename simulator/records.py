@@ -279,7 +279,7 @@ class _Writer:
             if self.node.slots > 1 and self.rng.random() < noise.nvlink_neighbour:
                 found.append(((slot + 1) % self.node.slots, time + 2000))
         # One a day and GPU, none shortly before anything that would make it an incident by the labels' rules.
-        ends = [event.time for event in self.out.events if event.type in ("drain", "repair", "replacement")]
+        ends = [event.time for event in self.out.events if event.type in ("drain", "repair", "replacement", "other")]
         last: dict[tuple[int, int], int] = {}
         for slot, time in sorted(found, key=lambda pair: (pair[1], pair[0])):
             device = self.device_at(slot, time)

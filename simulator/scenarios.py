@@ -60,7 +60,7 @@ def _announced() -> Parameters:
         mechanisms=mechanisms,
         advanced_mean_h=18.0,
         advanced_phases=6,
-        advanced_fails=0.985,
+        advanced_fails=0.995,
         recurs=0.15,
     )
     return replace(base, hazards=hazards)

@@ -19,10 +19,31 @@ from simulator.lives import Laws, Lives
 from simulator.parameters import Parameters
 from simulator.records import Records
 from simulator.risk import hidden_rows, true_risk
-from telemetry.schema import INSTANT
+from telemetry.schema import INSTANT, conform
 
 RISK = pa.schema([("timestamp", INSTANT), ("node", pa.string()), ("gpu", pa.string()), ("risk", pa.float64())])
 """risk.parquet: one row for each GPU in service and up, every 6 h from 00:00 UTC."""
+
+FAILURES = pa.schema(
+    [
+        pa.field("gpu", pa.string(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        ("slot", pa.string()),
+        pa.field("start", INSTANT, nullable=False),
+        ("logged", INSTANT),
+        ("failure_class", pa.string()),
+        ("mechanism", pa.string()),
+        ("cause", pa.string()),
+        ("precursor", pa.string()),
+        ("announced", pa.bool_()),
+        ("degraded_at", INSTANT),
+        ("lemon", pa.bool_()),
+        ("xid", pa.bool_()),
+        ("repaired", INSTANT),
+        ("replaced", pa.bool_()),
+    ]
+)
+"""failures.parquet: what really happened; :func:`failures_frame` explains the columns."""
 
 _BATCH = 256
 
@@ -74,11 +95,7 @@ def failures_frame(history: History, parameters: Parameters, clock: Clock, seed:
                     "replaced": bool(replaced),
                 }
             )
-    names = (
-        "gpu", "node", "slot", "start", "logged", "failure_class", "mechanism", "cause", "precursor", "announced",
-        "degraded_at", "lemon", "xid", "repaired", "replaced",
-    )  # fmt: skip
-    frame = pd.DataFrame(rows, columns=list(names)).sort_values(["start", "gpu"], ignore_index=True)
+    frame = pd.DataFrame(rows, columns=FAILURES.names).sort_values(["start", "gpu"], ignore_index=True)
     for name in ("start", "logged", "degraded_at", "repaired"):
         frame[name] = instants(frame[name])
     return frame
@@ -113,11 +130,7 @@ def write_truth(
             )
             rows += part.num_rows
             writer.write_table(part)
-    pq.write_table(
-        pa.Table.from_pandas(failures, preserve_index=False).replace_schema_metadata(None),
-        folder / "failures.parquet",
-        compression="zstd",
-    )
+    pq.write_table(conform(failures, FAILURES), folder / "failures.parquet", compression="zstd")
     content = {
         **about,
         "risk_rows": rows,

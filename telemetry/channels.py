@@ -56,12 +56,12 @@ def is_sentinel(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     -------
     ndarray of bool, same shape
         True at values of 2**62 or more (older exporters pass DCGM's 64-bit blanks through, for instance
-        9223372036854775794) and at DCGM's 32-bit and floating-point blanks. NaN is not a sentinel.
+        9223372036854775794) and at DCGM's 32-bit and floating-point blanks. NaN and infinity are no sentinels.
     """
     array = np.asarray(values)
     numbers = array.astype(np.float64, copy=False)
     with np.errstate(invalid="ignore"):
-        mask = numbers >= _SENTINEL_FROM
+        mask = (numbers >= _SENTINEL_FROM) & np.isfinite(numbers)
         if numbers.size and not bool(np.nanmax(numbers, initial=-np.inf) < _INT32_BLANKS[0]):
             for low, high in (_INT32_BLANKS, _FP64_BLANKS):
                 mask |= (numbers >= low) & (numbers <= high)

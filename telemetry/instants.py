@@ -156,7 +156,8 @@ def _from_text(
     text = pc.utf8_trim_whitespace(column.cast(pa.string()))
     empty = pc.equal(text, "").fill_null(True).to_numpy(zero_copy_only=False).astype(bool)
     if time.unit is not None or (time.format is None and _is_numeric(text)):
-        numbers = pa.chunked_array([pa.array(pd.to_numeric(text.to_pandas(), errors="coerce"), type=pa.float64())])
+        read = pd.to_numeric(text.to_pandas().astype(object), errors="coerce").to_numpy(np.float64)
+        numbers = pa.chunked_array([pa.array(read, from_pandas=True)])
         if time.unit is not None and time.unit != "d":
             # Whole nanoseconds do not fit a float64: read integers as such where every value is one.
             with contextlib.suppress(pa.ArrowInvalid):

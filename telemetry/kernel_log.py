@@ -185,20 +185,25 @@ def _covers(stay: object, when: pd.Timestamp) -> bool:
 
 
 def _dated(lines: Iterable[str], reference: datetime | None) -> Iterator[tuple[int, str, Stamped | None]]:
-    """Split lines, and give years to stamps without one.
+    """Split lines, give years to stamps without one, and yield those of the driver; an empty last one has the count.
 
     The year of the last such stamp is the latest that does not pass the reference time; going back, it falls by one
     where the stamps turn from December to January.
     """
-    split = [(number, line.rstrip("\n"), split_line(line.rstrip("\n"))) for number, line in enumerate(lines, start=1)]
-    turns, newest = 0, None
+    split: list[tuple[int, str, Stamped | None]] = []
+    turns, newest, number = 0, None, 0
     turn_of: dict[int, int] = {}
-    for number, _, stamped in split:
+    for number, raw in enumerate(lines, start=1):
+        line = raw.rstrip("\r\n")
+        stamped = split_line(line)
+        if "NVRM" in line:  # only these can say anything; a log of a year has many others
+            split.append((number, line, stamped))
         if stamped is not None and stamped.yearless and stamped.naive is not None:
             if newest is not None and newest - stamped.naive > timedelta(days=183):
                 turns += 1
             newest = stamped.naive
             turn_of[number] = turns
+    total = number
     last_year: int | None = None
     if newest is not None and reference is not None:
         limit = reference.astimezone(UTC).replace(tzinfo=None) + _REFERENCE_SLACK
@@ -221,6 +226,7 @@ def _dated(lines: Iterable[str], reference: datetime | None) -> Iterator[tuple[i
                 yield number, line, replace(stamped, naive=stamped.naive.replace(year=year), yearless=False)
             except ValueError:  # 29 February of a year without one
                 yield number, line, Stamped(stamped.message, stamped.host)
+    yield total, "", None
 
 
 def _with_year(naive: datetime, year: int, otherwise: datetime) -> datetime:

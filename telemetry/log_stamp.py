@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Final
@@ -59,30 +60,47 @@ def split_line(line: str) -> Stamped | None:
     """
     if line.lstrip().startswith("{"):
         return _journal(line)
-    match = _ISO.match(line)
-    if match:
-        text = match["iso"].replace(",", ".")
-        whole, _, fraction = text.partition(".")
-        when = datetime.fromisoformat(f"{whole}.{fraction[:6]:0<6}" if fraction else whole)
-        host, message = _host(match["rest"])
-        if match["offset"]:
-            offset = match["offset"].replace("UTC", "+00:00").replace("Z", "+00:00")
-            return Stamped(message, host, aware=datetime.fromisoformat(f"{when.isoformat()}{offset}"))
-        return Stamped(message, host, naive=when)
-    match = _SYSLOG.match(line)
-    if match:
-        found = _date(2000, match["month"], match["day"], match["clock"])
-        host, message = _host(match["rest"])
-        return None if found is None else Stamped(message, host, naive=found, yearless=True)
-    match = _BRACKETED.match(line)
-    if match:
-        year, clock = match["year"] or match["year2"], match["clock"] or match["clock2"]
-        found = _date(int(year), match["month"], match["day"], clock)
-        return None if found is None else Stamped(match["rest"], naive=found)
-    match = _SINCE_BOOT.match(line)
-    if match:
-        return Stamped(match["rest"], since_boot=timedelta(seconds=float(match["seconds"])))
+    for form, take_apart in _FORMS:
+        match = form.match(line)
+        if match:
+            return take_apart(match)
     return None
+
+
+def _iso(match: re.Match[str]) -> Stamped | None:
+    whole, _, fraction = match["iso"].replace(",", ".").partition(".")
+    text = f"{whole}.{fraction[:6]:0<6}" if fraction else whole
+    offset = (match["offset"] or "").replace("UTC", "+00:00").replace("Z", "+00:00")
+    host, message = _host(match["rest"])
+    try:
+        when = datetime.fromisoformat(text + offset)
+    except ValueError:
+        return None
+    return Stamped(message, host, aware=when) if offset else Stamped(message, host, naive=when)
+
+
+def _syslog(match: re.Match[str]) -> Stamped | None:
+    found = _date(2000, match["month"], match["day"], match["clock"])
+    host, message = _host(match["rest"])
+    return None if found is None else Stamped(message, host, naive=found, yearless=True)
+
+
+def _bracketed(match: re.Match[str]) -> Stamped | None:
+    year, clock = match["year"] or match["year2"], match["clock"] or match["clock2"]
+    found = _date(int(year), match["month"], match["day"], clock)
+    return None if found is None else Stamped(match["rest"], naive=found)
+
+
+def _since_boot(match: re.Match[str]) -> Stamped:
+    return Stamped(match["rest"], since_boot=timedelta(seconds=float(match["seconds"])))
+
+
+_FORMS: Final[tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Stamped | None]], ...]] = (
+    (_ISO, _iso),
+    (_SYSLOG, _syslog),
+    (_BRACKETED, _bracketed),
+    (_SINCE_BOOT, _since_boot),
+)
 
 
 def _host(rest: str) -> tuple[str | None, str]:

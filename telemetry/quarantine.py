@@ -36,14 +36,14 @@ class Quarantine:
 
     Parameters
     ----------
-    folder : pathlib.Path
-        The dataset's ``quarantine`` folder; made with the first row.
+    folder : pathlib.Path or None
+        The dataset's ``quarantine`` folder, made with the first row; None keeps the counts only.
     name : str
         Name of the file in it, new for each import, so that earlier imports' rows stay.
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self._path = folder / name
+    def __init__(self, folder: Path | None, name: str = "rows.parquet") -> None:
+        self._path = None if folder is None else folder / name
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
         self.counts: Counter[str] = Counter()
@@ -107,7 +107,7 @@ class Quarantine:
     def close(self) -> None:
         """Write what is left."""
         self._flush()
-        if self._writer is not None:
+        if self._writer is not None and self._path is not None:
             with disk_errors(self._path):
                 self._writer.close()
             self._writer = None
@@ -128,7 +128,8 @@ class Quarantine:
                 self._writer = None
 
     def _flush(self) -> None:
-        if not self._rows:
+        if not self._rows or self._path is None:
+            self._rows = []
             return
         columns = [
             pa.array(values, field.type)

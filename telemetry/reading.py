@@ -54,6 +54,15 @@ def kind_of(path: Path) -> str:
     return "other"
 
 
+def is_kernel_log(path: Path) -> bool:
+    """Whether an event source is a kernel log: ``.log`` and other text, or the journal's JSON."""
+    kind = kind_of(path)
+    if kind != "json":
+        return kind == "other"
+    with pa.input_stream(path) as stream:
+        return b"__REALTIME_TIMESTAMP" in stream.read(1 << 16)
+
+
 def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
     """Return the files behind ``paths``: a folder stands for the files in it, sorted by name.
 
@@ -103,11 +112,7 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
         elif kind == "json":
             yield _json_batch(path, table, quarantine)
         else:
-            raise InputError(
-                f"files of the kind {path.suffix or path.name!r} are not read as {table}",
-                str(path),
-                "Give Parquet, CSV, TSV or JSON.",
-            )
+            raise _wrong_kind(path, table)
     except pa.ArrowInvalid as error:
         problem = "is not UTF-8 text" if "UTF8" in str(error) or "utf-8" in str(error) else "cannot be read"
         raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
@@ -254,5 +259,15 @@ def column_names(path: Path) -> list[str]:
             return _csv_header(path, "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ",")
     except pa.ArrowInvalid as error:
         raise InputError(f"the file cannot be read: {error}", str(path), "Check that it is whole.") from error
+    if kind == "other":
+        raise _wrong_kind(path, "samples")
     content = _read_json(path)
     return list(dict.fromkeys(name for record in content.records for name in record))
+
+
+def _wrong_kind(path: Path, table: str) -> InputError:
+    return InputError(
+        f"files of the kind {path.suffix or path.name!r} are not read as {table}",
+        str(path),
+        "Give Parquet, CSV, TSV or JSON.",
+    )

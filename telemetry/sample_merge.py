@@ -6,23 +6,30 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from telemetry.atomic import disk_errors
 from telemetry.block import Block, block_table, join, read_block
 from telemetry.channel import Channel
 from telemetry.channels import with_rollups
 from telemetry.dataset import Dataset
 from telemetry.duplicates import merge_duplicates
+from telemetry.layout import write_small
 from telemetry.meta import instant_text
 from telemetry.quarantine import Quarantine, row_text
 from telemetry.rollup import add_rollup_columns, cell_end, finer_units, roll_up
 from telemetry.spill import ORDER_SHIFT, Spill
 from telemetry.stays import Stays
 from telemetry.xid_gauge import CHANNEL, event_rows, xid_edges
+
+NEWEST_NAME = "newest.parquet"
+"""File of a dataset with rolled-up units: their newest raw samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +57,7 @@ def plan_merge(
     present: Mapping[str, Channel],
     every: Mapping[str, Channel],
     step: timedelta,
+    stays: Stays,
     *,
     sample_count: bool,
 ) -> MergePlan:
@@ -65,6 +73,8 @@ def plan_merge(
     every : mapping of str to Channel
         All channels that may occur, in the catalogue's order.
     step : datetime.timedelta
+    stays : Stays
+        Codes of the units; one that an earlier import rolled up stays rolled up.
     sample_count : bool
         Whether the new samples come with counts, that is, rolled up already.
     """
@@ -74,6 +84,9 @@ def plan_merge(
         for bucket in spill.buckets():
             table = spill.read(bucket, ["unit", "ms"])
             finer.append(finer_units(table.column("unit").to_numpy(), table.column("ms").to_numpy(), step_ms))
+    if existing is not None:
+        known = stays.codes(list(read_newest(existing.path)))
+        finer.append(known[known >= 0].astype(np.int32))
     units = np.unique(np.concatenate(finer))
     old = {} if existing is None else existing.meta.channels
     rolled = bool(len(units)) or sample_count or (existing is not None and existing.meta.sample_count)
@@ -104,6 +117,11 @@ class SampleMerger:
     quarantine : Quarantine
     detect_xids : bool
         Whether to make events of the latched XID gauge.
+
+    Notes
+    -----
+    A cell that an earlier import left unfinished (its raw samples ended inside it) goes on: ``newest.parquet`` keeps
+    the newest raw sample of each rolled-up unit, so that later raw samples can be told from ones that the cell holds.
     """
 
     plan: MergePlan
@@ -115,20 +133,32 @@ class SampleMerger:
     quarantine: Quarantine
     detect_xids: bool
     counts: Counter[str] = field(default_factory=Counter)
+    first_ms: int | None = None
+    last_ms: int | None = None
+    newest: dict[str, int] = field(default_factory=dict)
+    _before: dict[str, int] = field(default_factory=dict)
     events: list[pd.DataFrame] = field(default_factory=list)
 
     def run(self, spill: Spill | None, existing: Dataset | None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield each bucket's number and sorted samples."""
+        """Yield each bucket's number and sorted samples; after the last one, the attributes are complete."""
+        self._before = {} if existing is None else read_newest(existing.path)
+        self.newest = dict(self._before)
         buckets = set() if spill is None else set(spill.buckets())
         old_buckets = set() if existing is None else set(existing.buckets())
         for bucket in sorted(buckets | old_buckets):
             old = None if existing is None or bucket not in old_buckets else self._old_block(existing, bucket)
             new = None if spill is None or bucket not in buckets else read_block(spill.read(bucket), self.plan.channels)
-            yield bucket, self._merge(new, old)
+            table = self._merge(new, old)
+            times = table.column("timestamp").cast(pa.int64()).to_numpy()
+            if len(times):
+                self.first_ms = min(int(times.min()), self.first_ms if self.first_ms is not None else int(times.min()))
+                self.last_ms = max(int(times.max()), self.last_ms if self.last_ms is not None else int(times.max()))
+            yield bucket, table
 
     def _merge(self, new: Block | None, old: Block | None) -> pa.Table:
         blocks = [block for block in (old, new) if block is not None]
         block = blocks[0] if len(blocks) == 1 else join(*blocks)
+        self._reopen(block)
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)
         merged = merge_duplicates(block)
@@ -137,6 +167,7 @@ class SampleMerger:
         block = merged.block
         if self.detect_xids and CHANNEL in block.series:
             self._find_xids(block)
+        self._note_newest(block)
         if self.plan.rolled:
             add_rollup_columns(block, self.plan.channels)
             before = len(block)
@@ -151,23 +182,44 @@ class SampleMerger:
             sample_count=self.plan.rolled,
         )
 
+    def _reopen(self, block: Block) -> None:
+        """Give the old rows of unfinished cells the time of their newest raw sample."""
+        old = np.flatnonzero((block.order < 0) & np.isin(block.unit, self.plan.finer))
+        if len(old) == 0 or not self._before:
+            return
+        step_ms = _milliseconds(self.step)
+        newest = np.array([self._before.get(self.stays.units[code], -1) for code in block.unit[old].tolist()], np.int64)
+        unfinished = (newest >= 0) & (cell_end(newest, step_ms) == block.ms[old]) & (newest < block.ms[old])
+        block.ms = block.ms.copy()
+        block.ms[old[unfinished]] = newest[unfinished]
+
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
-        """Rows to bring to the step: those of finer units, without the existing dataset's own cells."""
-        closed = (block.order < 0) & ((block.count > 1) | (block.ms % _milliseconds(self.step) == 0))
-        return np.isin(block.unit, self.plan.finer) & ~closed
+        """Rows to bring to the step: those of finer units, without the existing dataset's finished cells."""
+        aligned = block.ms % _milliseconds(self.step) == 0
+        return np.isin(block.unit, self.plan.finer) & ~((block.order < 0) & aligned)
 
     def _without_closed(self, block: Block) -> Block:
         """Set aside raw samples of a cell that the existing dataset has rolled up already."""
         roll = self._to_roll(block)
-        old = (block.order < 0) & ~roll
-        if not old.any() or not roll.any():
+        if not (block.order < 0).any() or not roll.any():
             return block
         step_ms = _milliseconds(self.step)
+        newest_of = {name: ms for name, ms in self._before.items() if cell_end(np.array([ms]), step_ms)[0] != ms}
+        open_ms = np.array([newest_of.get(name, -1) for name in self.stays.units], np.int64)[block.unit]
+        end = cell_end(block.ms, step_ms)
+        old = (block.order < 0) & ~roll
         cells = pd.MultiIndex.from_arrays([block.unit[old], block.ms[old]])
-        wanted = pd.MultiIndex.from_arrays([block.unit, cell_end(block.ms, step_ms)])
-        closed = roll & (block.order >= 0) & np.asarray(wanted.isin(cells))
+        closed = np.asarray(pd.MultiIndex.from_arrays([block.unit, end]).isin(cells))
+        in_open = (open_ms >= 0) & (end == cell_end(open_ms, step_ms)) & (block.ms <= open_ms)
+        closed = roll & (block.order >= 0) & (closed | in_open)
         self._set_aside("its step was rolled up by an earlier import", block, closed)
         return block.take(np.flatnonzero(~closed))
+
+    def _note_newest(self, block: Block) -> None:
+        chosen = (block.order >= 0) & np.isin(block.unit, self.plan.finer)
+        for code, ms in pd.Series(block.ms[chosen]).groupby(block.unit[chosen]).max().items():
+            name = self.stays.units[int(code)]
+            self.newest[name] = max(int(ms), self.newest.get(name, 0))
 
     def _find_xids(self, block: Block) -> None:
         gauge = block.series[CHANNEL]
@@ -222,6 +274,24 @@ class SampleMerger:
         for name, column in keys.items():
             keyed = keyed.append_column(name, column)
         return read_block(keyed, self.plan.channels)
+
+
+def read_newest(root: Path) -> dict[str, int]:
+    """Return the newest raw sample, in milliseconds, of each unit that was rolled up; empty where none was."""
+    path = root / NEWEST_NAME
+    if not path.exists():
+        return {}
+    table = pq.read_table(path)
+    return dict(zip(table.column("unit").to_pylist(), table.column("ms").to_pylist(), strict=True))
+
+
+def write_newest(root: Path, newest: Mapping[str, int]) -> None:
+    """Write what :func:`read_newest` reads; nothing where no unit is rolled up."""
+    if newest:
+        names = sorted(newest)
+        table = pa.table({"unit": pa.array(names), "ms": pa.array([newest[name] for name in names], pa.int64())})
+        with disk_errors(root):
+            write_small(root / NEWEST_NAME, table)
 
 
 def _milliseconds(duration: timedelta) -> int:

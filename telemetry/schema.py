@@ -132,14 +132,14 @@ def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
                 if column.notna().any():
                     raise TypeError(f"column {field.name!r} holds naive or non-time values; make it aware UTC first")
                 column = pd.Series([None] * len(frame), dtype=object)
-            arrays.append(pa.Array.from_pandas(column, type=field.type, safe=False))
+            arrays.append(_array(column, field.type))
         else:
             arrays.append(pa.nulls(len(frame), field.type))
         fields.append(field)
     for name in extra:
         column = frame[name]
         if isinstance(column.dtype, pd.DatetimeTZDtype):
-            array = pa.Array.from_pandas(column, type=INSTANT, safe=False)
+            array = _array(column, INSTANT)
         elif pd.api.types.is_object_dtype(column.dtype) or isinstance(column.dtype, pd.StringDtype):
             array = pa.Array.from_pandas(column.astype("str").where(column.notna(), None), type=pa.string())
         else:
@@ -150,3 +150,9 @@ def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
         if not field.nullable and array.null_count:
             raise ValueError(f"column {field.name!r} has {array.null_count} nulls and may have none")
     return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _array(column: pd.Series, kind: pa.DataType) -> pa.Array:
+    if isinstance(column.dtype, pd.DatetimeTZDtype):
+        return pa.array(column.dt.tz_convert(None).to_numpy()).cast(pa.timestamp("ms"), safe=False).cast(kind)
+    return pa.Array.from_pandas(column, type=kind, safe=False)

@@ -112,6 +112,17 @@ class DatasetWriter:
         """Return the bucket that a node's samples belong to."""
         return node_hash(node) % self._buckets
 
+    @property
+    def buckets(self) -> int:
+        """Number of buckets."""
+        return self._buckets
+
+    def set_unit(self, unit: Unit) -> None:
+        """Set the unit, before any sample is written."""
+        if self._parts or self._adopted:
+            raise ValueError("samples were written already")
+        self._unit = unit
+
     def declare(self, channels: Mapping[str, Channel], *, sample_count: bool) -> None:
         """Set the channels anew, before any sample is written; for a writer made before the channels were known."""
         if self._parts:

@@ -1,8 +1,8 @@
 """One ``NVRM: Xid`` message: which GPU, which code, and what else it says.
 
-Messages of many driver ages differ: with or without ``PCI:`` before the address, with the GPU's UUID, with a MIG instance
-(``GPU-I:05``), with ``pid=`` and ``name=`` before the text, and, for the NVLink 5 codes 144 to 150, with a sub-code, a
-severity and a link that decide what the event means.
+Messages of many driver ages differ: with or without ``PCI:`` before the address, with the GPU's UUID, with a MIG
+instance (``GPU-I:05``), with ``pid=`` and ``name=`` before the text, and, for the NVLink 5 codes 144 to 150, with a
+sub-code, a severity and a link that decide what the event means.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ _INTRODUCTION = re.compile(rf"NVRM:\s*GPU at (?:PCI:)?(?P<address>{_ADDRESS.patt
 _PROCESS = re.compile(r"pid=(?P<pid>[^,]*)(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)")
 _LINK = re.compile(r"(?P<sub>[A-Z][A-Z0-9_/]*)\s+(?P<severity>Fatal|Nonfatal)\b(?:.*?\bLink\s+(?P<link>-?\d+))?")
 _RECOVERY = re.compile(
-    r"recovery action changed from (?P<old>0x[0-9a-fA-F]+) \((?P<was>[^)]*)\) to (?P<new>0x[0-9a-fA-F]+) \((?P<now>[^)]*)\)"
+    r"recovery action changed from (?P<old>0x[0-9a-fA-F]+) \((?P<was>[^)]*)\) "
+    r"to (?P<new>0x[0-9a-fA-F]+) \((?P<now>[^)]*)\)"
 )
 _DETAIL_LENGTH = 400
 
@@ -107,7 +108,7 @@ def parse_xid_message(message: str) -> XidMessage | None:
 
 
 def parse_gpu_introduction(message: str) -> tuple[str, str] | None:
-    """Return the normalised address and UUID of ``NVRM: GPU at PCI:…: GPU-…``, which older drivers print before an XID."""
+    """Return the address and UUID of ``NVRM: GPU at PCI:…: GPU-…``, which older drivers print before an XID."""
     match = _INTRODUCTION.search(message)
     bus = normalise_pci_bus_id(match["address"]) if match else None
     return (bus, match["uuid"]) if match and bus else None

@@ -144,4 +144,4 @@ def select_alerts(predictions: pd.DataFrame, model: str, variant: str, count: in
     )
     day = chosen["decision_time"].dt.strftime("%Y-%m-%d")
     incident = chosen["incident"].astype("str").where(chosen["incident"].notna(), day)
-    return chosen[~pd.DataFrame({"unit": chosen["unit"], "what": incident}).duplicated()].head(count)
+    return chosen[~pd.DataFrame({"unit": chosen["unit"].astype("str"), "what": incident}).duplicated()].head(count)

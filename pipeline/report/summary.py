@@ -134,12 +134,12 @@ def _beside(evaluation: Evaluation, context: ReportContext, row: pd.Series) -> s
     oracle = evaluation.row(ORACLE, ORACLE)
     if oracle is None:
         return (
-            "What the best possible model would reach here is not known: only a simulation can tell the true risks, and "
-            "none were given."
+            "What the best possible model would reach here is not known: only a simulation can tell the true risks, "
+            "and none were given."
         )
     text = (
-        f"An oracle that knows the true risk would reach a precision of {percent(oracle['precision_at_k'])} at "
-        f"the same K: {context.profile} reaches {percent(row['oracle_share_precision_at_k'])} of that"
+        f"An oracle that knows the true risk would reach a precision of {percent(oracle['precision_at_k'])} "
+        f"at the same K: {context.profile} reaches {percent(row['oracle_share_precision_at_k'])} of that"
         f"{_spaced(_interval(row, 'oracle_share_precision_at_k'))}. "
         "A precision says as much about the fleet as about the model."
     )

@@ -281,6 +281,7 @@ def alert_rows(alerts: tuple[AlertEntry, ...]) -> list[dict[str, object]]:
             "outcome": _outcome(alert),
             "right": alert.label == 1,
             "reasons": alert.reasons,
+            "explained": bool(alert.method),
         }
         for alert in alerts
     ]

@@ -92,15 +92,9 @@ def between(low: str, high: str) -> str:
     Examples
     --------
     >>> between("1.0 %", "2.0 %"), between("–", "–")
-    ('[1.0 %, 2.0 %]', '')
+    ('[1.0, 2.0 %]', '')
     """
-    return (
-        ""
-        if NONE in (low, high)
-        else f"[{low.removesuffix(' %')}, {high}]"
-        if high.endswith("%")
-        else f"[{low}, {high}]"
-    )
+    return "" if NONE in (low, high) else f"[{low.removesuffix(' %')}, {high}]"
 
 
 def day(value: datetime) -> str:

@@ -53,6 +53,12 @@ def test_an_event_counts_once_it_is_known_and_while_its_window_lasts():
     assert value("gpu_xid_bus__count__12h", at(20), event(at(0), code="79", known=at(15))) == 0
 
 
+def test_a_ticket_dated_after_its_entry_counts_only_from_the_time_it_speaks_of():
+    ticket = event(at(5), "failure", "DBE", known=at(0))
+    assert value("gpu_incident__count__12h", at(4.9), ticket) == 0
+    assert value("gpu_incident__since", at(5), ticket) == 0
+
+
 def test_ages_are_measured_from_the_event_and_nothing_is_nan():
     late = event(at(0), code="79", known=at(5))
     assert math.isnan(value("gpu_incident__since", at(4), late))

@@ -269,7 +269,15 @@ def test_known_onsets_are_the_starts_of_incidents_where_all_is_known_after_one_d
     assert sorted(zip(onsets["unit"], onsets["timestamp"], strict=True)) == expected
 
 
-@SLOW
+def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
+    frame = events(
+        event(at(0), code="79"), event(at(2), "repair", known=at(3)), event(at(-1), "repair", known=at(4))
+    )  # fmt: skip
+    found = oracle.records(down_intervals(frame, inventory(stay()), LABELS))
+    assert [(row["down_from"], row["down_until"]) for row in found] == [(at(minutes=10), at(3))]
+
+
+@settings(SLOW, max_examples=25)
 @given(worlds(), st.sampled_from([2, 24]))
 def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(world, quiet_hours):
     labels = LabelSection(quiet=timedelta(hours=quiet_hours))

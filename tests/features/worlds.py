@@ -36,7 +36,8 @@ class World:
 
 # Whole quarters of an hour, so that times meet each other and the borders of spans often.
 instants = st.integers(0, DAYS * 96).map(lambda quarter: at(minutes=15 * quarter))
-delays = st.sampled_from([0, 10, 10, 60, 300, 2000]).map(lambda minutes: timedelta(minutes=minutes))
+# A ticket may be entered before the time that it is dated.
+delays = st.sampled_from([-90, 0, 10, 10, 60, 300, 2000]).map(lambda minutes: timedelta(minutes=minutes))
 
 
 @st.composite

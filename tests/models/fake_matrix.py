@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 
+from features.vocabulary import FeatureColumn
+
 START = datetime(2026, 1, 1, tzinfo=UTC)
 GAP = timedelta(minutes=10)
 HORIZON = timedelta(hours=24)
@@ -22,8 +24,8 @@ def _utc_ms(values) -> pd.DatetimeIndex:
 class FakeMatrix:
     """Rows on a grid plus augmented windows; labels follow from ``incidents`` by the rules of features.labels.
 
-    ``signal(rows, onset)`` makes the features from the time to each unit's next incident; tests may swap ``events``
-    or ``features`` afterwards to poison them.
+    Half of the incidents announce themselves in the first two features. Tests may change ``events`` or ``features``
+    afterwards, to poison them.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class FakeMatrix:
         rng = np.random.default_rng(seed)
         self.unit, self.step = unit, timedelta(minutes=10)
         self.span = (START, START + timedelta(days=days))
-        self.digest = hashlib.sha256(repr((units, days, incidents, augmentation, companions, seed)).encode()).hexdigest()
+        self.digest = hashlib.sha256(
+            repr((units, days, incidents, augmentation, companions, seed)).encode()
+        ).hexdigest()
         self.config = SimpleNamespace(gap=GAP, horizon=HORIZON, every=every)
         names = [f"{unit}-{i:03d}" for i in range(units)]
         grid = _utc_ms(pd.date_range(START, self.span[1], freq=every, inclusive="left"))
@@ -78,11 +82,10 @@ class FakeMatrix:
         frame["node"] = "n" + frame["unit"].str[-3:].str[:2] if unit == "gpu" else frame["unit"]
         self.rows = frame[["decision_time", "node", "gpu", "unit", "augmented", "established_at"]]
         self.features = self._clock() if clock_only else self._signal(rng, strength)
-        self.columns = [SimpleNamespace(name=f"f{i}", group="telemetry", channel=None, statistic="mean", window=None,
-                                        scope=None, categories=()) for i in range(self.features.shape[1])]
-
-    def _next_start(self):
-        return self.label_frame(self.events, None)
+        self.columns = [
+            FeatureColumn.of("telemetry", f"f{i}", "mean", window=timedelta(hours=1))
+            for i in range(self.features.shape[1])
+        ]
 
     def _signal(self, rng, strength):
         label = self.label_frame(self.events, None, censor=False)["label"].fillna(0).to_numpy(dtype=float)

@@ -105,5 +105,7 @@ def test_random_follows_the_row_and_not_its_place():
 
 
 def test_unknown_baseline_is_refused():
-    with pytest.raises(InputError, match=r"unknown baseline 'chance' .*Valid names: random, history_count, vendor_rules"):
+    with pytest.raises(
+        InputError, match=r"unknown baseline 'chance' .*Valid names: random, history_count, vendor_rules"
+    ):
         make_baseline("chance", columns=(), seed=0)

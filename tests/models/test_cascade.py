@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -18,7 +19,15 @@ STAGES = [("wide", LogisticRegression()), ("sharp", DecisionTreeClassifier(max_d
 DAY = 86_400_000
 
 
-@parametrize_with_checks([CascadeEnsemble(STAGES), CascadeEnsemble([*STAGES, ("last", LogisticRegression())])])
+def known_deviations(estimator):
+    # To repeat a row is not to weigh it twice where folds are drawn: they change with the number of rows.
+    return {"check_sample_weight_equivalence_on_dense_data": "out-of-fold scores depend on the number of rows"}
+
+
+@parametrize_with_checks(
+    [CascadeEnsemble(STAGES), CascadeEnsemble([*STAGES, ("last", LogisticRegression())])],
+    expected_failed_checks=known_deviations,
+)
 def test_sklearn_contract(estimator, check):
     check(estimator)
 
@@ -80,7 +89,7 @@ def test_a_fitted_first_stage_is_used_as_it_is():
 class Recorder(ClassifierMixin, BaseEstimator):
     """Remembers which rows it was fitted on."""
 
-    seen: list = []
+    seen: ClassVar[list] = []
 
     def fit(self, X, y, sample_weight=None):
         self.classes_ = np.array([0, 1])

@@ -1,7 +1,7 @@
 """The evaluation of a backtest's predictions, against loops over the rows."""
 
 import json
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import numpy as np
 import pandas as pd
@@ -13,56 +13,7 @@ from features.errors import InputError
 from models.assessment import STATISTICS
 from models.evaluation import evaluate
 from models.oracle import oracle_predictions, read_truth
-
-T0 = datetime(2026, 1, 30, tzinfo=UTC)
-EVERY = timedelta(hours=6)
-HORIZON = timedelta(hours=24)
-GAP = timedelta(minutes=10)
-CLASSES = ("memory", "bus", "other")
-
-
-def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incidents=6, k=2, per_fold=8):
-    """Predictions whose score knows the label, more or less: (model, variant, noise)."""
-    rng = np.random.default_rng(seed)
-    starts = {}
-    for at in range(incidents):
-        start = T0 + timedelta(hours=float(rng.uniform(2, times * 6)))
-        starts.setdefault(int(rng.integers(units)), (at, start, CLASSES[at % 3]))
-    end = T0 + times * EVERY
-    rows = []
-    for model, variant, noise in models:
-        for at in range(times):
-            t = T0 + at * EVERY
-            score = {}
-            for unit in range(units):
-                found = starts.get(unit)
-                hit = found is not None and t + GAP < found[1] <= t + GAP + HORIZON
-                label = 1 if hit else (pd.NA if t + GAP + HORIZON > end else 0)
-                score[unit] = (2.0 * hit + noise * rng.standard_normal(), label, found if hit else None)
-            order = sorted(score, key=lambda unit: (-score[unit][0], unit))
-            for rank, unit in enumerate(order, 1):
-                value, label, found = score[unit]
-                alert = rank <= k and not (model == "parallel" and (at + unit) % 2)
-                rows.append(
-                    (t, f"n{unit // 4}", f"g{unit:02d}", f"g{unit:02d}", model, variant, value,
-                     1 / (1 + np.exp(2 - value)), rank, alert, label, found[2] if found else None,
-                     found[0] if found else pd.NA, found[1] if found else pd.NaT, at // per_fold)
-                )  # fmt: skip
-    frame = pd.DataFrame(
-        rows,
-        columns=["decision_time", "node", "gpu", "unit", "model", "variant", "score", "risk", "rank", "alert", "label",
-                 "failure_class", "incident", "incident_start", "fold"],
-    )  # fmt: skip
-    return frame.astype(
-        {"decision_time": "datetime64[ms, UTC]", "incident_start": "datetime64[ms, UTC]", "label": "Int8",
-         "incident": "Int64", "failure_class": "str"}
-    )  # fmt: skip
-
-
-def truth_of(frame):
-    rows = frame.drop_duplicates(["decision_time", "unit"])
-    risk = np.where(rows["label"].fillna(0) == 1, 0.6, 0.01)
-    return pd.DataFrame({"timestamp": rows["decision_time"], "gpu": rows["gpu"], "risk": risk})
+from tests.models.fleet_predictions import T0, fleet, truth_of
 
 
 def slow_statistics(frame, k):

@@ -16,7 +16,16 @@ from models.ranking import name_hashes, rank_within
 MEMBERS = [("a", LogisticRegression()), ("b", LogisticRegression(C=0.01))]
 
 
-@parametrize_with_checks([ParallelEnsemble(MEMBERS), ParallelEnsemble(MEMBERS, combiner="stacked")])
+def known_deviations(estimator):
+    if estimator.combiner == "stacked":
+        # To repeat a row is not to weigh it twice where folds are drawn: they change with the number of rows.
+        return {"check_sample_weight_equivalence_on_dense_data": "out-of-fold scores depend on the number of rows"}
+    return {}
+
+
+@parametrize_with_checks(
+    [ParallelEnsemble(MEMBERS), ParallelEnsemble(MEMBERS, combiner="stacked")], expected_failed_checks=known_deviations
+)
 def test_sklearn_contract(estimator, check):
     check(estimator)
 
@@ -47,7 +56,7 @@ def test_voted_alerts_equal_plain_sets(seed, k, combiner, votes):
 
 def test_intersection_may_be_empty():
     scores = np.array([[3.0, 1.0], [2.0, 2.0], [1.0, 3.0]])
-    joined = combine(scores, np.zeros(3, int), name_hashes("abc"), k=1, combiner="intersection")
+    joined = combine(scores, np.zeros(3, int), name_hashes(list("abc")), k=1, combiner="intersection")
     assert not joined.alert.any()
     assert sorted(joined.rank.tolist()) == [1, 2, 3]
     empty = combine(np.zeros((0, 2)), np.zeros(0, int), name_hashes([]), k=1, combiner="intersection")
@@ -64,7 +73,7 @@ def test_others_alert_exactly_k_at_each_time(combiner):
 
 def test_mean_rank_of_a_member_that_shouts_is_not_swayed():
     scores = np.array([[0.0, 0.1, 0.2], [1e6, 0.0, 0.0], [1.0, 0.2, 0.3]])
-    joined = combine(scores, np.zeros(3, int), name_hashes("abc"), k=1, combiner="mean_rank")
+    joined = combine(scores, np.zeros(3, int), name_hashes(list("abc")), k=1, combiner="mean_rank")
     assert joined.rank.tolist() == [2, 3, 1] or joined.rank.tolist() == [3, 2, 1]
 
 

@@ -1,6 +1,7 @@
 """The command as a user meets it: help, exit codes, messages, JSON."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +19,7 @@ def predrain(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=cwd,
         timeout=300,
-        env={"COLUMNS": "200", "PATH": ""},
+        env=os.environ | {"COLUMNS": "200"},
     )
 
 

@@ -1,0 +1,187 @@
+"""Words for channels, counted things and quantities, as reasons use them."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+CHANNEL_WORDS: dict[str, str] = {
+    "gpu_temp_c": "GPU temperature",
+    "mem_temp_c": "memory temperature",
+    "gpu_margin_c": "distance from the GPU's slowdown temperature",
+    "memory_margin_c": "distance from the memory's highest operating temperature",
+    "slowdown_temp_c": "slowdown temperature",
+    "power_w": "power",
+    "power_instant_w": "instantaneous power",
+    "power_limit_w": "power limit",
+    "energy_mj": "energy used",
+    "fan_speed_pct": "fan speed",
+    "power_violation_ns": "time slowed by power",
+    "thermal_violation_ns": "time slowed by temperature",
+    "reliability_violation_ns": "time slowed by voltage reliability",
+    "sm_clock_mhz": "SM clock",
+    "mem_clock_mhz": "memory clock",
+    "gpu_util_pct": "GPU utilisation",
+    "mem_util_pct": "memory utilisation",
+    "enc_util_pct": "encoder utilisation",
+    "dec_util_pct": "decoder utilisation",
+    "fb_used_mib": "memory in use",
+    "fb_free_mib": "free memory",
+    "fb_reserved_mib": "reserved memory",
+    "gr_engine_active_ratio": "engine activity",
+    "sm_active_ratio": "SM activity",
+    "sm_occupancy_ratio": "SM occupancy",
+    "tensor_active_ratio": "tensor core activity",
+    "dram_active_ratio": "memory interface activity",
+    "pcie_tx_bytes_s": "PCIe traffic sent",
+    "pcie_rx_bytes_s": "PCIe traffic received",
+    "ecc_sbe_volatile_total": "correctable ECC errors (volatile)",
+    "ecc_dbe_volatile_total": "uncorrectable ECC errors (volatile)",
+    "ecc_sbe_aggregate_total": "correctable ECC errors (lifetime)",
+    "ecc_dbe_aggregate_total": "uncorrectable ECC errors (lifetime)",
+    "ecc_sbe_dram_volatile_total": "correctable ECC errors in device memory",
+    "ecc_dbe_dram_volatile_total": "uncorrectable ECC errors in device memory",
+    "ecc_sbe_sram_volatile_total": "correctable ECC errors in on-chip memory",
+    "ecc_dbe_sram_volatile_total": "uncorrectable ECC errors in on-chip memory",
+    "sram_threshold_exceeded": "on-chip memory error threshold exceeded",
+    "retired_pages_sbe_total": "memory pages retired for correctable errors",
+    "retired_pages_dbe_total": "memory pages retired for uncorrectable errors",
+    "retired_pages_pending": "memory pages waiting to be retired",
+    "row_remap_uncorrectable_total": "memory rows remapped for uncorrectable errors",
+    "row_remap_correctable_total": "memory rows remapped for correctable errors",
+    "row_remap_failure": "memory row remap failure",
+    "row_remap_pending": "memory row remap pending",
+    "pcie_replay_total": "PCIe replays",
+    "pcie_link_gen": "PCIe generation",
+    "pcie_link_width": "PCIe lanes",
+    "nvlink_crc_flit_total": "NVLink flow-control checksum errors",
+    "nvlink_crc_data_total": "NVLink data checksum errors",
+    "nvlink_replay_total": "NVLink replays",
+    "nvlink_recovery_total": "NVLink recoveries",
+    "nvlink_bandwidth_mib_s": "NVLink traffic",
+    "clocks_event_reasons": "clock limits",
+    "clocks_event_reasons_hw_slowdown": "hardware slowdown of the clocks",
+    "clocks_event_reasons_sw_thermal": "software thermal slowdown",
+    "clocks_event_reasons_hw_thermal": "hardware thermal slowdown",
+    "clocks_event_reasons_power_brake": "power brake slowdown",
+    "xid_last": "last XID",
+    "pstate": "performance state",
+    "recovery_action": "recovery action asked for by the driver",
+    "fabric_health": "NVLink fabric health",
+}
+"""The catalogue's channels and the parts of its bitmasks, in words that fit into a sentence."""
+
+COUNTED_WORDS: dict[str, tuple[str, str]] = {
+    "xid_memory": ("memory XID", "memory XIDs"),
+    "xid_bus": ("bus XID", "bus XIDs"),
+    "xid_firmware": ("firmware XID", "firmware XIDs"),
+    "xid_interconnect": ("interconnect XID", "interconnect XIDs"),
+    "xid_precursor": ("precursor XID", "precursor XIDs"),
+    "xid_watch": ("other XID", "other XIDs"),
+    "xid_app": ("application XID", "application XIDs"),
+    "xid_hardware": ("hardware XID", "hardware XIDs"),
+    "xid": ("XID", "XIDs"),
+    "incident": ("incident", "incidents"),
+    "failure": ("failure", "failures"),
+    "repair": ("repair", "repairs"),
+    "driver": ("driver change", "driver changes"),
+    "diagnostic_failed": ("failed diagnostic", "failed diagnostics"),
+}
+"""What the history group counts: one of it, and several."""
+
+STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version"}
+"""Inventory columns whose name is not its own word."""
+
+SCOPE_WORDS: dict[str, str] = {"gpu": "on this GPU", "slot": "in this slot", "node": "on this node"}
+"""Whose history it is."""
+
+_UNIT_WORDS = {"C": "°C", "%": "%", "bitmask": "", "bool": "", "ratio": "", "generation": "", "count": ""}
+_SUFFIXES = ("_total", "_ratio", "_count", "_pct", "_mhz", "_mib", "_c", "_w")
+
+
+def channel_words(channel: str) -> str:
+    """Name a channel in words; an unknown one by its own name without underscores.
+
+    Examples
+    --------
+    >>> channel_words("power_w"), channel_words("bus_errors_total")
+    ('power', 'bus errors')
+    """
+    if channel in CHANNEL_WORDS:
+        return CHANNEL_WORDS[channel]
+    for suffix in _SUFFIXES:
+        if channel.endswith(suffix) and len(channel) > len(suffix):
+            channel = channel.removesuffix(suffix)
+            break
+    return channel.replace("_", " ")
+
+
+def with_unit(number: str, unit: str) -> str:
+    """Put a unit behind a number.
+
+    Examples
+    --------
+    >>> with_unit("42.0", "W"), with_unit("42.0", "%"), with_unit("3", "errors")
+    ('42.0 W', '42.0%', '3')
+    """
+    word = _UNIT_WORDS.get(unit, unit)
+    if word == "%":
+        return f"{number}%"
+    measured = word and (len(word) <= 2 or "/" in word or word in ("MHz", "MiB"))
+    return f"{number} {word}" if measured else number
+
+
+def decimal(value: float) -> str:
+    """Write a measured number: one decimal, none from a thousand on, up to three digits below one.
+
+    Examples
+    --------
+    >>> decimal(42), decimal(17700.4), decimal(0.5), decimal(0.04321), decimal(0.0)
+    ('42.0', '17,700', '0.5', '0.0432', '0.0')
+    """
+    size = abs(value)
+    if size >= 1000:
+        return f"{value:,.0f}"
+    if size >= 1 or size == 0:
+        return f"{value:.1f}"
+    digits = min(2 - math.floor(math.log10(size)), 8)
+    text = f"{value:.{digits}f}".rstrip("0")
+    return f"{text}0" if text.endswith(".") else text
+
+
+def whole(value: float) -> str:
+    """Write a count: no decimals where it has none.
+
+    Examples
+    --------
+    >>> whole(17700.0), whole(2.5)
+    ('17,700', '2.5')
+    """
+    return f"{value:,.0f}" if value == round(value) else f"{value:,.1f}"
+
+
+def percent(value: float) -> str:
+    """Write a share.
+
+    Examples
+    --------
+    >>> percent(0.125), percent(0.004)
+    ('12%', '0.4%')
+    """
+    return f"{value * 100:.0f}%" if value == 0 or abs(value) >= 0.01 else f"{value * 100:.1f}%"
+
+
+def duration(value: timedelta) -> str:
+    """Write a window in words.
+
+    Examples
+    --------
+    >>> duration(timedelta(hours=24)), duration(timedelta(days=7)), duration(timedelta(minutes=30))
+    ('24 h', '7 d', '30 min')
+    """
+    seconds = value.total_seconds()
+    if seconds > 2 * 86400 and seconds % 86400 == 0:
+        return f"{seconds / 86400:.0f} d"
+    if seconds >= 3600:
+        return f"{seconds / 3600:g} h"
+    return f"{seconds / 60:g} min"

@@ -1,0 +1,439 @@
+"""From files to a dataset, in one step that can be repeated.
+
+Importing the same files again changes nothing. Importing others into an existing dataset adds to it: samples of a unit
+and time that it holds already are taken for repeats (or set aside, where they differ), raw samples of a step that it
+has rolled up are set aside, events go through the same dedupe as if they had come together with what is kept, stays of
+the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by their newer rows.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.atomic import disk_errors, recover_folder
+from telemetry.channel import Channel
+from telemetry.config import format_duration
+from telemetry.dataset import Dataset
+from telemetry.errors import InputError
+from telemetry.events import EventIntake, dedupe_events, empty_events, place_events, quarantine_frame
+from telemetry.inventory import InventorySource, check_stays, merge_stays, read_inventory, unit_of
+from telemetry.jobs import merge_jobs, read_jobs
+from telemetry.kernel_log import locate, parse_kernel_log
+from telemetry.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
+from telemetry.mapping import ImportMapping, KernelLogMapping, load_mapping
+from telemetry.meta import META_NAME
+from telemetry.quarantine import Quarantine
+from telemetry.reading import expand_sources, is_kernel_log, kind_of
+from telemetry.sample_merge import SampleMerger, plan_merge, read_newest, write_newest
+from telemetry.samples import SampleIntake, SamplePlan, no_usable_rows, plan_samples
+from telemetry.schema import EVENTS
+from telemetry.sources import Source, channels_digest, fingerprint, new_sources, text_digest
+from telemetry.spill import Spill
+from telemetry.stays import Stays
+from telemetry.writer import DatasetWriter
+from telemetry.xid_gauge import SOURCE as GAUGE_SOURCE
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much is done and how much there is."""
+
+DEFAULT_LATE: Final = timedelta(days=7)
+_CSV_BYTES_PER_ROW = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """What an import did.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        The dataset as it now is.
+    counts : dict of str to int
+        What was read and made of it, by this import; empty if nothing was new.
+    quarantined : dict of str to int
+        Rows that this import set aside, by reason.
+    changed : bool
+        False if every source was known already, so that nothing was written.
+    """
+
+    dataset: Dataset
+    counts: dict[str, int]
+    quarantined: dict[str, int]
+    changed: bool = True
+
+
+def import_dataset(
+    out: Path,
+    *,
+    inventory: Path,
+    step: timedelta,
+    channels: Mapping[str, Channel],
+    dedupe: timedelta,
+    delay: timedelta,
+    samples: Sequence[Path] = (),
+    events: Sequence[Path] = (),
+    jobs: Path | None = None,
+    mapping: Path | None = None,
+    late: timedelta = DEFAULT_LATE,
+    progress: Progress | None = None,
+) -> ImportResult:
+    """Import files into a dataset.
+
+    Parameters
+    ----------
+    out : pathlib.Path
+        The dataset to make, or to add to.
+    inventory : pathlib.Path
+        Who was where, when; if no row names a GPU, the nodes are the units.
+    step : datetime.timedelta
+        The dataset's step; finer samples are rolled up to it.
+    channels : mapping of str to Channel
+        Every channel that may occur, see :func:`telemetry.channels.resolve_channels`.
+    dedupe : datetime.timedelta
+        Events of one unit and code within this span are one.
+    delay : datetime.timedelta
+        Reporting delay of events that do not say when they were known.
+    samples, events : sequence of pathlib.Path
+        Files, or folders of files. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of the journal).
+    jobs : pathlib.Path, optional
+    mapping : pathlib.Path, optional
+        See :mod:`telemetry.mapping`.
+    late : datetime.timedelta
+        A sample this far behind the newest of its unit is counted as late.
+    progress : callable, optional
+
+    Returns
+    -------
+    ImportResult
+
+    Raises
+    ------
+    InputError
+        If a source cannot be used as a whole. The dataset at ``out`` is then as it was.
+    """
+    out = Path(out)
+    recover_folder(out)
+    existing = Dataset.open(out) if (out / META_NAME).exists() else None
+    rules = load_mapping(mapping)
+    sources = _sources(samples, events, inventory, jobs, rules, step, channels, dedupe, delay, late)
+    if existing is not None and existing.meta.step != step:
+        old, new = format_duration(existing.meta.step), format_duration(step)
+        raise InputError(
+            f"the dataset has a step of {old}, this import one of {new}",
+            f"{out}, telemetry.step",
+            "Import into an empty folder, or set telemetry.step to the dataset's.",
+        )
+    fresh = new_sources(sources, existing)
+    if not fresh and existing is not None:
+        return ImportResult(existing, {}, {}, changed=False)
+    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, late, progress)
+    return work.run(inventory)
+
+
+def _sources(
+    samples: Sequence[Path],
+    events: Sequence[Path],
+    inventory: Path,
+    jobs: Path | None,
+    rules: ImportMapping,
+    step: timedelta,
+    channels: Mapping[str, Channel],
+    dedupe: timedelta,
+    delay: timedelta,
+    late: timedelta,
+) -> list[Source]:
+    def mapped(*sections: object) -> str:
+        return text_digest([section.model_dump(mode="json") for section in sections])  # type: ignore[attr-defined]
+
+    settings: dict[str, dict[str, Any]] = {
+        "samples": {
+            "step": format_duration(step),
+            "delay": format_duration(delay),
+            "late": format_duration(late),
+            "channels": channels_digest(channels),
+            "mapping": mapped(rules.samples),
+        },
+        "events": {
+            "dedupe": format_duration(dedupe),
+            "delay": format_duration(delay),
+            "mapping": mapped(rules.events, rules.kernel_log),
+        },
+        "inventory": {"mapping": mapped(rules.inventory)},
+        "jobs": {"mapping": mapped(rules.jobs)},
+    }
+    given = (("inventory", (inventory,)), ("samples", samples), ("events", events), ("jobs", (jobs,) if jobs else ()))
+    return [
+        fingerprint(role, file, settings[role]) for role, paths in given for file in expand_sources(tuple(paths), role)
+    ]
+
+
+@dataclass(slots=True)
+class _Import:
+    out: Path
+    existing: Dataset | None
+    rules: ImportMapping
+    fresh: list[Source]
+    step: timedelta
+    channels: Mapping[str, Channel]
+    dedupe: timedelta
+    delay: timedelta
+    late: timedelta
+    progress: Progress | None
+    counts: Counter[str] = field(default_factory=Counter)
+    observed: list[datetime] = field(default_factory=list)
+
+    def run(self, inventory: Path) -> ImportResult:
+        existing = self.existing
+        buckets = self._bucket_number() if existing is None else existing.meta.buckets
+        with DatasetWriter(self.out, step=self.step, channels={}, buckets=buckets) as writer:
+            self._check_unchanged()
+            folder = writer.folder / "quarantine"
+            if existing is not None and (existing.path / "quarantine").exists():
+                with disk_errors(self.out):
+                    shutil.copytree(existing.path / "quarantine", folder)
+            number = len(list(folder.glob("*.parquet"))) + 1
+            with Quarantine(folder, f"import-{number:04d}.parquet") as quarantine:
+                held = self._inventory(inventory, quarantine)
+                unit = unit_of(held.frame)
+                if existing is not None and existing.meta.unit != unit:
+                    raise InputError(
+                        f"the dataset's unit is the {existing.meta.unit}, the inventory's is the {unit}",
+                        str(inventory),
+                        "Import into an empty folder.",
+                    )
+                writer.set_unit(unit)
+                held.frame = self._of_unit(held.frame, unit, inventory, quarantine)
+                check_stays(held.frame, unit, str(inventory))
+                stays = Stays(held.frame, unit, held.parents)
+                given = self._events(stays, quarantine)
+                detected = self._samples(writer, stays, given, quarantine)
+                final_events = self._all_events(given, detected)
+                final_jobs = self._jobs(stays, quarantine)
+            span = self._span(final_events, quarantine)
+            shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
+            frame = held.frame
+            start = pd.Timestamp(span[0]).as_unit("ms")
+            self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
+            frame["installed_at"] = frame["installed_at"].fillna(start)
+            dataset = writer.finish(
+                events=final_events,
+                inventory=frame,
+                jobs=final_jobs,
+                span=span,
+                sources=self._entries(),
+                quarantine=dict(quarantine.counts + Counter({} if existing is None else existing.meta.quarantine)),
+                counts={"imported": self._imported()},
+            )
+        return ImportResult(dataset, _plain(self.counts), _plain(quarantine.counts))
+
+    def _check_unchanged(self) -> None:
+        """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
+        now = Dataset.open(self.out).digest if (self.out / META_NAME).exists() else None
+        if now != (None if self.existing is None else self.existing.digest):
+            raise InputError("another run changed the dataset just now", str(self.out), "Run the import again.")
+
+    def _files(self, role: str) -> list[Path]:
+        return [source.path for source in self.fresh if source.role == role]
+
+    def _bucket_number(self) -> int:
+        rows = 0
+        for path in self._files("samples"):
+            parquet = kind_of(path) == "parquet"
+            rows += _parquet_rows(path) if parquet else path.stat().st_size // _CSV_BYTES_PER_ROW
+        buckets = DEFAULT_BUCKETS
+        while rows > buckets * MAX_ROWS_PER_BUCKET:
+            buckets *= 2
+        return buckets
+
+    def _inventory(self, path: Path, quarantine: Quarantine) -> InventorySource:
+        # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
+        is_new = bool(self._files("inventory"))
+        held = read_inventory(path, self.rules.inventory, quarantine if is_new else Quarantine(None))
+        old = None if self.existing is None else self.existing.inventory()
+        held.frame = merge_stays(old, held.frame) if is_new or old is None else old
+        return held
+
+    def _of_unit(self, frame: pd.DataFrame, unit: str, path: Path, quarantine: Quarantine) -> pd.DataFrame:
+        if unit == "node":
+            return frame
+        missing = frame["gpu"].isna()
+        for index in np.flatnonzero(missing.to_numpy()):
+            row = frame.iloc[index].dropna().to_dict()
+            quarantine.add("missing gpu", "inventory", path.name, None, str(row))
+        return frame[~missing].reset_index(drop=True)
+
+    def _events(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
+        intake = EventIntake(self.rules.events, stays, quarantine, self.delay, self.counts)
+        frames = [empty_events()]
+        for file in self._files("events"):
+            if self.progress is not None:
+                self.progress(f"reading {file.name}", 0, 1)
+            frames.append(self._kernel_log(file, stays, quarantine) if is_kernel_log(file) else intake.read(file))
+        return _stacked(frames)
+
+    def _kernel_log(self, file: Path, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
+        said: KernelLogMapping = self.rules.kernel_log
+        node = said.node or (file.stem if file.stem in stays.node_since else None)
+        try:
+            with io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
+                log = parse_kernel_log(
+                    lines,
+                    node=node,
+                    boot_time=said.boot_time,
+                    reference_time=said.reference_time,
+                    timezone=said.timezone,
+                    source=file.name,
+                )
+        except InputError as error:
+            raise InputError(error.what, f"{file}, {error.where}", error.do) from error
+        for number, line, problem in log.unparsed:
+            quarantine.add(problem, "events", file.name, number, line)
+        self.counts["kernel_log_lines"] += log.n_lines
+        self.counts["events_read"] += len(log.events) + len(log.unparsed)
+        for code, times in log.unknown_codes.items():
+            self.counts[f"xid_{code}_without_description"] += times
+        found, unmatched = locate(log.events, stays.frame, delay=self.delay)
+        self.counts["xids_without_a_gpu"] += unmatched
+        text = {
+            name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
+        }
+        ms = found["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
+        reasons = place_events(text, ms, stays)
+        quarantine_frame(found, reasons, file.name, quarantine)
+        found["gpu"], found["node"] = text["gpu"], text["node"]
+        return found[reasons == ""]
+
+    def _samples(
+        self, writer: DatasetWriter, stays: Stays, given: pd.DataFrame, quarantine: Quarantine
+    ) -> pd.DataFrame:
+        files = self._files("samples")
+        plan: SamplePlan | None = None
+        spill: Spill | None = None
+        nodes = sorted(stays.node_since)
+        if files:
+            plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
+            self._check_kinds(plan.channels)
+            intake = SampleIntake(plan, self.rules.samples, stays, quarantine, self.late, nodes)
+            spill = intake.run(writer.folder / ".spill", writer.buckets, self.progress)
+            self.counts.update(intake.counts)
+        existing = self.existing
+        if plan is None:
+            if existing is not None:
+                writer.declare(existing.meta.channels, sample_count=existing.meta.sample_count)
+                write_newest(writer.folder, read_newest(existing.path))
+                for bucket in existing.buckets():
+                    writer.adopt(existing, bucket)
+            return empty_events()
+        merge = plan_merge(
+            spill, existing, plan.channels, self.channels, self.step, stays, sample_count=plan.sample_count
+        )
+        writer.declare(merge.channels, sample_count=merge.rolled)
+        names = [file.name for file in files]
+        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine, not self._has_xids(given))
+        for bucket, table in merger.run(spill, existing):
+            if self.progress is not None:
+                self.progress("writing samples", bucket, writer.buckets)
+            writer.write_samples(bucket, table)
+        self.counts.update(merger.counts)
+        write_newest(writer.folder, merger.newest)
+        if merger.first_ms is not None and merger.last_ms is not None:
+            self.observed += [_instant(merger.first_ms), _instant(merger.last_ms)]
+        return _stacked([empty_events(), *merger.events])
+
+    def _check_kinds(self, channels: Mapping[str, Channel]) -> None:
+        if self.existing is None:
+            return
+        for name, channel in channels.items():
+            old = self.existing.meta.channels.get(name)
+            if old is not None and old.kind != channel.kind:
+                raise InputError(
+                    f"channel {name!r} is a {old.kind} in the dataset, and a {channel.kind} now",
+                    f"{self.out}, params channels.{name}.kind",
+                    "Import all sources again into an empty folder.",
+                )
+
+    def _has_xids(self, given: pd.DataFrame) -> bool:
+        frames = [given] if self.existing is None else [given, self.existing.events()]
+        return any(((frame["type"] == "xid") & (frame["source"] != GAUGE_SOURCE)).any() for frame in frames)
+
+    def _all_events(self, given: pd.DataFrame, detected: pd.DataFrame) -> pd.DataFrame:
+        old = empty_events() if self.existing is None else self.existing.events()
+        together = _stacked([old, given, detected])
+        kept = dedupe_events(together, self.dedupe)
+        self.counts["xids_from_gauge"] += len(detected)
+        self.counts["events_deduplicated"] += len(together) - len(kept)
+        return kept
+
+    def _jobs(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame | None:
+        old = None if self.existing is None else self.existing.jobs()
+        for file in self._files("jobs"):
+            new = read_jobs(file, self.rules.jobs, stays, quarantine)
+            self.counts["jobs_read"] += len(new)
+            old = merge_jobs(old, new)
+        return old
+
+    def _span(self, events: pd.DataFrame, quarantine: Quarantine) -> tuple[datetime, datetime]:
+        seen = list(self.observed)
+        if self.existing is not None:
+            seen += self.existing.meta.span
+        if len(events):
+            seen += [events["timestamp"].min().to_pydatetime(), events["timestamp"].max().to_pydatetime()]
+        if self.rules.span is not None:
+            seen += self.rules.span
+        if not seen:
+            where = ", ".join(str(source.path) for source in self.fresh if source.role == "events") or str(self.out)
+            if quarantine.counts:
+                raise no_usable_rows("event", quarantine, where)
+            raise InputError(
+                "nothing was observed: there are no samples and no events",
+                where,
+                "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
+            )
+        return min(seen).astimezone(UTC), max(seen).astimezone(UTC)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        old = [] if self.existing is None else self.existing.meta.sources
+        entries = [*old, *(source.entry() for source in self.fresh)]
+        return sorted(
+            entries, key=lambda entry: (entry.get("role", ""), entry.get("name", ""), entry.get("sha256", ""))
+        )
+
+    def _imported(self) -> dict[str, int]:
+        old = {} if self.existing is None else self.existing.meta.counts.get("imported", {})
+        return _plain(self.counts + Counter(old))
+
+
+_PLACE = ("node", "gpu", "type")
+
+
+def _plain(counts: Counter[str]) -> dict[str, int]:
+    return {name: int(number) for name, number in sorted(counts.items()) if number}
+
+
+def _instant(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _parquet_rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except pa.ArrowInvalid:
+        return 0  # reading the file will say what is wrong with it
+
+
+def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Concatenate event frames; an empty one is left out, for its columns have no values to agree on."""
+    full = [frame for frame in frames if len(frame)]
+    return pd.concat(full, ignore_index=True)[list(EVENTS.names)] if full else empty_events()

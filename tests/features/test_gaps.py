@@ -1,0 +1,167 @@
+"""Gaps and workload against plain readings."""
+
+from datetime import timedelta
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.blocks import RowSpans, SampleBlock, blocks_of
+from features.gaps import GapPlan
+from features.layout import ChannelLayout
+from features.workload import WorkloadPlan
+from telemetry.channels import CATALOGUE
+
+MINUTE = timedelta(minutes=1)
+WINDOWS = (20 * MINUTE, 60 * MINUTE)
+LOOK_BACK = 120
+CHANNELS = {
+    "power_w": CATALOGUE["power_w"],
+    "power_w_max": CATALOGUE["power_w"].rollups()[1],
+    "gpu_util_pct": CATALOGUE["gpu_util_pct"],
+    "pcie_replay_total": CATALOGUE["pcie_replay_total"],
+    "clocks_event_reasons": CATALOGUE["clocks_event_reasons"],
+}
+LAYOUT = ChannelLayout.of(CHANNELS)
+GAPS = GapPlan.of(LAYOUT, WINDOWS, step=10 * MINUTE, delay=10 * MINUTE, unit="gpu")
+WORKLOAD = WorkloadPlan.of(LAYOUT, WINDOWS)
+WATCHED = ("power_w", "gpu_util_pct", "pcie_replay_total", "clocks_event_reasons")
+
+
+def block_of(samples):
+    types = {"power_w": pa.float32(), "power_w_max": pa.float32(), "gpu_util_pct": pa.float32()}
+    types |= {"pcie_replay_total": pa.float64(), "clocks_event_reasons": pa.uint64()}
+    columns = {
+        "timestamp": pa.array([sample["minute"] * 60_000 for sample in samples], pa.timestamp("ms", tz="UTC")),
+        "node": pa.array(["n0"] * len(samples)),
+        "gpu": pa.array(["g0"] * len(samples)),
+        **{name: pa.array([sample.get(name) for sample in samples], kind) for name, kind in types.items()},
+    }
+    return next(blocks_of(pa.table(columns), LAYOUT, unit="gpu"), SampleBlock.empty(LAYOUT))
+
+
+def compute(samples, border, since=-10_000):
+    spans = RowSpans(np.array([0]), np.array([len(samples)]), np.array([border * 60_000]))
+    gaps = np.full((1, len(GAPS.columns)), np.nan, dtype=np.float32)
+    GAPS.fill(block_of(samples), spans, np.array([since * 60_000]), gaps)
+    work = np.full((1, len(WORKLOAD.columns)), np.nan, dtype=np.float32)
+    WORKLOAD.fill(block_of(samples), spans, work)
+    names = [column.name for column in (*GAPS.columns, *WORKLOAD.columns)]
+    return dict(zip(names, [*gaps[0].tolist(), *work[0].tolist()], strict=True))
+
+
+def plain(samples, border, since=-10_000):
+    """Every column but the node's, from the samples of one unit (minutes throughout)."""
+    seen = [s for s in samples if 0 <= border - s["minute"] < LOOK_BACK]
+    pairs = list(zip(seen, seen[1:], strict=False))
+    out = {}
+    for window in (20, 60):
+        inside = [s for s in seen if border - s["minute"] < window]
+        expected = min(window, border - since) // 10
+        missing = 1 - len(inside) / expected if expected > 0 else np.nan
+        out[f"gaps__samples__missing__{_name(window)}"] = np.clip(missing, 0, 1)
+    inside = [s["minute"] for s in seen if border - s["minute"] < 60]
+    start = border - min(60, max(border - since, 0))
+    edges = [min(start, *inside), *inside, border] if inside else [start, border]
+    out["gaps__samples__longest_gap__1h"] = max(b - a for a, b in zip(edges, edges[1:], strict=False)) / 60
+    age = border - seen[-1]["minute"] if seen else LOOK_BACK
+    out["gaps__samples__age"] = (age + 10) / 60
+    near = [(a, b) for a, b in pairs if border - b["minute"] < 60]
+    out["gaps__samples__repeated__1h"] = np.mean([_same(a, b) for a, b in near]) if near else np.nan
+    now = {n for s in seen if border - s["minute"] < 20 for n in WATCHED if s.get(n) is not None}
+    before = {n for s in seen if border - s["minute"] >= 20 for n in WATCHED if s.get(n) is not None}
+    out["gaps__channels__vanished__20m"] = len(before - now)
+    return out | _plain_workload(seen, border)
+
+
+def _plain_workload(seen, border):
+    out = {}
+    used = [s for s in seen if s.get("gpu_util_pct") is not None]
+    hour = [s["gpu_util_pct"] for s in used if border - s["minute"] < 60]
+    out["workload__gpu_util_pct__idle_share__1h"] = np.mean([u < 5 for u in hour]) if hour else np.nan
+    out["workload__gpu_util_pct__busy_share__1h"] = np.mean([u >= 80 for u in hour]) if hour else np.nan
+    steps = [(a["gpu_util_pct"] < 5) != (b["gpu_util_pct"] < 5) for a, b in _steps(used, border)]
+    out["workload__gpu_util_pct__transitions__1h"] = sum(steps) if hour else np.nan
+    swing = {}
+    for window in (20, 60):
+        inside = [s for s in seen if border - s["minute"] < window]
+        lows = [s["power_w"] for s in inside if s.get("power_w") is not None]
+        highs = lows + [s["power_w_max"] for s in inside if s.get("power_w_max") is not None]
+        swing[window] = max(highs) - min(lows) if lows and max(highs) >= min(lows) else np.nan
+    out["workload__power_w__swing__20m"] = swing[20]
+    out["workload__power_w__swing_ratio__1h"] = swing[20] / swing[60] if swing[60] else np.nan
+    powered = [s for s in seen if s.get("power_w") is not None]
+    moves = [abs(a["power_w"] - b["power_w"]) for a, b in _steps(powered, border)]
+    out["workload__power_w__step_change__1h"] = np.mean(moves) if moves else np.nan
+    return out
+
+
+def _steps(samples, border):
+    return [(a, b) for a, b in zip(samples, samples[1:], strict=False) if border - b["minute"] < 60]
+
+
+def _name(minutes):
+    return "1h" if minutes == 60 else f"{minutes}m"
+
+
+def _same(a, b):
+    gauges = ("power_w", "gpu_util_pct")
+    known = [n for n in gauges if a.get(n) is not None or b.get(n) is not None]
+    return bool(known) and all(a.get(n) == b.get(n) for n in known)
+
+
+@st.composite
+def histories(draw):
+    levels = st.sampled_from([None, 0.0, 3.0, 50.0, 90.0])
+    return [
+        {
+            "minute": minute,
+            "power_w": draw(levels),
+            "power_w_max": draw(st.sampled_from([None, 95.0])),
+            "gpu_util_pct": draw(levels),
+            "pcie_replay_total": draw(st.sampled_from([None, 1.0])),
+            "clocks_event_reasons": draw(st.sampled_from([None, 0, 8])),
+        }
+        for minute in sorted(draw(st.sets(st.integers(0, 150), max_size=25)))
+    ]
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories(), st.integers(-5, 300), st.integers(-200, 200))
+def test_gaps_and_workload_equal_the_plain_reading(samples, border, since):
+    found, expected = compute(samples, border, since), plain(samples, border, since)
+    for name, value in expected.items():
+        assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
+
+
+def test_a_steady_source_misses_nothing():
+    samples = [{"minute": 10 * i, "power_w": float(i), "gpu_util_pct": 1.0} for i in range(13)]
+    found = compute(samples, 120)
+    assert found["gaps__samples__missing__1h"] == 0
+    assert found["gaps__samples__longest_gap__1h"] == pytest.approx(1 / 6)
+    assert found["gaps__samples__age"] == pytest.approx(1 / 6)
+
+
+def test_a_silent_unit_is_all_missing_and_its_age_ends_at_the_look_back():
+    found = compute([], 120)
+    assert found["gaps__samples__missing__1h"] == 1
+    assert found["gaps__samples__longest_gap__1h"] == 1
+    assert found["gaps__samples__age"] == pytest.approx(130 / 60)
+    assert np.isnan(found["gaps__samples__repeated__1h"])
+
+
+def test_no_sample_is_expected_before_the_installation():
+    found = compute([{"minute": 110, "power_w": 1.0}, {"minute": 120, "power_w": 2.0}], 120, since=100)
+    assert found["gaps__samples__missing__1h"] == 0
+    assert found["gaps__samples__longest_gap__1h"] == pytest.approx(1 / 6)
+
+
+def test_a_frozen_exporter_repeats_itself():
+    samples = [{"minute": 10 * i, "power_w": 70.0, "gpu_util_pct": 50.0, "pcie_replay_total": i} for i in range(13)]
+    assert compute(samples, 120)["gaps__samples__repeated__1h"] == 1
+
+
+def test_no_workload_without_utilisation_or_power():
+    assert WorkloadPlan.of(ChannelLayout.of({"gpu_temp_c": CATALOGUE["gpu_temp_c"]}), WINDOWS).columns == ()

@@ -1,0 +1,123 @@
+"""Columns and their words."""
+
+import math
+import re
+from datetime import timedelta
+
+import pytest
+
+from features.config import FeatureSection, LabelSection
+from features.history import history_columns
+from features.plan import FeaturePlan
+from features.static import StaticPlan
+from features.vocabulary import FeatureColumn, describe
+from telemetry.channel import Channel
+from telemetry.channels import CATALOGUE
+
+HOUR = timedelta(hours=1)
+DAY = timedelta(days=1)
+
+
+def every_column() -> tuple[FeatureColumn, ...]:
+    channels = {**CATALOGUE, "odd_errors_total": Channel("odd_errors_total", "counter", "count", None, None, "")}
+    static = [FeatureColumn.of("static", "model", "code", categories=("A100", "H100"))]
+    static.append(FeatureColumn.of("static", "age", "days", unit="d"))
+    static.append(FeatureColumn.of("static", "made_at", "days", unit="d"))
+    static.append(FeatureColumn.of("static", "slot", "ordinal"))
+    static.append(FeatureColumn.of("static", "bin_number", "value"))
+    return FeaturePlan.of(
+        FeatureSection(),
+        channels,
+        unit="gpu",
+        step=timedelta(minutes=10),
+        static=StaticPlan(tuple(static)),
+        history=history_columns(FeatureSection(), LabelSection()),
+    ).columns
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0, 1.0, -0.25, 17_700.0])
+def test_every_column_has_plain_words(value):
+    for column in every_column():
+        for text in (describe(column, value), describe(column, value, 3.0)):
+            assert not re.search(r"_|nan|None|  |\.$", text), (column.name, text)
+            assert text == text.strip()
+
+
+def test_every_column_survives_json_and_has_its_own_name():
+    columns = every_column()
+    assert len({column.name for column in columns}) == len(columns)
+    assert all(FeatureColumn.from_json(column.to_json()) == column for column in columns)
+
+
+def column(group, channel, statistic, **kwargs):
+    return FeatureColumn.of(group, channel, statistic, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("made", "value", "words"),
+    [
+        (
+            column("telemetry", "power_w", "std", window=DAY, unit="W"),
+            42.0,
+            "power varied by 42.0 W (standard deviation) over the last 24 h",
+        ),
+        (
+            column("telemetry", "ecc_sbe_volatile_total", "rise", window=6 * HOUR, unit="errors"),
+            17_700.0,
+            "correctable ECC errors (volatile) rose by 17,700 in the last 6 h",
+        ),
+        (
+            column("telemetry", "gpu_temp_c", "slope", window=6 * HOUR, unit="C"),
+            -1.5,
+            "GPU temperature fell by 1.5 °C an hour over the last 6 h",
+        ),
+        (
+            column("telemetry", "gpu_temp_c", "delta", window=6 * HOUR, unit="C"),
+            3.0,
+            "GPU temperature averaged 3.0 °C higher over the last 6 h than over the 6 h before",
+        ),
+        (
+            column("telemetry", "clocks_event_reasons_hw_thermal", "share", window=DAY),
+            0.125,
+            "hardware thermal slowdown was active in 12% of samples over the last 24 h",
+        ),
+        (
+            column("telemetry", "row_remap_pending", "last", window=HOUR, unit="bool"),
+            1.0,
+            "memory row remap pending was set when last seen",
+        ),
+        (
+            column("history", "xid_memory", "count", window=7 * DAY, scope="node"),
+            3.0,
+            "3 memory XIDs on this node in the last 7 d",
+        ),
+        (
+            column("history", "incident", "count", window=30 * DAY, scope="gpu"),
+            1.0,
+            "1 incident on this GPU in the last 30 d",
+        ),
+        (column("history", "repair", "since", scope="slot", unit="h"), 0.5, "0.5 h since the last repair in this slot"),
+        (column("history", "repair", "since", scope="slot", unit="h"), math.nan, "no repair in this slot so far"),
+        (column("gaps", "samples", "age", unit="h"), 0.5, "0.5 h since the last sample"),
+        (
+            column("peers", "gpu_temp_c", "node_deviation", window=6 * HOUR, unit="C"),
+            7.25,
+            "GPU temperature 7.2 °C above the median of the node's other GPUs over the last 6 h",
+        ),
+        (column("static", "model", "code", categories=("A100", "H100")), 1.0, "model is H100"),
+        (column("static", "driver", "code", categories=("535.1",)), 7.0, "driver version is not one seen in training"),
+        (column("static", "age", "days", unit="d"), 100.5, "100.5 d in service"),
+    ],
+)
+def test_reasons_read_as_plain_words(made, value, words):
+    assert describe(made, value) == words
+
+
+def test_what_is_usual_stands_in_brackets():
+    made = column("telemetry", "power_w", "mean", window=DAY, unit="W")
+    assert describe(made, 420.0, 250.0) == "power averaged 420.0 W over the last 24 h (usual: 250.0 W)"
+
+
+def test_names_have_group_what_statistic_and_window():
+    assert column("telemetry", "gpu_temp_c", "mean", window=6 * HOUR).name == "telemetry__gpu_temp_c__mean__6h"
+    assert column("history", "repair", "since", scope="slot").name == "history__slot_repair__since"

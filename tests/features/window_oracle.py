@@ -1,0 +1,141 @@
+"""The window statistics in plain, slow Python: one unit, one decision time, one column."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+
+from features.vocabulary import FeatureColumn
+
+NAN = math.nan
+Sample = dict  # "time" (ms) and a value or None by channel
+
+
+def ms(span: timedelta) -> int:
+    return round(span.total_seconds() * 1000)
+
+
+def statistic(
+    column: FeatureColumn, samples: Sequence[Sample], border: int, look_back: int, bits: dict[str, tuple[str, int]]
+) -> float:
+    """Compute one column's value from one unit's samples in ascending time."""
+    seen = [sample for sample in samples if 0 <= border - sample["time"] < look_back]
+    assert column.window is not None
+    window = ms(column.window)
+    inside = [sample for sample in seen if border - sample["time"] < window]
+    before = [sample for sample in seen if window <= border - sample["time"] < 2 * window]
+    name = str(column.channel)
+    return _STATISTICS[column.statistic](name, inside, before, seen, border, window, bits)
+
+
+def _known(name, samples):
+    return [float(sample[name]) for sample in samples if sample.get(name) is not None]
+
+
+def _last(name, inside, before, seen, border, window, bits):
+    if name.endswith("_total"):  # a level that persists: no age limit
+        inside = seen
+    values = _known(name, inside)
+    return values[-1] if values else NAN
+
+
+def _mean(name, inside, *rest):
+    values = _known(name, inside)
+    return float(np.mean(values)) if values else NAN
+
+
+def _std(name, inside, *rest):
+    values = _known(name, inside)
+    return float(np.std(values, ddof=1)) if len(values) > 1 else NAN
+
+
+def _min(name, inside, *rest):
+    values = _known(name, inside) + _known(name + "_min", inside)
+    return min(values) if values else NAN
+
+
+def _max(name, inside, *rest):
+    values = _known(name, inside) + _known(name + "_max", inside)
+    return max(values) if values else NAN
+
+
+def _slope(name, inside, *rest):
+    points = [(sample["time"] / 3_600_000, float(sample[name])) for sample in inside if sample.get(name) is not None]
+    if len(points) < 2:
+        return NAN
+    hours, values = np.array(points).T
+    hours = hours - hours.mean()
+    return float((hours * (values - values.mean())).sum() / (hours**2).sum())
+
+
+def _delta(name, inside, before, *rest):
+    return _mean(name, inside) - _mean(name, before)
+
+
+def _rises(name, seen):
+    """(time, rise) of each step, at the newer sample's time."""
+    steps = []
+    previous = None
+    pending = []  # rises told by samples without a value, which the next value's step may cover
+    for sample in seen:
+        value, own = sample.get(name), sample.get(name + "_rise")
+        if value is None:
+            if own is not None:
+                pending.append((sample["time"], float(own)))
+            continue
+        if own is not None:
+            steps += pending
+            steps.append((sample["time"], float(own)))
+        elif previous is not None:
+            steps.append((sample["time"], float(value - previous if value >= previous else value)))
+        elif pending:
+            pass  # a step of unknown size spans them
+        pending = []
+        previous = value
+    return steps + pending
+
+
+def _rise_of(name, seen, chosen):
+    times = {sample["time"] for sample in chosen}
+    steps = [rise for time, rise in _rises(name, seen) if time in times]
+    return sum(steps) if steps else NAN
+
+
+def _rise(name, inside, before, seen, *rest):
+    return _rise_of(name, seen, inside)
+
+
+def _rise_delta(name, inside, before, seen, *rest):
+    return _rise_of(name, seen, inside) - _rise_of(name, seen, before)
+
+
+def _changes(name, inside, before, seen, *rest):
+    times = {sample["time"] for sample in inside}
+    known = [(sample["time"], sample[name]) for sample in seen if sample.get(name) is not None]
+    if not any(time in times for time, _ in known):
+        return NAN
+    return float(sum(a[1] != b[1] and b[0] in times for a, b in zip(known, known[1:], strict=False)))
+
+
+def _share(name, inside, before, seen, border, window, bits):
+    channel, mask = bits.get(name, (name, 2**64 - 1))
+    values = [int(sample[channel]) for sample in inside if sample.get(channel) is not None]
+    return sum((value & mask) != 0 for value in values) / len(values) if values else NAN
+
+
+_STATISTICS = {
+    "last": _last,
+    "mean": _mean,
+    "std": _std,
+    "min": _min,
+    "max": _max,
+    "slope": _slope,
+    "delta": _delta,
+    "rise": _rise,
+    "rise_delta": _rise_delta,
+    "changes": _changes,
+    "share": _share,
+}

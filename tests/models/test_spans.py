@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+
+from features.service import instant_ms
+from models.config import TrainingSection
+from models.spans import candidates, choose_span, fitting
+from models.training_set import Labels, Rows
+from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
+
+REACH_MS = int((GAP + HORIZON).total_seconds() * 1000)
+SPANS = tuple(timedelta(days=d) for d in (7, 14, 28))
+
+
+def days(*numbers):
+    return tuple(timedelta(days=n) for n in numbers)
+
+
+def test_candidates_are_the_fixed_span_or_the_list():
+    assert candidates(TrainingSection(span="10d")) == days(10)
+    assert candidates(TrainingSection(spans=("28d", "14d", "28d"))) == days(14, 28)
+
+
+def test_spans_longer_than_the_history_do_not_fit():
+    first = instant_ms(START)
+    refit = first + REACH_MS + 14 * 86_400_000
+    assert fitting(SPANS, refit_ms=refit, first_ms=first, reach_ms=REACH_MS) == days(7, 14)
+    assert fitting(SPANS, refit_ms=refit - 1, first_ms=first, reach_ms=REACH_MS) == days(7)
+
+
+def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None):
+    refit = START + timedelta(days=day)
+    return choose_span(
+        matrix.values,
+        Rows.of(matrix.rows),
+        Labels.of(matrix.labels(refit)),
+        spans,
+        refit_ms=instant_ms(refit),
+        first_ms=instant_ms(START),
+        reach_ms=REACH_MS,
+        hysteresis=hysteresis,
+        current=current,
+        negative_ratio=10,
+        seed=3,
+    )
+
+
+@pytest.fixture(scope="module")
+def drifting():
+    """Until day 22 what announces a failure later is common among healthy units: only recent rows teach what holds."""
+    matrix = FakeMatrix(units=40, days=45, incidents=110, strength=4.0, seed=5)
+    rng = np.random.default_rng(0)
+    old = (matrix.rows["decision_time"] < START + timedelta(days=22)).to_numpy()
+    matrix.features[old] = rng.normal(size=(old.sum(), 6))
+    healthy = old & (matrix.labels()["label"] == 0).fillna(False).to_numpy(dtype=bool)
+    matrix.features[np.ix_(healthy & (rng.random(len(old)) < 0.3), [0, 1])] += 4
+    return matrix
+
+
+def test_the_span_that_holds_the_present_only_wins_under_drift(drifting):
+    choice = choose(drifting, spans=days(7, 28))
+    assert choice.span == timedelta(days=7)
+    assert choice.scores[timedelta(days=7)] > choice.scores[timedelta(days=28)]
+
+
+def test_hysteresis_keeps_the_span_in_use(drifting):
+    assert choose(drifting, spans=days(7, 28), current=timedelta(days=28), hysteresis=1000.0).span == timedelta(days=28)
+    assert choose(drifting, spans=days(7, 28), current=timedelta(days=28), hysteresis=0.0).span == timedelta(days=7)
+
+
+def test_a_span_that_no_longer_fits_is_not_kept(drifting):
+    assert choose(drifting, spans=days(7, 28), current=timedelta(days=90)).span == timedelta(days=7)
+
+
+def test_too_few_incidents_take_the_longest():
+    matrix = FakeMatrix(units=10, days=45, incidents=6)
+    choice = choose(matrix, current=timedelta(days=7))
+    assert choice.span == timedelta(days=28)
+    assert "too few to compare" in choice.why
+    assert choice.scores == {}
+
+
+def test_the_tail_is_never_fitted_on(drifting):
+    """Rows from one reach before the tail on may change at will, but for the tail's own features."""
+    seen = []
+
+    def read(rows):
+        seen.append(rows)
+        return drifting.values(rows)
+
+    refit = START + timedelta(days=40)
+    rows = Rows.of(drifting.rows)
+    labels = Labels.of(drifting.labels(refit))
+    choose_span(
+        read, rows, labels, days(7, 28), refit_ms=instant_ms(refit), first_ms=instant_ms(START), reach_ms=REACH_MS,
+        hysteresis=0.0, current=None, negative_ratio=10, seed=3,
+    )  # fmt: skip
+    tail, *fitted = seen
+    assert len(fitted) == 2
+    for each in fitted:
+        assert labels.complete[each].max() <= rows.time[tail].min()
+        assert not set(each.tolist()) & set(tail.tolist())
+
+
+def test_the_choice_is_the_same_every_time(drifting):
+    first, second = choose(drifting), choose(drifting)
+    assert first == second
+    assert np.isfinite(list(first.scores.values())).all()

@@ -1,0 +1,367 @@
+"""The report: what it says, that it needs nothing else, and that it is the same every time."""
+
+import doctest
+import errno
+import itertools
+import os
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from html.parser import HTMLParser
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from models.evaluation import evaluate
+from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, wording, write_report
+from pipeline.report.report import render_report
+from pipeline.report.tables import uncaught
+from telemetry.errors import InputError
+from tests.models.fleet_predictions import T0, fleet, truth_of
+
+MODELS = (
+    ("mean_rank", "sliding", 0.6), ("mean_rank", "train_once", 2.5), ("parallel", "sliding", 0.8),
+    ("xgboost", "sliding", 0.7), ("xgboost", "train_once", 2.5), ("logistic", "sliding", 1.5),
+    ("random", "sliding", 30),
+)  # fmt: skip
+VOID = {"meta", "path", "br", "use", "rect"}
+
+
+class Page(HTMLParser):
+    """What a reader and a browser find: text, headings, tables, links, ids; checks that tags are balanced."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.ids, self.links, self.headings, self.tables, self.svgs, self.text = [], [], [], [], [], [], []
+        self.feed(html)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        if "id" in attrs:
+            self.ids.append(attrs["id"])
+        self.links += [attrs[name] for name in ("href", "src") if name in attrs]
+        assert tag not in ("script", "link", "iframe", "img", "object")
+        if tag == "table":
+            self.tables.append({"caption": "", "rows": []})
+        if tag == "tr":
+            self.tables[-1]["rows"].append([])
+        if tag in ("th", "td"):
+            self.tables[-1]["rows"][-1].append("")
+            assert tag == "td" or attrs["scope"] in ("row", "col")
+        if tag in ("h1", "h2", "h3"):
+            self.headings.append([int(tag[1]), ""])
+        if tag == "svg":
+            self.svgs.append(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" in self.open:
+            return
+        if "svg" not in self.open:
+            self.text.append(data)
+        if self.open and self.open[-1] in ("h1", "h2", "h3"):
+            self.headings[-1][1] += data
+        if "caption" in self.open:
+            self.tables[-1]["caption"] += data
+        elif {"th", "td"} & set(self.open):
+            self.tables[-1]["rows"][-1][-1] += data
+
+    @property
+    def said(self):
+        return re.sub(r"\s+", " ", "".join(self.text))
+
+    def table(self, caption):
+        [found] = [table for table in self.tables if caption in table["caption"]]
+        return found["rows"]
+
+
+@pytest.fixture(scope="module")
+def predictions():
+    return fleet(21, MODELS, units=40, times=40, incidents=30, k=3, per_fold=10)
+
+
+@pytest.fixture(scope="module")
+def evaluation(predictions):
+    return evaluate(predictions, k=3, bootstrap=60, seed=1, truth=truth_of(predictions))
+
+
+@pytest.fixture(scope="module")
+def context(predictions):
+    folds = pd.DataFrame(
+        {
+            "fold": [0, 1, 2, 3] * 2,
+            "variant": ["sliding"] * 4 + ["train_once"] * 4,
+            "refit_at": pd.to_datetime([T0 + timedelta(hours=60 * at) for at in range(4)] * 2),
+            "span": pd.to_timedelta([14, 28, 28, 14] * 2, unit="D"),
+            "n_positive": 40,
+            "n_negative": 800,
+        }
+    )
+    folds["train_end"] = folds["refit_at"] - timedelta(days=1)
+    folds["train_start"] = folds["train_end"] - folds["span"]
+    alerts = tuple(
+        AlertEntry(
+            decision_time=row.decision_time.to_pydatetime(),
+            node=row.node,
+            unit=row.unit,
+            risk=row.risk,
+            label=int(row.label) if pd.notna(row.label) else None,
+            failure_class=row.failure_class if pd.notna(row.failure_class) else None,
+            incident_start=row.incident_start.to_pydatetime() if pd.notna(row.incident_start) else None,
+            reasons=("temperature 80 C, 12 above its <peers>", "3 XID 63 in 7 days"),
+            method="exact tree contributions of xgboost",
+        )
+        for row in select_alerts(predictions, "mean_rank", "sliding", 5).itertuples()
+    )
+    return ReportContext(
+        dataset="demo <fleet>",
+        dataset_digest="0123abcd",
+        code_revision="deadbeef",
+        span=(T0 - timedelta(days=60), T0 + timedelta(days=10)),
+        unit="gpu",
+        simulated=Simulated("drift", 7, 12.5),
+        profile="mean_rank",
+        every=timedelta(hours=6),
+        gap=timedelta(minutes=10),
+        horizon=timedelta(hours=24),
+        folds=folds,
+        skipped=("span: 84 days is longer than the history at every refit",),
+        alerts=alerts,
+        params={"training.span": "auto"},
+    )
+
+
+@pytest.fixture(scope="module")
+def html(evaluation, context):
+    return render_report(evaluation, context)
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+def test_the_page_needs_nothing_else(html, page):
+    assert "http:" not in html
+    assert "https:" not in html
+    assert "@import" not in html
+    assert not re.search(r"url\((?!#)", html)
+    assert page.links
+    assert all(link.startswith("#") for link in page.links)
+
+
+def test_every_link_leads_to_one_place(html, page):
+    assert len(page.ids) == len(set(page.ids))
+    targets = {link.removeprefix("#") for link in page.links} | set(re.findall(r"url\(#([^)]+)\)", html))
+    targets |= set(" ".join(svg["aria-labelledby"] for svg in page.svgs).split())
+    assert targets <= set(page.ids)
+
+
+def test_the_same_results_give_the_same_bytes(tmp_path, evaluation, context, html):
+    path = write_report(tmp_path / "o", evaluation=evaluation, context=context)
+    assert path == tmp_path / "o" / "report" / "index.html"
+    assert path.read_text(encoding="utf-8") == html
+    write_report(tmp_path / "o", evaluation=evaluation, context=context)
+    assert path.read_text(encoding="utf-8") == html
+    assert [each.name for each in path.parent.iterdir()] == ["index.html"]
+
+
+def test_headings_descend_one_level_at_a_time_and_tables_are_captioned(page):
+    levels = [level for level, _ in page.headings]
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert len(page.tables) >= 9
+    for table in page.tables:
+        assert table["caption"].strip()
+        assert len({len(row) for row in table["rows"]}) == 1
+
+
+def test_plots_have_a_title_and_a_description_and_take_the_pages_colours(html, page):
+    assert len(page.svgs) == 5
+    for svg in page.svgs:
+        assert svg["role"] == "img"
+        assert svg["viewbox"]
+    assert "<title id=" in html
+    assert "<desc id=" in html
+    assert "var(--ink)" in html
+    assert not re.search(r"#010203|#040506|#070809", html)
+
+
+def test_a_simulated_fleet_is_called_simulated_with_its_acceleration(evaluation, context, page):
+    assert "Simulated fleet. Scenario drift, seed 7; failure rates multiplied by 12.5" in page.said
+    assert "40 GPUs of a simulated fleet (scenario drift, seed 7, its failure rates multiplied by 12.5" in page.said
+    slow = Page(render_report(evaluation, replace(context, simulated=Simulated("base", 1, 1.0)))).said
+    assert "multiplied" not in slow
+    assert "failure rates as calibrated" in slow
+    real = Page(render_report(evaluation, replace(context, simulated=None))).said
+    assert "Simulated fleet" not in real
+    assert "of a real fleet were replayed at 40 decision times, every 6 hours from 2026-01-30 to 2026-02-08" in real
+
+
+def test_the_summarys_numbers_are_the_evaluations(evaluation, page):
+    row = evaluation.row("mean_rank", "sliding")
+    wrong = row["alerts_labelled"] - row["hits"]
+    interval = f"[{100 * row['precision_low']:.1f}, {100 * row['precision_high']:.1f} %]"
+    assert f"mean_rank gave {row['alerts']} alerts, at most 3 at a decision time" in page.said
+    assert (
+        f"{wrong} were wrong and {row['hits']} right: a precision of {100 * row['precision']:.1f} % {interval}"
+        in page.said
+    )
+    assert f"It caught {row['caught']} of the {row['incidents']} incidents that could have been caught" in page.said
+    assert f"half of them at least {row['lead_time_median_hours']:.1f} h before they began" in page.said
+    oracle = evaluation.row("oracle", "oracle")
+    assert f"would reach a precision of {100 * oracle['precision_at_k']:.1f} % at the same K" in page.said
+    assert f"mean_rank reaches {100 * row['oracle_share_precision_at_k']:.1f} % of that" in page.said
+    assert "Against training mean_rank once, refitting it on a sliding span changed precision at K by +" in page.said
+    assert "Against the best single learner (xgboost, chosen after the fact)" in page.said
+
+
+def test_every_model_stands_in_the_table_with_its_interval(evaluation, page):
+    rows = page.table("Every model, pooled over all folds")
+    names = [(row[0].split()[0], row[1]) for row in rows[1:]]
+    assert names == [
+        ("mean_rank", "sliding"), ("mean_rank", "trained once"), ("parallel", "sliding"), ("xgboost", "sliding"),
+        ("xgboost", "trained once"), ("logistic", "sliding"), ("random", "sliding"), ("oracle", ""),
+    ]  # fmt: skip
+    row = evaluation.row("xgboost", "sliding")
+    low, high = row["precision_at_k_low"], row["precision_at_k_high"]
+    assert rows[4][3] == f"{100 * row['precision_at_k']:.1f} % [{100 * low:.1f}, {100 * high:.1f} %]"
+    assert rows[0][-1] == "of the oracle"
+    assert rows[-1][-1].startswith("100 %")
+
+
+def test_what_did_not_help_is_said(predictions, context):
+    same = predictions[predictions["model"] == "mean_rank"].copy()
+    once = same[same["variant"] == "sliding"].assign(variant="train_once")
+    both = pd.concat([same[same["variant"] == "sliding"], once])
+    measured = evaluate(both, k=3, bootstrap=40, seed=0)
+    shown = Page(render_report(measured, context))
+    assert "changed precision at K by 0.0 points [0.0, 0.0] (no difference shown)" in shown.said
+    [row] = shown.table("against the same model trained once")[1:]
+    assert row[3:5] == ["0.0 [0.0, 0.0]", "no difference shown"]
+
+
+def test_sparing_models_are_compared_at_equal_numbers_of_alerts(evaluation, page):
+    rows = page.table("Models that give fewer alerts than K allows")
+    assert {row[0] for row in rows[1:]} == {"parallel"}
+    assert {row[1] for row in rows[1:]} == {"mean_rank", "xgboost", "logistic", "random"}
+
+
+def test_folds_say_their_span_and_what_they_were_worth(evaluation, page):
+    rows = page.table("Each refit of the sliding training")
+    assert [row[2] for row in rows[1:]] == ["14 days", "28 days", "28 days", "14 days"]
+    folds = evaluation.folds
+    mine = folds[(folds["model"] == "mean_rank") & (folds["variant"] == "sliding")]
+    assert rows[1][7] == f"{mine['caught'].iloc[0]} of {mine['incidents'].iloc[0]}"
+    assert "span: 84 days is longer than the history at every refit" in page.said
+
+
+def test_incidents_that_nobody_caught_are_listed(evaluation, context, page, predictions):
+    missed = uncaught(evaluation)
+    alerts = predictions[
+        predictions["alert"] & (predictions["variant"] == "sliding") & (predictions["model"] != "random")
+    ]
+    assert set(missed["incident"]) == set(predictions["incident"].dropna()) - set(alerts["incident"].dropna())
+    blind = predictions.assign(alert=False)
+    shown = Page(render_report(evaluate(blind, k=3, bootstrap=0, seed=0), context))
+    rows = shown.table("Incidents that no sliding learner or ensemble alerted in time")
+    assert len(rows) - 1 == min(20, predictions["incident"].nunique())
+    by_class = page.table("Incidents by failure class")
+    assert sum(int(row[-1]) for row in by_class[1:]) == len(missed)
+
+
+def test_alerts_are_shown_with_outcome_and_reasons_and_escaped(html, page, context):
+    rows = page.table("Alerts of mean_rank with the highest risk")
+    assert len(rows) == 1 + len(context.alerts)
+    assert rows[1][0].startswith(context.alerts[0].unit)
+    assert "temperature 80 C, 12 above its <peers>3 XID 63 in 7 days" in rows[1][4]
+    assert "<peers>" not in html
+    assert "demo &lt;fleet&gt;" in html
+    right = next(alert for alert in context.alerts if alert.label == 1)
+    assert f"right: {right.failure_class}" in " ".join(row[3] for row in rows)
+    assert "by exact tree contributions of xgboost. They say what the model went by, not what caused" in page.said
+
+
+def test_each_outcome_has_its_own_words(evaluation, context):
+    t = datetime(2026, 2, 1, tzinfo=UTC)
+    alerts = (
+        AlertEntry(t, "n1", "g1", 0.5, 1, "memory", t + timedelta(hours=13.4)),
+        AlertEntry(t, "n1", "g2", 0.4, 0, None, None, (), "exact tree contributions of xgboost"),
+        AlertEntry(t, "n1", "n1", float("nan"), None, None, None),
+    )
+    rows = Page(render_report(evaluation, replace(context, alerts=alerts))).table("Alerts of mean_rank")[1:]
+    assert [row[3] for row in rows] == ["right: memory 13.4 h later", "wrong: no incident followed", "not known yet"]
+    assert [row[2] for row in rows] == ["50.0 %", "40.0 %", "–"]
+    assert [row[4] for row in rows] == ["not explained", "no single feature raised it", "not explained"]
+
+
+def test_selected_alerts_are_the_riskiest_each_incident_once(predictions):
+    chosen = select_alerts(predictions, "mean_rank", "sliding", 8)
+    assert chosen["alert"].all()
+    assert (np.diff(chosen["risk"]) <= 0).all()
+    assert not chosen.dropna(subset=["incident"]).duplicated(["unit", "incident"]).any()
+    assert chosen["risk"].iloc[0] == predictions[predictions["model"] == "mean_rank"].query(
+        "variant == 'sliding' and alert"
+    )["risk"].max()  # fmt: skip
+    categories = predictions.astype(dict.fromkeys(("model", "variant", "unit", "node", "gpu"), "category"))
+    pd.testing.assert_index_equal(select_alerts(categories, "mean_rank", "sliding", 8).index, chosen.index)
+
+
+def test_a_fleet_of_nodes_is_called_nodes(evaluation, context):
+    shown = Page(render_report(evaluation, replace(context, unit="node"))).said
+    assert "40 nodes of a simulated fleet" in shown
+    assert "GPU" not in shown.replace("predrain", "")
+
+
+def test_a_period_without_incidents_or_outcomes_still_has_a_report(predictions, context):
+    quiet = predictions.assign(
+        label=pd.array([0] * len(predictions), dtype="Int8"),
+        incident=pd.array([pd.NA] * len(predictions), dtype="Int64"),
+        incident_start=pd.Series(pd.NaT, index=predictions.index).dt.tz_localize("UTC"),
+        failure_class=pd.Series([None] * len(predictions), dtype="str", index=predictions.index),
+    )
+    shown = Page(render_report(evaluate(quiet, k=3, bootstrap=30, seed=0), context)).said
+    assert "No incident began that an alert could have caught." in shown
+    assert "There are too few incidents to compare risks with what happened." in shown
+    assert "a precision of 0 %" in shown
+    unknown = predictions.assign(label=pd.array([pd.NA] * len(predictions), dtype="Int8"))
+    shown = Page(render_report(evaluate(unknown, k=3, bootstrap=30, seed=0), replace(context, alerts=()))).said
+    assert "None has a known outcome, so nothing can be said about its precision." in shown
+    assert "No alerts to show." in shown
+
+
+def test_without_truth_the_report_claims_no_oracle(predictions, context):
+    shown = Page(render_report(evaluate(predictions, k=3, bootstrap=0, seed=0), context))
+    assert "What the best possible model would reach here is not known" in shown.said
+    assert "of the oracle" not in shown.table("Every model")[0]
+    assert "No intervals: backtest.bootstrap is 0." in shown.said
+
+
+def test_a_full_disk_leaves_the_old_report(tmp_path, evaluation, context, monkeypatch):
+    path = write_report(tmp_path, evaluation=evaluation, context=context)
+    before = path.read_bytes()
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(InputError) as raised:
+        write_report(tmp_path, evaluation=evaluation, context=replace(context, dataset="other"))
+    assert str(raised.value) == (
+        f"cannot write the report: No space left on device ({path}). Free some space or choose another --out."
+    )
+    assert path.read_bytes() == before
+    assert [each.name for each in path.parent.iterdir()] == ["index.html"]
+
+
+def test_numbers_are_worded_as_documented():
+    assert doctest.testmod(wording).failed == 0

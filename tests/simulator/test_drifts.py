@@ -1,0 +1,90 @@
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from simulator.fleet import DAY
+from simulator.hazards import Cause, multiplier_index
+from simulator.run import Simulation, node_devices
+from simulator.scenarios import SCENARIOS
+from simulator.workload import training_share
+
+Fleet = Callable[..., Simulation]
+Tools = dict[str, Callable[..., object]]
+
+
+@pytest.mark.parametrize("scenario", sorted(set(SCENARIOS) - {"drift"}))
+def test_only_drift_inflates_a_counter(fleet: Fleet, scenario: str) -> None:
+    assert fleet("drift", 64, 20).inflation > 9.9
+    simulation = fleet(scenario, 64, 20)
+    assert simulation.inflation == 1.0
+    assert all(device.inflation == 1.0 for device in node_devices(simulation, 0))
+
+
+def test_the_inflation_begins_at_the_nodes_first_upgrade(fleet: Fleet) -> None:
+    simulation = fleet("drift", 64, 20)
+    for number, node in enumerate(simulation.history.nodes):
+        for device in node_devices(simulation, number):
+            assert device.inflated_from == node.upgrades[0]
+            assert device.inflated_from in device.reloads or device.first > 0
+    ups = [node.upgrades[0] for node in simulation.history.nodes]
+    assert max(ups) - min(ups) <= 7 * DAY
+
+
+def test_only_drift_shifts_the_work(fleet: Fleet) -> None:
+    simulation = fleet("drift", 64, 120)
+    clock = simulation.clock
+
+    def mean(time: int, *, shifts: bool) -> float:
+        models = simulation.parameters.fleet.models
+        shares = [training_share(simulation.parameters, clock, n, time, shifts=shifts) for n in range(len(models))]
+        return sum(model.share * share for model, share in zip(models, shares, strict=True))
+
+    assert mean(clock.start, shifts=True) == pytest.approx(0.71, abs=0.02)
+    assert mean(clock.end, shifts=True) == pytest.approx(0.40, abs=0.01)
+    assert mean(clock.end, shifts=False) == mean(clock.start, shifts=True)
+
+
+def test_only_drift_finds_the_faults_nobody_looked_for(fleet: Fleet, tools: Tools) -> None:
+    simulation = fleet("drift", 2000, 100, acceleration=5.0)
+    rows = tools["failure_rows"](simulation)
+    found = rows[rows[:, 5] == Cause.HEALTH_CHECK]
+    assert len(found) > 30
+    assert found[:, 3].min() >= simulation.laws.check_day
+    assert (simulation.laws.check_day - simulation.clock.start) % DAY == 0
+    late = rows[rows[:, 3] >= simulation.laws.check_day]
+    bus = late[(late[:, 4] == 0)]
+    assert len(found) / len(bus) == pytest.approx(1.0, abs=0.5)  # the apparent rate of the class doubles
+    base = tools["failure_rows"](fleet("base", 3000, 60, acceleration=5.0))
+    assert Cause.HEALTH_CHECK not in set(base[:, 5])
+
+
+def test_an_epidemic_grows_where_it_is_on(fleet: Fleet) -> None:
+    ages = fleet("base", 16, 10, acceleration=5.0).laws.ages
+    for name in SCENARIOS:
+        laws = fleet(name, 64, 120).laws
+        if "epidemic" in SCENARIOS[name].drifts:
+            assert laws.epidemic[0] == 1.0
+            assert laws.epidemic[-3] > 20.0
+            assert (np.diff(laws.epidemic) >= 0).all()
+        else:
+            assert set(laws.epidemic) == {-1.0}
+    sound = multiplier_index(400 * DAY, 0, False, 1.0, 22.0, ages)
+    ill = multiplier_index(400 * DAY, 0, True, 1.0, 22.0, ages)
+    assert sound == 0
+    assert ill == pytest.approx(np.log(22.0) / 0.02, abs=1)
+
+
+def test_young_gpus_fail_twice_as_often(fleet: Fleet) -> None:
+    ages = fleet("base", 16, 10, acceleration=5.0).laws.ages
+    young = multiplier_index(40 * DAY, 15 * DAY, False, 1.0, -1.0, ages)
+    old = multiplier_index(46 * DAY, 15 * DAY, False, 1.0, -1.0, ages)
+    assert np.exp(0.02 * (young - old)) == pytest.approx(2.0, rel=0.02)
+
+
+def test_the_bad_batch_wears_out(fleet: Fleet) -> None:
+    ages = fleet("base", 16, 10, acceleration=5.0).laws.ages
+    factors = [np.exp(0.02 * multiplier_index(d * DAY, 0, True, 1.0, -1.0, ages)) for d in (60, 365, 730)]
+    assert factors[0] == pytest.approx(1.0, abs=0.1)
+    assert factors[1] == pytest.approx(22 * 0.5**1.6, rel=0.02)
+    assert factors[2] == pytest.approx(22, rel=0.02)

@@ -1,0 +1,215 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from simulator.devices import CHRONIC, Effect, Trait, device_traits, signatures
+from simulator.fleet import DAY, HOUR, NEVER
+from simulator.hazards import Phase
+from simulator.lives import DOWN
+from simulator.records import Mark
+from simulator.run import Simulation, node_devices
+from simulator.samples import Device, sample_range, sample_table
+
+Fleet = Callable[..., Simulation]
+
+
+@pytest.fixture(scope="module")
+def simulation(fleet: Fleet) -> Simulation:
+    return fleet("base", 64, 20, acceleration=1.0)
+
+
+@pytest.fixture(scope="module")
+def plain(simulation: Simulation) -> Device:
+    """A sound device of a busy node with NVLink, without any mark."""
+    for number, node in enumerate(simulation.history.nodes):
+        model = simulation.parameters.fleet.models[node.model]
+        if node.spare or node.flaky or node.mig or not model.has_nvlink:
+            continue
+        for device in node_devices(simulation, number):
+            _, chronic = simulation.traits[number][(device.slot, device.stay)]
+            if not chronic and device.last - device.first == simulation.clock.steps:
+                return with_states(device, [(0, simulation.clock.end)], simulation)
+    raise AssertionError("no plain device in the fleet")
+
+
+def with_states(device: Device, states: list[tuple[int, int]], simulation: Simulation, **more: object) -> Device:
+    """The device with given (state, until) in place of its life, and no marks or reloads unless given."""
+    begin = simulation.clock.origin
+    rows = []
+    for state, until in states:
+        rows.append((device.slot, device.stay, begin, until, state, begin, -1, begin if state == DOWN else until))
+        begin = until
+    given: dict[str, object] = {
+        "marks": np.empty((0, 3), np.int64),
+        "reloads": np.empty(0, np.int64),
+        **more,
+    }
+    return replace(device, segments=np.array(rows, np.int64), **given)  # type: ignore[arg-type]  # fields by name
+
+
+def state_of(simulation: Simulation, name: str) -> int:
+    return simulation.chain.names.index(name)
+
+
+def frame(device: Device, simulation: Simulation) -> dict[str, np.ndarray]:
+    clock = simulation.clock
+    signs = signatures(simulation.parameters, simulation.chain)
+    table = sample_table([device], signs, seed=simulation.seed, start=clock.start, step=clock.step)
+    out = {
+        name: table.column(name).to_numpy() for name in table.column_names if name not in ("node", "gpu", "timestamp")
+    }
+    out["time"] = table.column("timestamp").cast("int64").to_numpy()
+    return out
+
+
+def test_samples_do_not_know_the_future(simulation: Simulation, plain: Device) -> None:
+    clock = simulation.clock
+    ill = state_of(simulation, "bus_advanced")
+    begins, ends = clock.start + 5 * DAY, clock.start + 6 * DAY
+    fails = frame(with_states(plain, [(0, begins), (ill, ends), (DOWN, clock.end)], simulation), simulation)
+    heals = frame(with_states(plain, [(0, begins), (ill, ends), (0, clock.end)], simulation), simulation)
+    before = heals["time"] < ends
+    assert fails["time"].max() < ends
+    for name, values in fails.items():
+        assert np.array_equal(values, heals[name][before], equal_nan=True), name
+
+
+@pytest.mark.parametrize(
+    ("state", "channel", "least"),
+    [
+        ("thermal_advanced", "gpu_temp_c", 2.0),
+        ("bus_advanced", "pcie_replay_total", 10 * 60 * 24 * 2.0),
+        ("nvlink_advanced", "nvlink_crc_flit_total", 60 * 86400 * 2.0),
+        ("hbm_weak", "ecc_sbe_volatile_total", 100.0),
+    ],
+)
+def test_a_degradation_shows_in_its_own_channel(
+    simulation: Simulation, plain: Device, state: str, channel: str, least: float
+) -> None:
+    clock = simulation.clock
+    begins, ends = clock.start + 5 * DAY, clock.start + 7 * DAY
+    ill = frame(
+        with_states(plain, [(0, begins), (state_of(simulation, state), ends), (0, clock.end)], simulation), simulation
+    )
+    sound = frame(plain, simulation)
+    during = (ill["time"] >= begins) & (ill["time"] < ends)
+    if channel.endswith("_total"):
+        rise = ill[channel][during][-1] - ill[channel][during][0]
+        usual = (sound["time"] >= begins) & (sound["time"] < ends)
+        assert rise - (sound[channel][usual][-1] - sound[channel][usual][0]) > least
+    else:
+        usual = (sound["time"] >= begins) & (sound["time"] < ends)
+        assert ill[channel][during].mean() - sound[channel][usual].mean() > least
+
+
+def test_a_hot_degradation_slows_the_clock_and_says_why(simulation: Simulation, plain: Device) -> None:
+    clock = simulation.clock
+    ill = frame(with_states(plain, [(state_of(simulation, "thermal_advanced"), clock.end)], simulation), simulation)
+    sound = frame(plain, simulation)
+    busy = ill["gpu_util_pct"] > 30
+    assert (ill["clocks_event_reasons"][busy] & 0x60 > 0).mean() > 0.9
+    assert (sound["clocks_event_reasons"] & 0x60 > 0).mean() < 0.02
+    assert ill["sm_clock_mhz"][busy].mean() < 0.95 * sound["sm_clock_mhz"][sound["gpu_util_pct"] > 30].mean()
+
+
+def test_a_weak_degradation_swings_the_power_now_and_then(simulation: Simulation, plain: Device) -> None:
+    clock = simulation.clock
+    ill = frame(with_states(plain, [(state_of(simulation, "bus_weak"), clock.end)], simulation), simulation)
+    sound = frame(plain, simulation)
+    swing = [(each["power_w_max"] - each["power_w"])[each["gpu_util_pct"] > 5].mean() for each in (ill, sound)]
+    assert 4 < swing[0] - swing[1] < 33
+
+
+def test_samples_go_missing_in_the_structural_state(simulation: Simulation, plain: Device) -> None:
+    clock = simulation.clock
+    ill = frame(with_states(plain, [(state_of(simulation, "bus_structural"), clock.end)], simulation), simulation)
+    sound = frame(plain, simulation)
+    assert len(sound["time"]) > 0.97 * clock.steps
+    assert len(ill["time"]) < 0.85 * len(sound["time"])
+
+
+def test_the_xid_gauge_is_latched_until_the_driver_is_loaded_again(simulation: Simulation, plain: Device) -> None:
+    clock = simulation.clock
+    at, load = clock.start + 2 * DAY + 1, clock.start + 4 * DAY
+    marks = np.array([(at, Mark.XID, 31), (at + HOUR, Mark.XID, 94)], np.int64)
+    found = frame(
+        with_states(plain, [(0, clock.end)], simulation, marks=marks, reloads=np.array([load], np.int64)), simulation
+    )
+    time, xid = found["time"], found["xid_last"]
+    assert set(xid[time < at]) == {0}
+    assert set(xid[(time >= at) & (time < at + HOUR)]) == {31}
+    assert set(xid[(time >= at + HOUR) & (time < load)]) == {94}
+    assert set(xid[time >= load]) == {0}
+
+
+def test_counters_only_fall_when_the_driver_is_loaded_again(simulation: Simulation, plain: Device) -> None:
+    clock = simulation.clock
+    load = clock.start + 10 * DAY
+    marks = np.array([(clock.start + DAY, Mark.UNCORRECTED, 2), (clock.start + DAY, Mark.REMAPPED, 1)], np.int64)
+    found = frame(
+        with_states(plain, [(0, clock.end)], simulation, marks=marks, reloads=np.array([load], np.int64)), simulation
+    )
+    later = found["time"] >= load
+    for name in ("pcie_replay_total", "ecc_sbe_volatile_total", "ecc_dbe_volatile_total", "nvlink_crc_flit_total"):
+        for part in (found[name][~later], found[name][later]):
+            assert (np.diff(part) >= 0).all(), name
+    assert found["ecc_dbe_volatile_total"][~later].max() == 2
+    assert found["ecc_dbe_volatile_total"][later].max() == 0
+    remaps = found["row_remap_uncorrectable_total"]
+    assert remaps[-1] == remaps[0] + 1  # remaps are kept on the board
+
+
+def test_sound_gpus_that_look_bad_for_ever_exist_and_are_as_safe_as_others(fleet: Fleet) -> None:
+    simulation = fleet("base", 8000, 348)
+    ways: dict[str, int] = dict.fromkeys(CHRONIC, 0)
+    devices, chronic, failed_chronic, failed = 0, 0, 0, 0
+    for number, life in enumerate(simulation.history.lives):
+        has_failed = {(int(row[0]), int(row[1])) for row in life.failures}
+        for device, (_, own) in simulation.traits[number].items():
+            devices += 1
+            failed += device in has_failed
+            for way in own:
+                ways[way] += 1
+            if own:
+                chronic += 1
+                failed_chronic += device in has_failed
+    assert all(0.01 < count / devices < 0.05 for count in ways.values())
+    assert failed_chronic / chronic == pytest.approx(failed / devices, abs=0.04)
+    assert failed_chronic / chronic < 0.25
+
+
+def test_a_chronic_look_reaches_the_level_of_an_ill_gpu(simulation: Simulation) -> None:
+    node = simulation.history.nodes[0]
+    traits = [device_traits(simulation.parameters, node, seed, slot, 0) for seed in range(400) for slot in range(8)]
+    table = signatures(simulation.parameters, simulation.chain)
+    ill = table[state_of(simulation, "bus_advanced"), Effect.REPLAY_PER_MIN]
+    assert max(values[Trait.REPLAY_PER_MIN] for values, _ in traits) > 0.8 * ill
+    mild = table[state_of(simulation, "nvlink_mild"), Effect.CRC_PER_S]
+    assert max(values[Trait.CRC_PER_S] for values, _ in traits) > mild
+
+
+def test_states_of_one_look_may_end_either_way(simulation: Simulation) -> None:
+    chain = simulation.chain
+    for state in range(1, chain.states):
+        assert chain.heal[state] > 0, chain.names[state]
+        if chain.phase[state] != Phase.UNDETECTED:
+            assert chain.fail[0, state] + chain.advance[state] > 0
+
+
+@pytest.mark.parametrize(
+    ("installed", "removed", "expected"),
+    [
+        (0, NEVER, (0, 10)),
+        (1000, 2000, (0, 10)),
+        (1001, NEVER, (1, 10)),
+        (1100, NEVER, (1, 10)),
+        (0, 1100, (0, 1)),
+        (0, 1101, (0, 2)),
+        (0, 900, (0, 0)),
+        (5000, NEVER, (40, 40)),
+    ],
+)
+def test_sample_range(installed: int, removed: int, expected: tuple[int, int]) -> None:
+    assert sample_range(installed, removed, start=1000, step=100, steps=10) == expected

@@ -1,0 +1,228 @@
+import errno
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from simulator.samples import channels
+from simulator.simulate import SimulationSummary, simulate
+from telemetry.errors import InputError
+from telemetry.schema import EVENT_TYPES
+from telemetry.store import Dataset
+
+SMALL = {"gpus": 20, "days": 2, "scenario": "base", "acceleration": 30.0, "step": timedelta(minutes=30)}
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_same_seed_gives_the_same_bytes_with_any_number_of_threads(tmp_path: Path) -> None:
+    simulate(tmp_path / "a", seed=3, threads=1, **SMALL)
+    simulate(tmp_path / "b", seed=3, threads=3, **SMALL)
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    assert content(tmp_path / "a-truth") == content(tmp_path / "b-truth")
+
+
+def test_another_seed_gives_another_fleet(tmp_path: Path) -> None:
+    first = simulate(tmp_path / "a", seed=3, **SMALL)
+    second = simulate(tmp_path / "b", seed=4, **SMALL)
+    assert Dataset.open(first.dataset).digest != Dataset.open(second.dataset).digest
+
+
+def test_a_node_is_the_same_in_a_larger_fleet(tmp_path: Path) -> None:
+    small = Dataset.open(simulate(tmp_path / "a", seed=3, **SMALL).dataset)
+    large = Dataset.open(simulate(tmp_path / "b", seed=3, **{**SMALL, "gpus": 64}).dataset)
+    name = "node-00001"
+    one, other = (
+        data.read_bucket(data.bucket_of(name)).to_pandas().query("node == @name").reset_index(drop=True)
+        for data in (small, large)
+    )
+    for frame in (one, other):
+        frame["gpu"] = frame["gpu"].astype(str)
+        frame["node"] = frame["node"].astype(str)
+    pd.testing.assert_frame_equal(one, other)
+
+
+def test_the_dataset_keeps_the_contract(written: SimulationSummary) -> None:
+    data = Dataset.open(written.dataset)
+    assert data.meta.unit == "gpu"
+    assert len(data.meta.channels) == 20
+    assert data.meta.counts["samples"] == written.samples
+    assert data.meta.counts["events"] == written.events
+    inventory = data.inventory()
+    for bucket in data.buckets():
+        table = data.read_bucket(bucket)
+        frame = table.select(["gpu", "timestamp", "node"]).to_pandas()
+        keys = list(zip(frame["gpu"].astype(str), frame["timestamp"], strict=True))
+        assert keys == sorted(keys)
+        assert len(set(keys)) == len(keys)
+        assert set(frame["gpu"]) <= set(inventory["gpu"])
+        for name, channel in channels().items():
+            values = table.column(name).drop_null().to_numpy().astype(float)
+            assert np.isfinite(values).all()
+            assert channel.low is None or (values >= channel.low).all(), name
+            assert channel.high is None or (values <= channel.high).all(), name
+    events = data.events()
+    assert set(events["type"]) <= set(EVENT_TYPES)
+    assert (events["known_at"] >= events["timestamp"]).all()
+    assert {"xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain"} <= set(events["type"])
+    start, end = data.meta.span
+    assert events["timestamp"].between(start, end + timedelta(hours=1)).all()
+    jobs = data.jobs()
+    assert jobs is not None
+    done = jobs.dropna(subset=["ended_at"])
+    assert (done["ended_at"] > done["started_at"]).all()
+    saved = done.dropna(subset=["checkpointed_at"])
+    assert saved["checkpointed_at"].between(saved["started_at"], saved["ended_at"]).all()
+
+
+def test_samples_lie_within_their_stay(written: SimulationSummary) -> None:
+    data = Dataset.open(written.dataset)
+    stays = data.inventory().set_index("gpu")
+    for bucket in data.buckets():
+        frame = data.read_bucket(bucket, ["timestamp", "gpu", "node"]).to_pandas()
+        ends = frame.groupby("gpu", observed=True)["timestamp"].agg(["min", "max"])
+        both = ends.join(stays)
+        assert (both["min"] >= both["installed_at"]).all()
+        assert (both["removed_at"].isna() | (both["max"] < both["removed_at"])).all()
+
+
+def test_a_replaced_gpu_has_a_new_serial_in_the_old_slot(written: SimulationSummary) -> None:
+    data = Dataset.open(written.dataset)
+    inventory = data.inventory()
+    assert inventory["serial"].is_unique
+    slots = inventory.sort_values("installed_at").groupby(["node", "slot"])
+    shared = [group for _, group in slots if len(group) > 1]
+    assert shared
+    for group in shared:
+        assert (group["installed_at"].to_numpy()[1:] >= group["removed_at"].to_numpy()[:-1]).all()
+        assert group["pci_bus_id"].nunique() == 1
+
+
+def test_the_dataset_names_its_origin_and_acceleration(written: SimulationSummary) -> None:
+    (source,) = Dataset.open(written.dataset).meta.sources
+    assert source["kind"] == "simulated"
+    assert source["acceleration"] == 40.0
+    assert source["scenario"] == "drift"
+
+
+def test_the_hidden_state_is_in_no_column_of_the_dataset(written: SimulationSummary) -> None:
+    data = Dataset.open(written.dataset)
+    names = set(data.schema.names) | set(data.events().columns) | set(data.inventory().columns)
+    words = ("risk", "lemon", "hidden", "degrad", "precursor", "cause", "announced", "truth", "state", "chronic")
+    assert not [name for name in names for word in words if word in name]
+    text = pd.concat([data.events()[name] for name in ("code", "detail", "source")]).dropna().str.cat(sep=" ")
+    assert not [word for word in words if word in text]
+    files = [path.name for path in written.dataset.rglob("*") if path.is_file()]
+    assert {re.sub(r"\d+", "N", name) for name in files} == {
+        "dataset.json",
+        "events.parquet",
+        "inventory.parquet",
+        "jobs.parquet",
+        "part-N.parquet",
+    }
+
+
+def test_the_truth_stands_beside_the_dataset(written: SimulationSummary) -> None:
+    assert written.truth == written.dataset.with_name("fleet-truth")
+    about = json.loads((written.truth / "truth.json").read_text())
+    assert about["seed"] == written.seed
+    assert (
+        about["failures"] == written.incidents == sum(written.by_class.values()) == sum(written.by_precursor.values())
+    )
+    risk = pq.read_table(written.truth / "risk.parquet").to_pandas()
+    assert list(risk.columns) == ["timestamp", "node", "gpu", "risk"]
+    assert str(risk["timestamp"].dtype) == "datetime64[ms, UTC]"
+    assert set(risk["timestamp"].dt.hour) == {0, 6, 12, 18}
+    assert risk["risk"].between(0, 1).all()
+    assert not risk.duplicated(["timestamp", "gpu"]).any()
+    failures = pd.read_parquet(written.truth / "failures.parquet")
+    assert {"gpu", "node", "start", "failure_class", "precursor", "announced"} <= set(failures.columns)
+
+
+def test_a_failed_gpu_has_no_true_risk_until_it_is_back(written: SimulationSummary) -> None:
+    risk = pd.read_parquet(written.truth / "risk.parquet").groupby("gpu")["timestamp"]
+    times = {gpu: group.to_numpy() for gpu, group in risk}
+    failures = pd.read_parquet(written.truth / "failures.parquet")
+    checked = 0
+    for row in failures.itertuples():
+        own = pd.DatetimeIndex(times.get(row.gpu, []))
+        back = row.repaired if pd.notna(row.repaired) else pd.Timestamp.max.tz_localize("UTC")
+        assert not ((own >= row.start) & (own < back)).any()
+        checked += 1
+    assert checked == written.incidents > 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scenario": "dritf"}, "unknown scenario 'dritf' (scenario). Did you mean 'drift'? Choose one of base, "),
+        ({"gpus": 0}, "a fleet of 0 GPUs (gpus). Give a number from 1 to 200000."),
+        ({"days": 0}, "a simulation of 0 days (days). Give a number from 1 to 3660."),
+        ({"seed": -1}, "seed -1 (seed). Give an integer from 0 to 2**63 - 1."),
+        ({"acceleration": 0.0}, "an acceleration of 0.0 (acceleration). Give a number above 0, at most 100."),
+        ({"acceleration": float("nan")}, "an acceleration of nan (acceleration)."),
+        ({"step": timedelta(minutes=7)}, "a step of 0:07:00 (step). Give a duration that divides a day, at most 6 h."),
+        ({"start": datetime(2026, 1, 1)}, "start 2026-01-01T00:00:00 has no time zone (start). Give an aware time"),  # noqa: DTZ001 - a naive time is what is tested
+        ({"start": datetime(2026, 1, 1, 5, tzinfo=UTC)}, "is not a midnight in UTC (start). Give 00:00 UTC of a day."),
+    ],
+)
+def test_impossible_arguments_are_explained(tmp_path: Path, change: dict[str, object], message: str) -> None:
+    arguments = {"gpus": 8, "days": 1, "seed": 1, "scenario": "base", **change}
+    with pytest.raises(InputError, match=re.escape(message)):
+        simulate(tmp_path / "out", **arguments)  # type: ignore[arg-type]  # wrong values are what is tested
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("out", "truth", "message"),
+    [
+        ("d", "d", "lies inside the dataset"),
+        ("d", "d/truth", "lies inside the dataset"),
+        ("d", "d/../d/x/y", "lies inside the dataset"),
+        ("t/d", "t", "lies inside the truth folder"),
+    ],
+)
+def test_the_truth_is_never_inside_the_dataset(tmp_path: Path, out: str, truth: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        simulate(tmp_path / out, gpus=8, days=1, seed=1, scenario="base", truth=tmp_path / truth)
+
+
+def test_a_folder_that_is_no_truth_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "mine.txt").write_text("keep")
+    with pytest.raises(InputError, match="is not a simulation's truth") as caught:
+        simulate(tmp_path / "d", gpus=8, days=1, seed=1, scenario="base", truth=tmp_path / "notes")
+    assert caught.value.do == "Name another folder, or remove this one yourself."
+    assert (tmp_path / "notes" / "mine.txt").read_text() == "keep"
+    assert not (tmp_path / "d").exists()
+
+
+def test_a_full_disk_leaves_the_old_fleet_and_its_truth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    simulate(tmp_path / "d", seed=1, **SMALL)
+    before = content(tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("telemetry.writer.write_part", full)
+    with pytest.raises(InputError, match="the disk is full"):
+        simulate(tmp_path / "d", seed=2, **SMALL)
+    assert content(tmp_path) == before
+
+
+def test_progress_ends_at_its_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    simulate(tmp_path / "d", seed=1, progress=lambda done, total: seen.append((done, total)), **SMALL)
+    assert seen[-1][0] == seen[-1][1] > 0
+    assert [done for done, _ in seen] == sorted(done for done, _ in seen)
+
+
+def test_the_summary_is_plain_json(written: SimulationSummary) -> None:
+    assert json.loads(json.dumps(written.as_dict()))["incidents"] == written.incidents

@@ -1,0 +1,222 @@
+"""Importing twice, adding, and being interrupted."""
+
+import errno
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import telemetry.spill
+import telemetry.writer
+from telemetry.errors import InputError
+from telemetry.store import Dataset
+from tests.telemetry.helpers import (
+    all_samples,
+    events_frame,
+    gpu,
+    inventory_frame,
+    quarantine_of,
+    run_import,
+    samples_frame,
+    tree,
+    write_csv,
+)
+
+EVENTS = events_frame([("00:05", gpu(0), "xid", "79"), ("00:06", gpu(0), "xid", "79"), ("00:07", "nobody", "xid", "1")])
+
+
+def test_the_same_import_again_changes_nothing(tmp_path: Path):
+    first = run_import(tmp_path, samples=samples_frame(), events=EVENTS)
+    before = tree(tmp_path / "dataset")
+    again = run_import(tmp_path, samples=samples_frame(), events=EVENTS)
+    assert tree(tmp_path / "dataset") == before
+    assert (first.changed, again.changed, again.counts) == (True, False, {})
+    assert again.dataset.digest == first.dataset.digest
+    twice = write_csv(tmp_path / "copy.csv", samples_frame())
+    run_import(tmp_path, samples=[tmp_path / "samples.csv", twice], events=EVENTS)
+    assert tree(tmp_path / "dataset") == before
+
+
+def test_an_import_is_byte_identical_wherever_it_is_made(tmp_path: Path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        run_import(tmp_path / name, samples=samples_frame(times=30, every="2min"), events=EVENTS)
+    one, two = tree(tmp_path / "one" / "dataset"), tree(tmp_path / "two" / "dataset")
+    assert {name: content for name, (content, _) in one.items()} == {
+        name: content for name, (content, _) in two.items()
+    }
+
+
+def test_other_settings_for_a_known_source(tmp_path: Path):
+    run_import(tmp_path, samples=samples_frame(), events=EVENTS)
+    before = tree(tmp_path / "dataset")
+    for changed, words in [
+        ({"delay": timedelta(minutes=20)}, "imported before with other settings: delay"),
+        ({"dedupe": timedelta(minutes=20)}, "imported before with other settings: dedupe"),
+        ({"mapping": "samples: {scale: {power_w: 2}}"}, "imported before with other settings: mapping"),
+        ({"step": timedelta(minutes=5)}, "the dataset has a step of 10m, this import one of 5m"),
+    ]:
+        with pytest.raises(InputError) as caught:
+            run_import(tmp_path, samples=samples_frame(), events=EVENTS, **changed)
+        assert words in str(caught.value)
+        assert "empty folder" in str(caught.value)
+    assert tree(tmp_path / "dataset") == before
+
+
+def test_more_files_add_to_a_dataset(tmp_path: Path):
+    frame = samples_frame(times=12)
+    early = frame["timestamp"] < "2026-03-01T01:00"
+    files = [write_csv(tmp_path / "early.csv", frame[early]), write_csv(tmp_path / "late.csv", frame[~early])]
+    whole = run_import(tmp_path, samples=files, events=EVENTS, out="whole")
+    run_import(tmp_path, samples=files[:1], out="grown")
+    run_import(tmp_path, events=EVENTS, out="grown")
+    grown = run_import(tmp_path, samples=files, events=EVENTS, out="grown")
+    assert grown.dataset.digest == whole.dataset.digest
+    assert grown.dataset.meta.quarantine == whole.dataset.meta.quarantine == {"unknown gpu": 1}
+    assert len(quarantine_of(grown)) == 1
+    assert grown.dataset.meta.counts["imported"]["samples_read"] == 48
+    names = [(source["role"], source["name"]) for source in grown.dataset.meta.sources]
+    assert names == [
+        ("events", "events.csv"),
+        ("inventory", "inventory.csv"),
+        ("samples", "early.csv"),
+        ("samples", "late.csv"),
+    ]
+
+
+def test_a_rolled_up_dataset_goes_on_inside_a_step(tmp_path: Path):
+    frame = samples_frame(times=60, every="1min")
+    early = frame["timestamp"] < "2026-03-01T00:44"
+    files = [write_csv(tmp_path / "early.csv", frame[early]), write_csv(tmp_path / "late.csv", frame[~early])]
+    whole = run_import(tmp_path, samples=files, out="whole")
+    run_import(tmp_path, samples=files[:1], out="grown")
+    grown = run_import(tmp_path, samples=files, out="grown")
+    assert grown.quarantined == {}
+    pd.testing.assert_frame_equal(all_samples(grown), all_samples(whole), rtol=1e-6)
+    overlapping = write_csv(tmp_path / "overlap.csv", frame[frame["timestamp"] < "2026-03-01T00:50"])
+    run_import(tmp_path, samples=files[:1], out="over")
+    over = run_import(tmp_path, samples=[overlapping], out="over")
+    assert over.quarantined == {"its step was rolled up by an earlier import": int(early.sum())}
+    fifty = all_samples(over)["timestamp"] <= pd.Timestamp("2026-03-01T00:49Z")
+    expected = all_samples(whole)
+    expected = expected[expected["timestamp"] <= pd.Timestamp("2026-03-01T00:49Z")].reset_index(drop=True)
+    pd.testing.assert_frame_equal(all_samples(over)[fifty].reset_index(drop=True), expected, rtol=1e-6)
+
+
+def test_a_newer_inventory_ends_stays_and_adds_some(tmp_path: Path):
+    run_import(tmp_path, samples=samples_frame(), events=EVENTS)
+    newer = inventory_frame(5)
+    newer["removed_at"] = ["2026-04-01T00:00:00Z", *[None] * 4]
+    result = run_import(tmp_path, inventory=newer)
+    inventory = result.dataset.inventory()
+    assert len(inventory) == 5
+    assert inventory["removed_at"].notna().tolist() == [True, False, False, False, False]
+    assert result.dataset.meta.counts["samples"] == 24
+
+
+def test_a_channel_that_changed_its_kind(tmp_path: Path):
+    from telemetry.config import ChannelDeclaration
+
+    frame = samples_frame()[["timestamp", "node", "gpu"]].assign(own=1)
+    run_import(tmp_path, samples=frame, declared={"own": ChannelDeclaration(kind="gauge")})
+    later = write_csv(tmp_path / "later.csv", frame.assign(own=2))
+    with pytest.raises(InputError, match="channel 'own' is a gauge in the dataset, and a counter now"):
+        run_import(tmp_path, samples=[later], declared={"own": ChannelDeclaration(kind="counter")})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    keys=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 300)), min_size=2, max_size=40, unique=True),
+    seed=st.integers(0, 1000),
+    parts=st.integers(1, 3),
+)
+def test_the_order_of_rows_and_files_does_not_matter(keys, seed, parts, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("order")
+    rng = np.random.default_rng(seed)
+    frame = pd.DataFrame(
+        {
+            "timestamp": [f"2026-03-01T{minute // 60:02d}:{minute % 60:02d}:00Z" for _, minute in keys],
+            "node": [f"node-{number // 2}" for number, _ in keys],
+            "gpu": [gpu(number) for number, _ in keys],
+            "power_w": rng.integers(0, 700, len(keys)),
+            "energy_mj": rng.integers(0, 9, len(keys)),
+            "clocks_event_reasons": rng.integers(0, 8, len(keys)),
+        }
+    )
+    again = frame.sample(frac=0.5, random_state=seed)
+    rows = pd.concat([frame, again]).sample(frac=1, random_state=seed)
+    files = [write_csv(folder / f"{number}.csv", rows[number::parts]) for number in range(parts)]
+    straight = run_import(folder, samples=frame, out="straight")
+    shuffled = run_import(folder, samples=files[::-1], out="shuffled")
+    assert shuffled.dataset.digest == straight.dataset.digest
+    assert shuffled.counts.get("samples_repeated", 0) == len(again)
+
+
+def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run_import(tmp_path, samples=samples_frame())
+    before = tree(tmp_path / "dataset")
+    more = write_csv(tmp_path / "more.csv", samples_frame(times=9))
+    bad = write_csv(tmp_path / "bad.csv", EVENTS)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    places = [
+        (telemetry.writer, "write_part"),
+        (telemetry.writer, "write_small"),
+        (telemetry.spill.pa.ipc, "new_file"),
+        (telemetry.quarantine.pq, "ParquetWriter"),
+        (telemetry.importing.shutil, "copytree"),
+    ]
+    run_import(tmp_path, events=[bad])  # so that there is a quarantine to copy
+    before = tree(tmp_path / "dataset")
+    worse = write_csv(tmp_path / "worse.csv", EVENTS.assign(gpu="who"))
+    for module, name in places:
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, full)
+            with pytest.raises(InputError, match=r"the disk is full.*Free space.*unchanged"):
+                run_import(tmp_path, samples=[more], events=[worse])
+        assert tree(tmp_path / "dataset") == before
+        assert not list(tmp_path.glob(".dataset*"))
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import pyarrow as pa
+import telemetry.writer
+from tests.telemetry.helpers import run_import, samples_frame, write_csv
+folder = Path(sys.argv[1])
+original = telemetry.writer.write_part
+written = []
+def write_part(path, table):
+    if len(written) == int(sys.argv[2]):
+        os._exit(9)
+    original(path, table)
+    written.append(path)
+telemetry.writer.write_part = write_part
+more = write_csv(folder / "more.csv", samples_frame(times=9))
+run_import(folder, samples=[more])
+os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+def test_a_killed_import_leaves_the_old_dataset_and_can_be_run_again(parts: int, tmp_path: Path):
+    run_import(tmp_path, samples=samples_frame())
+    before = tree(tmp_path / "dataset")
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(parts)], cwd=root, check=False, timeout=120)
+    assert done.returncode == 9
+    assert tree(tmp_path / "dataset") == before
+    assert Dataset.open(tmp_path / "dataset").meta.counts["samples"] == 24
+    result = run_import(tmp_path, samples=[tmp_path / "more.csv"])
+    assert result.dataset.meta.counts["samples"] == 36
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

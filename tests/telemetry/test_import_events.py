@@ -1,0 +1,242 @@
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.errors import InputError
+from telemetry.events import dedupe_events
+from telemetry.schema import EVENTS
+from tests.telemetry.helpers import (
+    DAY,
+    events_frame,
+    gpu,
+    inventory_frame,
+    quarantine_of,
+    run_import,
+    samples_frame,
+    write_csv,
+)
+
+
+def test_events_and_inventory_are_a_dataset(tmp_path: Path):
+    rows = [("00:05", gpu(0), "xid", "79"), ("02:00", None, "drain", "maintenance"), ("03:00", gpu(3), "repair", "x")]
+    result = run_import(tmp_path, events=events_frame(rows))
+    dataset = result.dataset
+    assert (dataset.buckets(), dataset.meta.channels, dataset.meta.unit) == ([], {}, "gpu")
+    assert dataset.meta.span == (DAY + timedelta(minutes=5), DAY + timedelta(hours=3))
+    events = dataset.events()
+    assert list(events.columns) == EVENTS.names
+    assert events["node"].tolist() == ["node-0", "node-0", "node-1"]
+    assert events["gpu"].isna().tolist() == [False, True, False]
+    assert (events["known_at"] - events["timestamp"]).eq(pd.Timedelta(minutes=10)).all()
+    assert events["source"].unique().tolist() == ["events.csv"]
+
+
+def test_an_entry_time_is_kept_and_never_before_the_event(tmp_path: Path):
+    frame = events_frame([("01:00", gpu(0), "failure", "DBE"), ("02:00", gpu(0), "failure", "DBE")])
+    frame["known_at"] = ["2026-03-03T09:00:00Z", "2026-02-01T00:00:00Z"]
+    result = run_import(tmp_path, events=frame)
+    known = dict(zip(result.dataset.events()["timestamp"], result.dataset.events()["known_at"], strict=True))
+    assert known[DAY + timedelta(hours=1)] == pd.Timestamp("2026-03-03T09:00Z")
+    assert known[DAY + timedelta(hours=2)] == DAY + timedelta(hours=2)
+    assert result.counts["known_at_before_the_event"] == 1
+
+
+@pytest.mark.parametrize("code", ["79", "79.0", "XID 79", "xid79", "0079"])
+def test_ways_to_write_an_xid(code: str, tmp_path: Path):
+    result = run_import(tmp_path, events=events_frame([("01:00", gpu(0), "xid", code)]))
+    assert result.dataset.events()["code"].tolist() == ["79"]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        ({"timestamp": None}, "missing timestamp"),
+        ({"timestamp": "2026-03-01T00:00:00"}, "naive timestamp"),
+        ({"timestamp": "2025-12-24T00:00:00Z"}, "before installation"),
+        ({"gpu": "GPU-unknown"}, "unknown gpu"),
+        ({"gpu": None}, "missing node and gpu"),
+        ({"gpu": None, "node": "node-7"}, "unknown node"),
+        ({"gpu": None, "node": "node-0", "timestamp": "2025-12-24T00:00:00Z"}, "before installation"),
+        ({"node": "node-1"}, "on another node than the inventory says"),
+        ({"type": "explosion"}, "unknown event type"),
+        ({"code": None}, "xid event without a code"),
+        ({"known_at": "whenever"}, "unreadable timestamp in known_at"),
+    ],
+)
+def test_an_event_that_cannot_be_used_is_set_aside(values: dict[str, object], reason: str, tmp_path: Path):
+    frame = events_frame([("01:00", gpu(0), "xid", "79"), ("02:00", gpu(0), "xid", "48")]).astype(object)
+    frame["known_at"] = None
+    for name, value in values.items():
+        frame.loc[0, name] = value
+    result = run_import(tmp_path, events=frame)
+    assert result.quarantined == {reason: 1}
+    assert result.dataset.events()["code"].tolist() == ["48"]
+    row = quarantine_of(result).iloc[0]
+    assert (row["table"], row["file"], row["row"]) == ("events", "events.csv", 1)
+    assert json.loads(row["content"])["timestamp"] == frame.loc[0, "timestamp"]
+
+
+def test_after_a_removal_only_the_work_on_the_part_goes_on(tmp_path: Path):
+    inventory = inventory_frame()
+    inventory["removed_at"] = ["2026-03-01T06:00:00Z", None, None, None]
+    rows = [("07:00", gpu(0), "xid", "79"), ("08:00", gpu(0), "repair", "rma"), ("06:00", gpu(0), "replacement", "x")]
+    result = run_import(tmp_path, events=events_frame(rows), inventory=inventory)
+    assert result.quarantined == {"after removal": 1}
+    assert result.dataset.events()["type"].tolist() == ["replacement", "repair"]
+    assert result.dataset.events()["node"].tolist() == ["node-0", "node-0"]
+
+
+def test_event_files_that_cannot_be_used(tmp_path: Path):
+    good = events_frame([("01:00", gpu(0), "xid", "79")])
+    for frame, words in [
+        (good.drop(columns="type"), "missing column 'type'"),
+        (good.drop(columns=["node", "gpu"]), "missing column 'gpu'"),
+        (good.assign(colour="red"), "unknown column 'colour'"),
+        (good.assign(timestamp="2026-03-01T01:00:00"), "timestamps are naive"),
+        (
+            good.assign(type="explosion"),
+            "no event row can be used: 1 were set aside, 1 of them for 'unknown event type'",
+        ),
+        (good[:0], "nothing was observed"),
+    ]:
+        with pytest.raises(InputError) as caught:
+            run_import(tmp_path, events=frame)
+        assert words in str(caught.value)
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_a_quiet_period_that_was_observed(tmp_path: Path):
+    rules = "span: [2026-03-01T00:00:00Z, 2026-04-01T00:00:00Z]"
+    result = run_import(tmp_path, events=events_frame([("01:00", gpu(0), "xid", "79")]), mapping=rules)
+    assert result.dataset.meta.span == (DAY, pd.Timestamp("2026-04-01T00:00Z"))
+
+
+def test_a_fault_trace_with_its_own_words(tmp_path: Path):
+    trace = [
+        {
+            "node_id": "n1",
+            "event_time": 1.5,
+            "event_type": "fault_start",
+            "fault_type": {"Class": "GPU", "Desc": "DBE"},
+        },
+        {"node_id": "n1", "event_time": 2.0, "event_type": "fault_end", "fault_type": {"Class": "GPU", "Desc": "DBE"}},
+        {"node_id": "n1", "event_time": 2.5, "event_type": "ping", "fault_type": {"Class": "GPU", "Desc": "DBE"}},
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps(trace))
+    rules = """
+        events:
+          columns:
+            {node_id: node, event_time: timestamp, event_type: type, fault_type.Desc: code, fault_type.Class: detail}
+          time: {unit: d, origin: 2024-03-30T00:00:00Z}
+          values: {type: {fault_start: failure, fault_end: repair, ping: null}}
+    """
+    inventory = pd.DataFrame({"node": ["n1", "n2"], "installed_at": "2024-03-30T00:00:00Z"})
+    result = run_import(tmp_path, events=[tmp_path / "trace.json"], inventory=inventory, mapping=rules)
+    events = result.dataset.events()
+    assert (result.dataset.meta.unit, result.counts["rows_left_out_by_mapping"]) == ("node", 1)
+    assert events["type"].tolist() == ["failure", "repair"]
+    assert events["timestamp"].tolist() == [pd.Timestamp("2024-03-31T12:00Z"), pd.Timestamp("2024-04-01T00:00Z")]
+    assert events["detail"].tolist() == ["GPU", "GPU"]
+
+
+def as_events(rows: list[tuple[int, int, str, str]]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "timestamp": [DAY + timedelta(seconds=second) for second, *_ in rows],
+            "node": ["n" for _ in rows],
+            "gpu": [name if name != "none" else None for *_, name, _ in rows],
+            "type": ["xid" for _ in rows],
+            "code": [code for *_, code in rows],
+            "detail": [None for _ in rows],
+            "source": [str(index) for index in range(len(rows))],
+            "known_at": [DAY + timedelta(seconds=second + later) for second, later, *_ in rows],
+        }
+    ).astype({"timestamp": "datetime64[ms, UTC]", "known_at": "datetime64[ms, UTC]"})
+
+
+event_rows = st.lists(
+    st.tuples(
+        st.integers(0, 600), st.integers(0, 900), st.sampled_from(["g1", "g2", "none"]), st.sampled_from(["79", "48"])
+    ),
+    min_size=1,
+    max_size=30,
+    unique_by=lambda row: row,
+)
+
+
+@given(rows=event_rows)
+def test_dedupe_equals_hearing_of_the_events_one_by_one(rows):
+    events = as_events(rows)
+    kept: list[tuple[str, tuple[int, int, str, str]]] = []
+    for index, row in sorted(
+        enumerate(rows),
+        key=lambda item: (item[1][0] + item[1][1], item[1][0], item[1][2].replace("none", ""), item[1][3]),
+    ):
+        if not any(row[2:] == other[2:] and abs(row[0] - other[0]) <= 60 for _, other in kept):
+            kept.append((str(index), row))
+    assert dedupe_events(events, timedelta(seconds=60))["source"].tolist() == [source for source, _ in kept]
+
+
+@given(rows=event_rows, cut=st.integers(0, 1500), seed=st.integers(0, 99))
+def test_dedupe_is_causal_and_independent_of_order(rows, cut, seed):
+    events = as_events(rows)
+    whole = dedupe_events(events, timedelta(seconds=60))
+    early = events[events["known_at"] <= DAY + timedelta(seconds=cut)]
+    then = dedupe_events(early, timedelta(seconds=60)) if len(early) else early
+    assert then["source"].tolist() == whole[whole["known_at"] <= DAY + timedelta(seconds=cut)]["source"].tolist()
+    shuffled = dedupe_events(events.sample(frac=1, random_state=seed), timedelta(seconds=60))
+    pd.testing.assert_frame_equal(shuffled, whole)
+    pd.testing.assert_frame_equal(dedupe_events(whole, timedelta(seconds=60)), whole)
+
+
+def test_a_failure_and_its_repair_without_codes_are_two(tmp_path: Path):
+    frame = events_frame([("01:00", gpu(0), "failure", ""), ("01:00", gpu(0), "repair", "")])
+    result = run_import(tmp_path, events=frame)
+    assert sorted(result.dataset.events()["type"]) == ["failure", "repair"]
+
+
+def test_the_latched_gauge_makes_events_only_where_no_xids_are_given(tmp_path: Path):
+    frame = samples_frame(gpus=2, times=8).astype({"xid_last": object})
+    frame.loc[frame["gpu"] == gpu(0), "xid_last"] = [0, 0, 79, 79, 0, 79, 48, None]
+    frame.loc[frame["gpu"] == gpu(1), "xid_last"] = [31, 31, None, 31, 0, 0, 0, 0]
+    alone = run_import(tmp_path, samples=frame, out="alone")
+    found = alone.dataset.events()
+    assert found["code"].tolist() == ["79", "79", "48"]
+    assert found["timestamp"].dt.minute.tolist() == [20, 50, 0]
+    assert found["gpu"].unique().tolist() == [gpu(0)]
+    assert (alone.counts["xids_from_gauge"], found["source"].unique().tolist()) == (3, ["xid_gauge"])
+    given_events = events_frame([("00:19", gpu(0), "xid", "79")])
+    both = run_import(tmp_path, samples=frame, events=given_events, out="both")
+    assert both.dataset.events()["source"].tolist() == ["events.csv"]
+    other = events_frame([("00:19", gpu(0), "drain", "x")])
+    assert len(run_import(tmp_path, samples=frame, events=other, out="other").dataset.events()) == 4
+
+
+def test_jobs(tmp_path: Path):
+    jobs = pd.DataFrame(
+        {
+            "job": ["1", "1", "2", "3"],
+            "node": ["node-0", "node-1", "node-1", "node-9"],
+            "started_at": [
+                "2026-03-01T01:00:00Z",
+                "2026-03-01T01:00:00Z",
+                "2026-03-01T03:00:00Z",
+                "2026-03-01T03:00:00Z",
+            ],
+            "ended_at": ["2026-03-01T02:00:00Z", None, "2026-03-01T02:00:00Z", None],
+            "gpus": [8, 8, 4, None],
+        }
+    )
+    result = run_import(tmp_path, samples=samples_frame(), jobs=write_csv(tmp_path / "jobs.csv", jobs))
+    assert result.quarantined == {"job ends before it starts": 1, "unknown node": 1}
+    found = result.dataset.jobs()
+    assert found is not None
+    assert found["node"].tolist() == ["node-0", "node-1"]
+    assert found["ended_at"].isna().tolist() == [False, True]
+    with pytest.raises(InputError, match="missing column 'started_at'"):
+        run_import(tmp_path, jobs=write_csv(tmp_path / "j.csv", jobs.drop(columns="started_at")), out="other")

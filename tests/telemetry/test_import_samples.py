@@ -1,0 +1,365 @@
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from telemetry.config import ChannelDeclaration
+from telemetry.errors import InputError
+from telemetry.store import Dataset
+from tests.telemetry.helpers import (
+    DAY,
+    all_samples,
+    events_frame,
+    gpu,
+    inventory_frame,
+    quarantine_of,
+    run_import,
+    samples_frame,
+    write_csv,
+)
+
+
+def changed(frame: pd.DataFrame, row: int, **values: object) -> pd.DataFrame:
+    frame = frame.astype(dict.fromkeys(values, object))
+    for name, value in values.items():
+        frame.loc[row, name] = value
+    return frame
+
+
+def refused(folder: Path, *words: str, **given: object) -> None:
+    """The import fails, says each of the words, and leaves nothing behind but its sources."""
+    with pytest.raises(InputError) as caught:
+        run_import(folder, **given)  # type: ignore[arg-type]
+    for word in words:
+        assert word in str(caught.value), str(caught.value)
+    assert not (folder / "dataset").exists()
+    assert not list(folder.glob(".dataset*"))
+
+
+def test_csv_and_parquet_in_any_order_are_one_dataset(tmp_path: Path):
+    frame = samples_frame()
+    whole = run_import(tmp_path, samples=frame, out="whole")
+    shuffled = frame.sample(frac=1.0, random_state=3)
+    first, second = tmp_path / "one.parquet", tmp_path / "two.parquet"
+    shuffled[:10].to_parquet(first, index=False)
+    shuffled[10:].to_parquet(second, index=False)
+    parts = run_import(tmp_path, samples=[second, first], out="parts")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    write_csv(folder / "rows.csv.gz", shuffled)
+    packed = run_import(tmp_path, samples=[folder], out="packed")
+    assert whole.dataset.digest == parts.dataset.digest == packed.dataset.digest
+    assert whole.dataset.meta.counts["samples"] == 24
+    assert whole.quarantined == {}
+    found = all_samples(whole)
+    assert found["gpu_temp_c"].tolist() == frame["gpu_temp_c"].tolist()
+    assert found["clocks_event_reasons"].tolist() == frame["clocks_event_reasons"].tolist()
+
+
+def test_exporter_names_are_known(tmp_path: Path):
+    frame = samples_frame().rename(
+        columns={"node": "Hostname", "gpu": "UUID", "gpu_temp_c": "DCGM_FI_DEV_GPU_TEMP", "power_w": "155"}
+    )
+    frame["gpu"] = 0
+    frame["modelName"] = "H100"
+    result = run_import(tmp_path, samples=frame)
+    assert list(result.dataset.meta.channels)[:2] == ["gpu_temp_c", "power_w"]
+    assert all_samples(result)["gpu"].nunique() == 4
+
+
+def test_a_mapping_of_columns_units_and_times(tmp_path: Path):
+    frame = samples_frame()
+    frame["timestamp"] = [pd.Timestamp(text).timestamp() for text in frame["timestamp"]]
+    frame["milliwatts"] = frame.pop("power_w") * 1000
+    frame["kelvin"] = frame.pop("gpu_temp_c") + 273.15
+    frame["remark"] = "x"
+    rules = """
+        samples:
+          columns: {milliwatts: power_w, kelvin: gpu_temp_c, remark: null}
+          time: {unit: s}
+          scale: {power_w: 0.001}
+          offset: {gpu_temp_c: -273.15}
+    """
+    result = run_import(tmp_path, samples=frame, mapping=rules)
+    assert all_samples(result)["power_w"].tolist() == samples_frame()["power_w"].tolist()
+    assert np.allclose(all_samples(result)["gpu_temp_c"], samples_frame()["gpu_temp_c"], atol=1e-4)
+
+
+def test_one_file_a_metric(tmp_path: Path):
+    keys = ["timestamp", "node", "gpu"]
+    frame = samples_frame()
+    files = [
+        write_csv(tmp_path / f"{name}.csv", frame[[*keys, name]])
+        for name in ("power_w", "gpu_temp_c", "clocks_event_reasons")
+    ]
+    result = run_import(tmp_path, samples=files)
+    assert result.quarantined == {}
+    assert result.dataset.meta.counts["samples"] == 24
+    assert all_samples(result)["power_w"].tolist() == frame["power_w"].tolist()
+    assert all_samples(result)["clocks_event_reasons"].tolist() == frame["clocks_event_reasons"].tolist()
+
+
+BAD_ROWS = [
+    ({"timestamp": None}, "missing timestamp"),
+    ({"timestamp": "yesterday"}, "unreadable timestamp"),
+    ({"timestamp": "2026-03-01T00:00:00"}, "naive timestamp"),
+    ({"timestamp": "1970-01-01T00:00:00Z"}, "timestamp out of range"),
+    ({"gpu": None}, "missing gpu"),
+    ({"gpu": "GPU-unknown"}, "unknown gpu"),
+    ({"timestamp": "2025-12-31T23:59:59Z"}, "before installation"),
+    ({"node": "node-9"}, "on another node than the inventory says"),
+]
+
+
+@pytest.mark.parametrize(("values", "reason"), BAD_ROWS)
+def test_a_row_that_cannot_be_used_is_set_aside(values: dict[str, object], reason: str, tmp_path: Path):
+    frame = changed(samples_frame(), 7, **values)
+    result = run_import(tmp_path, samples=frame)
+    assert result.quarantined == {reason: 1}
+    assert result.dataset.meta.quarantine == {reason: 1}
+    assert result.dataset.meta.counts["samples"] == 23
+    row = quarantine_of(result).iloc[0]
+    assert (row["reason"], row["table"], row["file"], row["row"]) == (reason, "samples", "samples.csv", 8)
+    content = json.loads(row["content"])
+    assert content["power_w"] == str(frame.loc[7, "power_w"])
+    for name, value in values.items():
+        assert content[name] == value
+
+
+@pytest.mark.parametrize(
+    ("values", "reason", "detail"),
+    [
+        ({"power_w": 70000}, "value out of range", "power_w = 70000"),
+        ({"power_w": -1}, "value out of range", "power_w = -1"),
+        ({"power_w": "inf"}, "value out of range", "power_w = inf"),
+        ({"power_w": "much"}, "not a number", "power_w = much"),
+        ({"clocks_event_reasons": 1.5}, "not an integer", "clocks_event_reasons = 1.5"),
+    ],
+)
+def test_a_value_that_cannot_be_true_is_nulled_and_kept_aside(
+    values: dict[str, object], reason: str, detail: str, tmp_path: Path
+):
+    result = run_import(tmp_path, samples=changed(samples_frame(), 7, **values))
+    assert result.quarantined == {reason: 1}
+    assert quarantine_of(result).iloc[0]["detail"] == detail
+    found = all_samples(result)
+    assert len(found) == 24
+    assert found[next(iter(values))].isna().tolist() == [index == 7 for index in range(24)]
+
+
+def test_values_that_mean_not_supported_are_null_and_counted(tmp_path: Path):
+    frame = changed(samples_frame(), 7, ecc_sbe_volatile_total=9223372036854775794, power_w="")
+    result = run_import(tmp_path, samples=frame)
+    assert (result.quarantined, result.counts["values_not_supported"]) == ({}, 1)
+    assert all_samples(result).loc[7, ["ecc_sbe_volatile_total", "power_w"]].isna().all()
+
+
+def test_hexadecimal_flags_and_words(tmp_path: Path):
+    frame = changed(samples_frame(), 7, clocks_event_reasons="0x84")
+    frame["row_remap_pending"] = ["true", "false"] * 12
+    found = all_samples(run_import(tmp_path, samples=frame))
+    assert found.loc[7, "clocks_event_reasons"] == 0x84
+    assert found["row_remap_pending"].tolist() == [1.0, 0.0] * 12
+
+
+def test_a_counter_keeps_every_error(tmp_path: Path):
+    frame = samples_frame(gpus=1, times=3)
+    frame["ecc_sbe_volatile_total"] = [54_700_000_000, 54_700_000_001, 54_700_000_002]
+    found = all_samples(run_import(tmp_path, samples=frame))
+    assert found["ecc_sbe_volatile_total"].diff().tolist()[1:] == [1.0, 1.0]
+
+
+def test_duplicates(tmp_path: Path):
+    frame = samples_frame()
+    again = frame.iloc[[3, 4]]
+    conflict = changed(frame.iloc[[5]].reset_index(drop=True), 0, power_w=1.0)
+    result = run_import(tmp_path, samples=pd.concat([frame, again, conflict]))
+    assert result.counts["samples_repeated"] == 2
+    assert result.quarantined == {"conflicting duplicate sample": 1}
+    row = quarantine_of(result).iloc[0]
+    assert row["row"] == 27
+    assert json.loads(row["content"])["power_w"] == 1.0
+    assert all_samples(result)["power_w"].tolist() == frame["power_w"].tolist()
+
+
+def test_late_samples_are_taken_and_counted(tmp_path: Path):
+    frame = samples_frame(gpus=1, times=300, every="1h")
+    late = pd.concat([frame[1:], frame[:1]])
+    result = run_import(tmp_path, samples=late)
+    assert result.counts["samples_late"] == 1
+    assert result.dataset.meta.counts["samples"] == 300
+
+
+def test_rows_with_too_many_fields(tmp_path: Path):
+    file = write_csv(tmp_path / "s.csv", samples_frame())
+    lines = file.read_text().splitlines()
+    lines.insert(5, lines[5] + ",more")
+    lines.insert(3, "torn")
+    file.write_text("\n".join(lines))
+    result = run_import(tmp_path, samples=[file])
+    assert result.quarantined == {"malformed row": 2}
+    found = quarantine_of(result)
+    assert found["row"].tolist() == [3, 6]
+    assert found["content"].tolist()[0] == "torn"
+    assert result.dataset.meta.counts["samples"] == 24
+
+
+def test_finer_samples_are_rolled_up(tmp_path: Path):
+    result = run_import(tmp_path, samples=samples_frame(times=60, every="1min"))
+    found = all_samples(result)
+    assert list(result.dataset.meta.channels)[:5] == [
+        "gpu_temp_c",
+        "gpu_temp_c_min",
+        "gpu_temp_c_max",
+        "power_w",
+        "power_w_min",
+    ]
+    first = found[found["gpu"] == gpu(1)].iloc[1]
+    assert first["timestamp"] == DAY + timedelta(minutes=10)
+    assert (first["sample_count"], first["power_w"], first["power_w_max"]) == (10, 355.0, 400.0)
+    assert (first["ecc_sbe_volatile_total"], first["ecc_sbe_volatile_total_rise"]) == (10.0, 10.0)
+    assert first["clocks_event_reasons"] == 3
+    assert result.dataset.meta.span[1] == (DAY + timedelta(hours=1)).to_pydatetime()
+
+
+def test_coarse_and_irregular_sources_are_taken_as_they_come(tmp_path: Path):
+    daily = samples_frame(times=3, every="1D")
+    daily["timestamp"] = daily["timestamp"].str.replace("00:00:00", "00:03:21")
+    found = all_samples(run_import(tmp_path, samples=daily))
+    assert "sample_count" not in found
+    assert set(found["timestamp"].dt.strftime("%M:%S")) == {"03:21"}
+
+
+def test_channels_of_ones_own(tmp_path: Path):
+    frame = samples_frame()[["timestamp", "node", "gpu"]].assign(bus_errors_total=range(24), humidity=40.5)
+    refused(tmp_path, "unknown column 'bus_errors_total'", "channels:", "null in the mapping", samples=frame)
+    declared = {
+        "bus_errors_total": ChannelDeclaration(kind="counter"),
+        "humidity": ChannelDeclaration(kind="gauge", unit="%", range=(0, 100)),
+    }
+    result = run_import(tmp_path, samples=frame, declared=declared)
+    assert Dataset.open(tmp_path / "dataset").meta.channels["humidity"].high == 100
+    assert all_samples(result)["bus_errors_total"].tolist() == list(range(24))
+
+
+def test_an_unknown_column_with_a_near_name(tmp_path: Path):
+    refused(tmp_path, "Did you mean 'power_w'?", samples=samples_frame().rename(columns={"power_w": "powr_w"}))
+
+
+@pytest.mark.parametrize("missing", ["timestamp", "gpu"])
+def test_a_missing_column(missing: str, tmp_path: Path):
+    words = (f"missing column {missing!r}", "samples.csv", "Its columns are", f"columns: {{SOURCE: {missing}}}")
+    refused(tmp_path, *words, samples=samples_frame().drop(columns=missing))
+
+
+def test_without_a_node_column_the_inventory_says_where(tmp_path: Path):
+    result = run_import(tmp_path, samples=samples_frame().drop(columns="node"))
+    assert all_samples(result)["node"].tolist() == samples_frame()["node"].tolist()
+
+
+def test_a_column_in_a_wrong_unit(tmp_path: Path):
+    frame = samples_frame()
+    frame["power_w"] *= 1000
+    words = ("24 of 24 values of 'power_w' are out of range", "300000", "0 to 3000 W", "scale: {power_w: 0.001}")
+    refused(tmp_path, *words, "samples.csv", samples=frame)
+
+
+def test_fractions_where_percent_are_expected(tmp_path: Path):
+    frame = samples_frame().assign(gpu_util_pct=[0.5 + index / 100 for index in range(24)])
+    refused(tmp_path, "'gpu_util_pct'", "seem to be fractions", "scale: {gpu_util_pct: 100}", samples=frame)
+
+
+def test_naive_timestamps(tmp_path: Path):
+    frame = samples_frame()
+    frame["timestamp"] = frame["timestamp"].str.slice(0, 19)
+    words = ("timestamps are naive", "'2026-03-01T00:00:00'", "samples.csv, column 'timestamp'", "timezone: UTC")
+    refused(tmp_path, *words, samples=frame)
+    result = run_import(tmp_path, samples=frame, mapping="samples: {time: {timezone: Europe/Berlin}}")
+    assert result.dataset.meta.span[0] == (DAY - timedelta(hours=1)).to_pydatetime()
+
+
+def test_mixed_offsets_are_one_time(tmp_path: Path):
+    frame = samples_frame()
+    frame.loc[::2, "timestamp"] = [
+        pd.Timestamp(text).tz_convert("Asia/Tokyo").isoformat() for text in frame.loc[::2, "timestamp"]
+    ]
+    mixed = run_import(tmp_path, samples=frame, out="mixed")
+    assert mixed.dataset.digest == run_import(tmp_path, samples=samples_frame(), out="plain").dataset.digest
+
+
+def test_no_rows(tmp_path: Path):
+    refused(tmp_path, "the sample files have no rows", "samples.csv", "period", samples=samples_frame()[:0])
+    strange = samples_frame().assign(gpu="GPU-unknown")
+    words = ("no sample row can be used: 24 were set aside", "'unknown gpu'", "samples.csv, row 1", "inventory")
+    refused(tmp_path, *words, samples=strange)
+
+
+def test_files_that_are_none(tmp_path: Path):
+    refused(tmp_path, "does not exist", "nowhere.csv", samples=[tmp_path / "nowhere.csv"])
+    (tmp_path / "s.parquet").write_text("PAR0")
+    refused(tmp_path, "cannot be read", "s.parquet", samples=[tmp_path / "s.parquet"])
+    (tmp_path / "s.csv").write_bytes(b"")
+    refused(tmp_path, "the file is empty", "s.csv", samples=[tmp_path / "s.csv"])
+    (tmp_path / "s.xlsx").write_bytes(b"x")
+    refused(tmp_path, "'.xlsx'", "Parquet, CSV", samples=[tmp_path / "s.xlsx"])
+    (tmp_path / "latin.csv").write_bytes(b"timestamp,node,gpu,power_w\n2026-03-01T00:00:00Z,k\xf6ln,x,1\n")
+    refused(tmp_path, "UTF-8", "latin.csv", samples=[tmp_path / "latin.csv"])
+
+
+@pytest.mark.parametrize(
+    ("rules", "words"),
+    [
+        ("sample: {}", ["sample", "Did you mean 'samples'?"]),
+        ("samples: {scales: {power_w: 1}}", ["samples.scales", "Did you mean 'scale'?"]),
+        ("samples: {columns: {watts: power_w}}", ["names a source column 'watts' that is not there"]),
+        ("samples: {columns: {power_w: pow_w}}", ["column of ours 'pow_w'", "Did you mean 'power_w'?"]),
+        ("samples: {scale: {pow_w: 2}}", ["column of ours 'pow_w'", "Did you mean 'power_w'?"]),
+        ("samples: {columns: {node: gpu, gpu: gpu}}", ["two source columns are mapped to 'gpu'"]),
+        ("samples: {columns: {xid_last: pstate, gpu_temp_c: power_w}}", ["two source columns are 'power_w'"]),
+        ("samples: {time: {timezone: Mars}}", ["'Mars' is not a time zone"]),
+        ("span: [2026-03-02T00:00:00Z, 2026-03-01T00:00:00Z]", ["span is empty"]),
+        ("span: [2026-03-01, 2026-03-02]", ["span"]),
+        ("samples: [", ["not valid YAML"]),
+    ],
+)
+def test_mappings_that_are_wrong(rules: str, words: list[str], tmp_path: Path):
+    refused(tmp_path, *words, samples=samples_frame(), mapping=rules)
+
+
+def test_nodes_are_the_unit_where_no_gpu_is_named(tmp_path: Path):
+    inventory = pd.DataFrame({"node": ["a", "b"], "installed_at": "2026-01-01T00:00:00Z"})
+    frame = pd.DataFrame({"timestamp": ["2026-03-01T00:00:00Z"] * 3, "node": ["b", "a", "c"], "power_w": [1, 2, 3]})
+    result = run_import(tmp_path, samples=frame, inventory=inventory)
+    assert (result.dataset.meta.unit, result.quarantined) == ("node", {"unknown node": 1})
+    found = all_samples(result)
+    assert found["node"].tolist() == ["a", "b"]
+    assert found["gpu"].isna().all()
+
+
+def test_mig_instances_fold_into_their_gpu(tmp_path: Path):
+    inventory = inventory_frame(2)
+    inventory.loc[2] = inventory.loc[0]
+    inventory.loc[2, "gpu"] = "MIG-11111111-2222-3333-4444-555555555555"
+    inventory.loc[3] = inventory.loc[0]
+    inventory.loc[3, "gpu"] = f"MIG-{gpu(1)}/3/0"
+    inventory.loc[4] = inventory.loc[0]
+    inventory.loc[4, ["gpu", "pci_bus_id"]] = ["MIG-99999999-2222-3333-4444-555555555555", "0000:77:00.0"]
+    stamp = "2026-03-01T00:00:00Z"
+    frame = pd.DataFrame(
+        {
+            "timestamp": stamp,
+            "gpu": [inventory["gpu"][2], f"MIG-{gpu(1)}/3/0", gpu(1), gpu(1)],
+            "GPU_I_ID": [None, None, "3", "4"],
+            "power_w": [100, 20, 30, 25],
+        }
+    )
+    events = events_frame([("00:01", inventory["gpu"][2], "xid", "79")])
+    result = run_import(tmp_path, samples=frame, events=events, inventory=inventory)
+    assert result.quarantined == {"MIG instance without a known parent": 1}
+    found = all_samples(result)
+    assert (found["gpu"].tolist(), found["power_w"].tolist()) == ([gpu(0), gpu(1)], [100, 30])
+    assert result.dataset.events()["gpu"].tolist() == [gpu(0)]
+    assert len(result.dataset.inventory()) == 2

@@ -1,7 +1,7 @@
 """Import and replay the fault history of a real GPU cluster; write docs/real-cluster.md.
 
-The history is StepFun's InfiniteHBD-Trace (SIGCOMM'25): every fault of 400 servers over 349 days, with start and end. It
-has no telemetry, so this is a test of the history features, of honesty about the base rate, and of leaks: a ROC-AUC
+The history is StepFun's InfiniteHBD-Trace (SIGCOMM'25): every fault of 400 servers over 349 days, with start and end.
+It has no telemetry, so this is a test of the history features, of honesty about the base rate, and of leaks: a ROC-AUC
 above 0.70 would be one until proven otherwise.
 
     python benchmarks/gpu_cluster_faults.py --trace FOLDER [--work FOLDER] [--out docs/real-cluster.md]
@@ -96,7 +96,9 @@ def convert(trace: Path, work: Path) -> Converted:
 def predrain(*args: str | Path) -> dict[str, Any]:
     """Run a verb of the installed command with ``--json`` and return what it says."""
     command = [str(Path(sys.executable).with_name("predrain")), *map(str, args), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    done = subprocess.run(  # noqa: S603 - our own command
+        command, capture_output=True, text=True, check=False, cwd=ROOT
+    )
     if done.returncode != 0:
         raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
     return json.loads(done.stdout)

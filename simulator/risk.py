@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import expm
 from scipy.special import ndtr
 
 from simulator.fleet import DAY, HOUR, Clock, Node
@@ -157,6 +156,59 @@ def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: 
     return matrix
 
 
+@numba.njit(cache=True, nogil=True)
+def propagator(generator: FloatArray, hours: float) -> FloatArray:
+    """Return the matrix exponential of a sub-generator times a duration, by uniformisation.
+
+    Parameters
+    ----------
+    generator : ndarray, shape (n, n)
+        Rates per hour: nothing negative off the diagonal, rows with sums of zero or less.
+    hours : float
+        Duration, h.
+
+    Returns
+    -------
+    ndarray, shape (n, n)
+        Probability of being in each state and not failed after the duration. Only sums of positive numbers, so that
+    small probabilities keep their digits; and no BLAS, whose threads make it a hundred times slower on a busy machine.
+    """
+    n = generator.shape[0]
+    fastest = 0.0
+    for state in range(n):
+        fastest = max(fastest, -generator[state, state])
+    if fastest == 0.0 or hours <= 0.0:
+        return np.eye(n)
+    pieces = max(1, math.ceil(fastest * hours / 30.0))  # exp(-30) is far from underflow
+    mean = fastest * hours / pieces
+    jump = np.eye(n) + generator / fastest
+    total, power = np.zeros((n, n)), np.eye(n)
+    weight, done, count = math.exp(-mean), 0.0, 0
+    while done < 1.0 - 1e-15 and count < 400:
+        total += weight * power
+        done += weight
+        count += 1
+        weight *= mean / count
+        power = _product(power, jump)
+    result = total.copy()
+    for _ in range(pieces - 1):
+        result = _product(result, total)
+    return result
+
+
+@numba.njit(cache=True, nogil=True)
+def _product(left: FloatArray, right: FloatArray) -> FloatArray:
+    n = left.shape[0]
+    out = np.zeros((n, n))
+    for row in range(n):
+        for middle in range(n):
+            value = left[row, middle]
+            if value != 0.0:
+                for column in range(n):
+                    out[row, column] += value * right[middle, column]
+    return out
+
+
 def recurrence_survival(age: FloatArray, recurrence: FloatArray) -> FloatArray:
     """Return the probability that a reset's fault has not come back ``age`` ms after it."""
     with np.errstate(divide="ignore"):
@@ -187,9 +239,12 @@ def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Clock
         raise ValueError("the interval must end before the second midnight")
     regime = (day >= laws.check_day).astype(np.int64)
     regime_next = (day + DAY >= laws.check_day).astype(np.int64)
-    key = np.column_stack([rows.model, regime, rows.multiplier, regime_next, rows.multiplier_next_day, into_day])
-    groups, inverse = np.unique(key, axis=0, return_inverse=True)
-    inverse = inverse.reshape(-1)
+    # One integer a row sorts far faster than rows of six; multipliers lie well within +-2048 steps of the grid.
+    key = (rows.model * 2 + regime) * 2 + regime_next
+    key = ((key << 12 | rows.multiplier + 2048) << 12 | rows.multiplier_next_day + 2048) << 28 | into_day
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    fields = (rows.model, regime, rows.multiplier, regime_next, rows.multiplier_next_day, into_day)
+    groups = np.column_stack([each[first] for each in fields])
     powers = _Propagators(laws, parameters)
     lump = laws.chain.lumps()
     n = int(lump.max()) + 1
@@ -236,5 +291,5 @@ class _Propagators:
                 generator = generator_matrix(
                     self._laws, self._parameters, model=model, regime=regime, multiplier=multiplier
                 )
-                self._known[key] = np.asarray(expm(generator * (duration / HOUR)), np.float64)
+                self._known[key] = propagator(generator, duration / HOUR)
         return self._known[key]

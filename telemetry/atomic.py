@@ -22,6 +22,8 @@ from types import TracebackType
 from telemetry.errors import InputError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP)
+# Some network file systems cannot lock a folder: there, two writers at once are the user's to avoid.
 _SWAP_WAIT_S = 5.0
 # Two renames take microseconds; a builder seen between them for longer than this has stopped.
 
@@ -167,6 +169,9 @@ class FolderSwap:
                     str(self.target),
                     "Wait until it has ended, or write to another folder.",
                 ) from None
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
             if _is_same(descriptor, self.path):
                 return descriptor
             os.close(descriptor)
@@ -217,8 +222,8 @@ def _is_locked(folder: Path) -> bool:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+    except OSError as error:
+        return error.errno not in _NO_LOCKS
     finally:
         os.close(descriptor)
     return False

@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors, recover_folder
 from telemetry.channel import Channel
-from telemetry.config import format_duration
+from telemetry.config import Section, format_duration
 from telemetry.dataset import Dataset
 from telemetry.errors import InputError
 from telemetry.events import EventIntake, dedupe_events, empty_events, place_events, quarantine_frame
@@ -138,7 +138,9 @@ def import_dataset(
     fresh = new_sources(sources, existing)
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
+    distinct = {(source.role, source.sha256) for source in sources}
     work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, late, progress)
+    work.counts["source_files_given_twice"] = len(sources) - len(distinct)
     return work.run(inventory)
 
 
@@ -154,8 +156,8 @@ def _sources(
     delay: timedelta,
     late: timedelta,
 ) -> list[Source]:
-    def mapped(*sections: object) -> str:
-        return text_digest([section.model_dump(mode="json") for section in sections])  # type: ignore[attr-defined]
+    def mapped(*sections: Section) -> str:
+        return text_digest([section.model_dump(mode="json") for section in sections])
 
     settings: dict[str, dict[str, Any]] = {
         "samples": {

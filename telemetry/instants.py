@@ -168,7 +168,7 @@ def _from_text(
     values = text.to_pandas()
     if time.format is None:
         aware = pc.match_substring_regex(text, _AWARE).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
-        values = values.str.replace(r"\s*(?:UTC|GMT)$", "Z", regex=True)
+        values = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z").to_pandas()
     else:
         aware = np.full(len(values), "%z" in time.format)
     ms = np.zeros(len(values), np.int64)

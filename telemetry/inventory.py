@@ -101,18 +101,29 @@ def _batch_frame(
             if name in mapping.values:
                 texts, dropped = map_values(texts, mapping.values[name])
                 bad |= dropped
-            content[name] = texts
+            content[name] = pd.Series(texts, dtype=object)
         else:
-            content[name] = table.column(columns.source[name]).to_pandas()
+            content[name] = _static(table.column(columns.source[name]))
     frame = pd.DataFrame(content)
-    frame["pci_bus_id"] = [None if text is None else normalise_pci_bus_id(text) or text for text in frame["pci_bus_id"]]
-    missing = np.array([node is None for node in frame["node"]], dtype=bool) & ~bad
+    buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
+    frame["pci_bus_id"] = pd.Series(buses, dtype=object)
+    missing = frame["node"].isna().to_numpy() & ~bad
     quarantine.add_rows("missing node", "inventory", file.name, missing, rows, table)
     bad |= missing
     backwards = ((frame["removed_at"] <= frame["installed_at"]).to_numpy(dtype=bool)) & ~bad
     quarantine.add_rows("removed before installed", "inventory", file.name, backwards, rows, table)
     bad |= backwards
     return frame[~bad]
+
+
+def _static(column: Any) -> pd.Series:
+    """Return a further static column: numbers where every text is one, and none would lose a leading zero."""
+    values = column.to_pandas()
+    if not pd.api.types.is_string_dtype(values.dtype):
+        return values
+    numbers = pd.to_numeric(values.astype(object), errors="coerce")
+    is_number = numbers.notna().eq(values.notna()).all() and values.notna().any()
+    return numbers if is_number and not values.str.match(r"[+-]?0\d").any() else values
 
 
 def naive_error(where: str, section: str, column: Any) -> InputError:
@@ -133,12 +144,12 @@ def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> InventorySource:
     by_place = {
         (row.node, row.pci_bus_id): row.gpu
         for row in frame[["node", "pci_bus_id", "gpu"]].itertuples(index=False)
-        if row.gpu is not None and row.pci_bus_id is not None and not row.gpu.startswith("MIG-")
+        if isinstance(row.gpu, str) and isinstance(row.pci_bus_id, str) and not row.gpu.startswith("MIG-")
     }
     for index, (gpu, node, bus, parent) in enumerate(
         zip(frame["gpu"], frame["node"], frame["pci_bus_id"], given, strict=True)
     ):
-        if gpu is None or not (gpu.startswith("MIG-") or isinstance(parent, str)):
+        if not isinstance(gpu, str) or not (gpu.startswith("MIG-") or isinstance(parent, str)):
             continue
         keep[index] = False
         old = _MIG_OLD.match(gpu)

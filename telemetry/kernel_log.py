@@ -196,7 +196,9 @@ def _dated(lines: Iterable[str], reference: datetime | None) -> Iterator[tuple[i
     for number, raw in enumerate(lines, start=1):
         line = raw.rstrip("\r\n")
         stamped = split_line(line)
-        if "NVRM" in line:  # only these can say anything; a log of a year has many others
+        if "NVRM" in (
+            line if stamped is None else stamped.message
+        ):  # only these can say anything; a log of a year has many others
             split.append((number, line, stamped))
         if stamped is not None and stamped.yearless and stamped.naive is not None:
             if newest is not None and newest - stamped.naive > timedelta(days=183):

@@ -69,6 +69,8 @@ class Stays:
             Row of :attr:`frame`; -1 unknown unit, -2 before its first installation, -3 after a removal. The instant of
             the removal belongs to the stay.
         """
+        if len(self._key) == 0:
+            return np.full(len(codes), -1, np.int64)
         place = np.searchsorted(self._key, (codes << _KEY_SHIFT) + ms, side="right") - 1
         safe = np.clip(place, 0, None)
         owned = (place >= 0) & (self._row_code[safe] == codes)

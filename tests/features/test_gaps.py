@@ -1,6 +1,7 @@
 """Gaps and workload against plain readings."""
 
 from datetime import timedelta
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -55,7 +56,7 @@ def compute(samples, border, since=-10_000):
 def plain(samples, border, since=-10_000):
     """Every column but the node's, from the samples of one unit (minutes throughout)."""
     seen = [s for s in samples if 0 <= border - s["minute"] < LOOK_BACK]
-    pairs = list(zip(seen, seen[1:], strict=False))
+    pairs = list(pairwise(seen))
     out = {}
     for window in (20, 60):
         inside = [s for s in seen if border - s["minute"] < window]
@@ -65,7 +66,7 @@ def plain(samples, border, since=-10_000):
     inside = [s["minute"] for s in seen if border - s["minute"] < 60]
     start = border - min(60, max(border - since, 0))
     edges = [min(start, *inside), *inside, border] if inside else [start, border]
-    out["gaps__samples__longest_gap__1h"] = max(b - a for a, b in zip(edges, edges[1:], strict=False)) / 60
+    out["gaps__samples__longest_gap__1h"] = max(b - a for a, b in pairwise(edges)) / 60
     age = border - seen[-1]["minute"] if seen else LOOK_BACK
     out["gaps__samples__age"] = (age + 10) / 60
     near = [(a, b) for a, b in pairs if border - b["minute"] < 60]
@@ -99,7 +100,7 @@ def _plain_workload(seen, border):
 
 
 def _steps(samples, border):
-    return [(a, b) for a, b in zip(samples, samples[1:], strict=False) if border - b["minute"] < 60]
+    return [(a, b) for a, b in pairwise(samples) if border - b["minute"] < 60]
 
 
 def _name(minutes):

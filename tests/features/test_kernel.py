@@ -209,11 +209,13 @@ def test_a_roll_up_column_has_no_columns_of_its_own():
 
 
 def test_the_column_count_stays_moderate():
-    names = """gpu_temp_c mem_temp_c power_w sm_clock_mhz gpu_util_pct mem_util_pct fb_used_mib sm_active_ratio
-        tensor_active_ratio pcie_rx_bytes_s pcie_tx_bytes_s pcie_replay_total ecc_sbe_volatile_total
-        ecc_dbe_volatile_total row_remap_correctable_total row_remap_uncorrectable_total row_remap_pending
-        nvlink_replay_total clocks_event_reasons xid_last""".split()
-    layout = ChannelLayout.of({name: CATALOGUE[name] for name in names})
+    names = (
+        "gpu_temp_c mem_temp_c power_w sm_clock_mhz gpu_util_pct mem_util_pct fb_used_mib sm_active_ratio "
+        "tensor_active_ratio pcie_rx_bytes_s pcie_tx_bytes_s pcie_replay_total ecc_sbe_volatile_total "
+        "ecc_dbe_volatile_total row_remap_correctable_total row_remap_uncorrectable_total row_remap_pending "
+        "nvlink_replay_total clocks_event_reasons xid_last"
+    )
+    layout = ChannelLayout.of({name: CATALOGUE[name] for name in names.split()})
     hours = [timedelta(hours=h) for h in (1, 6, 24)]
     assert 150 <= len(WindowPlan.telemetry(layout, hours).columns) <= 250
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from features.matrix import ROW_COLUMNS
@@ -27,6 +27,13 @@ from tests.features.small_fleet import (
 )
 
 HOURS = 24
+# Each example builds two matrices: shrinking a failure would take minutes and explain no more than its seeds.
+RANDOM = settings(
+    max_examples=8,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+)
 
 
 def world(seed: int):
@@ -103,7 +110,7 @@ def decided(frame: pd.DataFrame, t) -> pd.DataFrame:
     return kept.reset_index(drop=True)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@RANDOM
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.floats(2, 22))
 def test_rows_do_not_see_what_was_not_known(seed, poison, hours):
     t = T0 + timedelta(minutes=round(hours * 60))
@@ -118,7 +125,7 @@ def test_rows_do_not_see_what_was_not_known(seed, poison, hours):
         np.testing.assert_array_equal(clean[name].to_numpy(), dirty[name].to_numpy(), err_msg=name)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@RANDOM
 @given(st.integers(0, 10_000), st.integers(0, 10_000), st.floats(2, 22))
 def test_labels_do_not_see_what_was_not_known(seed, poison, hours):
     t = T0 + timedelta(minutes=round(hours * 60))

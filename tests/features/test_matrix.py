@@ -323,6 +323,6 @@ def test_a_node_without_samples_has_rows_that_say_so(tmp_path):
 
 def test_parts_hold_keys_and_floats(small):
     schema = pq.read_schema(small[1].path / "part-00000.parquet")
-    assert schema.field("decision_time").type == "timestamp[ms, tz=UTC]"
+    assert str(schema.field("decision_time").type) == "timestamp[ms, tz=UTC]"
     assert {str(schema.field(column.name).type) for column in small[1].columns} == {"float"}
     assert len(CHANNELS) == len(small[1].config.channels)

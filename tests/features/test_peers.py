@@ -67,16 +67,18 @@ def test_peers_equal_the_plain_reading(world, channel, statistic):
             for u in present.itertuples()
         }
         own = values[row["gpu"], row["node"]]
-        others = [v for (gpu, node), v in values.items() if node == row["node"] and gpu != row["gpu"] and v == v]
+        others = [
+            v for (gpu, node), v in values.items() if node == row["node"] and gpu != row["gpu"] and not np.isnan(v)
+        ]
         models = dict(zip(inventory["gpu"], inventory["model"], strict=True))
-        alike = [v for (gpu, _), v in values.items() if models[gpu] == models[row["gpu"]] and v == v]
+        alike = [v for (gpu, _), v in values.items() if models[gpu] == models[row["gpu"]] and not np.isnan(v)]
         name = f"peers__{channel}__{{}}__2h"
         deviation = own - np.median(others) if others else np.nan
         assert row[name.format("node_deviation")] == pytest.approx(deviation, rel=1e-4, abs=1e-4, nan_ok=True)
         fleet = own - np.median(alike) if alike else np.nan
         assert row[name.format("fleet_deviation")] == pytest.approx(fleet, rel=1e-4, abs=1e-4, nan_ok=True)
         if statistic == "mean":
-            rank = np.mean([0.5 if v == own else v < own for v in others]) if others and own == own else np.nan
+            rank = np.mean([0.5 if v == own else v < own for v in others]) if others and not np.isnan(own) else np.nan
             assert row[name.format("node_rank")] == pytest.approx(rank, nan_ok=True)
 
 

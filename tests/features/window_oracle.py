@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import pairwise
 
 import numpy as np
 
@@ -117,7 +118,7 @@ def _changes(name, inside, before, seen, *rest):
     known = [(sample["time"], sample[name]) for sample in seen if sample.get(name) is not None]
     if not any(time in times for time, _ in known):
         return NAN
-    return float(sum(a[1] != b[1] and b[0] in times for a, b in zip(known, known[1:], strict=False)))
+    return float(sum(a[1] != b[1] and b[0] in times for a, b in pairwise(known)))
 
 
 def _share(name, inside, before, seen, border, window, bits):

@@ -1,6 +1,7 @@
 import json
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -29,10 +30,10 @@ def changed(frame: pd.DataFrame, row: int, **values: object) -> pd.DataFrame:
     return frame
 
 
-def refused(folder: Path, *words: str, **given: object) -> None:
+def refused(folder: Path, *words: str, **given: Any) -> None:
     """The import fails, says each of the words, and leaves nothing behind but its sources."""
     with pytest.raises(InputError) as caught:
-        run_import(folder, **given)  # type: ignore[arg-type]
+        run_import(folder, **given)
     for word in words:
         assert word in str(caught.value), str(caught.value)
     assert not (folder / "dataset").exists()

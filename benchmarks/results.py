@@ -244,7 +244,7 @@ def page(found: dict[str, dict[int, Run]], params: Params, seconds: float, comma
         "",
         f"Made by `{command}` in {seconds / 60:.0f} minutes of one machine; nothing here is typed by hand. All fleets "
         f"are **simulated**, {fleet.gpus} GPUs over {fleet.days} days, with failure rates multiplied by "
-        f"{fleet.acceleration:g}; no parameter was chosen on these seeds. Brackets are 95 % intervals from {replicates} "
+        f"{fleet.acceleration:g}; no parameter was chosen on these seeds. Brackets: 95 % intervals from {replicates} "
         "resamples of GPUs. The best single learner is chosen on the decisions it is compared on, which favours it "
         'against the ensembles. "Not shown" means that the interval of the difference holds zero: nothing is claimed.',
         "",

@@ -48,9 +48,14 @@ def import_files(
             channels=resolve_channels(loaded.channels),
             dedupe=loaded.events.dedupe,
             delay=loaded.features.delay,
+            late=loaded.telemetry.late,
             progress=advance,
         )
-        show({"dataset": str(out), "counts": result.counts, "quarantined": result.quarantined}, as_json=as_json)
+        news = "yes" if result.changed else "no, all of it had been imported before"
+        show(
+            {"dataset": str(out), "changed": news, "counts": result.counts, "quarantined": result.quarantined},
+            as_json=as_json,
+        )
 
 
 def add_to(app: typer.Typer) -> None:

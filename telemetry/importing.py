@@ -45,8 +45,8 @@ from telemetry.stays import Stays
 from telemetry.writer import DatasetWriter
 from telemetry.xid_gauge import SOURCE as GAUGE_SOURCE
 
-Progress = Callable[[str, int, int], None]
-"""Called with what is being done, how much is done and how much there is."""
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is: sample files to read, then buckets to write."""
 
 DEFAULT_LATE: Final = timedelta(days=7)
 _CSV_BYTES_PER_ROW = 100
@@ -280,8 +280,6 @@ class _Import:
         intake = EventIntake(self.rules.events, stays, quarantine, self.delay, self.counts)
         frames = [empty_events()]
         for file in self._files("events"):
-            if self.progress is not None:
-                self.progress(f"reading {file.name}", 0, 1)
             frames.append(self._kernel_log(file, stays, quarantine) if is_kernel_log(file) else intake.read(file))
         return _stacked(frames)
 
@@ -346,7 +344,7 @@ class _Import:
         merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine, not self._has_xids(given))
         for bucket, table in merger.run(spill, existing):
             if self.progress is not None:
-                self.progress("writing samples", bucket, writer.buckets)
+                self.progress(len(files) + bucket + 1, len(files) + writer.buckets)
             writer.write_samples(bucket, table)
         self.counts.update(merger.counts)
         write_newest(writer.folder, merger.newest)

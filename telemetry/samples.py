@@ -124,7 +124,7 @@ class SampleIntake:
     _node_code: dict[str, int] = field(default_factory=dict)
     _newest: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def run(self, folder: Path, buckets: int, progress: Callable[[str, int, int], None] | None) -> Spill:
+    def run(self, folder: Path, buckets: int, progress: Callable[[int, int], None] | None) -> Spill:
         """Read everything.
 
         Returns
@@ -143,7 +143,7 @@ class SampleIntake:
         with Spill(folder, schema, buckets) as spill:
             for number, (file, columns) in enumerate(zip(self.plan.files, self.plan.columns, strict=True)):
                 if progress is not None:
-                    progress(f"reading {file.name}", number, len(self.plan.files))
+                    progress(number, len(self.plan.files) + buckets)
                 self._read_file(file, number, columns, spill, schema, buckets)
             self.tally.check(self.plan.channels)
             if not self.counts["samples_read"]:

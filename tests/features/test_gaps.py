@@ -166,3 +166,17 @@ def test_a_frozen_exporter_repeats_itself():
 
 def test_no_workload_without_utilisation_or_power():
     assert WorkloadPlan.of(ChannelLayout.of({"gpu_temp_c": CATALOGUE["gpu_temp_c"]}), WINDOWS).columns == ()
+
+
+@settings(max_examples=100, deadline=None)
+@given(histories(), st.integers(0, 300))
+def test_a_row_depends_on_nothing_outside_its_look_back(samples, border):
+    seen = [sample for sample in samples if 0 <= border - sample["minute"] < LOOK_BACK]
+    whole, cut = compute(samples, border), compute(seen, border)
+    np.testing.assert_array_equal(list(whole.values()), list(cut.values()))
+
+
+@pytest.mark.parametrize(("age", "vanished"), [(119, 1), (120, 0), (19, 0), (20, 1)])
+def test_a_channel_has_vanished_if_it_reported_in_the_look_back_but_not_lately(age, vanished):
+    found = compute([{"minute": 200 - age, "pcie_replay_total": 1.0}], 200)
+    assert found["gaps__channels__vanished__20m"] == vanished

@@ -364,3 +364,11 @@ def test_mig_instances_fold_into_their_gpu(tmp_path: Path):
     assert (found["gpu"].tolist(), found["power_w"].tolist()) == ([gpu(0), gpu(1)], [100, 30])
     assert result.dataset.events()["gpu"].tolist() == [gpu(0)]
     assert len(result.dataset.inventory()) == 2
+
+
+def test_progress_goes_up_to_its_total(tmp_path: Path):
+    told: list[tuple[int, int]] = []
+    run_import(tmp_path, samples=samples_frame(), progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told)
+    assert told[0][0] == 0
+    assert told[-1][0] <= told[-1][1]

@@ -19,6 +19,7 @@ def predrain(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
         text=True,
         cwd=cwd,
         timeout=300,
+        check=False,
         env=os.environ | {"COLUMNS": "200"},
     )
 

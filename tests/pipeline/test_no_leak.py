@@ -1,0 +1,108 @@
+"""The whole main job against a poisoned future: nothing after a decision may change its features, models or scores."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from models.sliding import run_backtest
+from pipeline.params import Params
+from pipeline.stages import make_matrix
+from telemetry.store import Dataset, DatasetWriter
+
+
+def poisoned(source: Path, out: Path, at: datetime, delay: timedelta, seed: int) -> Path:
+    """Copy a dataset; whatever could not be known at ``at`` is replaced by nonsense."""
+    original = Dataset.open(source)
+    rng = np.random.default_rng(seed)
+    known_until = pd.Timestamp(at)
+    events = original.events()
+    kept = events[events["known_at"] <= known_until]
+    stays = original.inventory()
+    units = stays["gpu"].dropna().unique()
+    invented = pd.DataFrame(
+        {
+            "timestamp": known_until + pd.to_timedelta(rng.uniform(-48, 240, 300), unit="h"),
+            "gpu": rng.choice(units, 300),
+            "type": rng.choice(["xid", "failure", "repair", "drain", "driver"], 300),
+            "code": rng.choice(["79", "48", "gpu_lost", "x"], 300),
+            "detail": "",
+            "source": "poison",
+        }
+    )
+    invented["node"] = invented["gpu"].map(stays.drop_duplicates("gpu").set_index("gpu")["node"])
+    invented["known_at"] = known_until + pd.to_timedelta(rng.uniform(0.01, 200, 300), unit="h")
+    for column in ("timestamp", "known_at"):
+        invented[column] = invented[column].astype(kept[column].dtype)
+    events = pd.concat([kept, invented[kept.columns]], ignore_index=True)
+    stays["removed_at"] = stays["removed_at"].where(stays["removed_at"] <= known_until)
+    later = rng.random(len(stays)) < 0.3
+    stays.loc[later & stays["removed_at"].isna(), "removed_at"] = known_until + timedelta(hours=3)
+    with DatasetWriter(
+        out,
+        step=original.meta.step,
+        channels=original.meta.channels,
+        unit=original.meta.unit,
+        buckets=original.meta.buckets,
+        sample_count=original.meta.sample_count,
+    ) as writer:
+        for bucket in original.buckets():
+            writer.write_samples(bucket, spoil(original.read_bucket(bucket), known_until - delay, rng))
+        writer.finish(events=events, inventory=stays, span=original.meta.span, sources=original.meta.sources)
+    return out
+
+
+def spoil(table: pa.Table, after: pd.Timestamp, rng: np.random.Generator) -> pa.Table:
+    """Spoil the samples later than ``after``: a third is dropped, the rest gets other values."""
+    unknown = pc.greater(table["timestamp"], pa.scalar(after.to_pydatetime(), table["timestamp"].type))
+    keep = pc.or_(pc.invert(unknown), pa.array(rng.random(table.num_rows) > 0.33))
+    table = table.filter(keep)
+    unknown = unknown.filter(keep)
+    for i, field in enumerate(table.schema):
+        if field.name in ("timestamp", "node", "gpu"):
+            continue
+        noise = pa.array(rng.integers(0, 100, table.num_rows)).cast(field.type)
+        table = table.set_column(i, field, pc.if_else(unknown, noise, table[field.name]))
+    return table
+
+
+@pytest.mark.parametrize("shift", [timedelta(0), timedelta(hours=31)])
+def test_a_poisoned_future_changes_no_score_before_it(
+    small_fleet: Path, small_params: Params, tmp_path: Path, shift: timedelta
+) -> None:
+    at = datetime(2026, 2, 9, tzinfo=UTC) + shift
+    twin = poisoned(small_fleet, tmp_path / "twin", at, small_params.features.delay, seed=3)
+    backtest = small_params.backtest.model_copy(update={"k": 2})
+    params = small_params.model_copy(update={"backtest": backtest})
+
+    def scored(dataset: Path, name: str) -> tuple[pd.DataFrame, np.ndarray]:
+        matrix = make_matrix(dataset, params, tmp_path / name)
+        result = run_backtest(
+            matrix, training=params.training, models=params.models, backtest=params.backtest, seed=params.seed
+        )
+        found = result.predictions
+        found = found[found["decision_time"] <= pd.Timestamp(at)].reset_index(drop=True)
+        named = ["node", "gpu", "unit", "model", "variant"]  # as text: categories also list units of later days
+        found = found.astype(dict.fromkeys(named, "str"))
+        grid = matrix.rows[(matrix.rows["decision_time"] <= pd.Timestamp(at)) & ~matrix.rows["augmented"]]
+        return found, matrix.values(grid.index.to_numpy())
+
+    clean, clean_values = scored(small_fleet, "clean")
+    spoiled, spoiled_values = scored(twin, "spoiled")
+    assert len(clean) > 1000
+    assert clean["fold"].nunique() >= 2
+    same = ["decision_time", "node", "gpu", "unit", "model", "variant", "score", "risk", "rank", "alert", "fold"]
+    pd.testing.assert_frame_equal(clean[same], spoiled[same], check_exact=True)
+    assert np.array_equal(clean_values, spoiled_values, equal_nan=True)
+
+
+def test_the_poison_is_strong_enough_to_show(small_fleet: Path, small_params: Params, tmp_path: Path) -> None:
+    at = datetime(2026, 2, 9, tzinfo=UTC)
+    twin = poisoned(small_fleet, tmp_path / "twin", at, small_params.features.delay, seed=3)
+    clean = make_matrix(small_fleet, small_params, tmp_path / "clean").labels()
+    spoiled = make_matrix(twin, small_params, tmp_path / "spoiled").labels()
+    assert int((spoiled["label"] == 1).sum()) > int((clean["label"] == 1).sum())

@@ -26,7 +26,7 @@ class SimulateSection(Section):
     days: int = Field(default=120, ge=1)
     """Length of the demo dataset in days."""
 
-    seed: int = 7
+    seed: int = 11
     """Seed of the demo fleet."""
 
     scenario: Literal["base", "drift", "epidemic", "noprecursor", "announced"] = "drift"

@@ -15,12 +15,8 @@ import tempfile
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
-
-from simulator.simulate import SimulationSummary, simulate  # noqa: E402 - the checkout is put on the path first
-from telemetry.store import Dataset  # noqa: E402 - as above
+from simulator.simulate import SimulationSummary, simulate
+from telemetry.store import Dataset
 
 CHANNELS = 20
 

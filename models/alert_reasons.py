@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from models.explanation import explain, members_of
 from models.fitted import FittedModels
-from models.ranking import Hashes, Ints
+from models.ranking import Ints
 from models.training_set import Matrix
 
 _USUAL_ROWS = 4096
@@ -41,15 +41,13 @@ class AlertReasons:
     method: str
 
 
-def riskiest_alerts(scored: pa.Table, unit: Hashes, *, model: int, variant: int, count: int) -> Ints:
-    """Choose the alerts of a fold to explain: the riskiest, one a unit, because a unit is alerted again and again.
+def riskiest_alerts(scored: pa.Table, *, model: int, variant: int, count: int) -> Ints:
+    """Choose the alerts of a fold to explain: the riskiest.
 
     Parameters
     ----------
     scored : Table
         ``row``, ``variant``, ``model``, ``score``, ``risk``, ``alert`` of a fold.
-    unit : ndarray of uint64, shape (rows of the matrix,)
-        Hash of each row's unit.
     model, variant : int
         Whose alerts, by their numbers in the table.
     count : int
@@ -63,9 +61,7 @@ def riskiest_alerts(scored: pa.Table, unit: Hashes, *, model: int, variant: int,
     columns = {name: scored.column(name).to_numpy() for name in ("row", "variant", "model", "score", "risk", "alert")}
     mine = np.flatnonzero((columns["model"] == model) & (columns["variant"] == variant) & columns["alert"])
     order = np.lexsort((columns["row"][mine], -columns["score"][mine], -columns["risk"][mine]))
-    rows = columns["row"][mine[order]].astype(np.int64)
-    first = np.sort(np.unique(unit[rows], return_index=True)[1])
-    return rows[first[:count]]
+    return columns["row"][mine[order[:count]]].astype(np.int64)
 
 
 def explain_rows(fitted: FittedModels, matrix: Matrix, model: str, rows: Ints, *, among: Ints) -> list[dict[str, Any]]:

@@ -142,9 +142,8 @@ class SlidingTrainer:
         facts |= {"sliding": _facts(used), "train_once": _facts(first)}
         table = self._score(fold, used, first)
         profile = used.models.index(self._profile)
-        rows = self._trainer.rows
-        alerted = riskiest_alerts(table, rows.tie, model=profile, variant=0, count=self._explain)
-        tested = self._schedule.fold_rows(rows, fold)
+        alerted = riskiest_alerts(table, model=profile, variant=0, count=self._explain)
+        tested = self._schedule.fold_rows(self._trainer.rows, fold)
         facts["reasons"] = explain_rows(used, self._trainer.matrix, self._profile, alerted, among=tested)
         return _Fold(table, facts)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,14 @@ Progress = Callable[[int, int], None]
 EXPERIMENT = "predrain"
 """Name of the MLflow experiment that runs are recorded in."""
 
+MODEL = "predrain"
+"""Name of the registered model; a new bundle becomes its ``challenger``."""
+
 SHOWN_ALERTS = 20
 """Alerts that the report shows with their reasons."""
+
+EXPLAINED_ALERTS = 200
+"""Alerts of a fold that are explained, the riskiest first: those that the report shows are among them."""
 
 PREDICTION_COLUMNS = [
     "decision_time", "node", "gpu", "risk", "score", "rank", "alert", "label", "fold", "model",
@@ -67,7 +73,7 @@ def make_matrix(dataset: Path, params: Params, out: Path, *, progress: Progress 
 def train_bundle(
     matrix: FeatureMatrix, params: Params, out: Path, *, track: str | None = None, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Fit all models as of the end of the data, save them as a bundle, and record the run.
+    """Fit all models as of the end of the data, save them as a bundle, record the run and register the bundle.
 
     Returns
     -------
@@ -104,8 +110,11 @@ def train_bundle(
         "incidents": fitted.n_incidents,
     }
     if track is not None:
+        from models.registry import register_bundle  # noqa: PLC0415 - as in _record
+
         metrics = {key: float(value) for key, value in summary.items() if isinstance(value, int)}
-        _record(track, "train", params, metrics, matrix, {"bundle_digest": bundle.digest}, [out])
+        run_id = _record(track, "train", params, metrics, matrix, {"bundle_digest": bundle.digest})
+        summary["challenger"] = f"{MODEL} version {register_bundle(track, MODEL, out, run_id=run_id)}"
     return summary
 
 
@@ -138,7 +147,7 @@ def replay(
         seed=params.seed,
         progress=_counted(progress),
         checkpoint=folds,
-        explain=SHOWN_ALERTS,
+        explain=EXPLAINED_ALERTS,
     )
     evaluation = evaluate(
         result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed, truth=risks
@@ -271,11 +280,11 @@ def _record(
     metrics: Mapping[str, float | None],
     matrix: FeatureMatrix,
     tags: Mapping[str, str],
-    artifacts: list[Path],
-) -> None:
+    artifacts: Sequence[Path] = (),
+) -> str:
     from models.registry import log_run  # noqa: PLC0415 - MLflow takes seconds to import, and only tracked runs need it
 
-    log_run(
+    return log_run(
         track,
         EXPERIMENT,
         params=_flatten(params.model_dump(mode="json")),

@@ -117,7 +117,7 @@ class ReportContext:
 
 
 def select_alerts(predictions: pd.DataFrame, model: str, variant: str, count: int) -> pd.DataFrame:
-    """Choose the alerts to show: those of highest risk, one a unit and incident (or unit and day without one).
+    """Choose the alerts to show: those of highest risk, each unit once an incident and once for its wrong alerts.
 
     Parameters
     ----------
@@ -142,6 +142,5 @@ def select_alerts(predictions: pd.DataFrame, model: str, variant: str, count: in
         na_position="last",
         kind="stable",
     )
-    day = chosen["decision_time"].dt.strftime("%Y-%m-%d")
-    incident = chosen["incident"].astype("str").where(chosen["incident"].notna(), day)
+    incident = chosen["incident"].astype("str").where(chosen["incident"].notna(), "none")
     return chosen[~pd.DataFrame({"unit": chosen["unit"].astype("str"), "what": incident}).duplicated()].head(count)

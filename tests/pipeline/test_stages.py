@@ -12,6 +12,7 @@ import pytest
 
 from features.matrix import FeatureMatrix
 from models.bundle import load_bundle
+from models.registry import version_of
 from pipeline.artefacts import load_evaluation
 from pipeline.params import Params
 from pipeline.stages import make_matrix, replay, train_bundle, write_report_for
@@ -90,10 +91,8 @@ def test_metrics_say_where_they_come_from_and_that_the_fleet_is_simulated(small_
 def test_alerts_in_the_report_carry_reasons_in_words(small_backtest: Path) -> None:
     _, context = load_evaluation(small_backtest)
     assert context.alerts
-    explained = [alert for alert in context.alerts if alert.reasons]
-    assert explained
-    assert all("__" not in reason for alert in explained for reason in alert.reasons)
-    assert all(alert.method for alert in explained)
+    assert all(alert.reasons and alert.method for alert in context.alerts)
+    assert all("__" not in reason for alert in context.alerts for reason in alert.reasons)
 
 
 def test_what_is_saved_is_what_is_read(small_backtest: Path, tmp_path: Path) -> None:
@@ -120,7 +119,8 @@ def test_the_bundle_is_trained_and_loads(
     bundle = load_bundle(tmp_path / "bundle", columns=matrix.columns)
     assert bundle.profile == "mean_rank"
     assert bundle.manifest["simulated"]["scenario"] == "base"
-    assert (tmp_path / "mlflow.db").is_file()
+    assert summary["challenger"] == "predrain version 1"
+    assert version_of(f"sqlite:///{tmp_path}/mlflow.db", "predrain", "challenger") == 1
 
 
 def test_a_dataset_of_another_step_is_refused(small_fleet: Path, small_params: Params, tmp_path: Path) -> None:

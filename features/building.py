@@ -28,7 +28,7 @@ from features.incidents import down_intervals, known_onsets
 from features.matrix import META_NAME, ROW_COLUMNS, FeatureMatrix, MatrixConfig, MatrixMeta
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
-from features.service import milliseconds
+from features.service import milliseconds, reported
 from features.static import StaticPlan
 from telemetry.atomic import FolderSwap, disk_errors, recover_folder, write_bytes
 from telemetry.config import format_duration
@@ -201,7 +201,7 @@ def _rows(inputs: _Inputs, inventory: pd.DataFrame, events: pd.DataFrame) -> pd.
 
 def _write(inputs: _Inputs, folder: Path, digest: str, progress: Progress) -> None:
     dataset, features = inputs.dataset, inputs.features
-    events, inventory = dataset.events(), dataset.inventory()
+    events, inventory = reported(dataset.events(), features.delay), dataset.inventory()
     keys = _rows(inputs, inventory, events)
     history = history_columns(features, inputs.labels, unit=dataset.meta.unit)
     plan = FeaturePlan.of(

@@ -36,15 +36,16 @@ def label_rows(
     """Label decision rows.
 
     The label is 1 if an incident of the row's unit starts in (t + gap, t + gap + horizon], else 0; null (censored or
-    not yet known) in these cases, of which the first also beats a 1:
+    not yet known) in these cases, of which the first two also beat a 1:
 
     * the unit is inside an incident at t, even if that was not known at t;
+    * the horizon ends after ``data_end`` or ``as_of``: a failure that is known already says nothing about the rows
+      beside it, and counting it alone would make every ranking of those times look better than it was;
     * ``labels.censor_leavers``, and the unit leaves service in (t, t + gap + horizon] with no incident begun after t
       and by then;
     * our own controller drained the unit or its node (``drain`` events whose source begins ``predrain``), so that it
       was out of use at some time in (t, t + gap + horizon], and it neither failed nor passed a diagnostic after that
-      and within the horizon: nobody can say what would have happened;
-    * the horizon ends after ``data_end`` or ``as_of``.
+      and within the horizon: nobody can say what would have happened.
 
     Parameters
     ----------
@@ -83,7 +84,8 @@ def label_rows(
 
     inside = onset.last_end(unit, decided) > decided
     next_start = starts[onset.timeline.next(unit, decided)]
-    unknown = complete > min(instant_ms(data_end), as_of_ms)
+    incomplete = complete > min(instant_ms(data_end), as_of_ms)
+    unknown = np.zeros(len(decided), dtype=bool)
     if labels.censor_leavers:
         left = _next_leave(stays, unit, decided)
         unknown |= (left <= complete) & (next_start > left)
@@ -91,7 +93,7 @@ def label_rows(
         facts = Facts.of(events, stays, as_of_ms=as_of_ms)
         unknown |= _drained_by_us(facts, stays, onset, unit, decided, complete)
 
-    null = inside | (unknown & ~positive)
+    null = inside | incomplete | (unknown & ~positive)
     caught = np.where(positive & ~null, following, -1)
     numbers = np.append(incidents["incident"].to_numpy(np.int64)[onset.order], 0)
     classes = pd.array(incidents["failure_class"].iloc[onset.order], dtype="str")

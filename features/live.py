@@ -21,7 +21,7 @@ from features.kernel import FloatArray, IntArray
 from features.matrix import ROW_COLUMNS, MatrixConfig
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
-from features.service import instant_ms, instants
+from features.service import instant_ms, instants, reported
 from features.static import StaticPlan
 
 
@@ -94,6 +94,7 @@ def live_rows(
         If a key column is missing, times have no time zone, or the columns cannot be made by this version.
     """
     plan = live_plan(config)
+    events = reported(events, config.features.delay)
     down = down_intervals(events, inventory, config.labels)
     keys = decision_rows(instants(np.array([instant_ms(t)], dtype=np.int64)), inventory, down)
     if nodes is not None:

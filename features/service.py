@@ -55,7 +55,7 @@ def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
 def instants(ms: Int64Array) -> pd.DatetimeIndex:
     """Undo :func:`milliseconds`: give ``datetime64[ms, UTC]``, :data:`NEVER` as NaT."""
     values = np.asarray(ms, dtype=np.int64).view("datetime64[ms]").copy()
-    values[np.asarray(ms) >= NEVER] = np.datetime64("NaT")
+    values[np.asarray(ms) >= NEVER] = np.datetime64("NaT", "ms")
     return pd.DatetimeIndex(values).tz_localize("UTC")
 
 
@@ -240,3 +240,26 @@ def _runs(sorted_codes: Int64Array) -> list[tuple[int, int]]:
         return []
     starts = np.flatnonzero(np.r_[True, sorted_codes[1:] != sorted_codes[:-1]]).tolist()
     return list(zip(starts, [*starts[1:], len(sorted_codes)], strict=True))
+
+
+def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
+    """Give events their known-at times under a reporting delay.
+
+    A dataset fixes ``known_at`` when it is imported. A ticket's entry time stands; but nothing is known earlier than
+    the delay of now after it happened, whatever the delay was at the import.
+
+    Parameters
+    ----------
+    events : DataFrame
+        As a dataset holds them.
+    delay : timedelta
+        ``features.delay``.
+
+    Returns
+    -------
+    DataFrame
+        A copy with ``known_at`` at least ``timestamp + delay``.
+    """
+    earliest = events["timestamp"] + delay
+    later = events["known_at"].where(events["known_at"] >= earliest, earliest)
+    return events.assign(known_at=later.astype(events["known_at"].dtype))

@@ -52,8 +52,16 @@ def write_json(content: dict[str, Any], path: Path) -> None:
 
 
 def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -> None:
-    """Write ``OUT/evaluation/`` whole or not at all."""
+    """Write ``OUT/evaluation/`` whole or not at all.
+
+    Raises
+    ------
+    InputError
+        If something else stands there, or the disk is full.
+    """
     target = out / EVALUATION_FOLDER
+    if target.exists() and not (target / "context.json").is_file() and any(target.iterdir()):
+        raise InputError(f"{target} exists and is not a backtest's", str(out), "Choose another --out.")
     with FolderSwap(target) as swap, disk_errors(target):
         for name in _FRAMES:
             write_frame(getattr(evaluation, name), swap.path / f"{name}.parquet")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
 
 
 def backtest(
@@ -35,17 +35,18 @@ def backtest(
 
     Example: predrain backtest --dataset fleet --out replay
     """
+    if (dataset is None) == (matrix is None):
+        raise typer.BadParameter("give either --dataset or --matrix")
     with reported():
         from features.matrix import FeatureMatrix
         from pipeline.params import load_params
         from pipeline.stages import make_matrix, replay, write_report_for
         from pipeline.terminal import summary_of
-        from telemetry.errors import InputError
 
         loaded = load_params(params_files(params))
-        if (dataset is None) == (matrix is None):
-            raise InputError("give one of a dataset or a matrix", "--dataset, --matrix", "Name exactly one of them.")
         if dataset is not None:
+            dataset = dataset.resolve()
+            refuse_inside(out, dataset)
             with progress("features") as advance:
                 found = make_matrix(dataset, loaded, out / "matrix", progress=advance)
             sibling = dataset.with_name(dataset.name + "-truth")

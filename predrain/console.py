@@ -57,6 +57,20 @@ def reported() -> Iterator[None]:
         fail("interrupted. What was there before is unchanged; run the same command again to go on.")
 
 
+def refuse_inside(out: Path, dataset: Path) -> None:
+    """Refuse to write results into a dataset: the next import would replace it as a whole, results included.
+
+    Raises
+    ------
+    InputError
+        If ``out`` is the dataset's folder or lies in it.
+    """
+    from telemetry.errors import InputError
+
+    if out.resolve().is_relative_to(dataset.resolve()):
+        raise InputError(f"{out} lies in the dataset {dataset}", "--out", "Choose a folder outside the dataset.")
+
+
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr where that is a terminal, and nothing elsewhere.

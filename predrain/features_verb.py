@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
 
 
 def features(
@@ -24,6 +24,7 @@ def features(
         from pipeline.params import load_params
         from pipeline.stages import make_matrix
 
+        refuse_inside(out, dataset)
         matrix = make_matrix(dataset, load_params(params_files(params)), out, progress=advance)
         show(
             {

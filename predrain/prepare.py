@@ -32,7 +32,7 @@ def prepare(
 
         fleet = loaded.simulate
         summary = simulate(
-            out,
+            out.resolve(),
             gpus=fleet.gpus,
             days=fleet.days,
             seed=fleet.seed,
@@ -49,29 +49,42 @@ def _take(source: Path, out: Path) -> dict[str, object]:
     from telemetry.store import Dataset
 
     dataset = Dataset.open(source)
-    if source.resolve() == out.resolve():
-        raise InputError(
-            f"{source} is the prepared copy itself", "params.yaml, data.dataset", "Name the original dataset."
-        )
-    _replace(source, out)
+    source, out = source.resolve(), out.resolve()
     truth, truth_out = source.with_name(source.name + "-truth"), out.with_name(out.name + "-truth")
-    if truth.is_dir():
-        _replace(truth, truth_out)
-    else:
-        shutil.rmtree(truth_out, ignore_errors=True)
-        truth_out.mkdir(parents=True)  # dvc wants each output to exist; an empty truth means there is none
+    for one, other in ((source, out), (truth, out), (source, truth_out)):
+        if one.is_relative_to(other) or other.is_relative_to(one):
+            raise InputError(
+                f"{one} and {other} are the same folder, or one lies in the other",
+                "params.yaml data.dataset and --out",
+                "Prepare into another folder.",
+            )
+    _refuse_foreign(out, "dataset.json")
+    _refuse_foreign(truth_out, "truth.json")
+    _copy(source, out)
+    _copy(truth if truth.is_dir() else None, truth_out)  # dvc wants each output to exist; empty: there is no truth
     return {"dataset": str(out), "from": str(source), "counts": dataset.meta.counts}
 
 
-def _replace(source: Path, out: Path) -> None:
-    fresh = out.with_name(out.name + ".preparing")
-    shutil.rmtree(fresh, ignore_errors=True)
-    shutil.copytree(source, fresh, copy_function=_link)
-    shutil.rmtree(out, ignore_errors=True)
-    fresh.rename(out)
+def _refuse_foreign(folder: Path, mark: str) -> None:
+    from telemetry.errors import InputError
+
+    if folder.exists() and not (folder / mark).is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(
+            f"{folder} exists and has no {mark}", "--out", "Choose another folder, or remove what is there yourself."
+        )
+
+
+def _copy(source: Path | None, out: Path) -> None:
+    from telemetry.atomic import FolderSwap, disk_errors
+
+    with FolderSwap(out) as swap, disk_errors(out):
+        if source is not None:
+            shutil.copytree(source, swap.path, copy_function=_link, dirs_exist_ok=True)
+        swap.commit()
 
 
 def _link(source: str, target: str) -> None:
+    """Link what is never changed in place; copy the small files that a later import might."""
     try:
         os.link(source, target)
     except OSError:

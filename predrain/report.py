@@ -22,15 +22,12 @@ def report(
 
     Example: predrain report --backtest replay
     """
+    if (backtest is None) == (summary is None):
+        raise typer.BadParameter("give either --backtest or --show")
     with reported():
         from pipeline.stages import write_report_for
         from pipeline.terminal import print_summary, summary_of
-        from telemetry.errors import InputError
 
-        if (backtest is None) == (summary is None):
-            raise InputError(
-                "give one of a backtest to report on or to show", "--backtest, --show", "Name exactly one of them."
-            )
         if summary is not None:
             if as_json:
                 show(summary_of(summary), as_json=True)

@@ -44,7 +44,7 @@ def simulate(
         from simulator.simulate import simulate as run
 
         summary = run(
-            out,
+            out.resolve(),
             gpus=gpus,
             days=days,
             seed=seed,

@@ -88,10 +88,10 @@ def test_a_move_without_a_gap_is_no_leave():
     assert label(at(0), stays=[stay(until=at(5)), stay(node="n1", since=at(6))]) is None
 
 
-def test_past_the_end_of_the_data_only_a_seen_incident_gives_a_label():
+def test_past_the_end_of_the_data_there_is_no_label_even_for_an_incident_that_was_seen():
     assert label(at(0), data_end=at(24, minutes=10)) == 0
     assert label(at(0), data_end=at(24)) is None
-    assert label(at(0), event(at(3), code="79"), data_end=at(24)) == 1
+    assert label(at(0), event(at(3), code="79"), data_end=at(24)) is None
     assert label(at(0), as_of=at(24)) is None
     assert label(at(0), as_of=at(24, minutes=10)) == 0
 
@@ -143,13 +143,15 @@ def plain_label(row, world, labels, data_end, r):
     found = oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
     if any(start <= t and (end is None or end > t) for start, end in found):
         return None
+    if high > min(r, data_end):
+        return None
     if any(low < start <= high for start, _ in found):
         return 1
     for left in oracle.departures(unit, held, r):
         if labels.censor_leavers and t < left <= high and not any(t < start <= left for start, _ in found):
             return None
     hidden = hidden_by_our_drain(t, high, unit, found, [e for e in happened if oracle.known(e) <= r], held)
-    return None if hidden or high > min(r, data_end) else 0
+    return None if hidden else 0
 
 
 def hidden_by_our_drain(t, high, unit, found, happened, held):

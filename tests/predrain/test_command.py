@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -106,3 +107,37 @@ def test_prepare_takes_the_dataset_that_the_parameters_name(tmp_path: Path, smal
     original = (small_fleet / "dataset.json").read_bytes()
     assert (tmp_path / "data" / "dataset" / "dataset.json").read_bytes() == original
     assert (tmp_path / "data" / "dataset-truth" / "risk.parquet").is_file()
+
+
+def test_prepare_refuses_a_folder_that_holds_something_else(tmp_path: Path, small_fleet: Path) -> None:
+    (tmp_path / "params.yaml").write_text(f"data: {{dataset: {small_fleet}}}\n")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.txt").write_text("precious")
+    refused = predrain("prepare", "--out", "home", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "exists and has no dataset.json" in refused.stderr
+    assert (tmp_path / "home" / "thesis.txt").read_text() == "precious"
+
+
+def test_prepare_refuses_folders_that_lie_in_each_other(tmp_path: Path, small_fleet: Path) -> None:
+    shutil.copytree(small_fleet, tmp_path / "outer" / "fleet")
+    (tmp_path / "params.yaml").write_text("data: {dataset: outer/fleet}\n")
+    refused = predrain("prepare", "--out", "outer", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "lies in the other" in refused.stderr
+    assert (tmp_path / "outer" / "fleet" / "dataset.json").is_file()
+
+
+@pytest.mark.parametrize("verb", ["backtest", "features"])
+def test_results_are_not_written_into_a_dataset(tmp_path: Path, small_fleet: Path, verb: str) -> None:
+    shutil.copytree(small_fleet, tmp_path / "fleet")
+    refused = predrain(verb, "--dataset", "fleet", "--out", "fleet/results", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "lies in the dataset" in refused.stderr
+
+
+@pytest.mark.parametrize("given", [[], ["--dataset", "a", "--matrix", "b"]])
+def test_a_backtest_of_neither_or_both_is_a_usage_error(tmp_path: Path, given: list[str]) -> None:
+    wrong = predrain("backtest", *given, "--out", "replay", cwd=tmp_path)
+    assert wrong.returncode == 2
+    assert "--dataset or --matrix" in wrong.stderr

@@ -142,10 +142,18 @@ def render(counts: dict[str, int], metrics: dict[str, Any]) -> str:
         lines.append(f"| {name} | " + " | ".join(cell(measured, *measure) for measure in MEASURES) + " |")
     lines += [
         "",
-        f"The highest ROC-AUC is {best:.2f}, {leak}. Random ranking has 5 % of the faults in its top 5 %.",
+        f"{chance(metrics)} The highest ROC-AUC is {best:.2f}, {leak}. Random ranking has 5 % of the faults in its top 5 %.",
         "",
     ]
     return "\n".join(lines)
+
+
+def chance(metrics: dict[str, Any]) -> str:
+    """Say whether the profile is at chance, from the interval of its ROC-AUC."""
+    measured = metrics["models"][metrics["profile"]]["sliding"]
+    low, high = measured["roc_auc_low"], measured["roc_auc_high"]
+    where = "at chance" if low <= 0.5 <= high else "above chance, weakly" if low > 0.5 else "below chance"
+    return f"The profile ({metrics['profile']}) is {where}: ROC-AUC {measured['roc_auc']:.2f} [{low:.2f}, {high:.2f}]."
 
 
 def cell(measured: dict[str, Any], key: str, _head: str, factor: int, unit: str) -> str:

@@ -19,12 +19,13 @@ import pyarrow.parquet as pq
 
 from features.blocks import array_of, blocks_of, key_columns
 from features.config import DecisionSection, FeatureSection, LabelSection
+from features.drains import out_of_use
 from features.errors import InputError
 from features.filling import Float32Array, Rows, SampleFiller, node_ranges
 from features.fleet import Fleet
 from features.grid import augmented_rows, decision_rows, decision_times
 from features.history import history_columns, history_values
-from features.incidents import down_intervals, known_onsets
+from features.incidents import known_onsets
 from features.matrix import META_NAME, ROW_COLUMNS, FeatureMatrix, MatrixConfig, MatrixMeta
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
@@ -174,7 +175,7 @@ def _check(dataset: Dataset, decision: DecisionSection, features: FeatureSection
 
 def _rows(inputs: _Inputs, inventory: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
     span = inputs.dataset.meta.span
-    down = down_intervals(events, inventory, inputs.labels)
+    down = out_of_use(events, inventory, inputs.labels)
     times = decision_times(inputs.decision, span)
     grid = decision_rows(times, inventory, down)
     extra = augmented_rows(

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from features.blocks import blocks_of, epoch_ms, key_columns, pair_codes, table_of
+from features.drains import out_of_use
 from features.errors import InputError
 from features.filling import Float32Array, Rows, SampleFiller, node_ranges
 from features.fleet import Fleet
 from features.grid import decision_rows
 from features.history import history_columns, history_values
-from features.incidents import down_intervals
 from features.kernel import FloatArray, IntArray
 from features.matrix import ROW_COLUMNS, MatrixConfig
 from features.peers import fleet_medians, model_codes
@@ -95,7 +95,7 @@ def live_rows(
     """
     plan = live_plan(config)
     events = reported(events, config.features.delay)
-    down = down_intervals(events, inventory, config.labels)
+    down = out_of_use(events, inventory, config.labels)
     keys = decision_rows(instants(np.array([instant_ms(t)], dtype=np.int64)), inventory, down)
     if nodes is not None:
         keys = keys[keys["node"].isin(set(nodes))].reset_index(drop=True)

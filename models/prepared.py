@@ -115,6 +115,9 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         self.scaler_ = SignedLogScaler(self.clip)
         self.classifier_ = LogisticRegression() if self.classifier is None else clone(self.classifier)
+        batch = getattr(self.classifier_, "batch_size", None)
+        if isinstance(batch, int):  # a network cannot take more rows at once than it has after its validation split
+            self.classifier_.set_params(batch_size=max(1, min(batch, len(X) // 2)))
         prepared = self.scaler_.fit(X).transform(X)
         with threadpool_limits(limits=1):
             if sample_weight is None:

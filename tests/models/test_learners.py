@@ -89,3 +89,10 @@ def test_unknown_names_are_refused_with_the_nearest():
     )
     with pytest.raises(InputError, match=r"unknown learner 'xgbost' \(parameter models\)\. Did you mean 'xgboost'\?"):
         make_learner("xgbost", seed=1)
+
+
+def test_a_network_learns_from_fewer_rows_than_a_batch():
+    rng = np.random.default_rng(0)
+    X, y = rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 4 == 0
+    risk = make_learner("mlp", seed=1).fit(X, y.astype(int)).predict_proba(X)[:, 1]
+    assert np.isfinite(risk).all()

@@ -40,7 +40,7 @@ class DataSection(Section):
     """``data``: where the prepare stage takes the dataset from."""
 
     dataset: str | None = None
-    """Path of a dataset made by ``predrain import`` or ``predrain collect``; null: simulate the demo fleet."""
+    """Path of a dataset made by ``predrain import``; null: simulate the demo fleet."""
 
 
 class Params(Section):

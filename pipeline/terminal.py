@@ -42,7 +42,7 @@ def print_summary(backtest: Path) -> None:
     console = Console(file=sys.stdout, width=118, highlight=False)
     fleet = "simulated fleet" if context.simulated is not None else "fleet"
     table = Table(
-        title=f"Replay of the {fleet}, at most {evaluation.k} alerts a decision time "
+        title=f"Replay of the {fleet}, at most {evaluation.k} alert{'s' if evaluation.k > 1 else ''} a decision time "
         f"(95 % intervals by {context.unit_word})",
         title_justify="left",
     )
@@ -64,6 +64,9 @@ def print_summary(backtest: Path) -> None:
         )
     console.print(table)
     console.print("* the profile's choice; last column: precision@K of the same model, trained once and never again")
+    console.print(
+        "precision@K takes the K highest ranks of every model; recall counts a model's own alerts, which may be fewer"
+    )
     for sentence in sentences(evaluation, context):
         console.print(f"\n{sentence}")
     page = (backtest / "report" / "index.html").resolve()

@@ -112,6 +112,12 @@ def show(result: dict[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, result), default=0)
     for key, value in result.items():
+        if value is None or value == {}:
+            sys.stdout.write(f"{key:<{width}}  none\n")
+            continue
+        if isinstance(value, bool):
+            sys.stdout.write(f"{key:<{width}}  {'yes' if value else 'no'}\n")
+            continue
         text = (
             ", ".join(f"{k} {v:,}" if isinstance(v, int) else f"{k} {v}" for k, v in value.items())
             if isinstance(value, dict)

@@ -51,9 +51,20 @@ def import_files(
             late=loaded.telemetry.late,
             progress=advance,
         )
-        news = "yes" if result.changed else "no, all of it had been imported before"
+        meta = result.dataset.meta
+        kinds = result.dataset.events()["type"].value_counts()
         show(
-            {"dataset": str(out), "changed": news, "counts": result.counts, "quarantined": result.quarantined},
+            {
+                "dataset": str(out),
+                "changed": result.changed,
+                "span": " to ".join(instant.isoformat() for instant in meta.span),
+                "unit": meta.unit,
+                "units": int(result.dataset.inventory()[meta.unit].nunique()),
+                "samples": int(meta.counts["samples"]),
+                "events": {str(kind): int(count) for kind, count in kinds.items()},
+                "this import": dict(result.counts),
+                "quarantined": dict(result.quarantined),
+            },
             as_json=as_json,
         )
 

@@ -141,3 +141,39 @@ def test_a_backtest_of_neither_or_both_is_a_usage_error(tmp_path: Path, given: l
     wrong = predrain("backtest", *given, "--out", "replay", cwd=tmp_path)
     assert wrong.returncode == 2
     assert "--dataset or --matrix" in wrong.stderr
+
+
+def test_import_says_what_it_understood_and_a_second_one_changes_nothing(tmp_path: Path) -> None:
+    (tmp_path / "hosts.csv").write_text(
+        "gpu,node,slot,pci_bus_id,installed_at\n"
+        "GPU-a,n1,0,0000:3b:00.0,2026-01-01T00:00:00Z\nGPU-b,n1,1,0000:5e:00.0,2026-01-01T00:00:00Z\n"
+    )
+    (tmp_path / "dmesg.log").write_text(
+        "2026-02-03T04:05:06+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.\n"
+    )
+    (tmp_path / "tickets.csv").write_text(
+        "timestamp,node,gpu,type,code\n2026-02-03T06:00:00+01:00,n1,GPU-a,repair,swap\n"
+        "2026-02-04T06:00:00+01:00,n1,GPU-z,failure,dead\n"
+    )
+    command = [
+        "import",
+        "--inventory",
+        "hosts.csv",
+        "--events",
+        "dmesg.log",
+        "--events",
+        "tickets.csv",
+        "--out",
+        "fleet",
+    ]
+    first = predrain(*command, "--json", cwd=tmp_path)
+    assert first.returncode == 0, first.stderr
+    told = json.loads(first.stdout)
+    assert told["changed"] is True
+    assert told["units"] == 2
+    assert told["events"] == {"xid": 1, "repair": 1}
+    assert sum(told["quarantined"].values()) == 1
+    again = predrain(*command, cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "changed" in again.stdout
+    assert json.loads(predrain(*command, "--json", cwd=tmp_path).stdout)["changed"] is False

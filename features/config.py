@@ -88,6 +88,13 @@ class LabelSection(Section):
     censor_leavers: bool = True
     """A GPU that leaves service unfailed inside the horizon has no label (null) instead of a negative one."""
 
+    @field_validator("horizon")
+    @classmethod
+    def _some_time(cls, value: timedelta) -> timedelta:
+        if value <= timedelta(0):
+            raise ValueError("must be positive, such as '24h'")
+        return value
+
     @field_validator("xids", mode="before")
     @classmethod
     def _by_class(cls, value: object) -> object:
@@ -128,6 +135,13 @@ class FeatureSection(Section):
 
     static: tuple[str, ...] | Literal["auto"] = "auto"
     """Static inventory columns to use; ``auto`` takes model, driver, age and rack position where present."""
+
+    @field_validator("groups")
+    @classmethod
+    def _something(cls, value: tuple[Group, ...]) -> tuple[Group, ...]:
+        if not value:
+            raise ValueError("an empty list leaves nothing to learn from: name at least one group")
+        return value
 
     @field_validator("windows", "history_windows")
     @classmethod

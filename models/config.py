@@ -41,6 +41,14 @@ class TrainingSection(Section):
     hysteresis: float = Field(default=0.02, ge=0)
     """``auto`` keeps the span in use unless another's validation score is better by more than this share."""
 
+    @field_validator("span", "spans", "refit_every")
+    @classmethod
+    def _positive(cls, value: timedelta | str | tuple[timedelta, ...]) -> timedelta | str | tuple[timedelta, ...]:
+        given = value if isinstance(value, tuple) else (value,)
+        if not given or any(isinstance(each, timedelta) and each <= timedelta(0) for each in given):
+            raise ValueError("must be positive, such as '28d'")
+        return value
+
 
 class ParallelSection(Section):
     """``models.parallel``: members vote with their top-K sets."""

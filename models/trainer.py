@@ -133,10 +133,12 @@ class Trainer:
         split = self._split(refit_ms, labels, span)
         chosen = split.training
         if not chosen.usable:
-            return Unfit(
-                f"refit at {format_instant(refit_ms)}, span {format_days(span)}: {chosen.n_positive} positives and "
-                f"{chosen.n_negative} negatives"
-            )
+            where = f"refit at {format_instant(refit_ms)}, span {format_days(span)}"
+            if chosen.n_positive == 0:
+                return Unfit(
+                    f"{where}: no incident gives it a positive row (0 positives; negatives stand beside those)"
+                )
+            return Unfit(f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives")
         X = self.values(chosen.rows)
         unfitted = {name: self._learner(name, refit_ms) for name in fitted_learners(self.models)}
         learners = fit_learners(unfitted, X, chosen.label, chosen.weight)

@@ -234,7 +234,7 @@ def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
         backtest(quiet, TrainingSection(span="10d"))
     assert str(caught.value).startswith(
         "one class only in the training span of every refit (3 from 2026-01-16 00:00 UTC to 2026-01-30 00:00 UTC); "
-        "refit at 2026-01-30 00:00 UTC, span 10 d: 0 positives and "
+        "refit at 2026-01-30 00:00 UTC, span 10 d: no incident gives it a positive row"
     )
     assert "Give a longer span, or a dataset with more history" in str(caught.value)
     with pytest.raises(InputError, match=r"one class only in the training span: refit at 2026-01-31 .* 0 positives"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -223,15 +223,16 @@ def sort_events(events: pd.DataFrame) -> pd.DataFrame:
 
 
 def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
-    """Keep one event of those that tell the same, as one would who hears of them one after the other.
+    """Keep one event of those in which several sources tell the same, hearing of them one after the other.
 
     Parameters
     ----------
     events : pandas.DataFrame
         In the layout of :data:`telemetry.schema.EVENTS`, in any order.
     dedupe : datetime.timedelta
-        An event is dropped when one of the same unit, type and code that was known earlier lies within this span of
-        its ``timestamp``.
+        An event is dropped when one of the same unit, type and code, but of another source, that was known earlier
+        lies within this span of its ``timestamp``. What one source says at two times are two events, for repeats
+        within minutes are what makes some XIDs a fault; at one time, it says one thing twice.
 
     Returns
     -------
@@ -248,22 +249,30 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
         return events
     span = int(dedupe.total_seconds() * 1000)
     stamps = events["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
-    parts = [events[name].astype("str").fillna("\0") for name in ("node", "gpu", "type", "code")]
-    # A GPU keeps its identity when it moves; an event of the whole node is the node's.
-    owner = parts[1].where(events["gpu"].notna(), "\0" + parts[0])
-    key = pd.MultiIndex.from_arrays([owner, parts[2], parts[3]]).factorize()[0]
+    key = same_thing(events)
+    source = pd.factorize(events["source"].astype("str").fillna("\0"))[0]
     size = np.bincount(key)
     keep = np.ones(len(events), dtype=bool)
-    kept: dict[int, list[int]] = {}
+    kept: dict[int, list[tuple[int, int]]] = {}
     for index in np.flatnonzero(size[key] > 1).tolist():
-        times = kept.setdefault(int(key[index]), [])
-        stamp = int(stamps[index])
-        place = bisect_left(times, stamp - span)
-        if place < len(times) and times[place] <= stamp + span:
+        heard = kept.setdefault(int(key[index]), [])
+        stamp, said_by = int(stamps[index]), int(source[index])
+        near = heard[bisect_left(heard, (stamp - span, -1)) : bisect_right(heard, (stamp + span, len(events)))]
+        if any(other != said_by or when == stamp for when, other in near):
             keep[index] = False
         else:
-            insort(times, stamp)
+            insort(heard, (stamp, said_by))
     return events[keep].reset_index(drop=True)
+
+
+def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:
+    """Return a number for each event that is the same for events of one unit, type and code.
+
+    A GPU keeps its identity when it moves; an event of the whole node is the node's.
+    """
+    parts = [events[name].astype("str").fillna("\0") for name in ("node", "gpu", "type", "code")]
+    owner = parts[1].where(events["gpu"].notna(), "\0" + parts[0])
+    return np.asarray(pd.MultiIndex.from_arrays([owner, parts[2], parts[3]]).factorize()[0], np.int64)
 
 
 def quarantine_frame(events: pd.DataFrame, reasons: npt.NDArray[np.object_], file: str, quarantine: Quarantine) -> None:

@@ -43,7 +43,7 @@ from telemetry.sources import Source, channels_digest, fingerprint, new_sources,
 from telemetry.spill import Spill
 from telemetry.stays import Stays
 from telemetry.writer import DatasetWriter
-from telemetry.xid_gauge import SOURCE as GAUGE_SOURCE
+from telemetry.xid_gauge import drop_told_edges
 
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is: sample files to read, then buckets to write."""
@@ -220,7 +220,7 @@ class _Import:
                 check_stays(held.frame, unit, str(inventory))
                 stays = Stays(held.frame, unit, held.parents)
                 given = self._events(stays, quarantine)
-                detected = self._samples(writer, stays, given, quarantine)
+                detected = self._samples(writer, stays, quarantine)
                 final_events = self._all_events(given, detected)
                 final_jobs = self._jobs(stays, quarantine)
             span = self._span(final_events, quarantine)
@@ -315,9 +315,7 @@ class _Import:
         found["gpu"], found["node"] = text["gpu"], text["node"]
         return found[reasons == ""]
 
-    def _samples(
-        self, writer: DatasetWriter, stays: Stays, given: pd.DataFrame, quarantine: Quarantine
-    ) -> pd.DataFrame:
+    def _samples(self, writer: DatasetWriter, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
         files = self._files("samples")
         plan: SamplePlan | None = None
         spill: Spill | None = None
@@ -341,7 +339,7 @@ class _Import:
         )
         writer.declare(merge.channels, sample_count=merge.rolled)
         names = [file.name for file in files]
-        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine, not self._has_xids(given))
+        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine)
         for bucket, table in merger.run(spill, existing):
             if self.progress is not None:
                 self.progress(len(files) + bucket + 1, len(files) + writer.buckets)
@@ -364,16 +362,15 @@ class _Import:
                     "Import all sources again into an empty folder.",
                 )
 
-    def _has_xids(self, given: pd.DataFrame) -> bool:
-        frames = [given] if self.existing is None else [given, self.existing.events()]
-        return any(((frame["type"] == "xid") & (frame["source"] != GAUGE_SOURCE)).any() for frame in frames)
-
     def _all_events(self, given: pd.DataFrame, detected: pd.DataFrame) -> pd.DataFrame:
         old = empty_events() if self.existing is None else self.existing.events()
         together = _stacked([old, given, detected])
-        kept = dedupe_events(together, self.dedupe)
+        # The stored edges too: a kernel log that comes after the samples makes the same dataset as one before them.
+        better = drop_told_edges(together, max(self.step, self.dedupe))
+        kept = dedupe_events(better, self.dedupe)
         self.counts["xids_from_gauge"] += len(detected)
-        self.counts["events_deduplicated"] += len(together) - len(kept)
+        self.counts["xids_from_gauge_told_elsewhere"] += len(together) - len(better)
+        self.counts["events_deduplicated"] += len(better) - len(kept)
         return kept
 
     def _jobs(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame | None:

@@ -138,7 +138,7 @@ def locate(
     -------
     events : pandas.DataFrame
         In the layout of :data:`telemetry.schema.EVENTS`, the node as the inventory writes it. An event whose address is
-        not in the inventory at that time has a null ``gpu``: it is the node's.
+        not in the inventory at that time, or that of several GPUs, has a null ``gpu``: it is the node's.
     unmatched : int
         Number of such events.
     """
@@ -163,11 +163,14 @@ def locate(
             candidates = by_place.get((host, event.pci_bus_id), [])
         found = [index for index in candidates if _covers(stays[index], event.timestamp)]
         # At the instant of a swap both stays cover it; the newer one is in the slot.
-        gpus.append(stays[found[-1]].gpu if found else None)
+        found = [index for index in found if stays[index].removed_at != event.timestamp] or found
+        named = {stays[index].gpu for index in found if isinstance(stays[index].gpu, str)}
+        gpus.append(named.pop() if len(named) == 1 else None)
         places.append(stays[found[-1]].node if found else host)
     made["gpu"] = pd.Series(gpus, index=made.index, dtype=object)
     made["node"] = pd.Series(places, index=made.index, dtype=object)
-    made["known_at"] = made["timestamp"] + delay
+    # The sum is in microseconds, which do not stack with the milliseconds of every other source.
+    made["known_at"] = (made["timestamp"] + delay).astype("datetime64[ms, UTC]")
     return made[list(EVENTS.names)], sum(gpu is None for gpu in gpus)
 
 

@@ -115,8 +115,6 @@ class SampleMerger:
     files : list of str
         Names of the sample files by number.
     quarantine : Quarantine
-    detect_xids : bool
-        Whether to make events of the latched XID gauge.
 
     Notes
     -----
@@ -131,7 +129,6 @@ class SampleMerger:
     delay: timedelta
     files: list[str]
     quarantine: Quarantine
-    detect_xids: bool
     counts: Counter[str] = field(default_factory=Counter)
     first_ms: int | None = None
     last_ms: int | None = None
@@ -165,7 +162,7 @@ class SampleMerger:
         self.counts["samples_repeated"] += merged.repeated
         self._set_aside("conflicting duplicate sample", block, np.isin(block.order, merged.conflicting))
         block = merged.block
-        if self.detect_xids and CHANNEL in block.series:
+        if CHANNEL in block.series:
             self._find_xids(block)
         self._note_newest(block)
         if self.plan.rolled:

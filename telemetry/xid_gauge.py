@@ -2,7 +2,7 @@
 
 ``xid_last`` shows the last XID until the driver is loaded again, so an event is a change of its value to another one
 but zero. Two XIDs between two samples show as one, and a repeat of the same XID does not show at all: kernel logs are
-better, and where they are given this source is not used.
+better, and where one tells of the same XID of the same GPU, the edge is left out.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from datetime import timedelta
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from telemetry.events import same_thing
 
 CHANNEL = "xid_last"
 """The channel that is read."""
@@ -69,6 +71,44 @@ def xid_events(samples: pd.DataFrame, *, delay: timedelta, unit: str = "gpu") ->
     rows = xid_edges(codes, values, valid)
     chosen = ordered.iloc[rows]
     return event_rows(chosen["timestamp"], chosen["node"], chosen["gpu"], values[rows], delay)
+
+
+def drop_told_edges(events: pd.DataFrame, interval: timedelta) -> pd.DataFrame:
+    """Leave out the edges of which another source tells.
+
+    Parameters
+    ----------
+    events : pandas.DataFrame
+        In the layout of :data:`telemetry.schema.EVENTS`: of this source and of others, new and stored.
+    interval : datetime.timedelta
+        Time between two samples.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Without the edges that have an event of another source for the same GPU (or node) and code within ``interval``
+        of them. What was known of it more than ``interval`` after the edge does not count: until then, the edge was
+        all that one could know. The rest is in the order given.
+    """
+    edge = ((events["source"] == SOURCE) & (events["type"] == "xid")).to_numpy(dtype=bool)
+    if not edge.any() or edge.all():
+        return events
+    span = int(interval.total_seconds() * 1000)
+    key = same_thing(events)
+    stamps, known = _ms(events["timestamp"]), _ms(events["known_at"])
+    told: dict[int, list[int]] = {}
+    for index in np.flatnonzero(~edge & np.isin(key, key[edge])).tolist():
+        told.setdefault(int(key[index]), []).append(index)
+    keep = np.ones(len(events), dtype=bool)
+    for index in np.flatnonzero(edge).tolist():
+        others = np.array(told.get(int(key[index]), []), np.int64)
+        near = np.abs(stamps[others] - stamps[index]) <= span
+        keep[index] = not (near & (known[others] <= known[index] + span)).any()
+    return events[keep].reset_index(drop=True)
+
+
+def _ms(times: pd.Series) -> npt.NDArray[np.int64]:
+    return times.dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
 
 
 def event_rows(

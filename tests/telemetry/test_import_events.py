@@ -153,7 +153,8 @@ def as_events(rows: list[tuple[int, int, str, str]]) -> pd.DataFrame:
             "type": ["xid" for _ in rows],
             "code": [code for *_, code in rows],
             "detail": [None for _ in rows],
-            "source": [str(index) for index in range(len(rows))],
+            "source": [("s1", "s2", "s3")[index % 3] for index in range(len(rows))],
+            "number": range(len(rows)),
             "known_at": [DAY + timedelta(seconds=second + later) for second, later, *_ in rows],
         }
     ).astype({"timestamp": "datetime64[ms, UTC]", "known_at": "datetime64[ms, UTC]"})
@@ -172,14 +173,16 @@ event_rows = st.lists(
 @given(rows=event_rows)
 def test_dedupe_equals_hearing_of_the_events_one_by_one(rows):
     events = as_events(rows)
-    kept: list[tuple[str, tuple[int, int, str, str]]] = []
+    kept: list[tuple[int, tuple[int, int, str, str]]] = []
     for index, row in sorted(
         enumerate(rows),
         key=lambda item: (item[1][0] + item[1][1], item[1][0], item[1][2].replace("none", ""), item[1][3]),
     ):
-        if not any(row[2:] == other[2:] and abs(row[0] - other[0]) <= 60 for _, other in kept):
-            kept.append((str(index), row))
-    assert dedupe_events(events, timedelta(seconds=60))["source"].tolist() == [source for source, _ in kept]
+        same = [(other, each) for other, each in kept if row[2:] == each[2:]]
+        repeated = any(row[0] == each[0] for _, each in same)
+        if not repeated and not any(other % 3 != index % 3 and abs(row[0] - each[0]) <= 60 for other, each in same):
+            kept.append((index, row))
+    assert dedupe_events(events, timedelta(seconds=60))["number"].tolist() == [index for index, _ in kept]
 
 
 @given(rows=event_rows, cut=st.integers(0, 1500), seed=st.integers(0, 99))
@@ -188,7 +191,7 @@ def test_dedupe_is_causal_and_independent_of_order(rows, cut, seed):
     whole = dedupe_events(events, timedelta(seconds=60))
     early = events[events["known_at"] <= DAY + timedelta(seconds=cut)]
     then = dedupe_events(early, timedelta(seconds=60)) if len(early) else early
-    assert then["source"].tolist() == whole[whole["known_at"] <= DAY + timedelta(seconds=cut)]["source"].tolist()
+    assert then["number"].tolist() == whole[whole["known_at"] <= DAY + timedelta(seconds=cut)]["number"].tolist()
     shuffled = dedupe_events(events.sample(frac=1, random_state=seed), timedelta(seconds=60))
     pd.testing.assert_frame_equal(shuffled, whole)
     pd.testing.assert_frame_equal(dedupe_events(whole, timedelta(seconds=60)), whole)
@@ -200,21 +203,52 @@ def test_a_failure_and_its_repair_without_codes_are_two(tmp_path: Path):
     assert sorted(result.dataset.events()["type"]) == ["failure", "repair"]
 
 
-def test_the_latched_gauge_makes_events_only_where_no_xids_are_given(tmp_path: Path):
+def test_an_edge_of_the_gauge_is_left_out_only_where_another_source_tells_of_it(tmp_path: Path):
     frame = samples_frame(gpus=2, times=8).astype({"xid_last": object})
     frame.loc[frame["gpu"] == gpu(0), "xid_last"] = [0, 0, 79, 79, 0, 79, 48, None]
-    frame.loc[frame["gpu"] == gpu(1), "xid_last"] = [31, 31, None, 31, 0, 0, 0, 0]
+    frame.loc[frame["gpu"] == gpu(1), "xid_last"] = [31, 31, None, 31, 0, 0, 74, 0]
     alone = run_import(tmp_path, samples=frame, out="alone")
     found = alone.dataset.events()
-    assert found["code"].tolist() == ["79", "79", "48"]
-    assert found["timestamp"].dt.minute.tolist() == [20, 50, 0]
-    assert found["gpu"].unique().tolist() == [gpu(0)]
-    assert (alone.counts["xids_from_gauge"], found["source"].unique().tolist()) == (3, ["xid_gauge"])
-    given_events = events_frame([("00:19", gpu(0), "xid", "79")])
+    assert sorted(found["code"]) == ["48", "74", "79", "79"]
+    assert (alone.counts["xids_from_gauge"], found["source"].unique().tolist()) == (4, ["xid_gauge"])
+    given_events = events_frame([("00:11", gpu(0), "xid", "79"), ("01:00", gpu(0), "xid", "74")])
     both = run_import(tmp_path, samples=frame, events=given_events, out="both")
-    assert both.dataset.events()["source"].tolist() == ["events.csv"]
-    other = events_frame([("00:19", gpu(0), "drain", "x")])
-    assert len(run_import(tmp_path, samples=frame, events=other, out="other").dataset.events()) == 4
+    kept = both.dataset.events()
+    edges = kept[kept["source"] == "xid_gauge"]
+    assert sorted(zip(edges["gpu"], edges["code"], edges["timestamp"].dt.minute, strict=True)) == [
+        (gpu(0), "48", 0),
+        (gpu(0), "79", 50),
+        (gpu(1), "74", 0),
+    ]
+    assert both.counts["xids_from_gauge_told_elsewhere"] == 1
+    for first, second in [
+        ({"samples": frame}, {"events": given_events}),
+        ({"events": given_events}, {"samples": frame}),
+    ]:
+        name = "-".join(first)
+        run_import(tmp_path, **first, out=name)
+        grown = run_import(tmp_path, **second, out=name)
+        pd.testing.assert_frame_equal(grown.dataset.events(), kept)
+        assert grown.counts["xids_from_gauge_told_elsewhere"] == 1
+
+
+def test_an_entry_long_after_the_edge_does_not_take_it_away(tmp_path: Path):
+    frame = samples_frame(gpus=1, times=4).assign(xid_last=[0, 0, 79, 79])
+    late = events_frame([("00:15", gpu(0), "xid", "79")]).assign(known_at="2026-03-03T00:00:00Z")
+    found = run_import(tmp_path, samples=frame, events=late).dataset.events()
+    assert found["source"].tolist() == ["xid_gauge", "events.csv"]
+
+
+def test_repeats_in_one_kernel_log_are_kept_also_on_import_again(tmp_path: Path):
+    line = "2026-03-01T00:20:{:02d}+00:00 node-0 kernel: NVRM: Xid (PCI:0000:10:00): 74, pid=1, NVLink\n"
+    log = tmp_path / "kernel.log"
+    log.write_text("".join(line.format(second) for second in (0, 20, 40, 40)))
+    result = run_import(tmp_path, events=[log])
+    assert result.dataset.events()["timestamp"].dt.second.tolist() == [0, 20, 40]
+    (tmp_path / "copy.log").write_text(log.read_text())
+    ticket = write_csv(tmp_path / "tickets.csv", events_frame([("00:21", gpu(0), "xid", "74")]))
+    again = run_import(tmp_path, events=[log, tmp_path / "copy.log", ticket])
+    assert again.dataset.events()["timestamp"].dt.second.tolist() == [0, 20, 40]
 
 
 def test_jobs(tmp_path: Path):

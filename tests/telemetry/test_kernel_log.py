@@ -272,3 +272,23 @@ def test_what_is_no_address(text: str):
 def test_inventory_addresses_are_normalised(tmp_path: Path):
     result = run_import(tmp_path, samples=samples_frame(), inventory=inventory_frame())
     assert set(result.dataset.inventory()["pci_bus_id"]) == {"00000000:10:00", "00000000:11:00"}
+
+
+def test_an_address_of_two_gpus_at_once_is_the_nodes():
+    line = "2026-03-01T00:20:00+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1"
+    inventory = pd.DataFrame(
+        {
+            "gpu": ["a", "b"],
+            "node": "n1",
+            "pci_bus_id": "00000000:3b:00",
+            "installed_at": pd.to_datetime(["2026-01-01", "2026-01-01"], utc=True),
+            "removed_at": pd.to_datetime([None, None], utc=True),
+        }
+    )
+    events, unmatched = locate(parse_kernel_log([line]).events, inventory)
+    assert (events["gpu"].tolist(), events["node"].tolist(), unmatched) == ([None], ["n1"], 1)
+    swap = pd.Timestamp("2026-03-01T00:20:00Z")
+    inventory["removed_at"] = [swap, pd.NaT]
+    inventory["installed_at"] = [inventory["installed_at"][0], swap]
+    events, unmatched = locate(parse_kernel_log([line]).events, inventory[::-1].reset_index(drop=True))
+    assert (events["gpu"].tolist(), unmatched) == (["b"], 0)

@@ -142,7 +142,8 @@ def render(counts: dict[str, int], metrics: dict[str, Any]) -> str:
         lines.append(f"| {name} | " + " | ".join(cell(measured, *measure) for measure in MEASURES) + " |")
     lines += [
         "",
-        f"{chance(metrics)} The highest ROC-AUC is {best:.2f}, {leak}. Random ranking has 5 % of the faults in its top 5 %.",
+        f"{chance(metrics)} The highest ROC-AUC is {best:.2f}, {leak}. Random ranking has 5 % of the faults in its "
+        "top 5 %.",
         "",
     ]
     return "\n".join(lines)

@@ -178,12 +178,28 @@ def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
     old : pandas.DataFrame or None
         Stays of the existing dataset.
     new : pandas.DataFrame
-        Stays of the file; each replaces the old one of its key, the others are added.
+        Stays of the file; each replaces the old one of its key, the others are added. One whose ``installed_at`` is not
+        known is the old stay of the same gpu and node that nobody has ended, if there is one.
     """
+    if old is not None and new["installed_at"].isna().any():
+        new = _with_old_starts(old, new)
     merged = new if old is None else pd.concat([frame for frame in (old, new) if len(frame)], ignore_index=True)
     key = [merged[name].astype("str").fillna("") for name in ("gpu", "node")]
     repeated = pd.DataFrame({"g": key[0], "n": key[1], "t": merged["installed_at"]}).duplicated(keep="last")
     return merged[~repeated.to_numpy()].reset_index(drop=True)
+
+
+def _with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """Give stays without a start that of the open stay which the dataset already has."""
+    stays = old[old["removed_at"].isna()]
+    started = dict(zip(_place(stays), stays["installed_at"], strict=True))
+    missing = new["installed_at"].isna()
+    found = pd.Series([started.get(place, pd.NaT) for place in _place(new)], index=new.index)
+    return new.assign(installed_at=new["installed_at"].where(~missing, found).astype(new["installed_at"].dtype))
+
+
+def _place(stays: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(*(stays[name].astype("str").fillna("") for name in ("gpu", "node")), strict=True))
 
 
 def check_stays(frame: pd.DataFrame, unit: Unit, where: str) -> None:

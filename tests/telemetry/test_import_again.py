@@ -220,3 +220,14 @@ def test_a_killed_import_leaves_the_old_dataset_and_can_be_run_again(parts: int,
     result = run_import(tmp_path, samples=[tmp_path / "more.csv"])
     assert result.dataset.meta.counts["samples"] == 36
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_an_inventory_without_installation_times_can_grow(tmp_path: Path):
+    first = pd.DataFrame({"node": ["n1", "n2"]})
+    tickets = pd.DataFrame({"timestamp": ["2026-03-01T01:00:00Z"], "node": ["n1"], "type": ["failure"], "code": ["x"]})
+    run_import(tmp_path, events=tickets, inventory=first)
+    grown = pd.DataFrame({"node": ["n1", "n2", "n3"]})
+    more = pd.DataFrame({"timestamp": ["2026-03-02T01:00:00Z"], "node": ["n3"], "type": ["failure"], "code": ["x"]})
+    result = run_import(tmp_path, events=more, inventory=grown)
+    assert result.dataset.inventory()["node"].tolist() == ["n1", "n2", "n3"]
+    assert len(result.dataset.events()) == 2

@@ -21,7 +21,8 @@ results: $(VENV)/.runtime  ## five seeds of base and drift; writes docs/results.
 test: $(VENV)/.dev  ## the tests that need no server
 	$(BIN)/python -m pytest -m "not system"
 
-test-system: $(VENV)/.dev  ## the tests that build, install and start the real parts
+test-system: $(VENV)/.dev  ## the tests that build, install and start the real parts (root installs what they need)
+	tests/system/install_packages.sh
 	$(BIN)/python -m pytest -m system
 
 lint: $(VENV)/.dev  ## ruff, mypy, import directions, file lengths

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain import backtest, features_verb, import_files, prepare, report, simulate, train
+from predrain import backtest, collect, features_verb, import_files, prepare, report, simulate, train
 from predrain.version import VERSION
 
 app = typer.Typer(
@@ -36,6 +36,7 @@ def options(
 
 simulate.add_to(app)
 import_files.add_to(app)
+collect.add_to(app)
 prepare.add_to(app)
 features_verb.add_to(app)
 train.add_to(app)

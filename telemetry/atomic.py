@@ -5,6 +5,9 @@ builder keeps locked. On completion the old NAME is renamed to ``.NAME.previous`
 old one is removed. A process that dies leaves one of three states, and :func:`recover_folder` brings each back to one
 whole folder: nothing renamed (NAME is the old one), only the first rename done (the old one gets its name back), both
 done (NAME is the new one). Names are fixed rather than random, so nothing piles up.
+
+A reader that must not be disturbed takes a :class:`ReadLease`: an old folder that is being read is put aside as
+``.NAME.reading-…`` instead of removed, and goes with the first swap after its last reader.
 """
 
 from __future__ import annotations
@@ -12,9 +15,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
+import secrets
 import shutil
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -135,7 +141,7 @@ class FolderSwap:
                 self.target.rename(previous)
             self.path.rename(self.target)
             fsync_path(self.target.parent)
-            _remove(previous)
+            _retire(previous)
         self._release()
 
     def discard(self) -> None:
@@ -203,25 +209,70 @@ def recover_folder(target: Path) -> None:
         time.sleep(0.01)
 
 
+class ReadLease:
+    """Keeps a folder's files in place for one reader while other runs swap new folders in.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Must exist. The lease ends with the object.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        A path that goes on naming this very folder whatever takes its name; ``folder`` itself where the system
+        has no such path (anything but Linux) or no locks.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            # No locks here, or the folder's own builder has not let go of it yet: read it by its name.
+            os.close(descriptor)
+            return
+        weakref.finalize(self, os.close, descriptor)
+        pinned = Path(f"/proc/self/fd/{descriptor}")
+        if pinned.is_dir():
+            self.path = pinned
+
+
+def _retire(previous: Path) -> None:
+    """Remove a folder that was replaced, or put it aside while it is read."""
+    if not previous.exists():
+        return
+    name = previous.name.removesuffix(".previous")
+    if _is_locked(previous, fcntl.LOCK_EX):
+        previous.rename(previous.with_name(f"{name}.reading-{secrets.token_hex(4)}"))
+    else:
+        _remove(previous)
+    for aside in previous.parent.glob(f"{glob.escape(name)}.reading-*"):
+        if not _is_locked(aside, fcntl.LOCK_EX):
+            _remove(aside)
+
+
 def _settle(target: Path) -> None:
     """Finish or undo a swap whose process is gone."""
     previous = previous_path(target)
     if not previous.exists():
         return
     if target.exists():
-        _remove(previous)
+        _retire(previous)
     else:
         with contextlib.suppress(FileNotFoundError):  # another reader was faster
             previous.rename(target)
 
 
-def _is_locked(folder: Path) -> bool:
+def _is_locked(folder: Path, kind: int = fcntl.LOCK_SH) -> bool:
+    """Whether a lock of this kind cannot be had: shared while a folder is built, exclusive while it is read."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except OSError as error:
         return error.errno not in _NO_LOCKS
     finally:

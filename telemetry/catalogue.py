@@ -45,7 +45,7 @@ def _make(
 
 def entries() -> tuple[Channel, ...]:
     """Return the catalogue's channels in their order of presentation."""
-    return (*_thermal_and_power(), *_activity(), *_memory_health(), *_links(), *_state())
+    return (*_thermal_and_power(), *_activity(), *_memory_health(), *_links(), *_state(), *_scraping())
 
 
 # The entries are a table: one wrapped line a property would make it ten screens long.
@@ -321,4 +321,21 @@ def _state() -> tuple[Channel, ...]:
             "fabric_health", "enum", "summary", (0.0, 15.0), "summary of the NVLink fabric's health, 0 not supported",
             (175, _D, "FABRIC_HEALTH_SUMMARY"), "nvmlDeviceGetGpuFabricInfo",
         ),
+    )
+
+
+def _scraping() -> tuple[Channel, ...]:
+    # Of the collector, not of the device: what precedes a GPU that falls off the bus is often an exporter in trouble.
+    seconds = (0.0, 86400.0)
+    return (
+        _make("scrape_duration_s", "gauge", "s", seconds, "how long the node's exporter took to answer"),
+        _make(
+            "scrape_failures_total", "counter", "scrapes", _COUNT,
+            "scrapes of the node that failed since its collector started",
+        ),
+        _make("page_age_s", "gauge", "s", (0.0, None), "time since the exporter's values last changed"),
+        _make(
+            "clock_skew_s", "gauge", "s", (None, None), "the node's clock minus the collector's, by the answer's Date"
+        ),
+        _make("channels_reported", "gauge", "channels", (0.0, 1000.0), "channels that had a value for the GPU"),
     )

@@ -63,6 +63,16 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class RetentionSection(Section):
+    """``telemetry.retention``: how long what was collected is kept; events, inventory and jobs always are."""
+
+    raw: Duration = timedelta(days=3)
+    """Landed files stay this long after they were folded, to look at; 0s: not at all."""
+
+    samples: Duration | None = None
+    """Samples of the dataset older than this go at a fold; null: never."""
+
+
 class TelemetrySection(Section):
     """``telemetry``: how samples are stored."""
 
@@ -71,6 +81,9 @@ class TelemetrySection(Section):
 
     late: Duration = timedelta(days=7)
     """A sample this much behind the newest one of its GPU in file order is taken, but counted as late."""
+
+    retention: RetentionSection = RetentionSection()
+    """What is kept how long, by `predrain collect compact`."""
 
 
 class ChannelDeclaration(Section):

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import recover_folder
+from telemetry.atomic import ReadLease, recover_folder
 from telemetry.errors import InputError
 from telemetry.layout import bucket_folder, node_hash, part_paths, read_part
 from telemetry.meta import DatasetMeta, read_meta
@@ -25,15 +25,25 @@ class Dataset:
         The dataset's folder.
     meta : DatasetMeta
         What its dataset.json says.
+    lease : ReadLease, optional
+        Keeps the files in place while another run replaces the dataset: this object goes on reading the old one.
     """
 
-    def __init__(self, path: Path, meta: DatasetMeta) -> None:
+    def __init__(self, path: Path, meta: DatasetMeta, lease: ReadLease | None = None) -> None:
         self.path = path
         self.meta = meta
+        self._lease = lease
+        self._root = path if lease is None else lease.path
 
     @classmethod
-    def open(cls, path: Path) -> Dataset:
+    def open(cls, path: Path, *, lease: bool = True) -> Dataset:
         """Open the dataset at ``path``; a swap that a killed writer left half done is undone first.
+
+        Parameters
+        ----------
+        path : pathlib.Path
+        lease : bool
+            Whether the files shall stay while this object lives, even if another run replaces the dataset.
 
         Raises
         ------
@@ -42,7 +52,10 @@ class Dataset:
         """
         path = Path(path)
         recover_folder(path)
-        return cls(path, read_meta(path))
+        if not lease or not path.is_dir():
+            return cls(path, read_meta(path))
+        held = ReadLease(path)
+        return cls(path, read_meta(held.path, path), held)
 
     @property
     def digest(self) -> str:
@@ -92,7 +105,7 @@ class Dataset:
                     )
             schema = pa.schema([schema.field(name) for name in columns])
         try:
-            tables = [read_part(path, columns) for path in part_paths(self.path, bucket)]
+            tables = [read_part(path, columns) for path in part_paths(self._root, bucket)]
         except FileNotFoundError:
             tables = []
         rows = sum(table.num_rows for table in tables)
@@ -117,11 +130,11 @@ class Dataset:
 
     def jobs(self) -> pd.DataFrame | None:
         """Return the jobs, or None where the dataset has none; see :data:`telemetry.schema.JOBS`."""
-        return self._small("jobs.parquet") if (self.path / "jobs.parquet").exists() else None
+        return self._small("jobs.parquet") if (self._root / "jobs.parquet").exists() else None
 
     def _small(self, name: str) -> pd.DataFrame:
         try:
-            return pq.read_table(self.path / name).to_pandas()
+            return pq.read_table(self._root / name).to_pandas()
         except FileNotFoundError:
             raise InputError(
                 f"the dataset has no {name}", str(self.path), "It is damaged: import its sources again."

@@ -36,7 +36,7 @@ from telemetry.mapping import ImportMapping, KernelLogMapping, load_mapping
 from telemetry.meta import META_NAME
 from telemetry.quarantine import Quarantine
 from telemetry.reading import expand_sources, is_kernel_log, kind_of
-from telemetry.sample_merge import SampleMerger, plan_merge, read_newest, write_newest
+from telemetry.sample_merge import MergePlan, SampleMerger, plan_merge, read_newest, write_newest
 from telemetry.samples import SampleIntake, SamplePlan, no_usable_rows, plan_samples
 from telemetry.schema import EVENTS
 from telemetry.sources import Source, channels_digest, fingerprint, new_sources, text_digest
@@ -74,6 +74,32 @@ class ImportResult:
     changed: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """What differs when an import folds landed files (see :mod:`telemetry.landing.compaction`) into a dataset.
+
+    The inventory given is then the whole one, files are not remembered by their content but by ``landed``, and sources
+    without a usable row are no error: nobody stands beside to mend them.
+
+    Parameters
+    ----------
+    landed : tuple of str
+        Names that the dataset keeps in the same step, so that a fold cut short is never done twice.
+    keep_from : datetime or None
+        Samples before this instant (aware) leave the dataset.
+    expected_rows : int
+        Rows that the dataset is going to hold; a new one gets buckets for them.
+    """
+
+    landed: tuple[str, ...]
+    keep_from: datetime | None = None
+    expected_rows: int = 0
+
+
+LANDED_ROLE: Final = "landed"
+"""Role, in a dataset's sources, of the landed files that its last fold took."""
+
+
 def import_dataset(
     out: Path,
     *,
@@ -88,6 +114,7 @@ def import_dataset(
     mapping: Path | None = None,
     late: timedelta = DEFAULT_LATE,
     progress: Progress | None = None,
+    fold: Fold | None = None,
 ) -> ImportResult:
     """Import files into a dataset.
 
@@ -113,6 +140,8 @@ def import_dataset(
     late : datetime.timedelta
         A sample this far behind the newest of its unit is counted as late.
     progress : callable, optional
+    fold : Fold, optional
+        Set when the sources are landed files.
 
     Returns
     -------
@@ -125,7 +154,7 @@ def import_dataset(
     """
     out = Path(out)
     recover_folder(out)
-    existing = Dataset.open(out) if (out / META_NAME).exists() else None
+    existing = Dataset.open(out, lease=False) if (out / META_NAME).exists() else None
     rules = load_mapping(mapping)
     sources = _sources(samples, events, inventory, jobs, rules, step, channels, dedupe, delay, late)
     if existing is not None and existing.meta.step != step:
@@ -135,11 +164,11 @@ def import_dataset(
             f"{out}, telemetry.step",
             "Import into an empty folder, or set telemetry.step to the dataset's.",
         )
-    fresh = new_sources(sources, existing)
+    fresh = new_sources(sources, existing) if fold is None else sources
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
     distinct = {(source.role, source.sha256) for source in sources}
-    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, late, progress)
+    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, late, progress, fold)
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
     return work.run(inventory)
 
@@ -193,6 +222,7 @@ class _Import:
     delay: timedelta
     late: timedelta
     progress: Progress | None
+    fold: Fold | None
     counts: Counter[str] = field(default_factory=Counter)
     observed: list[datetime] = field(default_factory=list)
 
@@ -242,7 +272,7 @@ class _Import:
 
     def _check_unchanged(self) -> None:
         """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
-        now = Dataset.open(self.out).digest if (self.out / META_NAME).exists() else None
+        now = Dataset.open(self.out, lease=False).digest if (self.out / META_NAME).exists() else None
         if now != (None if self.existing is None else self.existing.digest):
             raise InputError("another run changed the dataset just now", str(self.out), "Run the import again.")
 
@@ -254,6 +284,7 @@ class _Import:
         for path in self._files("samples"):
             parquet = kind_of(path) == "parquet"
             rows += _parquet_rows(path) if parquet else path.stat().st_size // _CSV_BYTES_PER_ROW
+        rows = max(rows, 0 if self.fold is None else self.fold.expected_rows)
         buckets = DEFAULT_BUCKETS
         while rows > buckets * MAX_ROWS_PER_BUCKET:
             buckets *= 2
@@ -263,7 +294,7 @@ class _Import:
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
         is_new = bool(self._files("inventory"))
         held = read_inventory(path, self.rules.inventory, quarantine if is_new else Quarantine(None))
-        old = None if self.existing is None else self.existing.inventory()
+        old = None if self.existing is None or self.fold is not None else self.existing.inventory()
         held.frame = merge_stays(old, held.frame) if is_new or old is None else old
         return held
 
@@ -323,7 +354,8 @@ class _Import:
         if files:
             plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
             self._check_kinds(plan.channels)
-            intake = SampleIntake(plan, self.rules.samples, stays, quarantine, self.late, nodes)
+            strict = self.fold is None
+            intake = SampleIntake(plan, self.rules.samples, stays, quarantine, self.late, nodes, strict=strict)
             spill = intake.run(writer.folder / ".spill", writer.buckets, self.progress)
             self.counts.update(intake.counts)
         existing = self.existing
@@ -339,8 +371,13 @@ class _Import:
         )
         writer.declare(merge.channels, sample_count=merge.rolled)
         names = [file.name for file in files]
-        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine)
-        for bucket, table in merger.run(spill, existing):
+        keep_from = None if self.fold is None else self.fold.keep_from
+        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine, keep_from)
+        untouched = self._untouched(spill, merge, keep_from)
+        for bucket in untouched:
+            assert existing is not None
+            writer.adopt(existing, bucket)
+        for bucket, table in merger.run(spill, existing, untouched):
             if self.progress is not None:
                 self.progress(len(files) + bucket + 1, len(files) + writer.buckets)
             writer.write_samples(bucket, table)
@@ -349,6 +386,16 @@ class _Import:
         if merger.first_ms is not None and merger.last_ms is not None:
             self.observed += [_instant(merger.first_ms), _instant(merger.last_ms)]
         return _stacked([empty_events(), *merger.events])
+
+    def _untouched(self, spill: Spill | None, merge: MergePlan, keep_from: datetime | None) -> list[int]:
+        """Return the existing buckets that stay as they are: no new rows, the same columns, nothing to drop."""
+        existing = self.existing
+        if existing is None or spill is None or keep_from is not None:
+            return []
+        same = list(existing.meta.channels.values()) == list(merge.channels.values())
+        if not same or existing.meta.sample_count != merge.rolled:
+            return []
+        return sorted(set(existing.buckets()) - set(spill.buckets()))
 
     def _check_kinds(self, channels: Mapping[str, Channel]) -> None:
         if self.existing is None:
@@ -392,17 +439,23 @@ class _Import:
         if not seen:
             where = ", ".join(str(source.path) for source in self.fresh if source.role == "events") or str(self.out)
             if quarantine.counts:
-                raise no_usable_rows("event", quarantine, where)
+                raise no_usable_rows("event" if self._files("events") else "sample", quarantine, where)
             raise InputError(
                 "nothing was observed: there are no samples and no events",
                 where,
                 "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
             )
-        return min(seen).astimezone(UTC), max(seen).astimezone(UTC)
+        first, last = min(seen).astimezone(UTC), max(seen).astimezone(UTC)
+        kept = None if self.fold is None else self.fold.keep_from
+        return (first if kept is None else min(max(first, kept), last)), last
 
     def _entries(self) -> list[dict[str, Any]]:
         old = [] if self.existing is None else self.existing.meta.sources
-        entries = [*old, *(source.entry() for source in self.fresh)]
+        if self.fold is None:
+            entries = [*old, *(source.entry() for source in self.fresh)]
+        else:
+            landed = [{"role": LANDED_ROLE, "name": name} for name in self.fold.landed]
+            entries = [*(entry for entry in old if entry.get("role") != LANDED_ROLE), *landed]
         return sorted(
             entries, key=lambda entry: (entry.get("role", ""), entry.get("name", ""), entry.get("sha256", ""))
         )

@@ -88,21 +88,21 @@ def encode_meta(meta: DatasetMeta) -> bytes:
     return (json.dumps(content_of(meta), indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def read_meta(root: Path) -> DatasetMeta:
-    """Read dataset.json of the dataset at ``root``.
+def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
+    """Read dataset.json of the dataset at ``root``; errors call it ``named``, where it has another name for users.
 
     Raises
     ------
     InputError
         If there is no dataset, its file is damaged, or a newer predrain wrote it.
     """
-    path = root / META_NAME
+    path = (named or root) / META_NAME
     try:
-        text = path.read_text(encoding="utf-8")
+        text = (root / META_NAME).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(
             "not a dataset: it has no dataset.json",
-            str(root),
+            str(named or root),
             "Give the folder that `predrain import` or `predrain simulate` wrote.",
         ) from None
     try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -115,6 +115,8 @@ class SampleMerger:
     files : list of str
         Names of the sample files by number.
     quarantine : Quarantine
+    keep_from : datetime, optional
+        Samples before this instant are left out.
 
     Notes
     -----
@@ -129,6 +131,7 @@ class SampleMerger:
     delay: timedelta
     files: list[str]
     quarantine: Quarantine
+    keep_from: datetime | None = None
     counts: Counter[str] = field(default_factory=Counter)
     first_ms: int | None = None
     last_ms: int | None = None
@@ -136,13 +139,23 @@ class SampleMerger:
     _before: dict[str, int] = field(default_factory=dict)
     events: list[pd.DataFrame] = field(default_factory=list)
 
-    def run(self, spill: Spill | None, existing: Dataset | None) -> Iterator[tuple[int, pa.Table]]:
-        """Yield each bucket's number and sorted samples; after the last one, the attributes are complete."""
+    def run(
+        self, spill: Spill | None, existing: Dataset | None, untouched: Sequence[int] = ()
+    ) -> Iterator[tuple[int, pa.Table]]:
+        """Yield each bucket's number and sorted samples; after the last one, the attributes are complete.
+
+        Parameters
+        ----------
+        spill : Spill or None
+        existing : Dataset or None
+        untouched : sequence of int
+            Buckets of ``existing`` that are taken over as they are.
+        """
         self._before = {} if existing is None else read_newest(existing.path)
         self.newest = dict(self._before)
         buckets = set() if spill is None else set(spill.buckets())
         old_buckets = set() if existing is None else set(existing.buckets())
-        for bucket in sorted(buckets | old_buckets):
+        for bucket in sorted(buckets | (old_buckets - set(untouched))):
             old = None if existing is None or bucket not in old_buckets else self._old_block(existing, bucket)
             new = None if spill is None or bucket not in buckets else read_block(spill.read(bucket), self.plan.channels)
             table = self._merge(new, old)
@@ -155,6 +168,10 @@ class SampleMerger:
     def _merge(self, new: Block | None, old: Block | None) -> pa.Table:
         blocks = [block for block in (old, new) if block is not None]
         block = blocks[0] if len(blocks) == 1 else join(*blocks)
+        if self.keep_from is not None:
+            kept = np.flatnonzero(block.ms >= int(self.keep_from.timestamp() * 1000))
+            self.counts["samples_past_retention"] += len(block) - len(kept)
+            block = block.take(kept)
         self._reopen(block)
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)

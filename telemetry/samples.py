@@ -109,6 +109,8 @@ class SampleIntake:
         How far behind the newest of its unit a sample may be before it is counted as late.
     nodes : list of str
         Node names by code; extended as nodes appear.
+    strict : bool
+        Whether sources of which nothing can be used are an error.
     """
 
     plan: SamplePlan
@@ -117,6 +119,7 @@ class SampleIntake:
     quarantine: Quarantine
     late: timedelta
     nodes: list[str]
+    strict: bool = True
     counts: Counter[str] = field(default_factory=Counter)
     tally: RangeTally = field(default_factory=RangeTally)
     first_ms: int | None = None
@@ -145,17 +148,21 @@ class SampleIntake:
                 if progress is not None:
                     progress(number, len(self.plan.files) + buckets)
                 self._read_file(file, number, columns, spill, schema, buckets)
-            self.tally.check(self.plan.channels)
-            if not self.counts["samples_read"]:
-                raise InputError(
-                    "the sample files have no rows",
-                    ", ".join(str(file) for file in self.plan.files[:3]),
-                    "Check the period that they were exported for, or leave --samples out.",
-                )
-            if self.first_ms is None:
-                raise no_usable_rows("sample", self.quarantine, str(self.plan.files[0]))
+            if self.strict:
+                self._check_usable()
             spill.close()
         return spill
+
+    def _check_usable(self) -> None:
+        self.tally.check(self.plan.channels)
+        if not self.counts["samples_read"]:
+            raise InputError(
+                "the sample files have no rows",
+                ", ".join(str(file) for file in self.plan.files[:3]),
+                "Check the period that they were exported for, or leave --samples out.",
+            )
+        if self.first_ms is None:
+            raise no_usable_rows("sample", self.quarantine, str(self.plan.files[0]))
 
     def _read_file(
         self, file: Path, number: int, columns: Columns, spill: Spill, schema: pa.Schema, buckets: int

@@ -1,0 +1,91 @@
+"""``predrain collect compact``: what has landed into the dataset, once or on a schedule."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, fail, params_files, progress, reported, show
+
+
+def compact(
+    dataset: Annotated[Path, typer.Option(help="The dataset that collectors land beside; made if there is none.")],
+    inventory: Annotated[
+        Path | None, typer.Option(help="Stays that you know (Parquet or CSV): they hold against what was seen.")
+    ] = None,
+    every: Annotated[
+        str | None, typer.Option(help="Go on, folding this often (such as 1h), until SIGTERM. Default: once.")
+    ] = None,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fold what collectors have landed into the dataset; readers and collectors are not disturbed.
+
+    Example: predrain collect compact --dataset fleet --every 1h
+    """
+    from telemetry.config import parse_duration
+
+    try:
+        pause = None if every is None else parse_duration(every)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--every") from None
+    if pause is None:
+        with reported():
+            show(fold_once(dataset, inventory, params), as_json=as_json)
+        return
+    from predrain.stopping import until_stopped
+    from telemetry.errors import InputError
+
+    failures = 0
+    for _ in until_stopped(pause):
+        try:
+            show(fold_once(dataset, inventory, params), as_json=as_json)
+            failures = 0
+        except InputError as error:
+            # Another fold, a full disk: what has landed waits, and the next turn may do better.
+            failures += 1
+            sys.stderr.write(f"predrain: error: {error} (turn {failures} in a row; what has landed waits)\n")
+    if failures:
+        fail("the last fold did not succeed; what has landed waits in the landing folder")
+
+
+def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) -> dict[str, Any]:
+    """Fold once and return what to show; other collect verbs end with it.
+
+    Raises
+    ------
+    InputError
+        See :func:`telemetry.landing.compaction.compact`.
+    """
+    from datetime import UTC, datetime
+
+    from pipeline.params import load_params
+    from telemetry.channels import resolve_channels
+    from telemetry.landing.compaction import FoldSettings
+    from telemetry.landing.compaction import compact as fold
+
+    loaded = load_params(params_files(params))
+    settings = FoldSettings(
+        loaded.telemetry, resolve_channels(loaded.channels), loaded.events.dedupe, loaded.features.delay
+    )
+    with progress("folding") as advance:
+        result = fold(dataset, settings=settings, inventory=inventory, now=datetime.now(UTC), progress=advance)
+    shown: dict[str, Any] = {"dataset": str(dataset), "folded files": result.folded}
+    if result.waits_for:
+        shown["waits for"] = result.waits_for
+    if result.refused:
+        shown["unreadable files put aside"] = result.refused
+    if result.meta is not None:
+        shown["span"] = " to ".join(instant.isoformat() for instant in result.meta.span)
+        shown["samples"] = int(result.meta.counts["samples"])
+    if result.folded:
+        shown |= {"this fold": result.counts, "quarantined": result.quarantined}
+    return shown
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("compact")(compact)

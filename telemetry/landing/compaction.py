@@ -1,0 +1,400 @@
+"""Folding what has landed into the dataset, in one step that a kill at any point leaves done or not done.
+
+The dataset records, in the swap that brings the new rows in, which landed files they came from. Whatever happens
+afterwards, the next run sees from that record which files are folded and only takes them away. Readers go on reading
+the old dataset while the new one takes its name (:class:`telemetry.atomic.ReadLease`), collectors go on landing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.atomic import disk_errors, recover_folder
+from telemetry.channel import Channel
+from telemetry.config import TelemetrySection, format_duration
+from telemetry.dataset import Dataset
+from telemetry.errors import InputError
+from telemetry.importing import LANDED_ROLE, Fold, import_dataset
+from telemetry.inventory import merge_stays, read_inventory
+from telemetry.kernel_log import locate
+from telemetry.landing.folder import Landing, landing_of
+from telemetry.landing.sightings import RUNS, collapse, from_landed, from_samples, merge_sightings, no_runs
+from telemetry.landing.stays_from_sightings import derive_stays, driver_changes
+from telemetry.landing.tables import KINDS, LANDED_EVENTS, Kind
+from telemetry.mapping import ImportMapping
+from telemetry.meta import META_NAME, DatasetMeta
+from telemetry.pci import normalise_pci_bus_id
+from telemetry.quarantine import Quarantine
+from telemetry.schema import EVENTS, INVENTORY, JOBS, conform
+
+_LOG = logging.getLogger(__name__)
+
+_EXPECTED_DAYS: Final = 120
+# A new dataset gets buckets for this much telemetry of the GPUs that are there when it is made.
+
+
+@dataclass(frozen=True, slots=True)
+class FoldSettings:
+    """What decides how landed rows become a dataset's.
+
+    Parameters
+    ----------
+    telemetry : TelemetrySection
+        Step, lateness and retention.
+    channels : mapping of str to Channel
+        Every channel that may occur, see :func:`telemetry.channels.resolve_channels`.
+    dedupe : datetime.timedelta
+        Events of one unit and code from several sources within this span are one.
+    delay : datetime.timedelta
+        Reporting delay of events that do not say when they were known.
+    """
+
+    telemetry: TelemetrySection
+    channels: Mapping[str, Channel]
+    dedupe: timedelta
+    delay: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class CompactResult:
+    """What a fold did.
+
+    Parameters
+    ----------
+    folded : dict of str to int
+        Landed files that the dataset took, by kind; empty if nothing waited.
+    counts : dict of str to int
+        What was made of their rows, as an import counts it.
+    quarantined : dict of str to int
+        Rows set aside, by reason.
+    refused : int
+        Landed files that cannot be read and were put aside under ``refused/``.
+    meta : DatasetMeta or None
+        Of the dataset as it now is; None if there is none yet.
+    waits_for : str
+        Why landed files still wait, or an empty text.
+    """
+
+    folded: dict[str, int]
+    counts: dict[str, int]
+    quarantined: dict[str, int]
+    refused: int
+    meta: DatasetMeta | None
+    waits_for: str = ""
+
+
+def compact(
+    dataset: Path,
+    *,
+    settings: FoldSettings,
+    inventory: Path | None = None,
+    now: datetime,
+    progress: Callable[[int, int], None] | None = None,
+) -> CompactResult:
+    """Fold what waits in a dataset's landing folder into the dataset, which is made if there is none.
+
+    Parameters
+    ----------
+    dataset : pathlib.Path
+        Any number of processes may read it meanwhile.
+    settings : FoldSettings
+    inventory : pathlib.Path, optional
+        Stays that the operator knows (Parquet or CSV): they hold against what collectors saw. It is remembered.
+    now : datetime
+        Aware.
+    progress : callable, optional
+
+    Returns
+    -------
+    CompactResult
+
+    Raises
+    ------
+    InputError
+        If another process is folding or importing into the dataset, the step differs from the dataset's, or the disk
+        is full. Nothing is lost: the files wait for the next run.
+    """
+    landing = Landing(landing_of(dataset), writer="compact", channels=settings.channels)
+    with _alone(landing, dataset):
+        recover_folder(dataset)
+        landing.sweep()
+        existing = Dataset.open(dataset, lease=False) if (dataset / META_NAME).exists() else None
+        if existing is not None and existing.meta.step != settings.telemetry.step:
+            old, new = format_duration(existing.meta.step), format_duration(settings.telemetry.step)
+            raise InputError(
+                f"the dataset has a step of {old}, the parameters one of {new}",
+                f"{dataset}, telemetry.step",
+                "Set telemetry.step to the dataset's, or collect into another folder.",
+            )
+        _retire(landing, _folded_before(landing, existing), settings, now)
+        work = _Folding(Path(dataset), existing, landing, settings, now)
+        result = work.run(inventory, progress)
+        _expire(landing, settings, now)
+        return result
+
+
+@contextlib.contextmanager
+def _alone(landing: Landing, dataset: Path) -> Iterator[None]:
+    lock = landing.state("compact.lock")
+    with lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                "another process is folding into this dataset", str(dataset), "Wait until it has ended."
+            ) from None
+        yield
+
+
+def _folded_before(landing: Landing, existing: Dataset | None) -> list[Path]:
+    """Return the waiting files that the dataset's last fold took already."""
+    if existing is None:
+        return []
+    names = {entry["name"] for entry in existing.meta.sources if entry.get("role") == LANDED_ROLE}
+    return [path for path in landing.waiting() if _key(path) in names]
+
+
+def _key(path: Path) -> str:
+    return f"{path.parent.name}/{path.name}"
+
+
+def _retire(landing: Landing, paths: list[Path], settings: FoldSettings, now: datetime) -> None:
+    """Take folded files away: to ``folded/`` where raw samples are kept for a while, otherwise off the disk."""
+    if not paths:
+        return
+    landing.remember_folded(paths, now.timestamp())
+    keep = settings.telemetry.retention.raw > timedelta(0)
+    for path in paths:
+        if keep:
+            target = landing.root / "folded" / path.parent.name / path.name
+            with disk_errors(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                path.replace(target)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _expire(landing: Landing, settings: FoldSettings, now: datetime) -> None:
+    """Remove folded files that have been kept for as long as they should."""
+    oldest = now.timestamp() - settings.telemetry.retention.raw.total_seconds()
+    for path in (landing.root / "folded").glob("*/*.parquet"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < oldest:
+                path.unlink()
+
+
+@dataclass(slots=True)
+class _Folding:
+    dataset: Path
+    existing: Dataset | None
+    landing: Landing
+    settings: FoldSettings
+    now: datetime
+    refused: int = 0
+    waiting: dict[Kind, list[Path]] = field(default_factory=dict)
+
+    def run(self, inventory: Path | None, progress: Callable[[int, int], None] | None) -> CompactResult:
+        self.waiting = {kind: self.landing.waiting(kind) for kind in KINDS}
+        runs = merge_sightings(self._state("sightings"), self._seen())
+        before = self._state("derived")
+        given = self._given(inventory, before)
+        if not any(self.waiting.values()) and (inventory is None or self.existing is None):
+            return self._nothing("")
+        stays = derive_stays(runs, given)
+        if stays.empty or (self.existing is None and not self.waiting["samples"] and not self.waiting["events"]):
+            return self._nothing("a first sample: no GPU and no node was seen yet")
+        events = self._events(runs, stays)
+        stays["installed_at"] = self._starts(stays, runs, events, before)
+        if not any(self.waiting.values()) and self._holds(stays):
+            return self._nothing("")
+        scratch = self.landing.root / "tmp"
+        files = {
+            "inventory": self._scratch(scratch / "inventory.parquet", conform(stays, INVENTORY)),
+            "events": self._scratch(scratch / "events.parquet", conform(events, EVENTS)),
+            "jobs": self._scratch(scratch / "jobs.parquet", self._jobs()),
+        }
+        paths = [path for kind in KINDS for path in self.waiting[kind]]
+        # Saved before the swap, for after a kill these files are not looked at again; merged twice they say the same.
+        self._save("sightings", pa.Table.from_pandas(runs, schema=RUNS, preserve_index=False))
+        if given is not None:
+            self._save("given", conform(given, INVENTORY))
+        self._save("derived", conform(_stacked(before, stays), INVENTORY))
+        result = import_dataset(
+            self.dataset,
+            inventory=files["inventory"],
+            samples=self.waiting["samples"],
+            events=[files["events"]] if len(events) else [],
+            jobs=files["jobs"] if self.waiting["jobs"] else None,
+            step=self.settings.telemetry.step,
+            channels=self.settings.channels,
+            dedupe=self.settings.dedupe,
+            delay=self.settings.delay,
+            late=self.settings.telemetry.late,
+            progress=progress,
+            fold=Fold(tuple(_key(path) for path in paths), self._keep_from(), self._expected_rows(stays)),
+        )
+        self._save("derived", conform(result.dataset.inventory(), INVENTORY))
+        _retire(self.landing, paths, self.settings, self.now)
+        for path in files.values():
+            path.unlink(missing_ok=True)
+        folded: dict[str, int] = {kind: len(paths) for kind, paths in self.waiting.items() if paths}
+        _LOG.info("folded %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in folded.items()), self.dataset)
+        return CompactResult(folded, result.counts, result.quarantined, self.refused, result.dataset.meta)
+
+    def _holds(self, stays: pd.DataFrame) -> bool:
+        """Whether the dataset has this very inventory."""
+        return self.existing is not None and set(_rows(stays)) == set(_rows(self.existing.inventory()))
+
+    def _nothing(self, waits_for: str) -> CompactResult:
+        return CompactResult({}, {}, {}, self.refused, None if self.existing is None else self.existing.meta, waits_for)
+
+    def _seen(self) -> pd.DataFrame:
+        """Return the sightings of all that waits; a file that cannot be read is put aside."""
+        frames: list[pd.DataFrame] = [no_runs()]
+        sampled: list[pd.DataFrame] = []
+        for kind in KINDS:
+            usable = []
+            for path in self.waiting[kind]:
+                try:
+                    if kind == "samples":
+                        sampled.append(from_samples(pq.read_table(path, columns=["timestamp", "node", "gpu"])))
+                    elif kind == "inventory":
+                        frames.append(from_landed(pq.read_table(path)))
+                    else:
+                        pq.read_metadata(path)
+                except FileNotFoundError:
+                    continue
+                except (pa.ArrowException, OSError, KeyError) as error:
+                    self._refuse(path, error)
+                    continue
+                usable.append(path)
+            self.waiting[kind] = usable
+        full = [frame for frame in (*frames, collapse(sampled)) if len(frame)]
+        return pd.concat(full, ignore_index=True) if full else no_runs()
+
+    def _refuse(self, path: Path, error: Exception) -> None:
+        target = self.landing.root / "refused" / path.parent.name / path.name
+        _LOG.error("%s cannot be read and is put aside as %s: %s", path, target, error)
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            path.replace(target)
+        self.refused += 1
+
+    def _given(self, inventory: Path | None, derived: pd.DataFrame) -> pd.DataFrame | None:
+        """Return the stays that somebody told: now, before, and by imports since the last fold."""
+        saved = self._state("given")
+        given = saved if len(saved) else None
+        if self.existing is not None:
+            held = self.existing.inventory()
+            told = held[~_rows(held).isin(set(_rows(derived)))]
+            if len(told):
+                given = merge_stays(given, told.reset_index(drop=True))
+        if inventory is not None:
+            read = read_inventory(inventory, ImportMapping().inventory, Quarantine(None)).frame
+            given = merge_stays(given, read)
+        return given
+
+    def _events(self, runs: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
+        tables = [pq.read_table(path, schema=LANDED_EVENTS) for path in self.waiting["events"]]
+        landed = pa.concat_tables(tables).to_pandas() if tables else LANDED_EVENTS.empty_table().to_pandas()
+        by_address = landed["gpu"].isna() & landed["pci_bus_id"].notna()
+        unplaced = landed[by_address]
+        addresses = [normalise_pci_bus_id(text) or text for text in unplaced["pci_bus_id"]]
+        placed, _ = locate(unplaced.assign(pci_bus_id=addresses), stays)
+        placed["known_at"] = landed.loc[by_address, "known_at"].to_numpy() if len(placed) else placed["known_at"]
+        told = landed[~by_address][list(EVENTS.names)]
+        changes = driver_changes(runs)
+        if self.existing is not None:
+            changes = changes[~_rows(changes).isin(set(_rows(self.existing.events())))]
+        full = [frame for frame in (told, placed, changes) if len(frame)]
+        if not full:
+            return EVENTS.empty_table().to_pandas()
+        stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
+        return pd.concat([frame.astype(stamps) for frame in full], ignore_index=True)
+
+    def _jobs(self) -> pa.Table:
+        tables = [pq.read_table(path, schema=JOBS) for path in self.waiting["jobs"]]
+        return pa.concat_tables(tables) if tables else JOBS.empty_table()
+
+    def _starts(self, stays: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame) -> pd.Series:
+        """Return since when each stay lasts; a GPU that was always there, since the first instant of anything known."""
+        instants: list[pd.Timestamp] = [pd.Timestamp(ms, unit="ms", tz="UTC") for ms in runs["first_ms"]]
+        instants += list(events["timestamp"])
+        if self.existing is not None:
+            instants.append(pd.Timestamp(self.existing.meta.span[0]))
+        first = min(instants).as_unit("ms")
+        # What was said of it before holds where it is earlier: retention moves the beginning of what is known.
+        said = dict(zip(zip(before["gpu"], before["node"], strict=True), before["installed_at"], strict=True))
+        old = [said.get(place, first) for place in zip(stays["gpu"], stays["node"], strict=True)]
+        starts = pd.Series([min(first, each) for each in old], index=stays.index, dtype="datetime64[ms, UTC]")
+        return stays["installed_at"].fillna(starts)
+
+    def _keep_from(self) -> datetime | None:
+        """Return the midnight before which samples go, where the dataset reaches a day further back than it should."""
+        keep = self.settings.telemetry.retention.samples
+        if keep is None:
+            return None
+        limit = (self.now - keep).astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+        if self.existing is None or self.existing.meta.span[0] < limit - timedelta(days=1):
+            return limit
+        return None
+
+    def _expected_rows(self, stays: pd.DataFrame) -> int:
+        days = timedelta(days=_EXPECTED_DAYS)
+        keep = self.settings.telemetry.retention.samples
+        span = days if keep is None else min(days, keep)
+        return int(len(stays) * (span / self.settings.telemetry.step))
+
+    def _scratch(self, path: Path, table: pa.Table) -> Path:
+        with disk_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(table, path)
+        return path
+
+    def _state(self, name: str) -> pd.DataFrame:
+        path = self.landing.state(f"{name}.parquet")
+        try:
+            return pq.read_table(path).to_pandas()
+        except FileNotFoundError:
+            return no_runs() if name == "sightings" else INVENTORY.empty_table().to_pandas()
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(
+                f"a state file is damaged: {error}",
+                str(path),
+                "Remove it: what was seen of GPUs is then learned anew from what lands.",
+            ) from error
+
+    def _save(self, name: str, table: pa.Table) -> None:
+        path = self.landing.state(f"{name}.parquet")
+        temporary = path.with_suffix(".tmp")
+        with disk_errors(path):
+            pq.write_table(table, temporary)
+            os.replace(temporary, path)
+
+
+def _stacked(before: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
+    full = [frame[list(INVENTORY.names)] for frame in (before, stays) if len(frame)]
+    return pd.concat(full, ignore_index=True)
+
+
+_IDENTITY = ("gpu", "node", "installed_at", "removed_at", "serial", "timestamp", "type", "code")
+
+
+def _rows(frame: pd.DataFrame) -> pd.Series:
+    """Return each row as one text, to tell whether it is in another frame."""
+    if frame.empty:
+        return pd.Series([], dtype=str)
+    texts = [frame[name].astype(str) for name in _IDENTITY if name in frame]
+    return texts[0].str.cat(texts[1:], sep="\0")

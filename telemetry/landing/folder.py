@@ -1,0 +1,188 @@
+"""The landing folder: small immutable files that collectors put beside a dataset, each whole or not there."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.atomic import disk_errors, fsync_path, write_bytes
+from telemetry.channel import Channel
+from telemetry.channels import CATALOGUE
+from telemetry.errors import InputError
+from telemetry.landing.tables import KINDS, Kind, lay_out
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\Z")
+_NAMED: Final = "named-"
+_LEDGER: Final = "folded-names.txt"
+NAMES_KEPT_S: Final = 30 * 86400
+"""A name is remembered this long after its file was folded: longer than any backfill or outage should last."""
+
+_STALE_TEMPORARY_S = 3600
+
+
+def landing_of(dataset: Path) -> Path:
+    """Return the landing folder of a dataset: its sibling ``DATASET.live``."""
+    real = Path(os.path.realpath(dataset))
+    return real.with_name(real.name + ".live")
+
+
+class Landing:
+    """Lands tables as files.
+
+    Parameters
+    ----------
+    root : pathlib.Path
+        The landing folder, see :func:`landing_of`; made when something lands.
+    writer : str
+        Short name of the collector, in the names of its files: letters, digits, ``-`` and ``.``.
+    channels : mapping of str to Channel, optional
+        Channels that samples may have; default: the catalogue.
+
+    Notes
+    -----
+    A file is written under ``tmp/`` and linked to its place, so that it appears whole, and so that of two writers of
+    one name only one succeeds. Any number of processes may land into one folder; only
+    :func:`telemetry.landing.compaction.compact` takes files out.
+    """
+
+    def __init__(self, root: Path, *, writer: str, channels: Mapping[str, Channel] | None = None) -> None:
+        if not _NAME.match(writer):
+            raise ValueError(f"{writer!r} cannot name a collector: use letters, digits, - and .")
+        self.root = Path(root)
+        self._writer = writer
+        self._channels = CATALOGUE if channels is None else channels
+        self._lock = threading.Lock()
+        self._sequence = 0
+        self._names: frozenset[tuple[str, str]] = frozenset()
+        self._names_stamp: tuple[int, int] | None = None
+
+    def land(self, kind: Kind, table: pa.Table, *, name: str | None = None) -> Path | None:
+        """Write a table as one file.
+
+        Parameters
+        ----------
+        kind : {"samples", "events", "inventory", "jobs"}
+        table : pyarrow.Table
+            Columns of :mod:`telemetry.landing.tables`; absent ones are null.
+        name : str, optional
+            The caller's own key: what landed under it once is never written again, folded or not.
+
+        Returns
+        -------
+        pathlib.Path or None
+            The file, on the disk; None where the table is empty or the name has landed before.
+
+        Raises
+        ------
+        ValueError
+            If the table does not fit the kind, or the name has other characters than letters, digits, ``-._``.
+        InputError
+            If the disk is full or may not be written to; nothing is then half written.
+        """
+        if name is not None and not _NAME.match(name):
+            raise ValueError(f"{name!r} cannot name a landed file: use letters, digits, - . and _, at most 180")
+        if table.num_rows == 0 or (name is not None and self.has_landed(kind, name)):
+            return None
+        laid = lay_out(kind, table, self._channels)
+        folder = self.root / kind
+        final = folder / f"{_NAMED + name if name is not None else self._fresh_name()}.parquet"
+        temporary = self.root / "tmp" / f"{self._fresh_name()}.parquet"
+        with disk_errors(final):
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            try:
+                pq.write_table(laid, temporary, compression="zstd", compression_level=1, use_dictionary=["node", "gpu"])
+                fsync_path(temporary)
+                try:
+                    os.link(temporary, final)
+                except FileExistsError:  # another writer of the same name was faster
+                    return None
+                fsync_path(folder)
+            finally:
+                temporary.unlink(missing_ok=True)
+        return final
+
+    def has_landed(self, kind: Kind, name: str) -> bool:
+        """Whether a file of that name has landed, folded since or not (remembered for :data:`NAMES_KEPT_S`)."""
+        return (self.root / kind / f"{_NAMED}{name}.parquet").exists() or (kind, name) in self._folded_names()
+
+    def waiting(self, kind: Kind | None = None) -> list[Path]:
+        """Return the files that wait to be folded, oldest first."""
+        found: list[tuple[int, str, Path]] = []
+        for each in KINDS if kind is None else (kind,):
+            for path in (self.root / each).glob("*.parquet"):
+                try:
+                    found.append((path.stat().st_mtime_ns, path.name, path))
+                except FileNotFoundError:  # folded just now
+                    continue
+        return [path for _, _, path in sorted(found)]
+
+    def state(self, name: str) -> Path:
+        """Return the path of a small state file of a collector; write it with :func:`telemetry.atomic.write_bytes`."""
+        if not _NAME.match(name):
+            raise ValueError(f"{name!r} cannot name a state file")
+        folder = self.root / "state"
+        with disk_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        return folder / name
+
+    def remember_folded(self, paths: list[Path], now_s: float) -> None:
+        """Note the names of files that are folded, before they are taken away; forget those of long ago."""
+        ledger = self.state(_LEDGER)
+        lines = [line for line in _ledger_lines(ledger) if float(line.split(" ", 1)[0]) > now_s - NAMES_KEPT_S]
+        known = {line.split(" ", 1)[1] for line in lines}
+        for path in paths:
+            key = f"{path.parent.name} {path.stem.removeprefix(_NAMED)}"
+            if path.stem.startswith(_NAMED) and key not in known:
+                lines.append(f"{now_s:.0f} {key}")
+        write_bytes(ledger, "".join(f"{line}\n" for line in lines).encode())
+
+    def sweep(self) -> None:
+        """Remove temporary files that a killed writer left behind."""
+        for path in (self.root / "tmp").glob("*"):
+            try:
+                if time.time() - path.stat().st_mtime > _STALE_TEMPORARY_S:
+                    path.unlink()
+            except FileNotFoundError:
+                continue
+
+    def _folded_names(self) -> frozenset[tuple[str, str]]:
+        ledger = self.root / "state" / _LEDGER
+        try:
+            stat = ledger.stat()
+        except FileNotFoundError:
+            return frozenset()
+        stamp = (stat.st_mtime_ns, stat.st_ino)
+        if stamp != self._names_stamp:
+            pairs = (line.split(" ")[1:3] for line in _ledger_lines(ledger))
+            self._names = frozenset((kind, name) for kind, name in pairs)
+            self._names_stamp = stamp
+        return self._names
+
+    def _fresh_name(self) -> str:
+        with self._lock:
+            self._sequence += 1
+            sequence = self._sequence
+        return f"{time.time_ns() // 1_000_000:013d}-{self._writer}-{os.getpid()}-{sequence:06d}-{secrets.token_hex(4)}"
+
+
+def _ledger_lines(ledger: Path) -> list[str]:
+    try:
+        text = ledger.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    lines = text.splitlines()
+    if any(len(line.split(" ")) != 3 for line in lines):
+        raise InputError(
+            "the list of folded names is damaged", str(ledger), "Remove it: named files may then land once more."
+        )
+    return lines

@@ -1,0 +1,137 @@
+"""Which GPU was seen where, from when to when: what collectors observe, brought down to runs.
+
+A run is one GPU on one node under one driver, from its first sighting to its last. A late sighting of another place
+inside a run splits it, so that the order in which files land does not matter.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from telemetry.pci import normalise_pci_bus_id
+
+ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
+"""What is known of a GPU in its place."""
+
+RUNS: Final = pa.schema(
+    [
+        pa.field("gpu", pa.string()),
+        pa.field("node", pa.string(), nullable=False),
+        *(pa.field(name, pa.string()) for name in ATTRIBUTES),
+        pa.field("first_ms", pa.int64(), nullable=False),
+        pa.field("last_ms", pa.int64(), nullable=False),
+    ]
+)
+"""Runs; ``gpu`` null is the node itself. Instants are milliseconds since the epoch, UTC."""
+
+
+def no_runs() -> pd.DataFrame:
+    """Return a frame of no runs."""
+    return RUNS.empty_table().to_pandas()
+
+
+def merge_sightings(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
+    """Add sightings to runs.
+
+    Parameters
+    ----------
+    runs : pandas.DataFrame
+        In the layout of :data:`RUNS`.
+    seen : pandas.DataFrame
+        ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (one instant, or the
+        ends of a time in which the GPU was seen there and nowhere else).
+
+    Returns
+    -------
+    pandas.DataFrame
+        Runs, sorted by (gpu, first_ms); an attribute is the last that was told.
+    """
+    points = _points([runs, seen])
+    if points.empty:
+        return no_runs()
+    owner = points["owner"].to_numpy()
+    driver = points.groupby("owner", sort=False)["driver"].ffill()
+    fresh = np.ones(len(points), dtype=bool)
+    same = owner[1:] == owner[:-1]
+    moved = points["node"].to_numpy()[1:] != points["node"].to_numpy()[:-1]
+    other = driver.notna().to_numpy()[1:] & driver.notna().to_numpy()[:-1]
+    other &= driver.astype(str).to_numpy()[1:] != driver.astype(str).to_numpy()[:-1]
+    fresh[1:] = ~same | moved | other
+    number = np.cumsum(fresh)
+    grouped = points.assign(driver=driver).groupby(number, sort=False)
+    made = grouped[["gpu", "node", *ATTRIBUTES]].last()
+    made["first_ms"] = grouped["ms"].min()
+    made["last_ms"] = grouped["ms"].max()
+    made = made.astype(object).where(made.notna(), None).astype({"first_ms": np.int64, "last_ms": np.int64})
+    return made.reset_index(drop=True)[list(RUNS.names)]
+
+
+def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return one row for each GPU (or node), instant and place, in the order of time."""
+    full: list[pd.DataFrame] = []
+    for frame in frames:
+        for column in ("first_ms", "last_ms"):
+            if len(frame):
+                points = frame.reindex(columns=["gpu", "node", *ATTRIBUTES]).astype(object)
+                # Where one place ends at the instant another begins, the end comes first.
+                begins = frame["first_ms"].to_numpy() == frame["last_ms"].to_numpy()
+                begins |= column == "first_ms"
+                full.append(points.assign(ms=frame[column].to_numpy(np.int64), begins=begins))
+    if not full:
+        return pd.DataFrame()
+    points = pd.concat(full, ignore_index=True)
+    points = points.where(points.notna(), None)
+    addresses = points["pci_bus_id"].map(lambda text: None if text is None else normalise_pci_bus_id(text) or text)
+    points["pci_bus_id"] = addresses.astype(object)
+    # A GPU keeps its identity when it moves; a sighting without one is the node's own.
+    points["owner"] = points["gpu"].where(points["gpu"].notna(), "\0" + points["node"].astype(str))
+    points = points.sort_values(["owner", "ms", "begins", "node"], kind="stable")
+    return points.groupby(["owner", "ms", "node"], sort=False, as_index=False).last()
+
+
+def from_landed(table: pa.Table) -> pd.DataFrame:
+    """Return the sightings of a landed inventory table."""
+    frame = table.to_pandas()
+    ms = _ms(frame["seen_at"])
+    return frame.drop(columns=["seen_at"]).assign(first_ms=ms, last_ms=ms)
+
+
+def from_samples(table: pa.Table) -> pd.DataFrame:
+    """Return the sightings that a landed sample table implies: first and last sample of each GPU (or node).
+
+    Parameters
+    ----------
+    table : pyarrow.Table
+        ``timestamp``, ``node`` and ``gpu``. Where a GPU is on two nodes within the file, each sample counts by itself.
+    """
+    stamps = table.column("timestamp").cast(pa.int64()).to_numpy()
+    frame = pd.DataFrame({"gpu": table.column("gpu").to_pandas(), "node": table.column("node").to_pandas()})
+    frame["ms"] = stamps
+    ends = frame.groupby(["gpu", "node"], dropna=False, sort=False)["ms"].agg(["min", "max"]).reset_index()
+    ends.columns = pd.Index(["gpu", "node", "first_ms", "last_ms"])
+    twice = ends["gpu"].notna() & ends.duplicated("gpu", keep=False)
+    if not twice.any():
+        return ends
+    moved = frame[frame["gpu"].isin(set(ends.loc[twice, "gpu"]))].rename(columns={"ms": "first_ms"})
+    return pd.concat([ends[~twice], moved.assign(last_ms=moved["first_ms"])], ignore_index=True)
+
+
+def collapse(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Bring the sightings of many sample files down to one row for each GPU that was in one place in all of them."""
+    full = [frame for frame in frames if len(frame)]
+    if not full:
+        return no_runs()
+    every = pd.concat(full, ignore_index=True)
+    grouped = every.groupby(["gpu", "node"], dropna=False, sort=False)
+    ends = grouped.agg(first_ms=("first_ms", "min"), last_ms=("last_ms", "max")).reset_index()
+    moved = set(ends.loc[ends["gpu"].notna() & ends.duplicated("gpu", keep=False), "gpu"])
+    return pd.concat([ends[~ends["gpu"].isin(moved)], every[every["gpu"].isin(moved)]], ignore_index=True)
+
+
+def _ms(times: pd.Series) -> npt.NDArray[np.int64]:
+    return times.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)

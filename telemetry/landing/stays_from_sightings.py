@@ -1,0 +1,199 @@
+"""From sightings, and from what the operator says, to the inventory: who was where, when."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from telemetry.landing.sightings import ATTRIBUTES
+from telemetry.schema import EVENTS, INVENTORY
+
+SOURCE: Final = "inventory"
+"""``source`` of driver events made here."""
+
+FROM_THE_START: Final = timedelta(hours=1)
+"""A GPU first seen this soon after its node was is taken for one that stood there before anybody looked."""
+
+
+def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame:
+    """Make the inventory.
+
+    Parameters
+    ----------
+    runs : pandas.DataFrame
+        In the layout of :data:`telemetry.landing.sightings.RUNS`.
+    given : pandas.DataFrame or None
+        Stays that somebody told, in the layout of :data:`telemetry.schema.INVENTORY` with further static columns.
+        They hold, and what was seen fills their gaps: attributes nobody gave, GPUs they do not name, moves after them.
+
+    Returns
+    -------
+    pandas.DataFrame
+        Stays without overlaps. ``installed_at`` is missing where a GPU was there from the first sighting of its node.
+        ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that merely fell silent
+        is still there: that is how GPUs fail.
+    """
+    seen = _places(runs)
+    node_since = runs.groupby("node")["first_ms"].min().to_dict()
+    statics = _node_statics(runs)
+    stays: list[dict[str, Any]] = [] if given is None else [_plain(row) for row in given.to_dict("records")]
+    of_gpu: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for stay in stays:
+        if stay["gpu"] is not None:
+            of_gpu[stay["gpu"]].append(stay)
+    for gpu, places in seen.items():
+        told = sorted(of_gpu.get(gpu, []), key=_start)
+        for place in places:
+            made = _see(told, place, node_since)
+            if made is not None:
+                told.append(made)
+                stays.append(made)
+    _close_replaced(stays, seen)
+    if any(stay["gpu"] is not None for stay in stays):
+        stays = [stay for stay in stays if stay["gpu"] is not None]
+    elif not stays or given is None:
+        named = {stay["node"] for stay in stays}
+        stays += [_new_stay(node, None) for node in sorted(node_since) if node not in named]
+    for stay in stays:
+        for name, value in statics.get(stay["node"], {}).items():
+            if stay.get(name) is None:
+                stay[name] = value
+    return _frame(stays, given)
+
+
+def driver_changes(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return an event of type ``driver`` for each change of a GPU's driver, in the layout of events.
+
+    Its time, and when it was known, is the first sighting under the new driver.
+    """
+    rows: list[dict[str, Any]] = []
+    last: dict[str, str] = {}
+    on_gpu = runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")
+    for run in map(_plain, on_gpu.to_dict("records")):
+        driver = run["driver"]
+        if driver is None:
+            continue
+        before = last.get(run["gpu"])
+        last[run["gpu"]] = driver
+        if before is not None and before != driver:
+            when = pd.Timestamp(run["first_ms"], unit="ms", tz="UTC")
+            rows.append(
+                {
+                    "timestamp": when,
+                    "node": run["node"],
+                    "gpu": run["gpu"],
+                    "type": "driver",
+                    "code": driver,
+                    "detail": f"driver {before} before",
+                    "source": SOURCE,
+                    "known_at": when,
+                }
+            )
+    frame = pd.DataFrame(rows, columns=list(EVENTS.names))
+    for name in ("timestamp", "known_at"):
+        frame[name] = pd.to_datetime(frame[name], utc=True).astype("datetime64[ms, UTC]")
+    return frame
+
+
+def _places(runs: pd.DataFrame) -> dict[str, list[dict[str, Any]]]:
+    """Return each GPU's places in the order of time, runs of one place under several drivers as one."""
+    places: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    on_gpu = runs[runs["gpu"].notna()].sort_values(["gpu", "first_ms"], kind="stable")
+    for run in map(_plain, on_gpu.to_dict("records")):
+        held = places[run["gpu"]]
+        if held and held[-1]["node"] == run["node"]:
+            held[-1]["last_ms"] = max(held[-1]["last_ms"], run["last_ms"])
+            for name in ATTRIBUTES:
+                # The driver of a stay is the one it began with; all else the newest that was told.
+                if held[-1][name] is None or (name != "driver" and run[name] is not None):
+                    held[-1][name] = run[name]
+        else:
+            held.append(dict(run))
+    return places
+
+
+def _see(told: list[dict[str, Any]], place: dict[str, Any], node_since: dict[str, int]) -> dict[str, Any] | None:
+    """Fit a place among a GPU's stays, which are in order; return the new stay if there is one."""
+    covering = [stay for stay in told if _start(stay) <= place["last_ms"] and place["first_ms"] <= _end(stay)]
+    if covering:
+        stay = covering[-1]
+        if stay["node"] == place["node"]:
+            for name in ATTRIBUTES:
+                if stay.get(name) is None:
+                    stay[name] = place[name]
+            return None
+        if stay["removed_at"] is not None or _start(stay) >= place["first_ms"]:
+            return None  # somebody said that it was elsewhere at that time
+        stay["removed_at"] = _instant(place["first_ms"])
+    elif told and _start(told[-1]) > place["last_ms"]:
+        return None  # seen before the first stay that somebody told
+    new = _new_stay(place["node"], place["gpu"])
+    new.update({name: place[name] for name in ATTRIBUTES})
+    there = place["first_ms"] - node_since[place["node"]] <= FROM_THE_START.total_seconds() * 1000
+    new["installed_at"] = None if there and not told else _instant(place["first_ms"])
+    return new
+
+
+def _close_replaced(stays: list[dict[str, Any]], seen: dict[str, list[dict[str, Any]]]) -> None:
+    """End the stays of GPUs at whose address another one was seen after them."""
+    last_seen = {(gpu, place["node"]): place["last_ms"] for gpu, places in seen.items() for place in places}
+    first_seen: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
+    for gpu, places in seen.items():
+        for place in places:
+            if place["pci_bus_id"] is not None:
+                first_seen[(place["node"], place["pci_bus_id"])].append((place["first_ms"], gpu))
+    for stay in stays:
+        if stay["removed_at"] is not None or stay["gpu"] is None or stay.get("pci_bus_id") is None:
+            continue
+        after = last_seen.get((stay["gpu"], stay["node"]), _start(stay))
+        others = first_seen.get((stay["node"], stay["pci_bus_id"]), [])
+        newcomers = [ms for ms, gpu in others if gpu != stay["gpu"] and ms > after]
+        if newcomers:
+            stay["removed_at"] = _instant(min(newcomers))
+
+
+def _node_statics(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return what was last told of each node itself."""
+    own = runs[runs["gpu"].isna()].sort_values("first_ms", kind="stable")
+    names = ("cluster", "group", "rack", "nvlink_domain")
+    statics: dict[str, dict[str, Any]] = defaultdict(dict)
+    for run in map(_plain, own.to_dict("records")):
+        statics[run["node"]].update({name: run[name] for name in names if run[name] is not None})
+    return statics
+
+
+def _new_stay(node: str, gpu: str | None) -> dict[str, Any]:
+    return dict.fromkeys(INVENTORY.names) | {"node": node, "gpu": gpu}
+
+
+def _plain(row: dict[Any, Any]) -> dict[str, Any]:
+    return {str(name): None if pd.isna(value) else value for name, value in row.items()}
+
+
+def _start(stay: dict[str, Any]) -> int:
+    return 0 if stay["installed_at"] is None else int(stay["installed_at"].timestamp() * 1000)
+
+
+def _end(stay: dict[str, Any]) -> float:
+    return np.inf if stay["removed_at"] is None else int(stay["removed_at"].timestamp() * 1000)
+
+
+def _instant(ms: int) -> pd.Timestamp:
+    return pd.Timestamp(ms, unit="ms", tz="UTC")
+
+
+def _frame(stays: list[dict[str, Any]], given: pd.DataFrame | None) -> pd.DataFrame:
+    extra = [] if given is None else [str(name) for name in given.columns if name not in INVENTORY.names]
+    frame = pd.DataFrame(stays, columns=[*INVENTORY.names, *extra])
+    for name in ("installed_at", "removed_at"):
+        frame[name] = pd.to_datetime(frame[name], utc=True).astype("datetime64[ms, UTC]")
+    texts = [field.name for field in INVENTORY if field.name not in ("installed_at", "removed_at")]
+    frame[texts] = frame[texts].astype(object).where(frame[texts].notna(), None)
+    if given is not None:
+        for name in extra:
+            frame[name] = frame[name].astype(given[name].dtype) if frame[name].notna().all() else frame[name]
+    return frame.sort_values(["node", "gpu", "installed_at"], kind="stable", na_position="first").reset_index(drop=True)

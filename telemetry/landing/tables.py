@@ -1,0 +1,116 @@
+"""The tables that collectors land: samples, events, observations of GPUs, jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, Literal, get_args
+
+import pyarrow as pa
+
+from telemetry.channel import Channel
+from telemetry.channels import with_rollups
+from telemetry.schema import CHANNEL_TYPES, EVENTS, INSTANT, JOBS
+
+Kind = Literal["samples", "events", "inventory", "jobs"]
+"""What a landed file holds."""
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+
+SAMPLE_KEYS: Final = pa.schema(
+    [
+        pa.field("timestamp", INSTANT, nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("gpu", pa.string()),
+        pa.field("mig_instance", pa.string()),
+    ]
+)
+"""Key columns of landed samples, before the channels: ``gpu`` is null for a node without GPUs."""
+
+LANDED_EVENTS: Final = EVENTS.append(pa.field("pci_bus_id", pa.string()))
+"""Events as collectors know them: where only a PCI address is known, the GPU is found when they are folded."""
+
+LANDED_INVENTORY: Final = pa.schema(
+    [
+        pa.field("gpu", pa.string()),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("slot", pa.string()),
+        pa.field("pci_bus_id", pa.string()),
+        pa.field("serial", pa.string()),
+        pa.field("model", pa.string()),
+        pa.field("driver", pa.string()),
+        pa.field("cluster", pa.string()),
+        pa.field("group", pa.string()),
+        pa.field("rack", pa.string()),
+        pa.field("nvlink_domain", pa.string()),
+        pa.field("seen_at", INSTANT, nullable=False),
+    ]
+)
+"""Observations: this GPU (null: this node) was seen here, so, at this time."""
+
+_FIXED: Final = MappingProxyType({"events": LANDED_EVENTS, "inventory": LANDED_INVENTORY, "jobs": JOBS})
+
+
+def landed_schema(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Schema:
+    """Return the schema in which a table lands.
+
+    Parameters
+    ----------
+    kind : {"samples", "events", "inventory", "jobs"}
+    table : pyarrow.Table
+        What a collector gives; of samples, only its channels are in the schema.
+    channels : mapping of str to Channel
+        Channels that may occur in samples.
+
+    Raises
+    ------
+    ValueError
+        If the table has a column that the kind does not know, or lacks one that may not be null.
+    """
+    if kind == "samples":
+        known = with_rollups(channels)
+        own = [name for name in table.column_names if name in known]
+        fields = [pa.field(name, CHANNEL_TYPES[known[name].kind]) for name in own]
+        if "sample_count" in table.column_names:
+            fields.append(pa.field("sample_count", pa.int32()))
+        schema = pa.schema([*SAMPLE_KEYS, *fields])
+    else:
+        schema = _FIXED[kind]
+    unknown = [name for name in table.column_names if name not in schema.names]
+    if unknown:
+        raise ValueError(f"{kind} cannot land with the columns {unknown}; it knows {schema.names}")
+    missing = [field.name for field in schema if not field.nullable and field.name not in table.column_names]
+    if missing:
+        raise ValueError(f"{kind} cannot land without the columns {missing}")
+    return schema
+
+
+def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Table:
+    """Bring a table into the schema in which it lands; absent columns are null.
+
+    Raises
+    ------
+    ValueError
+        If a column is unknown or missing, holds nulls where none may be, or values of another type.
+    """
+    schema = landed_schema(kind, table, channels)
+    arrays = []
+    for field in schema:
+        if field.name not in table.column_names:
+            arrays.append(pa.nulls(table.num_rows, field.type))
+            continue
+        column = table.column(field.name)
+        if not field.nullable and column.null_count:
+            raise ValueError(f"{kind} cannot land with {column.null_count} nulls in {field.name!r}")
+        try:
+            arrays.append(column if column.type == field.type else _cast(column, field.type))
+        except pa.ArrowInvalid as error:
+            raise ValueError(f"{kind} cannot land: column {field.name!r}: {error}") from error
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def _cast(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    # Instants are kept in milliseconds: the microseconds that a clock gives beyond them say nothing.
+    return column.cast(kind, safe=not pa.types.is_timestamp(kind) and not pa.types.is_float32(kind))

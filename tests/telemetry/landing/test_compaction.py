@@ -1,0 +1,400 @@
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from telemetry.channels import resolve_channels
+from telemetry.config import RetentionSection, TelemetrySection
+from telemetry.errors import InputError
+from telemetry.importing import ImportResult
+from telemetry.landing.compaction import CompactResult, FoldSettings, compact
+from telemetry.landing.folder import Landing, landing_of
+from telemetry.store import Dataset
+from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
+
+ROOT = Path(__file__).parents[3]
+NOW = datetime(2026, 3, 2, tzinfo=UTC)
+
+
+def fold_settings(**telemetry: object) -> FoldSettings:
+    return FoldSettings(
+        TelemetrySection.model_validate(telemetry), resolve_channels({}), timedelta(seconds=60), timedelta(minutes=10)
+    )
+
+
+def raw(gpus: int = 4, times: int = 60, *, every: str = "30s", start: pd.Timestamp = DAY) -> pd.DataFrame:
+    frame = samples_frame(gpus, times, every=every)
+    frame["timestamp"] = pd.to_datetime(frame["timestamp"], utc=True) + (start - DAY)
+    return frame
+
+
+def table_of(frame: pd.DataFrame) -> pa.Table:
+    arrays = {
+        str(name): pa.array(column.dt.tz_convert(None).to_numpy())
+        .cast(pa.timestamp("ms"))
+        .cast(pa.timestamp("ms", tz="UTC"))
+        if isinstance(column.dtype, pd.DatetimeTZDtype)
+        else pa.Array.from_pandas(column)
+        for name, column in frame.items()
+    }
+    return pa.table(arrays)
+
+
+def land(folder: Path, frame: pd.DataFrame, **named: str) -> Path | None:
+    landing = Landing(landing_of(folder / "dataset"), writer="test")
+    return landing.land("samples", table_of(frame), **named)
+
+
+def land_events(folder: Path, rows: list[dict[str, object]]) -> None:
+    landing = Landing(landing_of(folder / "dataset"), writer="test")
+    landing.land("events", pa.Table.from_pylist(rows))
+
+
+def event(when: pd.Timestamp, code: str, **more: object) -> dict[str, object]:
+    stamp = when.to_pydatetime()
+    return {"timestamp": stamp, "known_at": stamp, "node": "node-0", "type": "xid", "code": code, **more}
+
+
+def fold(folder: Path, *, inventory: Path | None = None, now: datetime = NOW, **telemetry: object) -> CompactResult:
+    return compact(folder / "dataset", settings=fold_settings(**telemetry), inventory=inventory, now=now)
+
+
+def samples_of(folder: Path) -> pd.DataFrame:
+    dataset = Dataset.open(folder / "dataset")
+    return all_samples(ImportResult(dataset, {}, {}))
+
+
+def test_folding_piece_by_piece_equals_one_import(tmp_path: Path):
+    frame = raw(times=70)
+    run_import(tmp_path, samples=frame.astype({"timestamp": str}), out="whole")
+    whole = all_samples(ImportResult(Dataset.open(tmp_path / "whole"), {}, {}))
+    inventory = write_csv(tmp_path / "hosts.csv", inventory_frame())
+    pieces = frame.groupby(frame["timestamp"].dt.floor("210s"))
+    for _, piece in pieces:
+        land(tmp_path, piece)
+        fold(tmp_path, inventory=inventory)
+    pd.testing.assert_frame_equal(samples_of(tmp_path), whole)
+    assert Landing(landing_of(tmp_path / "dataset"), writer="t").waiting() == []
+
+
+def test_the_order_in_which_files_land_does_not_matter(tmp_path: Path):
+    frame = raw(times=40)
+    for name, order in (("a", 1), ("b", -1)):
+        (tmp_path / name).mkdir()
+        for _, piece in list(frame.groupby(frame["timestamp"].dt.floor("90s")))[::order]:
+            land(tmp_path / name, piece)
+        fold(tmp_path / name)
+    pd.testing.assert_frame_equal(samples_of(tmp_path / "a"), samples_of(tmp_path / "b"))
+
+
+def test_nothing_to_fold_changes_nothing(tmp_path: Path):
+    land(tmp_path, raw())
+    first = fold(tmp_path)
+    assert first.meta is not None
+    again = fold(tmp_path)
+    assert again.folded == {}
+    assert again.meta is not None
+    assert again.meta.digest == first.meta.digest
+
+
+def test_the_inventory_is_learned_from_what_is_seen(tmp_path: Path):
+    land(tmp_path, raw())
+    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
+    seen = inventory_frame().drop(columns="installed_at").assign(seen_at=DAY, driver="580.1")
+    landing.land("inventory", table_of(seen))
+    fold(tmp_path)
+    inventory = Dataset.open(tmp_path / "dataset").inventory()
+    assert inventory["gpu"].tolist() == [gpu(number) for number in range(4)]
+    assert inventory["model"].tolist() == ["H100"] * 4
+    assert inventory["driver"].tolist() == ["580.1"] * 4
+    assert (inventory["installed_at"] == DAY).all()
+    assert inventory["removed_at"].isna().all()
+
+
+def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Path):
+    later = DAY + pd.Timedelta("12h")
+    first = raw(gpus=2, times=10)
+    second = raw(gpus=1, times=10, start=later).assign(node="node-9")
+    third = raw(gpus=1, times=10, start=later).assign(gpu=gpu(7))
+    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
+    address = inventory_frame(1)["pci_bus_id"][0]
+    seen = [
+        {"gpu": gpu(0), "node": "node-0", "pci_bus_id": address, "seen_at": DAY.to_pydatetime()},
+        {"gpu": gpu(7), "node": "node-0", "pci_bus_id": address, "seen_at": later.to_pydatetime()},
+    ]
+    for frame in (first, second, third):
+        land(tmp_path, frame)
+    landing.land("inventory", pa.Table.from_pylist(seen))
+    fold(tmp_path)
+    stays = Dataset.open(tmp_path / "dataset").inventory().set_index(["gpu", "node"])
+    assert stays.loc[(gpu(0), "node-0"), "removed_at"] == later
+    assert stays.loc[(gpu(0), "node-9"), "installed_at"] == later
+    assert stays.loc[(gpu(7), "node-0"), "installed_at"] == later
+    assert pd.isna(stays.loc[(gpu(1), "node-0"), "removed_at"])
+
+
+def test_a_gpu_that_falls_silent_is_still_there(tmp_path: Path):
+    land(tmp_path, raw(gpus=2))
+    fold(tmp_path)
+    land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta(days=5)))
+    fold(tmp_path)
+    assert Dataset.open(tmp_path / "dataset").inventory()["removed_at"].isna().all()
+
+
+def test_a_changed_driver_is_an_event_once(tmp_path: Path):
+    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
+    for day, driver in enumerate(["1", "1", "2", "2"]):
+        when = DAY + pd.Timedelta(days=day)
+        land(tmp_path, raw(gpus=1, times=5, start=when))
+        row = {"gpu": gpu(0), "node": "node-0", "driver": driver, "seen_at": when.to_pydatetime()}
+        landing.land("inventory", pa.Table.from_pylist([row]))
+        fold(tmp_path)
+    dataset = Dataset.open(tmp_path / "dataset")
+    events = dataset.events()
+    assert events["type"].tolist() == ["driver"]
+    assert events["code"].tolist() == ["2"]
+    assert events["timestamp"].tolist() == [DAY + pd.Timedelta(days=2)]
+    assert dataset.inventory()["driver"].tolist() == ["1"]
+
+
+def test_what_the_operator_says_holds_against_what_was_seen(tmp_path: Path):
+    inventory = write_csv(tmp_path / "hosts.csv", inventory_frame().assign(rack="r1", firmware="7"))
+    land(tmp_path, raw(gpus=6))
+    fold(tmp_path, inventory=inventory)
+    land(tmp_path, raw(gpus=6, start=DAY + pd.Timedelta("1h")))
+    fold(tmp_path)
+    stays = Dataset.open(tmp_path / "dataset").inventory().set_index("gpu")
+    assert len(stays) == 6
+    assert stays.loc[gpu(0), "installed_at"] == pd.Timestamp("2026-01-01", tz="UTC")
+    assert stays.loc[gpu(0), "rack"] == "r1"
+    assert stays.loc[gpu(5), "installed_at"] == DAY
+
+
+def test_an_event_with_an_address_only_finds_its_gpu(tmp_path: Path):
+    inventory = write_csv(tmp_path / "hosts.csv", inventory_frame())
+    land(tmp_path, raw())
+    when = DAY + pd.Timedelta("5min")
+    land_events(
+        tmp_path,
+        [
+            event(when, "79", pci_bus_id="0000:11:00.0", source="kernel_log"),
+            event(when, "48", pci_bus_id="0000:aa:00.0", source="kernel_log"),
+        ],
+    )
+    fold(tmp_path, inventory=inventory)
+    events = Dataset.open(tmp_path / "dataset").events().set_index("code")
+    assert events.loc["79", "gpu"] == gpu(1)
+    assert events.loc["79", "known_at"] == when
+    assert pd.isna(events.loc["48", "gpu"])
+
+
+def test_events_wait_until_something_was_seen(tmp_path: Path):
+    land_events(tmp_path, [event(DAY, "79", node="nowhere", gpu="GPU-unknown")])
+    result = fold(tmp_path)
+    assert result.folded == {}
+    assert "no GPU and no node" in result.waits_for
+    assert len(Landing(landing_of(tmp_path / "dataset"), writer="t").waiting()) == 1
+
+
+def test_rows_that_cannot_be_used_do_not_stop_the_fold(tmp_path: Path):
+    land(tmp_path, raw(gpus=2).assign(gpu_temp_c=9000.0))
+    land_events(tmp_path, [event(DAY, "79", gpu="GPU-unknown"), event(DAY, "13", gpu=gpu(0))])
+    result = fold(tmp_path)
+    assert result.quarantined["value out of range"] == 120
+    assert result.quarantined["unknown gpu"] == 1
+    assert Dataset.open(tmp_path / "dataset").events()["code"].tolist() == ["13"]
+
+
+def test_a_damaged_file_is_put_aside(tmp_path: Path):
+    land(tmp_path, raw())
+    damaged = land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
+    assert damaged is not None
+    damaged.write_bytes(damaged.read_bytes()[:-40])
+    result = fold(tmp_path)
+    assert (result.refused, result.folded["samples"]) == (1, 1)
+    assert (landing_of(tmp_path / "dataset") / "refused/samples" / damaged.name).exists()
+
+
+def test_jobs_land_and_are_updated(tmp_path: Path):
+    land(tmp_path, raw())
+    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
+    job = {"job": "7", "node": "node-0", "started_at": DAY.to_pydatetime(), "gpus": 8}
+    landing.land("jobs", pa.Table.from_pylist([job]))
+    fold(tmp_path)
+    ended = {**job, "ended_at": (DAY + pd.Timedelta("1h")).to_pydatetime(), "outcome": "COMPLETED"}
+    landing.land("jobs", pa.Table.from_pylist([ended]))
+    fold(tmp_path)
+    jobs = Dataset.open(tmp_path / "dataset").jobs()
+    assert jobs is not None
+    assert jobs["outcome"].tolist() == ["COMPLETED"]
+
+
+def test_old_samples_go_and_old_landed_files_too(tmp_path: Path):
+    for day in range(6):
+        path = land(tmp_path, raw(gpus=1, times=12, every="10min", start=DAY + pd.Timedelta(days=day)))
+        assert path is not None
+        folded_at = DAY + pd.Timedelta(days=day, hours=3)
+        os.utime(path, (folded_at.timestamp(), folded_at.timestamp()))
+        fold(tmp_path, now=folded_at.to_pydatetime(), retention={"raw": "2d", "samples": "3d"})
+    samples = samples_of(tmp_path)
+    assert samples["timestamp"].min() >= DAY + pd.Timedelta(days=2)
+    assert samples["timestamp"].max() >= DAY + pd.Timedelta(days=5)
+    assert Dataset.open(tmp_path / "dataset").meta.span[0] >= (DAY + pd.Timedelta(days=1)).to_pydatetime()
+    kept = list((landing_of(tmp_path / "dataset") / "folded/samples").glob("*.parquet"))
+    assert len(kept) == 3
+
+
+def test_landed_files_go_at_once_where_none_shall_be_kept(tmp_path: Path):
+    land(tmp_path, raw())
+    fold(tmp_path, retention=RetentionSection(raw=timedelta(0)).model_dump())
+    assert not (landing_of(tmp_path / "dataset") / "folded").exists()
+
+
+def test_a_reader_goes_on_reading_the_dataset_it_opened(tmp_path: Path):
+    land(tmp_path, raw(times=20))
+    fold(tmp_path)
+    reader = Dataset.open(tmp_path / "dataset")
+    before = all_samples(ImportResult(reader, {}, {}))
+    for turn in range(1, 3):
+        land(tmp_path, raw(times=20, start=DAY + pd.Timedelta(hours=turn)))
+        fold(tmp_path)
+    pd.testing.assert_frame_equal(all_samples(ImportResult(reader, {}, {})), before)
+    assert len(samples_of(tmp_path)) > len(before)
+    del reader
+    land(tmp_path, raw(times=20, start=DAY + pd.Timedelta(hours=5)))
+    fold(tmp_path)
+    assert [path.name for path in tmp_path.glob(".dataset*")] == []
+
+
+def test_one_fold_at_a_time(tmp_path: Path):
+    land(tmp_path, raw())
+    lock = Landing(landing_of(tmp_path / "dataset"), writer="t").state("compact.lock")
+    code = (
+        "import fcntl,sys,time; f=open(sys.argv[1]); fcntl.flock(f,fcntl.LOCK_EX); print(1,flush=True); time.sleep(60)"
+    )
+    lock.touch()
+    holder = subprocess.Popen([sys.executable, "-c", code, str(lock)], stdout=subprocess.PIPE)
+    try:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        with pytest.raises(InputError, match="another process is folding"):
+            fold(tmp_path)
+    finally:
+        holder.kill()
+        holder.wait()
+        assert holder.stdout is not None
+        holder.stdout.close()
+    assert fold(tmp_path).folded == {"samples": 1}
+
+
+def test_another_step_is_refused(tmp_path: Path):
+    land(tmp_path, raw())
+    fold(tmp_path)
+    land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
+    with pytest.raises(InputError, match="a step of 10m, the parameters one of 5m"):
+        fold(tmp_path, step="5m")
+
+
+KILLED = """
+import os, sys
+from datetime import timedelta
+from pathlib import Path
+import telemetry.atomic as atomic
+import telemetry.landing.compaction as compaction
+import telemetry.landing.folder as folder
+import telemetry.writer as writer
+from tests.telemetry.landing.test_compaction import NOW, fold_settings
+calls = 0
+def counted(function):
+    def call(*given, **named):
+        global calls
+        calls += 1
+        if calls == int(sys.argv[2]):
+            os._exit(9)
+        return function(*given, **named)
+    return call
+Path.rename = counted(Path.rename)
+Path.replace = counted(Path.replace)
+Path.unlink = counted(Path.unlink)
+os.replace = counted(os.replace)
+writer.write_part = counted(writer.write_part)
+compaction._retire = counted(compaction._retire)
+folder.write_bytes = counted(folder.write_bytes)
+compaction.compact(Path(sys.argv[1]) / "dataset", settings=fold_settings(), now=NOW)
+os._exit(7)
+"""
+
+
+def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path: Path):
+    frame = raw(gpus=4, times=50)
+    early, late = (
+        frame[frame["timestamp"] < DAY + pd.Timedelta("13min")],
+        frame[frame["timestamp"] >= DAY + pd.Timedelta("13min")],
+    )
+    events = [event(DAY + pd.Timedelta(minutes=minute), "79", gpu=gpu(0)) for minute in (2, 9)]
+    (tmp_path / "calm").mkdir()
+    for piece in (early, late):
+        land(tmp_path / "calm", piece)
+        fold(tmp_path / "calm")
+    land_events(tmp_path / "calm", events)
+    fold(tmp_path / "calm")
+    whole = samples_of(tmp_path / "calm")
+    killed = 0
+    for call in range(1, 60, 2):
+        folder = tmp_path / f"kill-{call}"
+        folder.mkdir()
+        land(folder, early)
+        fold(folder)
+        land(folder, late)
+        land_events(folder, events)
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(folder), str(call)], cwd=ROOT, check=False, timeout=60
+        ).returncode
+        assert done in (7, 9)
+        killed += done == 9
+        fold(folder)
+        pd.testing.assert_frame_equal(samples_of(folder), whole)
+        dataset = Dataset.open(folder / "dataset")
+        assert dataset.events()["code"].tolist() == ["79", "79"]
+        assert len(dataset.inventory()) == 4
+        assert Landing(landing_of(folder / "dataset"), writer="t").waiting() == []
+        if done == 7:
+            break
+    assert killed >= 5
+    assert done == 7
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    cuts=st.lists(st.integers(0, 79), max_size=4),
+    resets=st.lists(st.integers(1, 79), max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_a_counter_rises_the_same_however_its_samples_are_cut_into_folds(
+    cuts: list[int], resets: list[int], seed: int, tmp_path_factory: pytest.TempPathFactory
+):
+    folder = tmp_path_factory.mktemp("cut")
+    rises = np.random.default_rng(seed).integers(0, 5, 80)
+    values = np.zeros(80)
+    for index in range(80):
+        values[index] = rises[index] if index == 0 or index in resets else values[index - 1] + rises[index]
+    frame = raw(gpus=1, times=80).assign(ecc_sbe_volatile_total=values)
+    expected = sum(now - before if now >= before else now for before, now in itertools.pairwise(values))
+    edges = sorted({0, *cuts, 80})
+    for start, end in itertools.pairwise(edges):
+        land(folder, frame.iloc[start:end])
+        fold(folder)
+    samples = samples_of(folder)
+    assert samples["ecc_sbe_volatile_total_rise"].sum() == expected
+    assert samples["sample_count"].sum() == 80

@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from telemetry.errors import InputError
+from telemetry.landing.folder import NAMES_KEPT_S, Landing, landing_of
+
+ROOT = Path(__file__).parents[3]
+WHEN = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def samples(value: float = 40.0, gpu: str = "GPU-1") -> pa.Table:
+    return pa.table({"timestamp": [WHEN], "node": ["n1"], "gpu": [gpu], "gpu_temp_c": [value]})
+
+
+def test_what_lands_has_the_schema_of_its_kind(tmp_path: Path):
+    landing = Landing(tmp_path, writer="test")
+    path = landing.land("samples", samples())
+    assert path is not None
+    table = pq.read_table(path)
+    assert table.schema.names == ["timestamp", "node", "gpu", "mig_instance", "gpu_temp_c"]
+    assert table.schema.field("timestamp").type == pa.timestamp("ms", tz="UTC")
+    assert table.schema.field("gpu_temp_c").type == pa.float32()
+    assert landing.waiting() == [path]
+    assert landing.waiting("events") == []
+
+
+def test_flags_above_the_precision_of_floats_land_exactly(tmp_path: Path):
+    flags = pa.array([2**63 + 1], pa.uint64())
+    table = pa.table({"timestamp": [WHEN], "node": ["n1"], "gpu": ["g"], "clocks_event_reasons": flags})
+    path = Landing(tmp_path, writer="test").land("samples", table)
+    assert path is not None
+    assert pq.read_table(path).column("clocks_event_reasons").to_pylist() == [2**63 + 1]
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pa.table({"timestamp": [WHEN], "node": ["n"], "x": [1]}), "cannot land with the columns .'x'"),
+        (pa.table({"timestamp": [WHEN], "gpu_temp_c": [1.0]}), "cannot land without the columns .'node'"),
+        (pa.table({"timestamp": [None], "node": ["n"], "gpu_temp_c": [1.0]}), "1 nulls in 'timestamp'"),
+        (pa.table({"timestamp": [WHEN], "node": ["n"], "xid_last": [2**40]}), "column 'xid_last'"),
+    ],
+)
+def test_a_table_that_does_not_fit_is_refused(table: pa.Table, message: str, tmp_path: Path):
+    with pytest.raises(ValueError, match=message):
+        Landing(tmp_path, writer="test").land("samples", table)
+    assert not list(tmp_path.rglob("*.parquet"))
+
+
+def test_nothing_lands_for_an_empty_table(tmp_path: Path):
+    assert Landing(tmp_path, writer="test").land("samples", samples().slice(0, 0)) is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_lands_once_also_after_its_file_was_folded(tmp_path: Path):
+    landing = Landing(tmp_path, writer="test")
+    path = landing.land("samples", samples(), name="chunk-1")
+    assert path is not None
+    assert landing.land("samples", samples(41), name="chunk-1") is None
+    assert landing.land("events", pa.table(event()), name="chunk-1") is not None
+    landing.remember_folded([path], now_s=1000.0)
+    path.unlink()
+    for other in (landing, Landing(tmp_path, writer="other")):
+        assert other.has_landed("samples", "chunk-1")
+        assert other.land("samples", samples(42), name="chunk-1") is None
+    landing.remember_folded([], now_s=1001.0 + NAMES_KEPT_S)
+    assert not landing.has_landed("samples", "chunk-1")
+
+
+def event() -> dict[str, list[object]]:
+    return {"timestamp": [WHEN], "node": ["n1"], "type": ["xid"], "code": ["79"], "known_at": [WHEN]}
+
+
+def test_of_many_writers_of_one_name_one_lands(tmp_path: Path):
+    start = threading.Barrier(6)
+    landed: list[object] = []
+
+    def write(number: int) -> None:
+        landing = Landing(tmp_path, writer=f"w{number}")
+        start.wait()
+        landed.append(landing.land("samples", samples(float(number)), name="same"))
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(path is not None for path in landed) == 1
+    assert len(Landing(tmp_path, writer="t").waiting()) == 1
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from tests.telemetry.landing.test_landing_folder import samples
+import telemetry.landing.folder as folder
+calls = 0
+def counted(function):
+    def call(*given, **named):
+        global calls
+        calls += 1
+        if calls == int(sys.argv[2]):
+            os._exit(9)
+        return function(*given, **named)
+    return call
+folder.pq.write_table = counted(folder.pq.write_table)
+folder.fsync_path = counted(folder.fsync_path)
+folder.os.link = counted(folder.os.link)
+folder.Landing(Path(sys.argv[1]), writer="killed").land("samples", samples(), name="mine")
+os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4])
+def test_a_killed_writer_leaves_a_whole_file_or_none(call: int, tmp_path: Path):
+    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(call)], cwd=ROOT, check=False, timeout=60)
+    assert done.returncode == 9
+    landing = Landing(tmp_path, writer="test")
+    landing.land("samples", samples(), name="mine")
+    assert [pq.read_table(path).num_rows for path in landing.waiting()] == [1]
+
+
+def test_a_full_disk_lands_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_given: object, **_named: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    landing = Landing(tmp_path, writer="test")
+    with monkeypatch.context() as patched:
+        patched.setattr("telemetry.landing.folder.pq.write_table", full)
+        with pytest.raises(InputError, match="the disk is full"):
+            landing.land("samples", samples(), name="mine")
+    assert landing.waiting() == []
+    assert landing.land("samples", samples(), name="mine") is not None
+
+
+def test_the_landing_folder_is_a_sibling_of_what_a_link_points_to(tmp_path: Path):
+    (tmp_path / "fleet").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "fleet")
+    assert landing_of(tmp_path / "link") == tmp_path / "fleet.live"
+
+
+def test_a_name_with_a_path_in_it_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="cannot name a landed file"):
+        Landing(tmp_path, writer="test").land("samples", samples(), name="../x")
+    with pytest.raises(ValueError, match="cannot name a collector"):
+        Landing(tmp_path, writer="a b")

@@ -200,6 +200,25 @@ def explain(
     return [Explanation(_reasons(mean[row], X[row], columns, top, usual), method) for row in range(len(X))]
 
 
+def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> Floats:
+    """Contributions to a model's score, averaged over its members as :func:`explain` does.
+
+    Parameters
+    ----------
+    fitted : FittedModels
+    model : str
+        One of ``fitted.models``.
+    X : ndarray of float32, shape (rows, features)
+
+    Returns
+    -------
+    ndarray of float64, shape (rows, features)
+        Additions to the log-odds.
+    """
+    members = members_of(fitted, model)
+    return np.asarray(np.mean([contributions(learner, X)[0] for _, learner in _exact(members) or members], axis=0))
+
+
 def _exact(members: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     boosted = lightgbm.LGBMClassifier | LoadedLightGBM | xgboost.XGBClassifier
     return [(name, learner) for name, learner in members if isinstance(learner, boosted)]

@@ -16,6 +16,7 @@ import pyarrow as pa
 from features.errors import InputError
 from features.service import duration_ms, instant_ms, instants
 from models.alert_reasons import AlertReasons, alert_reasons, explain_rows, riskiest_alerts
+from models.attribution import attribute, attribution_frame
 from models.checkpoint import FoldStore, digest_of
 from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
 from models.fitted import FittedModels, model_names
@@ -79,6 +80,9 @@ class BacktestResult:
         Models, in the order of reports.
     reasons : tuple of AlertReasons
         Why the profile alerted, for the riskiest alerts of each fold.
+    attributions : DataFrame or None
+        What the profile's scores are made of, see :func:`models.attribution.attribution_frame`; None if nothing was
+        to be explained.
     """
 
     predictions: pd.DataFrame
@@ -87,6 +91,7 @@ class BacktestResult:
     skipped: tuple[Skipped, ...]
     models: tuple[str, ...]
     reasons: tuple[AlertReasons, ...] = ()
+    attributions: pd.DataFrame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,8 @@ class SlidingTrainer:
         alerted = riskiest_alerts(table, model=profile, variant=0, count=self._explain)
         tested = self._schedule.fold_rows(self._trainer.rows, fold)
         facts["reasons"] = explain_rows(used, self._trainer.matrix, self._profile, alerted, among=tested)
+        if self._explain:
+            facts["attributions"] = attribute(used, self._trainer.matrix, self._profile, alerted, tested)
         return _Fold(table, facts)
 
     def _keep(self, fold: int, models: FittedModels, once: int) -> None:
@@ -218,7 +225,7 @@ def run_backtest(
     checkpoint : Path, optional
         Folder for finished folds. A later run with the same inputs takes them from there.
     explain : int
-        Alerts of ``models.profile`` to explain in each fold, the riskiest first.
+        Alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
 
     Returns
     -------
@@ -266,6 +273,9 @@ def run_backtest(
         skipped=_skipped(folds, schedule),
         models=names,
         reasons=alert_reasons(matrix, [told for fold in folds for told in fold.facts["reasons"]]),
+        attributions=attribution_frame(matrix, models.profile, [fold.facts["attributions"] for fold in folds])
+        if explain
+        else None,
     )
 
 

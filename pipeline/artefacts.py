@@ -28,6 +28,9 @@ from telemetry.errors import InputError
 EVALUATION_FOLDER = "evaluation"
 """Name of the folder of frames inside a backtest's output."""
 
+_ATTRIBUTIONS = "attributions.parquet"
+# `predrain doctor` reads this file to say what a missing channel was worth.
+
 _FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
 _SCALARS = ("k", "replicates", "units", "times", "oracle_coverage")
 
@@ -66,13 +69,15 @@ def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -
         for name in _FRAMES:
             write_frame(getattr(evaluation, name), swap.path / f"{name}.parquet")
         write_frame(context.folds, swap.path / "context_folds.parquet")
+        if context.attributions is not None:
+            write_frame(context.attributions, swap.path / _ATTRIBUTIONS)
         content = {
             "evaluation": {name: _plain(getattr(evaluation, name)) for name in _SCALARS}
             | {"first_time": evaluation.first_time.isoformat(), "last_time": evaluation.last_time.isoformat()},
             "context": {
                 field.name: _plain(getattr(context, field.name))
                 for field in dataclasses.fields(context)
-                if field.name != "folds"
+                if field.name not in ("folds", "attributions")
             },
         }
         write_json(content, swap.path / "context.json")
@@ -92,6 +97,8 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
         content = json.loads((folder / "context.json").read_text(encoding="utf-8"))
         frames = {name: pd.read_parquet(folder / f"{name}.parquet") for name in _FRAMES}
         folds = pd.read_parquet(folder / "context_folds.parquet")
+        made_of = folder / _ATTRIBUTIONS
+        attributions = pd.read_parquet(made_of) if made_of.exists() else None
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"not the output of a backtest: {error.filename} is missing",
@@ -114,6 +121,7 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
             "horizon": timedelta(seconds=told["horizon"]),
             "alerts": tuple(_alert(each) for each in told["alerts"]),
             "folds": folds,
+            "attributions": attributions,
         }
     )
     return Evaluation(**measured, **frames), context

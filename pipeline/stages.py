@@ -167,6 +167,7 @@ def replay(
         skipped=tuple(map(str, result.skipped)),
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
+        attributions=result.attributions,
     )
     metrics = evaluation.to_metrics()
     write_frame(profile_predictions(result.predictions, params.models.profile), out / "predictions.parquet")

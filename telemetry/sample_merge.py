@@ -218,8 +218,10 @@ class SampleMerger:
         if not (block.order < 0).any() or not roll.any():
             return block
         step_ms = _milliseconds(self.step)
-        newest_of = {name: ms for name, ms in self._before.items() if cell_end(np.array([ms]), step_ms)[0] != ms}
-        open_ms = np.array([newest_of.get(name, -1) for name in self.stays.units], np.int64)[block.unit]
+        codes = np.unique(block.unit)
+        newest = np.full(len(self.stays.units), -1, np.int64)
+        newest[codes] = [self._before.get(self.stays.units[code], -1) for code in codes.tolist()]
+        open_ms = np.where(newest % step_ms == 0, -1, newest)[block.unit]
         end = cell_end(block.ms, step_ms)
         old = (block.order < 0) & ~roll
         cells = pd.MultiIndex.from_arrays([block.unit[old], block.ms[old]])

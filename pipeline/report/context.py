@@ -93,6 +93,8 @@ class ReportContext:
         Alerts to show with their reasons.
     params : mapping of str to str
         Parameters worth showing, by dotted name.
+    attributions : DataFrame, optional
+        What the profile's scores are made of, see :func:`models.attribution.attribution_frame`.
     """
 
     dataset: str
@@ -109,6 +111,7 @@ class ReportContext:
     skipped: Sequence[str] = ()
     alerts: Sequence[AlertEntry] = ()
     params: Mapping[str, str] = field(default_factory=dict)
+    attributions: pd.DataFrame | None = None
 
     @property
     def unit_word(self) -> str:

@@ -110,6 +110,7 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         classes=tables.by_class(evaluation, profile),
         uncaught=tables.uncaught_table(evaluation, context),
         folds=tables.folds(evaluation, context),
+        made_of=tables.made_of(context),
         alerts=tables.alert_rows(tuple(context.alerts)),
         methods=sorted({alert.method for alert in context.alerts if alert.method}),
         day=wording.day,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from models.attribution import by_group
 from models.comparison import SLIDING, TRAIN_ONCE
 from models.config import BASELINES, LEARNERS
 from models.evaluation import Evaluation
@@ -268,6 +269,22 @@ def folds(evaluation: Evaluation, context: ReportContext) -> Table | None:
     )  # fmt: skip
     caption = f"Each refit of the sliding training, and what {context.profile} was worth on the decisions it scored."
     return Table(caption, header, tuple(rows))
+
+
+def made_of(context: ReportContext) -> Table | None:
+    """Show what the profile's scores are made of, by feature group; None where nothing was explained."""
+    if context.attributions is None or context.attributions.empty:
+        return None
+    rows = tuple(
+        (
+            Cell(str(row.group)),
+            Cell(percent(row.share)),
+            Cell(", ".join(f"{name} {percent(share)}" for name, share in row.channels.items())),
+        )
+        for row in by_group(context.attributions).itertuples()
+    )
+    caption = f"Shares of the attributions of {context.profile}: mean absolute contribution, averaged over the folds."
+    return Table(caption, ("group", "share", "most by"), rows, words=frozenset({0, 2}))
 
 
 def alert_rows(alerts: tuple[AlertEntry, ...]) -> list[dict[str, object]]:

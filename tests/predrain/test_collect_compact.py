@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from telemetry.landing.folder import Landing, landing_of
+from telemetry.store import Dataset
+from tests.telemetry.landing.test_compaction import DAY, land, raw, samples_of
+
+ROOT = Path(__file__).parents[2]
+COMMAND = [sys.executable, "-c", "from predrain.command import main; main()", "collect", "compact"]
+
+
+def run(*given: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*COMMAND, *given], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_what_has_landed_is_folded_and_told(tmp_path: Path):
+    land(tmp_path, raw())
+    done = run("--dataset", str(tmp_path / "dataset"), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["folded files"] == {"samples": 1}
+    assert told["samples"] == len(samples_of(tmp_path))
+
+
+def test_nothing_landed_is_no_error(tmp_path: Path):
+    done = run("--dataset", str(tmp_path / "dataset"))
+    assert done.returncode == 0, done.stderr
+    assert "folded files  none" in done.stdout
+
+
+def test_a_wrong_pause_is_a_usage_error(tmp_path: Path):
+    done = run("--dataset", str(tmp_path / "dataset"), "--every", "soon")
+    assert done.returncode == 2
+    assert "'soon' is not a duration" in done.stderr
+
+
+def test_it_goes_on_folding_until_it_is_asked_to_stop(tmp_path: Path):
+    land(tmp_path, raw())
+    running = subprocess.Popen(
+        [*COMMAND, "--dataset", str(tmp_path / "dataset"), "--every", "1s"],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        landing = Landing(landing_of(tmp_path / "dataset"), writer="t")
+        wait_for(lambda: not landing.waiting())
+        land(tmp_path, raw(start=DAY.floor("D") + (raw(1, 2)["timestamp"][1] - DAY) * 120))
+        wait_for(lambda: not landing.waiting())
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(timeout=30) == 0
+    finally:
+        running.kill()
+        running.wait()
+        assert running.stderr is not None
+        running.stderr.close()
+    assert Dataset.open(tmp_path / "dataset").meta.counts["imported"]["samples_read"] == 480
+
+
+WRITER = """
+import os, sys, time
+from pathlib import Path
+import pandas as pd
+from tests.telemetry.landing.test_compaction import DAY, land, raw
+number = int(sys.argv[2])
+for turn in range(12):
+    frame = raw(gpus=4, times=4, start=DAY + pd.Timedelta(minutes=2 * turn))
+    land(Path(sys.argv[1]), frame[frame["gpu"].isin(sorted(set(frame["gpu"]))[2 * number : 2 * number + 2])])
+    time.sleep(0.05)
+"""
+
+
+def test_collectors_and_folds_at_once_lose_nothing(tmp_path: Path):
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(number)], cwd=ROOT) for number in range(2)
+    ]
+    folds = 0
+    while any(writer.poll() is None for writer in writers):
+        done = run("--dataset", str(tmp_path / "dataset"))
+        assert done.returncode == 0, done.stderr
+        folds += 1
+        if folds > 60:
+            pytest.fail("the writers do not end")
+    assert [writer.wait() for writer in writers] == [0, 0]
+    assert run("--dataset", str(tmp_path / "dataset")).returncode == 0
+    samples = samples_of(tmp_path)
+    assert samples["sample_count"].sum() == 4 * 48
+    assert Landing(landing_of(tmp_path / "dataset"), writer="t").waiting() == []
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".dataset")]
+
+
+def wait_for(condition: object, seconds: float = 30.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.1)

@@ -95,6 +95,7 @@ class CascadeEnsemble(BinaryClassifier):
         groups: Any = None,
         validation: tuple[Any, Any] | None = None,
         fitted_first: Any = None,
+        thresholds: Sequence[float] | None = None,
     ) -> Self:
         """Fit the stages one after the other.
 
@@ -116,6 +117,8 @@ class CascadeEnsemble(BinaryClassifier):
             thresholds are set on the out-of-fold scores.
         fitted_first : classifier, optional
             The first stage already fitted on the same rows, with classes 0 and 1, so that it is not fitted twice.
+        thresholds : sequence of float, optional
+            Thresholds set before, on rows that were held out, one for each stage but the last.
 
         Returns
         -------
@@ -151,6 +154,8 @@ class CascadeEnsemble(BinaryClassifier):
             if len(checked) >= MIN_POSITIVES:
                 own = keep_threshold(log_odds(fitted, checked), self.recall_floor)
                 checked = checked[log_odds(fitted, checked) >= own]
+            if thresholds is not None:
+                own = thresholds[len(self.thresholds_)]
             self.stages_.append((name, fitted))
             self.thresholds_.append(own)
             rows = rows[kept]

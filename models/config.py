@@ -82,6 +82,9 @@ class CalibrationSection(Section):
     slice: Duration = timedelta(days=14)
     """Length of the slice between training and refit that calibration is fitted on; at most a third of the span."""
 
+    refit: bool = False
+    """Fit the learners again on the whole span once the slice has served, at twice the time."""
+
 
 class ModelsSection(Section):
     """``models``: what is trained and which of it is the profile's choice."""

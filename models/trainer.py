@@ -46,6 +46,7 @@ class _Split:
     """Rows of one refit: those fitted on, and the later slice that calibrators, stacker and thresholds are set on."""
 
     training: TrainingSet
+    whole: TrainingSet
     slice_rows: Ints
     slice_label: np.ndarray
     slice_incidents: int
@@ -114,7 +115,8 @@ class Trainer:
 
         The last ``models.calibration.slice`` of the span, at most a third, is held out if it and the rest hold
         :data:`models.calibration.MIN_INCIDENTS` incidents each; on it calibrators, the stacker and the cascade's first
-        threshold are fitted. Otherwise everything goes into training, and they fall back.
+        threshold are fitted, and then, with ``models.calibration.refit``, the learners again on everything. Otherwise
+        everything goes into training, and they fall back.
 
         Parameters
         ----------
@@ -164,7 +166,36 @@ class Trainer:
             n_incidents=chosen.n_incidents,
             calibrated=split.held_out,
         )
-        return replace(fitted, calibrators=self._calibrators(fitted, reference, split))
+        calibrated = replace(fitted, calibrators=self._calibrators(fitted, reference, split))
+        if not split.held_out or not self.models.calibration.refit:
+            return calibrated
+        return self._on_everything(calibrated, split.whole, refit_ms)
+
+    def _on_everything(self, held: FittedModels, whole: TrainingSet, refit_ms: int) -> FittedModels:
+        """Fit the learners again on the whole span; what was set on its last slice stays as it was set."""
+        X = self.values(whole.rows)
+        learners = fit_learners(
+            {name: self._learner(name, refit_ms) for name in held.learners}, X, whole.label, whole.weight
+        )
+        assert held.cascade is not None
+        return replace(
+            held,
+            learners=learners,
+            cascade=self._new_cascade(refit_ms).fit(
+                X,
+                whole.label,
+                whole.weight,
+                times=self.rows.time[whole.rows],
+                groups=self.rows.tie[whole.rows],
+                thresholds=held.cascade.thresholds_,
+                fitted_first=learners[self.models.cascade.stages[0]] if len(self.models.cascade.stages) > 1 else None,
+            ),
+            prior_shift=whole.prior_shift,
+            n_positive=whole.n_positive,
+            n_negative=whole.n_negative,
+            n_augmented=whole.n_augmented,
+            n_incidents=whole.n_incidents,
+        )
 
     def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
         """Give models that score by :data:`STAND_IN`, for folds before anything could be fitted."""
@@ -217,8 +248,10 @@ class Trainer:
         held = choose(slice_start)
         held_out = incidents >= MIN_INCIDENTS and held.n_incidents >= MIN_INCIDENTS and held.usable
         positives = int((labels.label[in_span] == 1).sum())
+        whole = choose(refit_ms)
         return _Split(
-            training=held if held_out else choose(refit_ms),
+            training=held if held_out else whole,
+            whole=whole,
             slice_rows=slice_rows,
             # Rows that the models are fitted on must not calibrate them; their scores still say where the scale lies.
             slice_label=slice_label if held_out else np.full(len(slice_label), -1),
@@ -247,12 +280,7 @@ class Trainer:
     ) -> CascadeEnsemble:
         chosen = split.training
         stages = self.models.cascade.stages
-        cascade = CascadeEnsemble(
-            [(name, self._learner(name, refit_ms)) for name in stages],
-            self.models.cascade.recall_floor,
-            timedelta(milliseconds=self.reach_ms),
-        )
-        return cascade.fit(
+        return self._new_cascade(refit_ms).fit(
             X,
             chosen.label,
             chosen.weight,
@@ -260,6 +288,13 @@ class Trainer:
             groups=self.rows.tie[chosen.rows],
             validation=(reference, split.slice_label) if split.held_out else None,
             fitted_first=learners[stages[0]] if len(stages) > 1 else None,
+        )
+
+    def _new_cascade(self, refit_ms: int) -> CascadeEnsemble:
+        return CascadeEnsemble(
+            [(name, self._learner(name, refit_ms)) for name in self.models.cascade.stages],
+            self.models.cascade.recall_floor,
+            timedelta(milliseconds=self.reach_ms),
         )
 
     def _calibrators(self, fitted: FittedModels, reference: np.ndarray, split: _Split) -> dict[str, Calibrator]:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain import backtest, collect, features_verb, import_files, prepare, report, simulate, train
+from predrain import backtest, collect, doctor, features_verb, import_files, prepare, report, simulate, train
 from predrain.version import VERSION
 
 app = typer.Typer(
@@ -42,6 +42,7 @@ features_verb.add_to(app)
 train.add_to(app)
 backtest.add_to(app)
 report.add_to(app)
+doctor.add_to(app)
 
 
 def main() -> None:

@@ -1,0 +1,228 @@
+"""``predrain doctor``: what a source of telemetry leaves out, what that costs, and how to switch it on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from predrain.console import FAILED, JsonOption, ParamsOption, params_files, progress, reported
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from telemetry.channel import Channel
+    from telemetry.doctor.observation import Observation
+
+_BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")
+
+
+def doctor(
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            help="An exporter's page (URL, host:port or a saved file), a dataset's folder, or what a collector wrote "
+            "about its targets (DATASET.live or its state/exporters.json)."
+        ),
+    ] = None,
+    prometheus: Annotated[
+        str | None, typer.Option(help="Instead of SOURCE: address of a Prometheus, Thanos or VictoriaMetrics.")
+    ] = None,
+    nvml: Annotated[bool, typer.Option("--nvml", help="Instead of SOURCE: this node's own GPUs, by NVML.")] = False,
+    channels: Annotated[
+        bool, typer.Option("--channels", help="Print the catalogue of channels (docs/reference/channels.md) and leave.")
+    ] = False,
+    backtest: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a backtest, which says what channels are worth. Default: data/backtest."),
+    ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(help="Folder of a trained bundle, for want of a backtest. Default: data/models/candidate."),
+    ] = None,
+    match: Annotated[
+        str | None, typer.Option(help="With --prometheus: only series that match, such as '{job=\"dcgm-exporter\"}'.")
+    ] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file that says which metric and label is what, and in which unit.")
+    ] = None,
+    watch: Annotated[
+        str, typer.Option(help="How long to look at a page, such as 90s: tells its interval and what never changes.")
+    ] = "0s",
+    timeout: Annotated[str | None, typer.Option(help="For one answer. Default: 10s, and 60s of a Prometheus.")] = None,
+    bearer_token_file: Annotated[Path | None, typer.Option(help="File with a token.")] = None,
+    basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None,
+    insecure_skip_verify: Annotated[
+        bool, typer.Option("--insecure-skip-verify", help="Take any certificate of the server.")
+    ] = False,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Look at a source of telemetry: which channels are there, which are missing, what that costs, what to do.
+
+    Exit code 0: all that the model uses is there; 1: something is missing or amiss; 2: wrong usage.
+
+    Example: predrain doctor http://node07:9400/metrics --watch 90s
+    """
+    given = sum((source is not None, prometheus is not None, nvml, channels))
+    if given != 1:
+        raise typer.BadParameter("give one of SOURCE, --prometheus, --nvml and --channels")
+    with reported():
+        from pipeline.params import load_params
+        from telemetry.channels import resolve_channels
+
+        known = resolve_channels(load_params(params_files(params)).channels)
+        if channels:
+            from telemetry.doctor.table import channels_page
+
+            sys.stdout.write(channels_page(known))
+            return
+        access = {
+            "bearer_token_file": bearer_token_file,
+            "basic_auth_file": basic_auth_file,
+            "ca_file": ca_file,
+            "insecure_skip_verify": insecure_skip_verify,
+        }
+        timing = {"watch_s": _seconds(watch, "--watch"), "timeout_s": _seconds(timeout or "10s", "--timeout")}
+        if prometheus is not None:
+            seen = _prometheus(prometheus, match, mapping, known, access, _seconds(timeout or "60s", "--timeout"))
+        elif nvml:
+            seen = _nvml(known)
+        else:
+            assert source is not None
+            seen = _source(source, mapping, known, access, timing)
+        healthy = _say(seen, backtest, bundle, known, as_json=as_json)
+    if not healthy:
+        raise typer.Exit(FAILED)
+
+
+def _prometheus(
+    url: str,
+    match: str | None,
+    mapping: Path | None,
+    known: Mapping[str, Channel],
+    access: Mapping[str, Any],
+    timeout_s: float,
+) -> Observation:
+    from datetime import UTC, datetime
+
+    from telemetry.doctor.prometheus_source import Questions, observe_prometheus
+    from telemetry.prometheus.connection import connect_to
+    from telemetry.prometheus.selectors import check_match
+    from telemetry.series.mapping import load_source_mapping
+
+    questions = Questions(connect_to(url, **access), check_match(match), datetime.now(UTC), timeout_s)
+    with progress("asking") as advance:
+        return observe_prometheus(questions, channels=known, mapping=load_source_mapping(mapping), progress=advance)
+
+
+def _nvml(known: Mapping[str, Channel]) -> Observation:
+    from datetime import UTC, datetime
+
+    from telemetry.doctor.nvml_source import observe_nvml
+
+    return observe_nvml(channels=known, now=datetime.now(UTC))
+
+
+def _source(
+    source: str, mapping: Path | None, known: Mapping[str, Channel], access: Mapping[str, Any], timing: dict[str, float]
+) -> Observation:
+    from datetime import UTC, datetime
+
+    from telemetry.errors import InputError
+    from telemetry.landing.folder import landing_of
+
+    path = Path(source)
+    now = datetime.now(UTC)
+    if not path.exists() and "://" not in source and landing_of(path).is_dir():
+        raise InputError(
+            "there is no dataset yet, only what collectors have landed for it",
+            source,
+            f"Fold it first: `predrain collect compact --dataset {source}`.",
+        )
+    if path.is_dir() and not (path / "state").is_dir():
+        from telemetry.doctor.dataset_source import observe_dataset
+
+        with progress("reading") as advance:
+            return observe_dataset(path, channels=known, now=now, progress=advance)
+    if path.is_dir() or path.suffix == ".json":
+        from telemetry.doctor.collector_source import observe_collector
+
+        return observe_collector(path / "state" / "exporters.json" if path.is_dir() else path, now=now)
+
+    from telemetry.doctor.exporter_page import observe_file, observe_page
+    from telemetry.series.mapping import load_source_mapping
+
+    source_mapping = load_source_mapping(mapping)
+    if path.is_file():
+        return observe_file(path, channels=known, mapping=source_mapping)
+
+    from telemetry.exporters.targets import parse_target
+    from telemetry.prometheus.connection import Connection
+
+    target = parse_target(source, "SOURCE, which is no file")
+    with progress("looking") as advance, _no_file_either(source):
+        return observe_page(
+            Connection(target.url, **access),
+            channels=known,
+            mapping=source_mapping,
+            watch_s=timing["watch_s"],
+            timeout_s=timing["timeout_s"],
+            progress=advance,
+        )
+
+
+@contextmanager
+def _no_file_either(source: str) -> Iterator[None]:
+    """Say of a bare word that does not answer that it may have been meant for a file."""
+    from telemetry.errors import InputError
+
+    try:
+        yield
+    except InputError as error:
+        if "://" in source or ":" in source:
+            raise
+        what = f"there is no file or folder {source!r}, and as an exporter's host it gives {error.what}"
+        raise InputError(what, error.where, "Check the path or the address.") from error
+
+
+def _say(
+    seen: Observation, backtest: Path | None, bundle: Path | None, known: Mapping[str, Channel], *, as_json: bool
+) -> bool:
+    import json
+
+    from telemetry.doctor.diagnosis import diagnose
+    from telemetry.doctor.plain import as_dict
+    from telemetry.doctor.text import as_text
+    from telemetry.doctor.worth import read_worth
+
+    worth, said = read_worth(
+        backtest or (_BACKTEST if _BACKTEST.is_dir() else None),
+        bundle or (_BUNDLE if _BUNDLE.is_dir() else None),
+        known,
+    )
+    diagnosis = diagnose(seen, worth, said, known)
+    if as_json:
+        sys.stdout.write(json.dumps(as_dict(diagnosis), sort_keys=True) + "\n")
+    else:
+        sys.stdout.write(as_text(diagnosis))
+    return diagnosis.healthy
+
+
+def _seconds(text: str, option: str) -> float:
+    from telemetry.config import parse_duration
+
+    try:
+        return parse_duration(text).total_seconds()
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint=option) from None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("doctor")(doctor)

@@ -1,0 +1,279 @@
+"""Looking at one exporter page: a saved one, one look, or several looks over some time."""
+
+from __future__ import annotations
+
+import email.utils
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from telemetry.channel import Channel
+from telemetry.doctor.fetching import Answer, Refused, fetch, shown
+from telemetry.doctor.observation import ChannelSeen, Finding, Observation
+from telemetry.doctor.page_lines import PageLines, read_lines
+from telemetry.errors import InputError
+from telemetry.prometheus.connection import Connection
+from telemetry.series.identity import SeriesCatalogue
+from telemetry.series.mapping import SourceMapping
+
+MAX_PAGE_BYTES: Final = 64 << 20
+_SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer
+_SLOW_S: Final = 5.0  # half of the usual scrape timeout of 10 s
+_OLD_STAMP_S: Final = 300.0  # the look-back of Prometheus
+_LOOK_EVERY_S: Final = 2.0
+_FEWEST_CHANGES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One page as it came.
+
+    Parameters
+    ----------
+    lines : PageLines
+        What it holds.
+    at : datetime
+        When it was asked for, aware UTC.
+    elapsed_s : float or None
+        How long the answer took; None for a file.
+    skew_s : float or None
+        The exporter's clock minus ours, by the answer's Date; None where there is none.
+    """
+
+    lines: PageLines
+    at: datetime
+    elapsed_s: float | None = None
+    skew_s: float | None = None
+
+
+def observe_file(
+    path: Path,
+    *,
+    channels: Mapping[str, Channel],
+    mapping: SourceMapping | None = None,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+) -> Observation:
+    """Look at a saved page.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, is too large, or holds no series of a device.
+    """
+    try:
+        if path.stat().st_size > MAX_PAGE_BYTES:
+            raise InputError(
+                f"the file is larger than {MAX_PAGE_BYTES:,} bytes", str(path), "Give one page of an exporter."
+            )
+        body = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"the page cannot be read: {error.strerror}", str(path), "Check the path.") from error
+    catalogue = SeriesCatalogue(channels, mapping, default_node=path.name.split(".")[0])
+    return judge_looks([Look(read_lines(body, catalogue), clock())], str(path))
+
+
+def observe_page(
+    connection: Connection,
+    *,
+    channels: Mapping[str, Channel],
+    mapping: SourceMapping | None = None,
+    watch_s: float = 0.0,
+    timeout_s: float = 10.0,
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    sleep: Callable[[float], None] = time.sleep,
+    progress: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Observation:
+    """Look at a page, once or for some time.
+
+    Parameters
+    ----------
+    connection : Connection
+        The page's whole address, and credentials.
+    channels : mapping of str to Channel
+        The catalogue, with the user's declarations.
+    mapping : SourceMapping, optional
+        The user's names.
+    watch_s : float
+        For how long; 0: one look. Twice the exporter's interval tells it (60 s of the usual 30 s).
+    timeout_s : float
+        For one answer.
+    clock, sleep : callable
+        The time and the wait.
+    progress : callable
+        Called with looks done and all.
+
+    Raises
+    ------
+    InputError
+        If the page cannot be had, or holds no series of a device.
+    """
+    host = connection.url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
+    catalogue = SeriesCatalogue(channels, mapping, default_node=host)
+    count = 1 + int(watch_s // _LOOK_EVERY_S)
+    looks: list[Look] = []
+    for number in range(count):
+        if number:
+            sleep(_LOOK_EVERY_S)
+        at = clock()
+        try:
+            answer = fetch(connection, timeout_s=timeout_s, max_bytes=MAX_PAGE_BYTES, sleep=sleep)
+        except Refused as refused:
+            raise InputError(str(refused), shown(connection.url), "Check the address and the credentials.") from None
+        looks.append(Look(read_lines(answer.body, catalogue), at, answer.elapsed_s, _skew(answer, at)))
+        progress(number + 1, count)
+    return judge_looks(looks, shown(connection.url))
+
+
+def judge_looks(looks: list[Look], where: str) -> Observation:
+    """Say what one or more looks at a page found.
+
+    Raises
+    ------
+    InputError
+        If the newest page holds no series of a device.
+    """
+    newest = looks[-1].lines
+    units = len(set().union(*(look.lines.gpus for look in looks)))
+    if not newest.names:
+        hint = (
+            f"{newest.nameless} lines have a channel's name but no label that names GPU and node. "
+            if (newest.nameless)
+            else ""
+        )
+        raise InputError(
+            "the page holds no series of a GPU",
+            where,
+            f"{hint}Give the page of dcgm-exporter or AMD's device-metrics-exporter, or name its labels by --mapping.",
+        )
+    age = _stamp_age(looks[-1])
+    seen = {}
+    for channel, name in newest.names.items():
+        gpus = {gpu for what, gpu, _, _ in newest.values if what == channel}
+        sentinels = newest.sentinels[channel]
+        seen[channel] = ChannelSeen(channel, len(gpus), name, None, _constant(looks, channel), sentinels, age)
+    return Observation(
+        kind="exporter page",
+        where=where,
+        at=looks[-1].at,
+        units=units,
+        nodes=len(newest.nodes),
+        models=dict(sorted(Counter(newest.models.values()).items())),
+        channels=seen,
+        xid_events=newest.xid_metric,
+        facts=_facts(looks, age),
+        findings=tuple(_findings(looks, age)),
+        unknown=tuple(sorted(newest.unknown)),
+    )
+
+
+def _skew(answer: Answer, at: datetime) -> float | None:
+    try:
+        told = email.utils.parsedate_to_datetime(answer.headers["date"])
+    except (KeyError, ValueError):
+        return None
+    if told.tzinfo is None:
+        told = told.replace(tzinfo=UTC)
+    # The header is cut to whole seconds, on average half a second ago, and was written while we waited.
+    return (told - at).total_seconds() + 0.5 - answer.elapsed_s / 2
+
+
+def _stamp_age(look: Look) -> float | None:
+    stamps = look.lines.stamps_ms
+    return look.at.timestamp() - max(stamps) / 1000.0 if stamps else None
+
+
+def _changes(looks: list[Look]) -> list[datetime]:
+    """Return when the page was seen with other values than before."""
+    return [now.at for before, now in pairwise(looks) if now.lines.values != before.lines.values]
+
+
+def _constant(looks: list[Look], channel: str) -> bool | None:
+    if not _changes(looks):
+        return None
+    first = {key: value for key, value in looks[0].lines.values.items() if key[0] == channel}
+    return all(look.lines.values.get(key) == value for look in looks[1:] for key, value in first.items())
+
+
+def _facts(looks: list[Look], age: float | None) -> dict[str, str]:
+    newest = looks[-1]
+    facts = {
+        "exporter": "AMD" if newest.lines.amd else "NVIDIA",
+        "drivers": ", ".join(sorted(newest.lines.drivers)) or "not told",
+        "time stamps on lines": "none" if age is None else f"yes, newest {age:,.0f} s old",
+        "MIG instances": "yes" if newest.lines.mig else "no",
+    }
+    if newest.elapsed_s is not None:
+        facts["answer took"] = f"{max(look.elapsed_s or 0.0 for look in looks):.2f} s"
+    if newest.skew_s is not None:
+        facts["clock"] = f"{newest.skew_s:+.1f} s against ours"
+    if len(looks) > 1:
+        changes = _changes(looks)
+        facts["repeated pages"] = f"{len(looks) - 1 - len(changes)} of {len(looks) - 1}"
+        if len(changes) >= _FEWEST_CHANGES:
+            gaps = [(b - a).total_seconds() for a, b in pairwise(changes)]
+            facts["exporter's interval"] = f"about {statistics.median(gaps):.0f} s"
+    return facts
+
+
+def _findings(looks: list[Look], age: float | None) -> list[Finding]:
+    newest, lines = looks[-1], looks[-1].lines
+    found = []
+    if lines.fault_count:
+        first = lines.faults[0]
+        found.append(
+            Finding(f"{lines.fault_count} lines are not of the format: {first}", "Update the exporter, or report it.")
+        )
+    if not lines.whole:
+        found.append(Finding("the page ends inside a line", "Save or fetch it again: it is cut short."))
+    if lines.nameless:
+        found.append(
+            Finding(
+                f"{lines.nameless} lines of channels name no GPU or no node",
+                "Name the labels that do in a mapping file (--mapping, `labels:`).",
+            )
+        )
+    if newest.skew_s is not None and abs(newest.skew_s) > _SKEW_S:
+        found.append(
+            Finding(f"the exporter's clock is {newest.skew_s:+.0f} s off ours", "Check time synchronisation there.")
+        )
+    slowest = max(look.elapsed_s or 0.0 for look in looks)
+    if slowest > _SLOW_S:
+        found.append(
+            Finding(
+                f"the page took {slowest:.1f} s",
+                "Look at the node: a slow driver precedes a GPU that falls off the bus. Raise the scrape timeout "
+                "only if it always was so.",
+            )
+        )
+    if age is not None and age > _OLD_STAMP_S:
+        found.append(Finding(f"the newest time stamp on a line is {age:,.0f} s old", "Restart the exporter."))
+    if sum(lines.sentinels.values()):
+        names = ", ".join(sorted(lines.sentinels))
+        found.append(
+            Finding(f"values that mean not supported are passed on ({names}); they are read as null", problem=False)
+        )
+    if not lines.xid_metric and not lines.amd:
+        found.append(
+            Finding(
+                "single XIDs are not told, only the last one",
+                "Add `DCGM_EXP_XID_ERRORS_COUNT, gauge, XIDs of the last window by number` to the counter file, and "
+                "follow the kernel log (`predrain collect kernel-log`).",
+                problem=False,
+            )
+        )
+    if len(looks) > _FEWEST_CHANGES and not _changes(looks):
+        span = (looks[-1].at - looks[0].at).total_seconds()
+        found.append(
+            Finding(
+                f"no value changed within {span:.0f} s",
+                "Watch for longer than the exporter's interval (30 s by default); if nothing changes then, it hangs.",
+                problem=span > 120,
+            )
+        )
+    return found

@@ -1,0 +1,202 @@
+"""The catalogue's channels in groups that are switched on together, with what each group is for and what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from telemetry.channel import Channel
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Channels that belong together.
+
+    Parameters
+    ----------
+    name : str
+        Short name, in tables.
+    why : str
+        What it tells of a failure to come, one clause.
+    condition : str
+        What must hold of board, driver or permissions for a source to have it, a sentence; empty if nothing.
+    channels : tuple of str
+        In the order of presentation.
+    precursor : bool
+        Whether failures are known to announce themselves here: what is judged where no model says what it uses.
+    """
+
+    name: str
+    why: str
+    condition: str
+    channels: tuple[str, ...]
+    precursor: bool = False
+
+
+GROUPS: Final[tuple[Group, ...]] = (
+    Group(
+        "XIDs",
+        "the failures themselves, and most of their precursors",
+        "The gauge holds only the last XID, and exporters leave it out until there is one: follow the kernel log as "
+        "well, which has each with its time.",
+        ("xid_last",),
+        precursor=True,
+    ),
+    Group(
+        "driver's advice",
+        "what the driver itself asks for: reset, reboot, drain; the state of the NVLink fabric",
+        "recovery_action needs a driver that has NVML's field 230; fabric_health a board on an NVSwitch fabric. "
+        "Exporters before DCGM 4.6 know neither name and do not start with it: try one node first.",
+        ("recovery_action", "fabric_health"),
+        precursor=True,
+    ),
+    Group(
+        "ECC",
+        "memory errors, corrected ones long before uncorrected ones",
+        "ECC must be on: `nvidia-smi -q -d ECC`, and `nvidia-smi -e 1` with a reset where it is off. Counters of "
+        "on-chip memory need Ampere or later; consumer boards have none.",
+        (
+            "ecc_sbe_volatile_total",
+            "ecc_dbe_volatile_total",
+            "ecc_sbe_aggregate_total",
+            "ecc_dbe_aggregate_total",
+            "ecc_sbe_dram_volatile_total",
+            "ecc_dbe_dram_volatile_total",
+            "ecc_sbe_sram_volatile_total",
+            "ecc_dbe_sram_volatile_total",
+            "sram_threshold_exceeded",
+        ),
+        precursor=True,
+    ),
+    Group(
+        "row remapping",
+        "rows that failed and were replaced, remaps that wait for a reset, remaps that failed",
+        "Needs Ampere or later with ECC on; older boards retire pages instead.",
+        (
+            "row_remap_uncorrectable_total",
+            "row_remap_correctable_total",
+            "row_remap_pending",
+            "row_remap_failure",
+        ),
+        precursor=True,
+    ),
+    Group(
+        "retired pages",
+        "pages that failed and were put out of use",
+        "Only boards before Ampere retire pages; later ones remap rows.",
+        ("retired_pages_sbe_total", "retired_pages_dbe_total", "retired_pages_pending"),
+        precursor=True,
+    ),
+    Group(
+        "PCIe",
+        "packets sent again, and links that came up narrower or slower than fitted",
+        "",
+        ("pcie_replay_total", "pcie_link_gen", "pcie_link_width"),
+        precursor=True,
+    ),
+    Group(
+        "NVLink",
+        "errors on the links between GPUs, and their traffic",
+        "Needs a board with NVLink whose links are up: `nvidia-smi nvlink --status`.",
+        (
+            "nvlink_crc_flit_total",
+            "nvlink_crc_data_total",
+            "nvlink_replay_total",
+            "nvlink_recovery_total",
+            "nvlink_bandwidth_mib_s",
+        ),
+        precursor=True,
+    ),
+    Group(
+        "throttling",
+        "why the clocks are down: a power brake or a hardware slowdown points at the board or its supply",
+        "",
+        (
+            "clocks_event_reasons",
+            "power_violation_ns",
+            "thermal_violation_ns",
+            "reliability_violation_ns",
+            "sm_clock_mhz",
+            "mem_clock_mhz",
+            "pstate",
+        ),
+        precursor=True,
+    ),
+    Group(
+        "temperature and power",
+        "how hot and how loaded a board runs beside its neighbours",
+        "Memory temperature needs a sensor in the memory (HBM boards have one); passively cooled boards have no fan.",
+        (
+            "gpu_temp_c",
+            "mem_temp_c",
+            "gpu_margin_c",
+            "memory_margin_c",
+            "slowdown_temp_c",
+            "power_w",
+            "power_instant_w",
+            "power_limit_w",
+            "energy_mj",
+            "fan_speed_pct",
+        ),
+    ),
+    Group(
+        "load",
+        "what a board was doing: tells a hot board from a busy one",
+        "With MIG on, utilisation of the whole GPU is not reported.",
+        (
+            "gpu_util_pct",
+            "mem_util_pct",
+            "enc_util_pct",
+            "dec_util_pct",
+            "fb_used_mib",
+            "fb_free_mib",
+            "fb_reserved_mib",
+        ),
+    ),
+    Group(
+        "profiling",
+        "how busy the parts of a board are, far finer than utilisation",
+        "Needs a data-centre board (Volta or later), DCGM's profiling module, and CAP_SYS_ADMIN in a container; it is "
+        "blank while a profiler such as Nsight runs on the board.",
+        (
+            "gr_engine_active_ratio",
+            "sm_active_ratio",
+            "sm_occupancy_ratio",
+            "tensor_active_ratio",
+            "dram_active_ratio",
+            "pcie_tx_bytes_s",
+            "pcie_rx_bytes_s",
+        ),
+    ),
+    Group(
+        "scraping",
+        "exporters that slow down, fail or freeze, as they do before a GPU falls off the bus",
+        "Made by `predrain collect exporters` while it scrapes: no page and no Prometheus has it.",
+        ("scrape_duration_s", "scrape_failures_total", "page_age_s", "clock_skew_s", "channels_reported"),
+    ),
+)
+"""Every channel of the catalogue, in the order in which it is worth switching on where nothing else is known."""
+
+OTHER: Final = Group("your own", "channels declared in params", "", ())
+"""Group of channels that the catalogue does not have."""
+
+_BY_CHANNEL: Final[Mapping[str, Group]] = {name: group for group in GROUPS for name in group.channels}
+
+
+def group_of(channel: str) -> Group:
+    """Return a channel's group; :data:`OTHER` for one that the catalogue does not have."""
+    return _BY_CHANNEL.get(channel, OTHER)
+
+
+def grouped(channels: Mapping[str, Channel]) -> list[tuple[Group, list[Channel]]]:
+    """Return the groups with those of their channels that are given; groups without any are left out.
+
+    Parameters
+    ----------
+    channels : mapping of str to Channel
+        The catalogue, with the user's declarations.
+    """
+    found = [(group, [channels[name] for name in group.channels if name in channels]) for group in GROUPS]
+    found.append((OTHER, [channel for name, channel in channels.items() if name not in _BY_CHANNEL]))
+    return [(group, mine) for group, mine in found if mine]

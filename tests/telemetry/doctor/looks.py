@@ -1,0 +1,65 @@
+"""Pages and observations that the doctor's tests look at."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from telemetry.channels import CATALOGUE
+from telemetry.doctor.counters import counter_name
+from telemetry.doctor.observation import ChannelSeen, Observation
+from telemetry.doctor.worth import Worth
+
+NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
+H100 = "NVIDIA H100 80GB HBM3"
+
+
+def labels(gpu: int, *, model: str = H100, host: str = "node07", extra: str = "") -> str:
+    return (
+        f'gpu="{gpu}",UUID="GPU-{gpu}",pci_bus_id="00000000:3{gpu}:00.0",device="nvidia{gpu}",modelName="{model}",'
+        f'Hostname="{host}",DCGM_FI_DRIVER_VERSION="580.95.05"{extra}'
+    )
+
+
+def page(
+    channels: dict[str, float] | None = None, *, gpus: int = 2, model: str = H100, stamp: str = "", more: str = ""
+) -> str:
+    """Give a page of dcgm-exporter with the channels (default: all that DCGM has), the same value on each GPU."""
+    if channels is None:
+        channels = {name: 1.0 for name, channel in CATALOGUE.items() if channel.dcgm_names}
+    lines = []
+    for channel, value in channels.items():
+        name = counter_name(CATALOGUE[channel])
+        lines.append(f"# HELP {name} {channel}\n# TYPE {name} gauge")
+        lines += [f"{name}{{{labels(gpu, model=model)}}} {value:g}{stamp}" for gpu in range(gpus)]
+    return "\n".join(lines) + "\n" + more
+
+
+def observation(**given: Any) -> Observation:
+    """Give what was seen of a healthy H100 node, with changes."""
+    seen = {name: ChannelSeen(name, 8) for name, channel in CATALOGUE.items() if channel.dcgm_names or not channel.amd}
+    whole: dict[str, Any] = {
+        "kind": "exporter page",
+        "where": "http://node07:9400/metrics",
+        "at": NOW,
+        "units": 8,
+        "nodes": 1,
+        "models": {H100: 8},
+        "channels": seen,
+        "xid_events": True,
+    }
+    return Observation(**whole | given)
+
+
+def without(*names: str) -> dict[str, ChannelSeen]:
+    """Give the channels of a healthy node without some."""
+    return {name: seen for name, seen in observation().channels.items() if name not in names}
+
+
+WORTH = Worth(
+    "share of something",
+    "somewhere",
+    "mean_rank",
+    frozenset({"pcie_replay_total", "ecc_sbe_volatile_total", "gpu_temp_c", "xid_last"}),
+    {"pcie_replay_total": 0.2, "ecc_sbe_volatile_total": 0.3, "gpu_temp_c": 0.1, "XIDs": 0.35, "besides": 0.05},
+)

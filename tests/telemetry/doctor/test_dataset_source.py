@@ -1,0 +1,101 @@
+"""Looking at a dataset."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from telemetry.channels import CATALOGUE
+from telemetry.doctor.dataset_source import observe_dataset
+from telemetry.doctor.diagnosis import diagnose
+from telemetry.errors import InputError
+from telemetry.importing import import_dataset
+from tests.telemetry.doctor.looks import H100
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+HOURS = 24
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("doctor")
+    times = [START + timedelta(hours=hour) for hour in range(HOURS)]
+    gpus = [f"GPU-{number}" for number in range(4)]
+    samples = pd.DataFrame(
+        [
+            {
+                "timestamp": at.isoformat(),
+                "node": f"n{number // 2}",
+                "gpu": gpu,
+                "gpu_temp_c": 40.0 + hour % 5,
+                "power_w": 100.0,
+                "mem_temp_c": 50.0 + hour % 3 if number < 2 else np.nan,
+                "pcie_replay_total": float(hour) if hour % 2 else np.nan,
+            }
+            for number, gpu in enumerate(gpus)
+            for hour, at in enumerate(times)
+        ]
+    )
+    samples.to_csv(folder / "samples.csv", index=False)
+    pd.DataFrame(
+        {
+            "gpu": gpus,
+            "node": ["n0", "n0", "n1", "n1"],
+            "model": "NVIDIA H100 80GB HBM3",
+            "installed_at": "2025-12-01T00:00Z",
+        }
+    ).to_csv(folder / "inventory.csv", index=False)
+    pd.DataFrame(
+        {"timestamp": ["2026-01-01T02:00Z"], "node": ["n0"], "gpu": ["GPU-0"], "type": ["xid"], "code": ["79"]}
+    ).to_csv(folder / "events.csv", index=False)
+    import_dataset(
+        folder / "fleet",
+        samples=[folder / "samples.csv"],
+        events=[folder / "events.csv"],
+        inventory=folder / "inventory.csv",
+        jobs=None,
+        mapping=None,
+        step=timedelta(hours=1),
+        channels=dict(CATALOGUE),
+        dedupe=timedelta(seconds=60),
+        delay=timedelta(minutes=10),
+        late=timedelta(days=7),
+    )
+    return folder / "fleet"
+
+
+def test_channels_are_counted_over_gpus_and_rows(dataset: Path) -> None:
+    seen = observe_dataset(dataset, channels=CATALOGUE, now=START + timedelta(days=1))
+    assert (seen.units, seen.nodes, seen.xid_events) == (4, 2, True)
+    assert dict(seen.models) == {H100: 4}
+    assert seen.channels["gpu_temp_c"].gpus == 4
+    assert seen.channels["gpu_temp_c"].null_share == 0.0
+    assert (seen.channels["gpu_temp_c"].constant, seen.channels["power_w"].constant) == (False, True)
+    assert seen.channels["mem_temp_c"].gpus == 2
+    assert seen.channels["pcie_replay_total"].null_share == pytest.approx(0.5)
+    assert seen.facts["step"] == "1h"
+    assert seen.facts["XIDs"].startswith("1")
+
+
+def test_what_is_only_partly_there_is_said_so(dataset: Path) -> None:
+    seen = observe_dataset(dataset, channels=CATALOGUE, now=START + timedelta(days=1))
+    states = {each.channel.name: each for each in diagnose(seen, None, "", CATALOGUE).states}
+    assert states["mem_temp_c"].remark == "2 of 4 GPUs"
+    assert states["pcie_replay_total"].remark == "50% of the rows without a value"
+    assert states["ecc_sbe_volatile_total"].status == "missing"
+    assert states["power_w"].status == "ok"
+
+
+def test_what_events_lack_and_age_are_findings(dataset: Path) -> None:
+    seen = observe_dataset(dataset, channels=CATALOGUE, now=START + timedelta(days=30))
+    told = {each.what: each.problem for each in seen.findings}
+    assert told["no repair and no replacement is among the events: incidents end only by time"] is False
+    assert told["the newest row is 29 days old"] is False
+    assert not any("XID" in what for what in told)
+
+
+def test_no_dataset(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"not a dataset: it has no dataset\.json"):
+        observe_dataset(tmp_path, channels=CATALOGUE, now=START)

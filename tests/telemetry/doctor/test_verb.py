@@ -1,0 +1,98 @@
+"""``predrain doctor`` as it is called."""
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from predrain.doctor import add_to
+from telemetry.channels import CATALOGUE
+from telemetry.doctor.table import channels_page
+from tests.telemetry.doctor.looks import page
+
+APP = typer.Typer()
+add_to(APP)
+APP.callback()(lambda: None)
+HEALTHY = {name: 1.0 for name, channel in CATALOGUE.items() if channel.dcgm_names}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(APP, ["doctor", *arguments])
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_page_with_everything_exits_with_0() -> None:
+    Path("page.prom").write_text(page())
+    code, out, _ = run("page.prom")
+    assert code == 0, out
+    assert "All fine" in out
+
+
+def test_a_page_that_lacks_what_precedes_failures_exits_with_1_and_says_what_to_add() -> None:
+    Path("page.prom").write_text(page({name: 1.0 for name in HEALTHY if name != "ecc_sbe_volatile_total"}))
+    code, out, _ = run("page.prom")
+    assert code == 1
+    assert "DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, corrected memory errors since driver load" in out
+    assert "What a channel is worth is not known: no backtest and no bundle were given." in out
+
+
+def test_json_for_programs() -> None:
+    Path("page.prom").write_text(page({"gpu_temp_c": 40.0}))
+    code, out, _ = run("page.prom", "--json")
+    told = json.loads(out)
+    assert code == 1
+    assert told["channels"]["gpu_temp_c"]["status"] == "ok"
+    assert told["worth"] is None
+
+
+def test_a_bundle_beside_says_what_the_model_uses() -> None:
+    Path("data/models/candidate").mkdir(parents=True)
+    features = [{"group": "telemetry", "channel": "gpu_temp_c", "name": "f"}]
+    Path("data/models/candidate/manifest.json").write_text(json.dumps({"profile": "mean_rank", "features": features}))
+    Path("page.prom").write_text(page({"gpu_temp_c": 40.0}))
+    code, out, _ = run("page.prom")
+    assert code == 0, out
+    assert "gpu_temp_c*" in out
+
+
+def test_the_catalogue_as_a_page() -> None:
+    assert run("--channels") == (0, channels_page(CATALOGUE), "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("page.prom", "--nvml"), ("page.prom", "--watch", "soon")])
+def test_wrong_usage_exits_with_2(arguments: tuple[str, ...]) -> None:
+    Path("page.prom").write_text(page())
+    assert run(*arguments)[0] == 2
+
+
+def test_a_collectors_folder_is_known_by_its_state() -> None:
+    Path("fleet.live/state").mkdir(parents=True)
+    code, _, err = run("fleet.live")
+    assert code == 1
+    assert "no collector of exporters has written its state there" in err
+
+
+def test_a_dataset_that_only_landed_files_wait_for() -> None:
+    Path("fleet.live").mkdir()
+    code, _, err = run("fleet")
+    assert code == 1
+    assert "there is no dataset yet, only what collectors have landed for it (fleet). Fold it first" in err
+
+
+def test_a_word_that_is_no_file_may_have_been_meant_for_one() -> None:
+    code, _, err = run("127.0.0.1/fleet")
+    assert code == 1
+    assert "there is no file or folder '127.0.0.1/fleet', and as an exporter's host it gives no answer" in err
+
+
+def test_what_is_neither_a_file_nor_an_address() -> None:
+    code, _, err = run("no/such file")
+    assert code == 1
+    assert "'no/such file' is no address of a page" in err

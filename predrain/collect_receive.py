@@ -1,0 +1,64 @@
+"""``predrain collect receive``: an endpoint for Prometheus' remote write and for our own collectors' pushes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import ParamsOption, params_files, reported
+
+
+def receive(
+    dataset: Annotated[
+        Path, typer.Option(help="Folder of the dataset; what arrives lands in its sibling DATASET.live.")
+    ],
+    listen: Annotated[str, typer.Option(help="Address and port to listen on.")] = "127.0.0.1:9201",
+    tokens: Annotated[
+        Path | None,
+        typer.Option(help="File of bearer tokens, one a line; needed unless the address is a loopback one."),
+    ] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
+    ] = None,
+    flush_interval_s: Annotated[
+        float, typer.Option(min=0.01, max=20, help="Requests wait this long at most to be written together.")
+    ] = 1.0,
+    params: ParamsOption = None,
+) -> None:
+    """Take telemetry over HTTP until SIGTERM: POST /api/v1/write (Prometheus remote write 1.0) and /v1/telemetry.
+
+    A request is answered once it is on the disk, so each waits up to the flush interval: let Prometheus send large
+    requests (`queue_config: {max_samples_per_send: 10000}`) of these series only (`write_relabel_configs`).
+
+    Example: predrain collect receive --listen 0.0.0.0:9201 --tokens tokens.txt --dataset fleet
+    """
+    with reported():
+        import logging
+
+        from pipeline.params import load_params
+        from telemetry.channels import resolve_channels
+        from telemetry.landing.folder import Landing, landing_of
+        from telemetry.receiving.receiver import Receiver
+        from telemetry.receiving.server import parse_listen, refuse_open_port, serve
+        from telemetry.receiving.settings import ReceiverSettings
+        from telemetry.series.identity import SeriesCatalogue
+        from telemetry.series.mapping import load_source_mapping
+
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        host, port = parse_listen(listen)
+        refuse_open_port(host, has_tokens=tokens is not None)
+        channels = resolve_channels(load_params(params_files(params)).channels)
+        receiver = Receiver(
+            Landing(landing_of(dataset), writer="receive", channels=channels),
+            ReceiverSettings(tokens=tokens, flush_interval_s=flush_interval_s),
+            channels=channels,
+            catalogue=SeriesCatalogue(channels, load_source_mapping(mapping)),
+        )
+        serve(receiver, host, port)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("receive")(receive)

@@ -1,0 +1,1 @@
+"""The receiver: an HTTP endpoint to which Prometheus (remote write) and our own collectors push telemetry."""

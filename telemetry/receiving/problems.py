@@ -1,0 +1,45 @@
+"""Why a request was not taken, in the form of RFC 9457."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+
+class Refused(Exception):
+    """A request that is answered with a problem body.
+
+    Parameters
+    ----------
+    status : int
+        HTTP status: 4xx are never retried by our clients nor by Prometheus (but 429), 503 is.
+    detail : str
+        What was wrong and what to do.
+    reason : str
+        One word for the receiver's own metrics.
+    retry_after_s : int or None
+        Seconds after which to try again, for 429 and 503.
+    """
+
+    def __init__(self, status: int, detail: str, reason: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(status, detail)
+        self.status = status
+        self.detail = detail
+        self.reason = reason
+        self.retry_after_s = retry_after_s
+
+    def body(self) -> bytes:
+        """Return the problem body (``application/problem+json``)."""
+        title = HTTPStatus(self.status).phrase
+        return json.dumps(
+            {"type": "about:blank", "title": title, "status": self.status, "detail": self.detail}
+        ).encode()
+
+    def headers(self) -> dict[str, str]:
+        """Return the headers that go with the status."""
+        headers = {"Content-Type": "application/problem+json"}
+        if self.retry_after_s is not None:
+            headers["Retry-After"] = str(self.retry_after_s)
+        if self.status == HTTPStatus.UNAUTHORIZED:
+            headers["WWW-Authenticate"] = 'Bearer realm="predrain"'
+        return headers

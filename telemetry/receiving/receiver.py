@@ -1,0 +1,269 @@
+"""The routes of the receiver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from telemetry.channel import Channel
+from telemetry.channels import CATALOGUE
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
+from telemetry.receiving.counts import Counts
+from telemetry.receiving.group_commit import GroupCommit
+from telemetry.receiving.problems import Refused
+from telemetry.receiving.push import read_arrow, read_json
+from telemetry.receiving.remote_write import RemoteWriteDecoder, Samples, WriteError
+from telemetry.receiving.sample_lander import SampleLander
+from telemetry.receiving.settings import ReceiverSettings
+from telemetry.receiving.snappy_block import BlockError, BlockTooLarge, decompress
+from telemetry.receiving.tokens import Tokens
+from telemetry.series.identity import SeriesCatalogue
+
+_LOG = logging.getLogger(__name__)
+
+ARROW: Final = "application/vnd.apache.arrow.stream"
+JSON: Final = "application/json"
+PROTOBUF: Final = "application/x-protobuf"
+WRITE_1: Final = "prometheus.WriteRequest"
+
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Receiver:
+    """Takes telemetry over HTTP and lands it.
+
+    Parameters
+    ----------
+    landing : Landing
+    settings : ReceiverSettings, optional
+    channels : mapping of str to Channel, optional
+        Default: the catalogue; the same that ``landing`` has.
+    catalogue : SeriesCatalogue, optional
+        What Prometheus' series are; default: by ``channels`` and the exporters' own names.
+    clock : callable, optional
+        Aware now.
+
+    Raises
+    ------
+    InputError
+        If the token file cannot be used.
+
+    Notes
+    -----
+    Delivery is at least once: a client that got no answer sends again, and what has landed twice counts once when it
+    is folded, because rows of one (gpu, time) with equal values are one.
+    """
+
+    def __init__(
+        self,
+        landing: Landing,
+        settings: ReceiverSettings | None = None,
+        *,
+        channels: Mapping[str, Channel] | None = None,
+        catalogue: SeriesCatalogue | None = None,
+        clock: Callable[[], datetime] | None = None,
+    ) -> None:
+        self.settings = ReceiverSettings() if settings is None else settings
+        self.counts = Counts()
+        self._landing = landing
+        self._channels = CATALOGUE if channels is None else channels
+        self._clock = clock or (lambda: datetime.now(UTC))
+        self._tokens = None if self.settings.tokens is None else Tokens(self.settings.tokens)
+        self._decoder = RemoteWriteDecoder(SeriesCatalogue(self._channels) if catalogue is None else catalogue)
+        # One thread decodes and one writes: decoding holds the interpreter anyway, and files are written in order.
+        self._decoding = ThreadPoolExecutor(1, thread_name_prefix="receive-decode")
+        self._writing = ThreadPoolExecutor(1, thread_name_prefix="receive-write")
+        self._pushing = ThreadPoolExecutor(4, thread_name_prefix="receive-push")
+        self._lander = SampleLander(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
+        self._commit = GroupCommit(self._lander.land, self.settings, self._writing, self._group_landed)
+        self._active = 0
+        self._held_bytes = 0
+        self._closed = False
+
+    def routes(self) -> list[Route]:
+        """Return the routes, for an application of one's own."""
+        return [
+            Route("/api/v1/write", self._guarded("write", self._write), methods=["POST"]),
+            Route("/v1/telemetry", self._guarded("telemetry", self._telemetry), methods=["POST"]),
+            Route("/healthz", self._healthz, methods=["GET"]),
+            Route("/readyz", self._readyz, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
+        ]
+
+    async def close(self) -> None:
+        """Write what waits, and end the threads."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._commit.close()
+        await asyncio.get_running_loop().run_in_executor(self._writing, self._lander.close)
+        for executor in (self._decoding, self._writing, self._pushing):
+            executor.shutdown(wait=False)
+
+    def _guarded(self, route: str, handler: Handler) -> Handler:
+        """Wrap a handler: tokens, the number of requests at a time, problem bodies, counts."""
+
+        async def guarded(request: Request) -> Response:
+            if self._active >= self.settings.concurrency:
+                return self._refuse(route, self._busy("too many requests at a time", "concurrency"))
+            self._active += 1
+            try:
+                if self._tokens is not None and not self._tokens.allow(request.headers.get("authorization")):
+                    raise Refused(401, "send one of the receiver's tokens: `Authorization: Bearer TOKEN`", "token")
+                response = await handler(request)
+            except Refused as refused:
+                return self._refuse(route, refused)
+            except ClientDisconnect:
+                return self._refuse(route, Refused(400, "the client went away", "disconnect"))
+            finally:
+                self._active -= 1
+            self.counts.requests[route, response.status_code] += 1
+            return response
+
+        return guarded
+
+    def _refuse(self, route: str, refused: Refused) -> Response:
+        self.counts.requests[route, refused.status] += 1
+        self.counts.dropped[f"request_{refused.reason}"] += 1
+        return Response(refused.body(), refused.status, headers=refused.headers())
+
+    def _busy(self, detail: str, reason: str) -> Refused:
+        return Refused(503, detail, reason, retry_after_s=self.settings.retry_after_s)
+
+    async def _write(self, request: Request) -> Response:
+        media, parameters = _media_type(request.headers.get("content-type", PROTOBUF))
+        if media != PROTOBUF or parameters.get("proto", WRITE_1) != WRITE_1:
+            raise Refused(415, f"send {PROTOBUF} with {WRITE_1} (remote write 1.0)", "media_type")
+        if request.headers.get("content-encoding", "snappy").lower() != "snappy":
+            raise Refused(415, "send the body in snappy's block format", "encoding")
+        self._commit.check_room()
+        async with self._body(request) as body:
+            samples = await asyncio.get_running_loop().run_in_executor(self._decoding, self._decode, body)
+        self.counts.dropped.update(samples.dropped)
+        if len(samples):
+            await self._commit.add(samples)
+        return Response(status_code=204)
+
+    def _decode(self, body: bytes) -> Samples:
+        try:
+            return self._decoder.decode(decompress(body, self.settings.decoded_bytes), limit=self.settings.request_rows)
+        except BlockTooLarge as error:
+            raise Refused(413, f"{error}: send at most {self.settings.decoded_bytes}", "too_large") from error
+        except (BlockError, WriteError) as error:
+            raise Refused(400, str(error), "garbage") from error
+
+    async def _telemetry(self, request: Request) -> Response:
+        media, _ = _media_type(request.headers.get("content-type", ""))
+        if media not in (ARROW, JSON):
+            raise Refused(415, f"send {ARROW} or {JSON}", "media_type")
+        if request.headers.get("content-encoding", "identity").lower() != "identity":
+            raise Refused(415, "send the body without a content encoding", "encoding")
+        kind, name = request.query_params.get("kind"), request.query_params.get("name")
+        async with self._body(request) as body:
+            await asyncio.get_running_loop().run_in_executor(self._pushing, self._push, media, kind, name, body)
+        return Response(status_code=204)
+
+    def _push(self, media: str, kind: str | None, name: str | None, body: bytes) -> None:
+        limit = self.settings.request_rows
+        if media == ARROW:
+            tables = read_arrow(body, kind, self._channels, row_limit=limit, byte_limit=self.settings.decoded_bytes)
+        else:
+            tables = read_json(body, kind, self._channels, now=self._clock(), row_limit=limit)
+        rows = 0
+        try:
+            for each, table in tables.items():
+                if self._landing.land(each, table, name=name) is not None:
+                    rows += table.num_rows
+        except ValueError as error:  # the tables were checked: it is the name
+            raise Refused(422, str(error), "invalid") from error
+        except (InputError, OSError) as error:
+            _LOG.error("a push cannot be landed: %s", error)
+            raise self._busy(f"the push cannot be stored now: {error}", "disk") from error
+        if rows:
+            self.counts.rows += rows
+            self.counts.files += 1
+            self.counts.last_landed_s = time.time()
+
+    @contextlib.asynccontextmanager
+    async def _body(self, request: Request) -> AsyncIterator[bytes]:
+        """Read the body; its bytes count as held until the block ends."""
+        limit = self.settings.body_bytes
+        too_large = Refused(413, f"the body is larger than {limit} bytes: send smaller ones", "too_large")
+        length = request.headers.get("content-length", "0")
+        if not (length.isascii() and length.isdigit()) or int(length) > limit:
+            raise too_large
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            try:
+                async with asyncio.timeout(self.settings.body_timeout_s):
+                    async for chunk in request.stream():
+                        size += len(chunk)
+                        self._held_bytes += len(chunk)
+                        chunks.append(chunk)
+                        if size > limit:
+                            raise too_large
+                        if self._held_bytes > self.settings.held_bytes and self._held_bytes > size:
+                            raise self._busy("too many bodies are being read", "memory")
+            except TimeoutError:
+                detail = f"the body did not arrive within {self.settings.body_timeout_s:g} s"
+                raise Refused(408, detail, "slow") from None
+            self.counts.bytes_received += size
+            yield b"".join(chunks)
+        finally:
+            self._held_bytes -= size
+
+    def _group_landed(self, samples: int, rows: int, problems: Counter[str]) -> None:
+        self.counts.samples += samples
+        self.counts.rows += rows
+        self.counts.files += 1
+        self.counts.dropped.update(problems)
+        self.counts.last_landed_s = time.time()
+
+    async def _healthz(self, _: Request) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self, _: Request) -> Response:
+        if self._commit.failing:
+            return PlainTextResponse("the last samples could not be stored\n", 503)
+        if self._commit.held >= self.settings.held_samples:
+            return PlainTextResponse("too many samples wait to be written\n", 503)
+        return PlainTextResponse("ready\n")
+
+    async def _metrics(self, _: Request) -> Response:
+        self.counts.held = self._commit.held
+        return PlainTextResponse(self.counts.exposition(), media_type="text/plain; version=0.0.4")
+
+
+def routes(landing: Landing, settings: ReceiverSettings | None = None, **more: Any) -> list[Route]:
+    """Return the receiver's routes, to be mounted into another service.
+
+    A service that can should keep the :class:`Receiver` and await its ``close`` at the end: what waits is then written
+    at once, and the XID counts are kept for the next start.
+
+    Parameters
+    ----------
+    landing : Landing
+    settings : ReceiverSettings, optional
+    **more
+        As of :class:`Receiver`.
+    """
+    return Receiver(landing, settings, **more).routes()
+
+
+def _media_type(header: str) -> tuple[str, dict[str, str]]:
+    media, *rest = header.split(";")
+    pairs = (part.partition("=") for part in rest)
+    return media.strip().lower(), {key.strip().lower(): value.strip().strip('"') for key, _, value in pairs}

@@ -1,0 +1,276 @@
+"""Prometheus remote write 1.0: from a protobuf body to samples of our series.
+
+The message is known to the protobuf library through a descriptor that is built here, in which the labels of a series
+are plain bytes. A series is then recognised by the digest of these bytes, and its labels are decoded once in its life
+rather than with each sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import threading
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+
+from telemetry.series.identity import Series, SeriesCatalogue, XidCount
+
+_LOG = logging.getLogger(__name__)
+
+STALE_BITS: Final = 0x7FF0000000000002
+"""The NaN with which Prometheus ends a series (model/value, StaleNaN)."""
+
+STALE: Final = "stale_marker"
+NOT_OURS: Final = "not_a_channel"
+LINK: Final = "nvlink_link"
+BAD_TIME: Final = "time"
+OTHER_METRIC: Final = "told_by_another_metric"
+"""Why a sample is dropped: the reasons that :class:`RemoteWriteDecoder` counts."""
+
+_EARLIEST_MS: Final = 946_684_800_000  # 2000-01-01: earlier instants are counters taken for clocks
+_LATEST_MS: Final = 7_258_118_400_000  # 2200-01-01
+_SERIES_KEPT: Final = 600_000
+_CLAIM_MS: Final = 600_000  # a metric that was not seen for this long (the exporter was changed) gives way to the next
+_LABEL_LIMIT: Final = 256
+_LABEL_BYTES: Final = 65_536
+
+
+class WriteError(ValueError):
+    """A body that is no remote-write request."""
+
+
+@dataclass(slots=True)
+class Book:
+    """Series by number; samples in memory refer to the book that they were decoded with.
+
+    Parameters
+    ----------
+    series : list of Series or XidCount
+        By number.
+    """
+
+    series: list[Series | XidCount] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Claim:
+    """Which of the metrics that may be one channel of a GPU tells it, and until when it did (ms).
+
+    Two of them (AMD's junction and edge temperatures) come in different requests, and would contradict each other.
+    """
+
+    rank: int
+    ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Samples of one request.
+
+    Parameters
+    ----------
+    book : Book
+        What ``index`` counts in.
+    index : ndarray of int32, shape (n,)
+    ms : ndarray of int64, shape (n,)
+        Milliseconds since 1970, UTC.
+    values : ndarray of float64, shape (n,)
+    dropped : Counter
+        Samples that are not among these, by reason.
+    """
+
+    book: Book
+    index: npt.NDArray[np.int32]
+    ms: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+    dropped: Counter[str]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+
+_DROPPED: Final = {NOT_OURS: -1, LINK: -2}
+_REASONS: Final = {number: reason for reason, number in _DROPPED.items()}
+
+
+class RemoteWriteDecoder:
+    """Decodes requests; keeps what the series are between them.
+
+    Parameters
+    ----------
+    catalogue : SeriesCatalogue
+        Tells what series are.
+    series_kept : int
+        Series that are remembered, ours or not (some 100 bytes each); with more, all are forgotten and learnt anew.
+    """
+
+    def __init__(self, catalogue: SeriesCatalogue, *, series_kept: int = _SERIES_KEPT) -> None:
+        self._catalogue = catalogue
+        self._kept = series_kept
+        self._lock = threading.Lock()
+        self._book = Book()
+        self._numbers: dict[bytes, int] = {}
+        self._warned = False
+        self._own: dict[Series | XidCount, int] = {}
+        self._claims: list[tuple[int, _Claim]] = []
+        self._claim_of: dict[tuple[str, str, str | None], _Claim] = {}
+
+    def decode(self, body: bytes, *, limit: int) -> Samples:
+        """Decode a decompressed body.
+
+        Parameters
+        ----------
+        body : bytes
+            A ``prometheus.WriteRequest``; its metadata, exemplars and native histograms are passed over.
+        limit : int
+            Most samples.
+
+        Raises
+        ------
+        WriteError
+            If it is no such message, a series has no name, or there are more samples than ``limit``.
+        """
+        request = _WRITE_REQUEST()
+        try:
+            request.ParseFromString(body)
+        except DecodeError as error:
+            raise WriteError(f"the body is no remote-write request: {error}") from error
+        dropped: Counter[str] = Counter()
+        index: list[int] = []
+        ms: list[int] = []
+        values: list[float] = []
+        with self._lock:
+            if len(self._numbers) > self._kept:
+                self._book, self._numbers, self._own = Book(), {}, {}
+                self._claims, self._claim_of = [], {}
+            book, numbers = self._book, self._numbers
+            total = 0
+            for each in request.timeseries:
+                samples = each.samples
+                total += len(samples)
+                if total > limit:
+                    raise WriteError(f"the request holds more than {limit} samples: send smaller ones")
+                key = hashlib.blake2b(b"".join(each.labels), digest_size=16).digest()
+                number = numbers.get(key)
+                if number is None:
+                    number = numbers[key] = self._learn(each.labels)
+                if number < 0:
+                    dropped[_REASONS[number]] += len(samples)
+                    continue
+                if not samples:
+                    continue
+                rank, claim = self._claims[number]
+                if rank > claim.rank and samples[-1].timestamp - claim.ms <= _CLAIM_MS:
+                    dropped[OTHER_METRIC] += len(samples)
+                    continue
+                claim.rank, claim.ms = rank, max(claim.ms, samples[-1].timestamp)
+                for sample in samples:
+                    index.append(number)
+                    ms.append(sample.timestamp)
+                    values.append(sample.value)
+        return _usable(book, np.array(index, np.int32), np.array(ms, np.int64), np.array(values, np.float64), dropped)
+
+    def _learn(self, encoded: Any) -> int:
+        labels = _labels(encoded)
+        name = labels.get("__name__", "")
+        if not name:
+            raise WriteError("a series has no __name__")
+        found = self._catalogue.identify(name, labels)
+        if found is None:
+            return _DROPPED[NOT_OURS]
+        if isinstance(found, Series) and found.part is not None:
+            self._warn_of_links(name)
+            return _DROPPED[LINK]
+        # Series that differ in their pod only are one: remembering each of a job's pods would never end.
+        number = self._own.get(found)
+        if number is None:
+            number = self._own[found] = len(self._book.series)
+            self._book.series.append(found)
+            self._claims.append(self._claim(found))
+        return number
+
+    def _claim(self, found: Series | XidCount) -> tuple[int, _Claim]:
+        if isinstance(found, XidCount):
+            return 0, _Claim(0)
+        key = (found.gpu, found.channel, found.mig_instance)
+        return found.rank, self._claim_of.setdefault(key, _Claim(found.rank))
+
+    def _warn_of_links(self, name: str) -> None:
+        # Prometheus spreads the links of one GPU over requests that come at different times: their sum is not known
+        # when the first of them must be answered, and a part of a counter's sum would look like a reset.
+        if not self._warned:
+            self._warned = True
+            _LOG.warning(
+                "%s of single NVLink links is left out: let the exporter give the field's total of the GPU, or send a "
+                "recording rule `sum by (UUID, Hostname) (%s)` under that name",
+                name,
+                name,
+            )
+
+
+def _usable(
+    book: Book,
+    index: npt.NDArray[np.int32],
+    ms: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float64],
+    dropped: Counter[str],
+) -> Samples:
+    stale = values.view(np.int64) == STALE_BITS
+    wrong = ~stale & ((ms < _EARLIEST_MS) | (ms >= _LATEST_MS))
+    for reason, mask in ((STALE, stale), (BAD_TIME, wrong)):
+        if mask.any():
+            dropped[reason] += int(mask.sum())
+    keep = ~(stale | wrong)
+    if not keep.all():
+        index, ms, values = index[keep], ms[keep], values[keep]
+    return Samples(book, index, ms, values, dropped)
+
+
+def _labels(encoded: Any) -> dict[str, str]:
+    if len(encoded) > _LABEL_LIMIT:
+        raise WriteError(f"a series has {len(encoded)} labels")
+    if sum(map(len, encoded)) > _LABEL_BYTES:
+        raise WriteError(f"the labels of a series are longer than {_LABEL_BYTES} bytes")
+    labels = {}
+    for each in encoded:
+        label = _LABEL()
+        try:
+            label.ParseFromString(each)
+        except DecodeError as error:
+            raise WriteError(f"a label cannot be decoded: {error}") from error
+        labels[label.name] = label.value
+    return labels
+
+
+def _messages() -> tuple[Any, Any]:
+    kind = descriptor_pb2.FieldDescriptorProto
+    file = descriptor_pb2.FileDescriptorProto(name="remote_write.proto", package="predrain", syntax="proto3")
+
+    def message(name: str, *fields: tuple[str, int, int, str | None]) -> None:
+        made = file.message_type.add(name=name)
+        for number, (title, label, type_, of) in enumerate(fields, 1):
+            made.field.add(name=title, number=number, label=label, type=type_, type_name=of)
+
+    one, many = kind.LABEL_OPTIONAL, kind.LABEL_REPEATED
+    message("Label", ("name", one, kind.TYPE_STRING, None), ("value", one, kind.TYPE_STRING, None))
+    message("Sample", ("value", one, kind.TYPE_DOUBLE, None), ("timestamp", one, kind.TYPE_INT64, None))
+    message(
+        "TimeSeries",
+        ("labels", many, kind.TYPE_BYTES, None),  # Label, decoded only for a series that is new
+        ("samples", many, kind.TYPE_MESSAGE, ".predrain.Sample"),
+    )
+    message("WriteRequest", ("timeseries", many, kind.TYPE_MESSAGE, ".predrain.TimeSeries"))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    found = [pool.FindMessageTypeByName(f"predrain.{name}") for name in ("WriteRequest", "Label")]
+    request, label = (message_factory.GetMessageClass(each) for each in found)
+    return request, label
+
+
+_WRITE_REQUEST, _LABEL = _messages()

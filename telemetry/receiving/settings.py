@@ -1,0 +1,54 @@
+"""What the receiver allows, and how it gathers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ReceiverSettings:
+    """Limits of the receiver.
+
+    Parameters
+    ----------
+    tokens : pathlib.Path or None
+        File of bearer tokens, one a line; None takes requests of anybody who can reach the port.
+    body_bytes : int
+        Largest body of a request, as sent.
+    held_bytes : int
+        Most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always taken.
+    decoded_bytes : int
+        Largest body after decompression, checked before it is decompressed.
+    request_rows : int
+        Most samples of one remote-write request, and most rows of one push.
+    flush_interval_s : float
+        Samples of several requests become one landed file; the first of them waits this long at most.
+    flush_samples : int
+        A file is written at once when so many samples wait.
+    held_samples : int
+        Most samples in memory; beyond it requests are answered 503 until a file was written.
+    body_timeout_s : float
+        Longest time in which a client must have sent its body.
+    concurrency : int
+        Most requests at a time, those beyond it are answered 503.
+    retry_after_s : int
+        What 503 asks a client to wait.
+    inventory_every_s : float
+        A GPU whose labels say nothing new is noted in the inventory this often.
+    """
+
+    tokens: Path | None = None
+    body_bytes: int = 32 * MIB
+    held_bytes: int = 256 * MIB
+    decoded_bytes: int = 64 * MIB
+    request_rows: int = 1_000_000
+    flush_interval_s: float = 1.0
+    flush_samples: int = 250_000
+    held_samples: int = 4_000_000
+    body_timeout_s: float = 30.0
+    concurrency: int = 512
+    retry_after_s: int = 5
+    inventory_every_s: float = 3600.0

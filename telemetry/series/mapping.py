@@ -1,0 +1,138 @@
+"""The mapping file of Prometheus-like sources: metric names, labels and units that differ from the exporters' own.
+
+A YAML file; every key may be left out::
+
+    metrics:                          # metric name -> our channel, or any name the catalogue knows for it
+      job:gpu_temperature:avg: gpu_temp_c
+      acme_board_power_mw: power_w
+    scale: {power_w: 0.001}           # our channel -> factor on every value of it
+    labels:                           # what -> label names, tried in order; a given list replaces the default one
+      node: [kubernetes_node, Hostname]
+      gpu: [device_uuid]
+    node: {drop_port: true, drop_domain: false}   # how a node's name is made of the label's value
+
+Without it, the labels of dcgm-exporter (old and new) and of AMD's device-metrics-exporter are known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from telemetry.config import Section
+from telemetry.errors import InputError
+from telemetry.mapping import nearest_hint
+
+DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "node": ("hostname", "Hostname", "node", "kubernetes_node", "nodename", "host", "instance"),
+        # A board's serial number is the identity only where an exporter (AMD's older ones) gives no UUID.
+        "gpu": ("UUID", "uuid", "gpu_uuid", "serial_number"),
+        "slot": ("gpu", "gpu_id"),
+        "pci_bus_id": ("pci_bus_id",),
+        "serial": ("DCGM_FI_DEV_SERIAL", "serial", "serial_number"),
+        "model": ("modelName", "model_name", "card_series", "card_model"),
+        "driver": ("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION", "driver_version"),
+        "mig_instance": ("GPU_I_ID", "gpu_partition_id"),
+        "cluster": ("cluster", "cluster_name"),
+        "group": ("node_group",),
+        "rack": ("rack",),
+        "nvlink_domain": ("nvlink_domain",),
+    }
+)
+"""What a label can tell, and the label names that tell it, in the order in which they are tried."""
+
+
+class NodeRules(Section):
+    """``node``: how a node's name is made of a label's value."""
+
+    drop_port: bool = True
+    """Cut ``:port`` off, as ``instance`` has it."""
+
+    drop_domain: bool = False
+    """Cut everything from the first dot off; an address stays whole."""
+
+
+class SourceMapping(Section):
+    """The whole mapping file of a Prometheus-like source."""
+
+    metrics: dict[str, str] = Field(default_factory=dict)
+    """Metric name to our channel (or a DCGM name, a DCGM field id as text, an AMD name of it)."""
+
+    scale: dict[str, float] = Field(default_factory=dict)
+    """Our channel to a factor."""
+
+    labels: dict[str, list[str]] = Field(default_factory=dict)
+    """What a label tells to the label names tried in order; an empty list: no label tells it."""
+
+    node: NodeRules = NodeRules()
+    """How a node's name is made."""
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _single_names(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return {key: [names] if isinstance(names, str) else names for key, names in value.items()}
+
+    @field_validator("labels")
+    @classmethod
+    def _known(cls, value: dict[str, list[str]]) -> dict[str, list[str]]:
+        for key in value:
+            if key not in DEFAULT_LABELS:
+                hint = nearest_hint(key, list(DEFAULT_LABELS)) or f"Known are {', '.join(DEFAULT_LABELS)}."
+                raise ValueError(f"labels cannot tell {key!r}. {hint}")
+        return value
+
+    @field_validator("scale")
+    @classmethod
+    def _usable(cls, value: dict[str, float]) -> dict[str, float]:
+        for channel, factor in value.items():
+            if not math.isfinite(factor) or factor == 0:
+                raise ValueError(f"the factor of {channel!r} is {factor}: write a number other than 0")
+        return value
+
+    def label_names(self, what: str) -> tuple[str, ...]:
+        """Return the label names that may tell ``what``, in the order in which they are tried."""
+        return tuple(self.labels[what]) if what in self.labels else DEFAULT_LABELS[what]
+
+
+def load_source_mapping(path: Path | None) -> SourceMapping:
+    """Read and check a mapping file of a Prometheus-like source.
+
+    Parameters
+    ----------
+    path : pathlib.Path or None
+        None gives the mapping that leaves everything to the defaults.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, is no YAML, or has an unknown key or a wrong value.
+    """
+    if path is None:
+        return SourceMapping()
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.") from None
+    except IsADirectoryError:
+        raise InputError("the mapping is a folder", str(path), "Give the path of a YAML file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"the mapping is not valid YAML: {error}", str(path), "Correct the file.") from error
+    try:
+        return SourceMapping.model_validate({} if content is None else content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "top level"
+        do = "Correct the value."
+        if first["type"] == "extra_forbidden":
+            model = NodeRules if first["loc"][0] == "node" and len(first["loc"]) > 1 else SourceMapping
+            do = nearest_hint(str(first["loc"][-1]), list(model.model_fields)) or "Remove the key."
+        raise InputError(f"mapping: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error

@@ -1,0 +1,293 @@
+"""A real Prometheus that remote-writes into the receiver: what lands is what Prometheus itself has."""
+
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from telemetry.channels import CATALOGUE, with_rollups
+from telemetry.dataset import Dataset
+from tests.telemetry.receiving.encoding import WRITE_HEADERS, block, write_request
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="no prometheus on this machine"),
+]
+
+Values = dict[tuple[str, int, str], float]
+"""Value by (gpu, milliseconds, channel)."""
+
+CHANNELS = with_rollups(CATALOGUE)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if what():
+                return
+        time.sleep(0.1)
+    raise AssertionError(f"not within {seconds} s")
+
+
+def get(url: str, **query: str) -> Any:
+    target = f"{url}?{urllib.parse.urlencode(query)}" if query else url
+    with urllib.request.urlopen(target, timeout=30) as answer:
+        return answer.read()
+
+
+@contextlib.contextmanager
+def process(*command: str | Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as stream:
+        running = subprocess.Popen([str(each) for each in command], stdout=stream, stderr=stream)
+    try:
+        yield running
+    finally:
+        if running.poll() is None:
+            running.terminate()
+            try:
+                running.wait(30)
+            except subprocess.TimeoutExpired:
+                running.kill()
+                running.wait(10)
+
+
+class Receiving:
+    """The receiver as a process that can be killed and started again on the same port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = free_port()
+        self._stack = contextlib.ExitStack()
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        command = [sys.executable, "-c", "from predrain.command import main; main()", "collect", "receive"]
+        command += ["--listen", f"127.0.0.1:{self.port}", "--dataset", str(self.folder / "fleet")]
+        command += ["--flush-interval-s", "0.2"]
+        self.process = self._stack.enter_context(process(*command, log=self.folder / "receiver.log"))
+        wait_for(lambda: get(f"http://127.0.0.1:{self.port}/readyz") == b"ready\n")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        self.process.terminate()
+        return self.process.wait(30)
+
+    def landed(self) -> Values:
+        """What has landed; a row may have landed twice, but never with two values."""
+        found: Values = {}
+        for path in (self.folder / "fleet.live" / "samples").glob("*.parquet"):
+            for row in pq.read_table(path).to_pylist():
+                at = round(row.pop("timestamp").timestamp() * 1000)
+                assert row.pop("node") == "n1"
+                gpu = row.pop("gpu")
+                for channel, value in row.items():
+                    if value is not None and channel != "mig_instance":
+                        assert found.setdefault((gpu, at, channel), value) == value
+        return found
+
+    def __enter__(self) -> "Receiving":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
+@contextlib.contextmanager
+def prometheus(folder: Path, receiver: Receiving, scraped: str = "", *options: str) -> Iterator[str]:
+    port = free_port()
+    config = folder / "prometheus.yml"
+    config.write_text(
+        f"""
+global: {{scrape_interval: 500ms, scrape_timeout: 400ms}}
+remote_write:
+  - url: http://127.0.0.1:{receiver.port}/api/v1/write
+    queue_config:
+      batch_send_deadline: 200ms
+      min_backoff: 50ms
+      max_backoff: 500ms
+      max_samples_per_send: 20000
+      capacity: 100000
+{scraped}
+"""
+    )
+    command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={folder / 'tsdb'}"]
+    command += [f"--web.listen-address=127.0.0.1:{port}", "--storage.tsdb.retention.time=10y", "--log.level=warn"]
+    with process(*command, *options, log=folder / "prometheus.log"):
+        wait_for(lambda: b"Ready" in get(f"http://127.0.0.1:{port}/-/ready"))
+        yield f"http://127.0.0.1:{port}"
+
+
+class Exporter(http.server.BaseHTTPRequestHandler):
+    turn = 0
+
+    def do_GET(self) -> None:
+        type(self).turn += 1
+        lines = []
+        for gpu in range(2):
+            # The pod changes with every third page: to Prometheus each is another series, which ends with a marker.
+            names = f'{{gpu="{gpu}",UUID="GPU-{gpu}",Hostname="n1",pod="job-{self.turn // 3}"}}'
+            lines.append(f"DCGM_FI_DEV_GPU_TEMP{names} {40 + gpu + self.turn / 8}")
+            lines.append(f"DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION{names} {54_700_000_000 + self.turn}")
+            lines.append(f"DCGM_FI_DEV_XID_ERRORS{names} {79 if self.turn > 5 else 0}")
+            lines.append(f"acme_unknown{names} 1")
+        body = ("\n".join(lines) + "\n").encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def exporter() -> Iterator[int]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+NAMES = {
+    "DCGM_FI_DEV_GPU_TEMP": "gpu_temp_c",
+    "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION": "energy_mj",
+    "DCGM_FI_DEV_XID_ERRORS": "xid_last",
+}
+
+
+def told_by_prometheus(url: str, end_s: float) -> Values:
+    """Raw samples with their own time stamps: a range selector in an instant query."""
+    answer = json.loads(get(f"{url}/api/v1/query", query='{job="gpu",UUID!=""}[5m]', time=f"{end_s:.3f}"))
+    return {
+        (series["metric"]["UUID"], round(at * 1000), NAMES[series["metric"]["__name__"]]): float(value)
+        for series in answer["data"]["result"]
+        if series["metric"]["__name__"] in NAMES
+        for at, value in series["values"]
+    }
+
+
+def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_killed(
+    tmp_path: Path, exporter: int
+) -> None:
+    scraped = f"scrape_configs: [{{job_name: gpu, static_configs: [{{targets: ['127.0.0.1:{exporter}']}}]}}]"
+    with Receiving(tmp_path) as receiver, prometheus(tmp_path, receiver, scraped) as url:
+        wait_for(lambda: len(receiver.landed()) > 20)
+        receiver.kill()
+        before = receiver.landed()
+        time.sleep(2)
+        receiver.start()
+        time.sleep(2)
+        end_s = time.time()
+        last_ms = max(at for _, at, _ in told_by_prometheus(url, end_s))
+        wait_for(lambda: any(at >= last_ms for _, at, _ in receiver.landed()))
+        time.sleep(0.5)
+        landed = {key: value for key, value in receiver.landed().items() if key[1] <= last_ms}
+        told = told_by_prometheus(url, end_s)
+        first_ms = min(at for _, at, _ in landed)
+        # What Prometheus scraped before its remote write had begun is not sent by it.
+        assert sum(at < first_ms for _, at, _ in told) <= 6
+        assert landed == {key: value for key, value in told.items() if key[1] >= first_ms}
+        assert len({at for _, at, _ in landed}) >= 8
+        assert before.items() <= landed.items()
+        page = get(f"http://127.0.0.1:{receiver.port}/metrics").decode()
+        assert 'dropped_total{reason="stale_marker"}' in page
+        assert receiver.stop() == 0
+
+
+def test_thirty_days_through_prometheus_are_the_simulators_own(tmp_path: Path) -> None:
+    """Prometheus takes 30 days on its own remote-write receiver, as samples of the future, and writes them on to us.
+
+    Of the future, because it sends on only what is newer than its start.
+    """
+    simulate = [sys.executable, "-c", "from predrain.command import main; main()", "simulate", "--seed", "3"]
+    made = subprocess.run(
+        [*simulate, "--gpus", "8", "--days", "30", "--acceleration", "60", "--out", str(tmp_path / "sim")],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert made.returncode == 0, made.stderr
+    dataset = Dataset.open(tmp_path / "sim")
+    (bucket,) = dataset.buckets()
+    samples = dataset.read_bucket(bucket).to_pandas()
+    ms = samples["timestamp"].dt.tz_convert(None).to_numpy().astype("datetime64[ms]").astype("int64")
+    shift = (int(time.time() * 1000) - int(ms.min())) // 86_400_000 * 86_400_000 + 2 * 86_400_000
+    samples["ms"] = ms + shift
+    expected: Values = {}
+    with (
+        Receiving(tmp_path) as receiver,
+        prometheus(tmp_path, receiver, "", "--web.enable-remote-write-receiver") as url,
+    ):
+        days = samples["ms"] // 86_400_000
+        for turn, (_, day) in enumerate(samples.groupby(days)):
+            series = []
+            for gpu, rows in day.sort_values("ms").groupby("gpu", observed=True):
+                for channel in (name for name in rows.columns if name in CHANNELS):
+                    known = CHANNELS[channel].dcgm_names
+                    names = {"__name__": known[0] if known else channel, "UUID": str(gpu), "Hostname": "n1"}
+                    told = rows[["ms", channel]].dropna()
+                    pairs = [(int(at), float(value)) for at, value in told.itertuples(index=False)]
+                    expected |= {(str(gpu), at, channel): value for at, value in pairs}
+                    series.append((names, pairs))
+            request = urllib.request.Request(
+                f"{url}/api/v1/write", block(write_request(series)), WRITE_HEADERS, method="POST"
+            )
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                assert answer.status == 204
+            if turn == 12:
+                wait_for(lambda: any((tmp_path / "fleet.live" / "samples").glob("*.parquet")))
+                receiver.kill()
+            if turn == 15:
+                receiver.start()
+        assert len(expected) > 400_000
+        rows_expected = len({key[:2] for key in expected})
+        wait_for(lambda: _rows(receiver) >= rows_expected, 120)
+        last = max(at for _, at, _ in expected)
+        wait_for(lambda: _lag_is_gone(url), 60)
+        time.sleep(1)
+        landed = receiver.landed()
+    assert max(at for _, at, _ in landed) == last
+    assert landed == expected
+
+
+def _rows(receiver: Receiving) -> int:
+    folder = receiver.folder / "fleet.live" / "samples"
+    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+
+
+def _lag_is_gone(url: str) -> bool:
+    page = get(f"{url}/metrics").decode()
+    pending = [line for line in page.splitlines() if line.startswith("prometheus_remote_storage_samples_pending")]
+    return bool(pending) and float(pending[0].rsplit(" ", 1)[1]) == 0

@@ -1,0 +1,478 @@
+"""The routes: what lands, what is answered, and when."""
+
+import asyncio
+import io
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from starlette.applications import Starlette
+
+from telemetry.channels import resolve_channels
+from telemetry.config import TelemetrySection
+from telemetry.dataset import Dataset
+from telemetry.errors import InputError
+from telemetry.landing.compaction import FoldSettings, compact
+from telemetry.landing.folder import Landing
+from telemetry.receiving.receiver import ARROW, JSON, Receiver, routes
+from telemetry.receiving.settings import ReceiverSettings
+from telemetry.receiving.tokens import Tokens
+from telemetry.series.rows import assemble
+from tests.telemetry.receiving.encoding import (
+    STALE,
+    WRITE_HEADERS,
+    Answer,
+    block,
+    call,
+    labels,
+    write,
+    write_request,
+)
+
+T0 = 1_772_323_200_000
+NOW = datetime(2026, 3, 1, tzinfo=UTC)
+TOKEN = "0123456789abcdef0123"
+
+
+def run(
+    folder: Path, steps: Callable[[Starlette, Receiver], Awaitable[Any]], **settings: Any
+) -> tuple[Any, dict[str, list[dict[str, Any]]]]:
+    """Run steps against a receiver; return their result and all rows that landed."""
+    landing = Landing(folder / "d.live", writer="test")
+    settings.setdefault("flush_interval_s", 0.02)
+
+    async def whole() -> Any:
+        receiver = Receiver(landing, ReceiverSettings(**settings), clock=lambda: NOW)
+        try:
+            return await steps(Starlette(routes=receiver.routes()), receiver)
+        finally:
+            await receiver.close()
+
+    result = asyncio.run(whole())
+    return result, landed(landing)
+
+
+def landed(landing: Landing) -> dict[str, list[dict[str, Any]]]:
+    kinds = ("samples", "events", "inventory", "jobs")
+    return {
+        kind: [row for path in landing.waiting(kind) for row in pq.read_table(path).to_pylist()]  # type: ignore[arg-type]  # the literal's values
+        for kind in kinds
+    }
+
+
+def problem(answer: Answer) -> str:
+    content = json.loads(answer.body)
+    assert answer.headers["content-type"] == "application/problem+json"
+    assert content["status"] == answer.status
+    return str(content["detail"])
+
+
+def arrow(table: pa.Table, compression: str | None = None) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def sample_table(rows: int = 2) -> pa.Table:
+    return pa.table(
+        {
+            "timestamp": pa.array([T0 + i for i in range(rows)]).cast(pa.timestamp("ms", "UTC")),
+            "node": ["n1"] * rows,
+            "gpu": pa.array(["GPU-a"] * rows).dictionary_encode(),
+            "gpu_temp_c": pa.array([41.0] * rows, pa.float32()),
+        }
+    )
+
+
+def test_requests_of_one_moment_become_one_file_and_are_answered_after_it(tmp_path: Path) -> None:
+    async def steps(app: Starlette, receiver: Receiver) -> list[Answer]:
+        first = [(labels(), [(T0, 41.0), (T0 + 1, STALE)])]
+        second = [(labels("DCGM_FI_DEV_POWER_USAGE", pod="p"), [(T0, 300.5)]), (labels("up"), [(T0, 1.0)])]
+        answers = await asyncio.gather(write(app, first), write(app, second))
+        assert receiver.counts.rows == 1
+        return list(answers)
+
+    answers, rows = run(tmp_path, steps)
+    assert [answer.status for answer in answers] == [204, 204]
+    assert len(list((tmp_path / "d.live" / "samples").iterdir())) == 1
+    (row,) = rows["samples"]
+    assert (row["gpu"], row["node"], row["gpu_temp_c"], row["power_w"]) == ("GPU-a", "n1", 41.0, 300.5)
+    (seen,) = rows["inventory"]
+    assert (seen["gpu"], seen["slot"], seen["seen_at"].timestamp() * 1000) == ("GPU-a", "0", T0)
+
+
+def test_the_inventory_is_told_again_when_it_changes_and_every_hour(tmp_path: Path) -> None:
+    async def steps(app: Starlette, _: Receiver) -> None:
+        for minute, driver in [(0, "1"), (1, "1"), (2, "2"), (59, "2"), (62, "2"), (63, "2")]:
+            await write(app, [(labels(DCGM_FI_DRIVER_VERSION=driver), [(T0 + minute * 60_000, 1.0)])])
+
+    _, rows = run(tmp_path, steps, flush_interval_s=0.001)
+    told = [((row["seen_at"].timestamp() * 1000 - T0) / 60_000, row["driver"]) for row in rows["inventory"]]
+    assert told == [(0, "1"), (2, "2"), (62, "2")]
+    assert len(rows["samples"]) == 6
+
+
+def test_series_with_fewer_labels_do_not_tell_the_inventory_again(tmp_path: Path) -> None:
+    async def steps(app: Starlette, _: Receiver) -> None:
+        few = {"__name__": "power_w_max", "UUID": "GPU-a", "Hostname": "n1"}
+        for turn, given in enumerate([few, labels(modelName="H100"), few, labels(), labels(modelName="H100"), few]):
+            await write(app, [(given, [(T0 + turn, 1.0)])])
+
+    _, rows = run(tmp_path, steps, flush_interval_s=0.001)
+    assert [(row["slot"], row["model"]) for row in rows["inventory"]] == [(None, None), ("0", "H100")]
+
+
+def test_a_gpu_that_moves_and_comes_back_is_told_each_time(tmp_path: Path) -> None:
+    async def steps(app: Starlette, _: Receiver) -> None:
+        for turn, node in enumerate(["n1", "n2", "n2", "n1"]):
+            await write(app, [(labels() | {"Hostname": node}, [(T0 + turn, 1.0)])])
+
+    _, rows = run(tmp_path, steps, flush_interval_s=0.001)
+    assert [row["node"] for row in rows["inventory"]] == ["n1", "n2", "n1"]
+
+
+def test_rises_of_the_exporters_xid_counts_are_events_once_across_restarts(tmp_path: Path) -> None:
+    def count(minute: int, value: float, xid: str) -> list[Any]:
+        at = T0 + minute * 60_000
+        name = "DCGM_EXP_XID_ERRORS_COUNT"
+        return [(labels(), [(at, 1.0)]), (labels(name, xid=xid), [(at, value)])]
+
+    async def first(app: Starlette, _: Receiver) -> None:
+        await write(app, count(0, 1, "31"))  # older than what we saw
+        await write(app, count(1, 1, "79"))
+        await write(app, count(2, 1, "79"))
+
+    async def second(app: Starlette, _: Receiver) -> None:
+        await write(app, count(2, 1, "79"))
+        await write(app, count(3, 1, "79"))
+        await write(app, count(4, 2, "79"))
+
+    run(tmp_path, first, flush_interval_s=0.001)
+    _, rows = run(tmp_path, second, flush_interval_s=0.001)
+    told = [((row["timestamp"].timestamp() * 1000 - T0) / 60_000, row["code"]) for row in rows["events"]]
+    assert told == [(1, "79"), (4, "79")]
+    assert all(row["known_at"] >= NOW for row in rows["events"])
+
+
+def test_single_links_are_left_out_and_counted(tmp_path: Path) -> None:
+    async def steps(app: Starlette, receiver: Receiver) -> int:
+        name = "DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL"
+        await write(app, [(labels(name, nvlink="0"), [(T0, 1.0)]), (labels(name), [(T0, 5.0)])])
+        return receiver.counts.dropped["nvlink_link"]
+
+    dropped, rows = run(tmp_path, steps)
+    assert (dropped, rows["samples"][0]["nvlink_replay_total"]) == (1, 5.0)
+
+
+def test_a_full_group_does_not_wait_for_the_interval(tmp_path: Path) -> None:
+    async def steps(app: Starlette, _: Receiver) -> Answer:
+        async with asyncio.timeout(5):
+            return await write(app, [(labels(), [(T0 + i, 1.0) for i in range(10)])])
+
+    answer, rows = run(tmp_path, steps, flush_interval_s=60.0, flush_samples=10)
+    assert (answer.status, len(rows["samples"])) == (204, 10)
+
+
+def test_closing_writes_what_waits(tmp_path: Path) -> None:
+    async def steps(app: Starlette, receiver: Receiver) -> Answer:
+        task = asyncio.create_task(write(app, [(labels(), [(T0, 1.0)])]))
+        while not receiver._commit.held:
+            await asyncio.sleep(0.001)
+        await receiver.close()
+        return await task
+
+    answer, rows = run(tmp_path, steps, flush_interval_s=60.0)
+    assert (answer.status, len(rows["samples"])) == (204, 1)
+
+
+def test_a_request_sent_again_lands_equal_rows(tmp_path: Path) -> None:
+    """The fold counts rows of one (gpu, time) with equal values once; within one file they are one already."""
+
+    async def steps(app: Starlette, _: Receiver) -> None:
+        series = [(labels(), [(T0, 41.0)])]
+        await asyncio.gather(write(app, series), write(app, series))
+        await write(app, series)
+
+    _, rows = run(tmp_path, steps)
+    assert len(rows["samples"]) == 2
+    assert rows["samples"][0] == rows["samples"][1]
+    channels = resolve_channels({})
+    rules = FoldSettings(TelemetrySection(step=timedelta(seconds=1)), channels, timedelta(0), timedelta(0))
+    folded = compact(tmp_path / "d", settings=rules, now=NOW + timedelta(days=1))
+    assert sum(folded.quarantined.values()) == 0
+    assert Dataset.open(tmp_path / "d").meta.counts["samples"] == 1
+
+
+def test_a_disk_that_does_not_take_them_is_503_and_unready_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Landing.land
+    broken = True
+
+    def land(self: Landing, *args: Any, **more: Any) -> Path | None:
+        if broken:
+            raise InputError("the disk is full", "somewhere", "Free space.")
+        return whole(self, *args, **more)
+
+    monkeypatch.setattr(Landing, "land", land)
+
+    async def steps(app: Starlette, _: Receiver) -> list[Answer]:
+        nonlocal broken
+        series = [(labels(), [(T0, 41.0)])]
+        answers = [await write(app, series), await call(app, "/readyz", method="GET")]
+        push = {"inventory": [{"node": "n", "seen_at": "2026-03-01T00:00:00Z"}]}
+        answers.append(await call(app, "/v1/telemetry", json.dumps(push).encode(), headers={"content-type": JSON}))
+        broken = False
+        answers += [await write(app, series), await call(app, "/readyz", method="GET")]
+        return answers
+
+    answers, rows = run(tmp_path, steps)
+    assert [answer.status for answer in answers] == [503, 503, 503, 204, 200]
+    assert answers[0].headers["retry-after"] == "5"
+    assert "the disk is full" in problem(answers[0])
+    assert len(rows["samples"]) == 1
+
+
+def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(series: Any, *args: Any, **more: Any) -> pa.Table:
+        if any(each.gpu == "GPU-bad" for each in series):
+            raise ZeroDivisionError
+        return assemble(series, *args, **more)
+
+    monkeypatch.setattr("telemetry.receiving.sample_lander.assemble", failing)
+
+    async def steps(app: Starlette, receiver: Receiver) -> list[int]:
+        gpus = ("GPU-a", "GPU-bad", "GPU-b")
+        answers = await asyncio.gather(*(write(app, [(labels(gpu=gpu), [(T0, 1.0)])]) for gpu in gpus))
+        assert receiver._commit.held == 0
+        return [answer.status for answer in answers]
+
+    statuses, rows = run(tmp_path, steps)
+    assert statuses == [204, 503, 204]
+    assert [row["gpu"] for row in rows["samples"]] == ["GPU-a", "GPU-b"]
+
+
+def test_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    whole = Landing.land
+
+    def land(self: Landing, *args: Any, **more: Any) -> Path | None:
+        gate.wait(5)
+        return whole(self, *args, **more)
+
+    monkeypatch.setattr(Landing, "land", land)
+
+    async def steps(app: Starlette, receiver: Receiver) -> list[Answer]:
+        first = asyncio.create_task(write(app, [(labels(), [(T0 + i, 1.0) for i in range(8)])]))
+        while not receiver._commit.held:
+            await asyncio.sleep(0.001)
+        refused = await write(app, [(labels(), [(T0 + 50 + i, 1.0) for i in range(3)])])
+        taken = asyncio.create_task(write(app, [(labels(), [(T0 + 90, 1.0)])]))
+        gate.set()
+        return [await first, refused, await taken]
+
+    answers, rows = run(tmp_path, steps, held_samples=10, flush_interval_s=0.001)
+    assert [answer.status for answer in answers] == [204, 503, 204]
+    assert "too many samples wait" in problem(answers[1])
+    assert len(rows["samples"]) == 9
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "detail"),
+    [
+        ({"content-type": "application/x-protobuf;proto=io.prometheus.write.v2.Request"}, b"", 415, "remote write 1.0"),
+        ({"content-type": "text/plain"}, b"", 415, "application/x-protobuf"),
+        ({"content-encoding": "gzip"}, b"", 415, "snappy"),
+        ({}, b"\xff\xff\xff\xff\xff\xff", 400, "snappy"),
+        ({}, block(b"\xff\xff\xff"), 400, "no remote-write request"),
+        ({}, block(b"x" * 3000), 413, "would decompress to 3000 bytes"),
+        ({}, b"x" * 2000, 413, "larger than 1000 bytes"),
+        ({}, [b"x" * 600, b"x" * 600], 413, "larger than 1000 bytes"),
+        ({"content-length": "5000"}, b"", 413, "larger than 1000 bytes"),
+        ({}, block(write_request([(labels(), [(T0 + i, 1.0) for i in range(30)])])), 400, "more than 20 samples"),
+    ],
+)
+def test_what_cannot_be_taken_is_refused_for_good(
+    tmp_path: Path, headers: dict[str, str], body: bytes | list[bytes], status: int, detail: str
+) -> None:
+    async def steps(app: Starlette, _: Receiver) -> Answer:
+        return await call(app, "/api/v1/write", body, headers=WRITE_HEADERS | headers)
+
+    answer, rows = run(tmp_path, steps, body_bytes=1000, decoded_bytes=2000, request_rows=20)
+    assert answer.status == status
+    assert detail in problem(answer)
+    assert rows["samples"] == []
+
+
+def test_bodies_that_are_being_read_are_bounded(tmp_path: Path) -> None:
+    async def steps(app: Starlette, receiver: Receiver) -> Answer:
+        slow = asyncio.create_task(call(app, "/api/v1/write", b"x" * 90, headers=WRITE_HEADERS, stall=True))
+        while not receiver._held_bytes:
+            await asyncio.sleep(0.001)
+        answer = await call(app, "/api/v1/write", b"x" * 50, headers=WRITE_HEADERS)
+        assert (await slow).status == 408
+        assert receiver._held_bytes == 0
+        return answer
+
+    answer, _ = run(tmp_path, steps, held_bytes=100, body_timeout_s=0.1)
+    assert answer.status == 503
+    assert "too many bodies" in problem(answer)
+
+
+def test_a_slow_body_is_given_up(tmp_path: Path) -> None:
+    async def steps(app: Starlette, _: Receiver) -> Answer:
+        return await call(app, "/api/v1/write", b"x", headers=WRITE_HEADERS, stall=True)
+
+    assert run(tmp_path, steps, body_timeout_s=0.02)[0].status == 408
+
+
+def test_tokens_open_the_posts_and_may_change(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"# ours\n\n{TOKEN}\n")
+
+    async def steps(app: Starlette, _: Receiver) -> list[int]:
+        async def status(header: dict[str, str]) -> int:
+            body = block(write_request([(labels(), [(T0, 1.0)])]))
+            return (await call(app, "/api/v1/write", body, headers=WRITE_HEADERS | header)).status
+
+        ours = {"authorization": f"Bearer {TOKEN}"}
+        found = [await status({}), await status({"authorization": "Bearer wrong"}), await status(ours)]
+        found.append(await status({"authorization": f"Basic {TOKEN}"}))
+        tokens.write_text("a-quite-different-token\n")
+        found += [await status(ours), await status({"authorization": "bearer a-quite-different-token"})]
+        tokens.unlink()
+        found.append(await status({"authorization": "Bearer a-quite-different-token"}))
+        found.append((await call(app, "/healthz", method="GET")).status)
+        return found
+
+    assert run(tmp_path, steps, tokens=tokens)[0] == [401, 401, 204, 401, 401, 204, 204, 200]
+
+
+def test_token_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    for text, message in [("", "holds no token"), ("short\n", "a token of 5 characters can be guessed")]:
+        (tmp_path / "t").write_text(text)
+        with pytest.raises(InputError, match=message):
+            Tokens(tmp_path / "t")
+    with pytest.raises(InputError, match="the token file cannot be read: No such file"):
+        Tokens(tmp_path / "none")
+
+
+def test_a_push_of_a_table_lands_once_by_its_name(tmp_path: Path) -> None:
+    async def steps(app: Starlette, _: Receiver) -> list[int]:
+        found = []
+        for compression in (None, "zstd"):
+            body = arrow(sample_table(), compression)
+            answer = await call(app, "/v1/telemetry?kind=samples&name=n1-7", body, headers={"content-type": ARROW})
+            found.append(answer.status)
+        return found
+
+    found, rows = run(tmp_path, steps)
+    assert found == [204, 204]
+    assert [row["gpu_temp_c"] for row in rows["samples"]] == [41.0, 41.0]
+
+
+def test_a_push_of_json_lands_each_kind(tmp_path: Path) -> None:
+    body = {
+        "samples": [{"timestamp": "2026-03-01T01:00:00+01:00", "node": "n1", "gpu": "GPU-a", "energy_mj": 2**53 - 1}],
+        "events": [{"timestamp": "2026-03-01T00:00:00Z", "node": "n1", "type": "xid", "code": "79"}],
+        "inventory": [{"node": "n1", "gpu": "GPU-a", "seen_at": "2026-03-01T00:00:00Z"}],
+    }
+
+    async def steps(app: Starlette, receiver: Receiver) -> tuple[Answer, Answer]:
+        headers = {"content-type": "application/json; charset=utf-8"}
+        answer = await call(app, "/v1/telemetry", json.dumps(body).encode(), headers=headers)
+        return answer, await call(app, "/metrics", method="GET")
+
+    (answer, page), rows = run(tmp_path, steps)
+    assert answer.status == 204, answer.body
+    assert (rows["samples"][0]["timestamp"], rows["samples"][0]["energy_mj"]) == (NOW, 2**53 - 1)
+    assert (rows["events"][0]["code"], rows["events"][0]["known_at"]) == ("79", NOW)
+    assert rows["inventory"][0]["gpu"] == "GPU-a"
+    assert 'predrain_receiver_requests_total{route="telemetry",status="204"} 1.0' in page.body.decode()
+    assert "predrain_receiver_rows_total 3.0" in page.body.decode()
+
+
+ROW = {"timestamp": "2026-03-01T00:00:00Z", "node": "n1", "gpu": "g"}
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        (b"{", 400, "the body is no JSON"),
+        (b'{"samples": [{"x": NaN}]}', 400, "NaN is no JSON number: write null"),
+        (b"[" * 100_000, 400, "the body is no JSON"),
+        (b"3", 422, "neither a list nor an object"),
+        (b"[]", 422, "the request names no kind"),
+        ({"sample": []}, 422, "'sample' is no kind of telemetry"),
+        ({"samples": {}}, 422, "samples is no list of rows"),
+        ({"samples": [5]}, 422, "samples row 0 is no object"),
+        ({"samples": [ROW | {"gpu_temp": 3}]}, 422, "unknown column 'gpu_temp'. Did you mean 'gpu_temp_c'?"),
+        ({"samples": [ROW | {"gpu_temp_c": "3"}]}, 422, "samples row 0: gpu_temp_c is '3', not a number"),
+        ({"samples": [ROW | {"gpu_temp_c": True}]}, 422, "gpu_temp_c is True, not a number"),
+        ({"samples": [ROW | {"xid_last": 7.5}]}, 422, "xid_last is 7.5, not a whole number"),
+        ({"samples": [ROW | {"xid_last": 2**40}]}, 422, "xid_last"),
+        ({"samples": [ROW | {"clocks_event_reasons": -1}]}, 422, "clocks_event_reasons"),
+        ({"samples": [ROW | {"timestamp": "2026-03-01T00:00:00"}]}, 422, "not an instant with its zone"),
+        ({"samples": [ROW | {"timestamp": "1970-03-01T00:00:00Z"}]}, 422, "before 2000"),
+        ({"samples": [ROW | {"node": None}]}, 422, "1 nulls in 'node'"),
+        ({"samples": [ROW | {"node": ""}]}, 422, "node is empty"),
+        ({"samples": [{"node": "n"}]}, 422, "without the columns ['timestamp']"),
+        ({"events": [{"timestamp": "2026-03-01T00:00:00Z", "node": "n", "type": "xd"}]}, 422, "no such type ['xd']"),
+        ({"samples": [ROW] * 30}, 413, "more than 20 rows"),
+    ],
+)
+def test_json_that_cannot_be_used_is_refused_and_nothing_lands(
+    tmp_path: Path, body: Any, status: int, detail: str
+) -> None:
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+
+    async def steps(app: Starlette, _: Receiver) -> Answer:
+        return await call(app, "/v1/telemetry", content, headers={"content-type": JSON})
+
+    answer, rows = run(tmp_path, steps, request_rows=20)
+    assert (answer.status, detail in problem(answer)) == (status, True), answer.body
+    assert not any(rows.values())
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "detail"),
+    [
+        ("?kind=samples", b"garbage", 400, "no Arrow IPC stream"),
+        ("?kind=samples", arrow(sample_table())[:-150], 400, "no Arrow IPC stream"),
+        ("", arrow(sample_table()), 422, "names no kind"),
+        ("?kind=samples&name=../x", arrow(sample_table()), 422, "cannot name a landed file"),
+        ("?kind=events", arrow(sample_table()), 422, "events cannot land with the columns"),
+        ("?kind=samples", arrow(sample_table(500)), 413, "more than 400 rows"),
+        ("?kind=samples", arrow(pa.table({"node": ["x" * 500_000]}), "zstd"), 413, "unpacks to more than"),
+        (
+            "?kind=samples",
+            arrow(pa.table({"node": pa.DictionaryArray.from_arrays([0] * 300, ["x" * 1000])}), "zstd"),
+            413,
+            "unpacks to more than",
+        ),
+        ("?kind=samples", arrow(pa.table({"node": [["a"]]})), 400, "has the type list"),
+    ],
+)
+def test_tables_that_cannot_be_used_are_refused(
+    tmp_path: Path, path: str, body: bytes, status: int, detail: str
+) -> None:
+    async def steps(app: Starlette, _: Receiver) -> Answer:
+        return await call(app, f"/v1/telemetry{path}", body, headers={"content-type": ARROW})
+
+    answer, rows = run(tmp_path, steps, request_rows=400, decoded_bytes=100_000)
+    assert (answer.status, detail in problem(answer)) == (status, True), answer.body
+    assert not any(rows.values())
+
+
+def test_other_services_mount_the_routes(tmp_path: Path) -> None:
+    paths = {route.path for route in routes(Landing(tmp_path, writer="w"))}
+    assert paths == {"/api/v1/write", "/v1/telemetry", "/healthz", "/readyz", "/metrics"}

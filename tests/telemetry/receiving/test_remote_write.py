@@ -1,0 +1,128 @@
+"""Remote write: the decoder against a plain reading of the same samples, and what it refuses."""
+
+import math
+
+import cramjam
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telemetry.channels import CATALOGUE
+from telemetry.receiving.remote_write import RemoteWriteDecoder, WriteError
+from telemetry.receiving.snappy_block import BlockError, BlockTooLarge, announced_size, decompress
+from telemetry.series.identity import SeriesCatalogue
+from tests.telemetry.receiving.encoding import STALE, block, field, labels, varint, write_request
+
+T0 = 1_772_323_200_000
+
+
+def decoder(**more: int) -> RemoteWriteDecoder:
+    return RemoteWriteDecoder(SeriesCatalogue(CATALOGUE), **more)
+
+
+VALUES = st.one_of(st.floats(allow_nan=False), st.just(STALE), st.integers(0, 9).map(float))
+SERIES = st.tuples(
+    st.sampled_from([labels(), labels(gpu="GPU-b", pod="x"), labels("node_load1"), labels("DCGM_FI_DEV_XID_ERRORS")]),
+    st.lists(st.tuples(st.integers(T0, T0 + 9), VALUES), max_size=4),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(SERIES, max_size=6), st.booleans())
+def test_samples_are_those_that_were_sent(
+    sent: list[tuple[dict[str, str], list[tuple[int, float]]]], warm: bool
+) -> None:
+    reader = decoder(series_kept=0 if warm else 100)
+    for _ in range(2):
+        samples = reader.decode(write_request(sent), limit=100)
+        expected = [
+            (names["UUID"], at, value)
+            for names, pairs in sent
+            if names["__name__"].startswith("DCGM")
+            for at, value in pairs
+            if not math.isnan(value)
+        ]
+        series = samples.book.series
+        got = [
+            (series[i].gpu, at, value) for i, at, value in zip(samples.index, samples.ms, samples.values, strict=True)
+        ]
+        assert got == expected
+        ours = [value for names, pairs in sent if names["__name__"].startswith("DCGM") for _, value in pairs]
+        assert samples.dropped["stale_marker"] == sum(map(math.isnan, ours))
+        others = sum(len(pairs) for names, pairs in sent if names["__name__"] == "node_load1")
+        assert samples.dropped["not_a_channel"] == others
+
+
+def test_a_series_under_two_pods_is_one_and_absurd_times_are_dropped() -> None:
+    sent = [(labels(pod="a"), [(T0, 1.0), (-5, 1.0)]), (labels(pod="b"), [(T0 + 1, 2.0), (2**62, 2.0)])]
+    samples = decoder().decode(write_request(sent), limit=100)
+    assert len(samples.book.series) == 1
+    assert samples.ms.tolist() == [T0, T0 + 1]
+    assert samples.dropped == {"time": 2}
+
+
+def test_of_two_metrics_for_one_channel_the_better_tells_it_until_it_is_gone() -> None:
+    reader = decoder()
+
+    def values(name: str, minute: int) -> list[float]:
+        body = write_request([(labels(name), [(T0 + minute * 60_000, 1.0)])])
+        return list(reader.decode(body, limit=9).values)
+
+    edge, junction = "gpu_edge_temperature", "gpu_junction_temperature"
+    assert [values(edge, 0), values(junction, 0), values(edge, 0), values(edge, 9)] == [[1.0], [1.0], [], []]
+    assert [values(edge, 11), values(junction, 12), values(edge, 12)] == [[1.0], [1.0], []]
+
+
+def test_metadata_and_unknown_fields_are_passed_over() -> None:
+    body = field(3, b"\x08\x01" + field(2, b"up")) + write_request([(labels(), [(T0, 1.0)])]) + field(9, b"x")
+    assert len(decoder().decode(body, limit=10)) == 1
+    assert len(decoder().decode(b"", limit=10)) == 0
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"\xff\xff\xff", "the body is no remote-write request"),
+        (field(1, field(1, b"\xff\xff")), "a label cannot be decoded"),
+        (field(1, field(1, field(1, b"\xff\xfe") + field(2, b"x"))), "a label cannot be decoded"),
+        (write_request([({"job": "x"}, [(T0, 1.0)])]), "a series has no __name__"),
+        (write_request([(labels(), [(T0 + i, 1.0) for i in range(9)])]), "the request holds more than 8 samples"),
+        (write_request([({f"l{i}": "v" for i in range(300)}, [])]), "a series has 300 labels"),
+    ],
+)
+def test_garbage_is_refused(body: bytes, message: str) -> None:
+    with pytest.raises(WriteError, match=message):
+        decoder().decode(body, limit=8)
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=100, deadline=None)
+def test_any_bytes_are_refused_or_read(body: bytes) -> None:
+    try:
+        decoder().decode(decompress(body, 10_000), limit=8)
+    except (WriteError, BlockError, BlockTooLarge):
+        return
+
+
+def test_a_block_is_measured_before_it_is_decompressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert decompress(block(b"x" * 1000), 1000) == b"x" * 1000
+    assert announced_size(block(b"x" * 1000)) == 1000
+
+    def never(_: bytes) -> bytes:
+        raise AssertionError
+
+    monkeypatch.setattr(cramjam.snappy, "decompress_raw", never)
+    with pytest.raises(BlockTooLarge, match="the body would decompress to 1000 bytes"):
+        decompress(block(b"x" * 1000), 999)
+    with pytest.raises(BlockError, match="a body of 6 bytes announces 1000000"):
+        decompress(varint(1_000_000) + b"abc", 2**30)
+    with pytest.raises(BlockError, match="does not begin"):
+        announced_size(b"\xff\xff\xff\xff\xff\xff")
+
+
+def test_a_memory_of_many_series_is_bounded() -> None:
+    reader = decoder(series_kept=20)
+    for number in range(100):
+        reader.decode(write_request([(labels(gpu=f"GPU-{number}"), [(T0, 1.0)])]), limit=10)
+    assert len(reader._numbers) <= 21
+    assert len(reader._book.series) <= 21

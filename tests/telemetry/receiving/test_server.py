@@ -1,0 +1,93 @@
+"""The receiver on a port: where it may listen, and our own client talking to it."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import uvicorn
+
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
+from telemetry.pushing.http_target import HttpTarget
+from telemetry.pushing.target import Later, Refused
+from telemetry.receiving.receiver import Receiver
+from telemetry.receiving.server import application, parse_listen, refuse_open_port, serve
+from telemetry.receiving.settings import ReceiverSettings
+
+TOKEN = "0123456789abcdef0123"
+
+
+@pytest.mark.parametrize(
+    ("text", "pair"),
+    [("127.0.0.1:9201", ("127.0.0.1", 9201)), ("[::1]:0", ("::1", 0)), ("h.example:1", ("h.example", 1))],
+)
+def test_addresses(text: str, pair: tuple[str, int]) -> None:
+    assert parse_listen(text) == pair
+
+
+@pytest.mark.parametrize("text", ["9201", ":9201", "host:", "host:x", "host:70000"])
+def test_addresses_that_are_none(text: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_listen(text)
+    assert str(error.value) == (
+        f"{text!r} is no address to listen on (--listen). Write HOST:PORT, such as 127.0.0.1:9201."
+    )
+
+
+def test_without_tokens_only_this_machine_may_write() -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        refuse_open_port(host, has_tokens=False)
+    refuse_open_port("0.0.0.0", has_tokens=True)
+    for host in ("0.0.0.0", "10.0.0.1", "::", "node7"):
+        with pytest.raises(InputError, match="could write telemetry"):
+            refuse_open_port(host, has_tokens=False)
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        receiver = Receiver(Landing(tmp_path, writer="t"))
+        with pytest.raises(InputError, match="cannot listen on"):
+            serve(receiver, "127.0.0.1", taken.getsockname()[1])
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    (tmp_path / "tokens").write_text(TOKEN)
+    landing = Landing(tmp_path / "d.live", writer="receive")
+    receiver = Receiver(landing, ReceiverSettings(tokens=tmp_path / "tokens", request_rows=5))
+    server = uvicorn.Server(uvicorn.Config(application(receiver), port=0, log_config=None, lifespan="on"))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    yield int(server.servers[0].sockets[0].getsockname()[1])
+    server.should_exit = True
+    thread.join(10)
+
+
+def test_our_own_client_pushes_what_a_node_has_landed(tmp_path: Path, port: int) -> None:
+    def table(rows: int) -> pa.Table:
+        times = pa.array(range(1_772_323_200_000, 1_772_323_200_000 + rows)).cast(pa.timestamp("ms", "UTC"))
+        return pa.table({"timestamp": times, "node": ["n"] * rows, "gpu": ["g"] * rows, "xid_last": [79] * rows})
+
+    on_node = Landing(tmp_path / "node", writer="nvml")
+    good, large = on_node.land("samples", table(2), name="a"), on_node.land("samples", table(6), name="b")
+    assert good is not None
+    assert large is not None
+    target = HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "tokens")
+    target.send("samples", good, "n-1")
+    target.send("samples", good, "n-1")  # the first answer was lost
+    with pytest.raises(Refused, match="413: the body holds more than 5 rows"):
+        target.send("samples", large, "n-2")
+    (tmp_path / "wrong").write_text("x" * 20)
+    with pytest.raises(Later, match="401"):
+        HttpTarget(f"http://127.0.0.1:{port}", token_file=tmp_path / "wrong").send("samples", good, "n-3")
+    (landed,) = (tmp_path / "d.live" / "samples").iterdir()
+    assert pq.read_table(landed).column("xid_last").to_pylist() == [79, 79]

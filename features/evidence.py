@@ -32,7 +32,7 @@ REPEATS = 3
 REPEATED_WITHIN = timedelta(hours=24)
 """... within this span."""
 
-RESET_CODES = frozenset({"reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})
+RESET_CODES = frozenset({"boot", "reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})
 """Codes (without case) of ``other`` events that end an incident as a repair does."""
 
 RELEASE_CODES = frozenset({"release", "released", "undrain", "undrained", "uncordon", "resume"})
@@ -157,6 +157,8 @@ class Facts:
 
 def diagnostic_outcome(code: str, detail: str) -> bool | None:
     """Whether a diagnostic passed (True) or failed (False); None if neither its code nor its detail says so."""
+    if folded(code) == "inconclusive":  # whatever words its detail uses
+        return None
     for value in (code, detail):
         if _FAILED.search(value):
             return False

@@ -15,7 +15,7 @@ from telemetry.atomic import write_bytes
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.prometheus.xid_counts import XidCounts
+from telemetry.series.xid_counts import XidCounts
 from telemetry.schema import INSTANT
 from telemetry.series.counted import Told, watched
 from telemetry.series.identity import Series, XidCount

@@ -23,7 +23,7 @@ from telemetry.atomic import disk_errors, write_bytes
 from telemetry.channel import channel_as_dict
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from telemetry.prometheus.xid_counts import XidCounts
+from telemetry.series.xid_counts import XidCounts
 from telemetry.series.counted import split, watched
 from telemetry.series.dump_lines import DumpReader
 from telemetry.series.dump_spill import Spill, slices

@@ -48,7 +48,7 @@ def test_after_the_quiet_span_a_new_incident_starts():
 
 @pytest.mark.parametrize(
     ("type_", "code"),
-    [("repair", ""), ("replacement", ""), ("repair", "reset"), ("other", "Reset"), ("other", "reboot")],
+    [("repair", ""), ("replacement", ""), ("repair", "reset"), ("other", "Reset"), ("other", "reboot"), ("other", "boot")],
 )
 def test_a_repair_or_reset_ends_an_incident(type_, code):
     found = find(event(at(0), code="79"), event(at(3), type_, code), event(at(5), code="79"))

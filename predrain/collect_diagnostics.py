@@ -1,0 +1,90 @@
+"""``predrain collect diagnostics``: verdicts of ``dcgmi diag`` on GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from predrain.collect_kernel_log import instant_option
+from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+
+if TYPE_CHECKING:
+    from telemetry.node_events.gpu_names import GpuNames
+
+
+def diagnostics(
+    files: Annotated[list[Path], typer.Argument(help="Output of `dcgmi diag -r LEVEL -j`, DCGM 3 or 4.")],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events land in the folder DATASET.live beside it.")],
+    node: Annotated[str, typer.Option(help="The node that was tested.")],
+    gpus: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV of `nvidia-smi --query-gpu=index,uuid,serial --format=csv`.  Default: what the dataset and its "
+            "landing folder know of the node."
+        ),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(help="When the run ended (ISO 8601).  Default: when the file was written.")
+    ] = None,
+    may_skip: Annotated[
+        list[str] | None,
+        typer.Option(help="A test that does not count when skipped, such as eud; may be repeated."),
+    ] = None,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Land pass, fail or inconclusive for each GPU; what was skipped, warned or cut short is never a pass.
+
+    Example: predrain collect diagnostics diag.json --dataset fleet --node node07 --gpus gpus.csv
+    """
+    with reported():
+        from collections import Counter
+
+        from pipeline.params import load_params
+        from telemetry.landing.folder import Landing, landing_of
+        from telemetry.node_events.diagnostics_collector import collect_diagnostics
+        from telemetry.node_events.gpu_names import read_gpu_names
+
+        when = None if at is None else instant_option(at, "--at")
+        landing = Landing(landing_of(dataset), writer="diagnostics")
+        names = read_gpu_names(gpus) if gpus is not None else _known_gpus(dataset, landing.waiting("inventory"), node)
+        delay = load_params(params_files(params)).features.delay
+        verdicts: Counter[str] = Counter()
+        before = 0
+        for file in files:
+            counts = collect_diagnostics(
+                file, landing, node=node, names=names, delay=delay, at=when, may_skip=may_skip or ()
+            )
+            if counts is None:
+                before += 1
+            verdicts.update(counts or {})
+        show({"dataset": str(dataset), "verdicts": dict(verdicts), "had landed before": before}, as_json=as_json)
+
+
+def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
+    """Return the GPUs of a node that the dataset holds now, and those seen there since."""
+    import pyarrow.parquet as pq
+
+    from telemetry.dataset import Dataset
+    from telemetry.meta import META_NAME
+    from telemetry.node_events.gpu_names import GpuNames
+
+    rows: list[dict[str, object]] = []
+    if (dataset / META_NAME).exists():
+        stays = Dataset.open(dataset).inventory()
+        stays = stays[(stays["node"] == node) & stays["removed_at"].isna()]
+        rows += stays[["gpu", "serial", "slot"]].to_dict("records")
+    for path in observed:
+        try:
+            seen = pq.read_table(path, columns=["gpu", "node", "serial", "slot"])
+        except FileNotFoundError:  # folded just now
+            continue
+        rows += [row for row in seen.to_pylist() if row["node"] == node]
+    return GpuNames.of_inventory(rows)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("diagnostics")(diagnostics)

@@ -1,0 +1,148 @@
+"""``predrain collect kernel-log``: XIDs, losses, driver loads and boots from the kernel's own words."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import datetime
+
+    from telemetry.node_events.kernel_lines import LogSource
+
+
+def kernel_log(
+    source: Annotated[
+        list[str],
+        typer.Option(help="kmsg, journal, or a log file (syslog, dmesg --time-format iso); files may be repeated."),
+    ],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events land in the folder DATASET.live beside it.")],
+    node: Annotated[
+        str | None,
+        typer.Option(help="This node's name.  Default: the host name; of a file, the hosts that its lines name."),
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option(help="Zone of time stamps without an offset.  Default: this machine's.")
+    ] = None,
+    since: Annotated[
+        str | None, typer.Option(help="Where to begin in a journal the first time (ISO 8601).  Default: at the boot.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Read what is there, then leave.")] = False,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow the kernel log, through rotations and restarts, until SIGTERM; nothing is read twice or left out.
+
+    Example: predrain collect kernel-log --source kmsg --dataset fleet
+    """
+    with reported():
+        import logging
+        import socket
+        from datetime import UTC, datetime
+
+        from pipeline.params import load_params
+        from telemetry.landing.folder import Landing, landing_of
+        from telemetry.node_events.kernel_collector import collect_kernel_log
+        from telemetry.node_events.outbox import Outbox
+        from telemetry.node_events.rounds import stop_on_signals
+
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        kind, open_source = _source(source, timezone=timezone, since=since, once=once)
+        delay = load_params(params_files(params)).features.delay
+        named = node or (None if kind == "file" else socket.gethostname())
+        where = _state_name(named or socket.gethostname(), kind, source)
+        landing = Landing(landing_of(dataset), writer=where[:60].rstrip("-."))
+        with stop_on_signals() as stop, Outbox(landing, where) as outbox:
+            counts = collect_kernel_log(
+                outbox,
+                lambda position: open_source(position, stop.wait),
+                node=named,
+                fixed=node is not None and kind != "file",
+                clock=lambda: datetime.now(UTC),
+                stop=stop.wait,
+                once=once,
+                delay=delay,
+            )
+            show({"dataset": str(dataset), "landed events": outbox.landed, **counts}, as_json=as_json)
+
+
+def _state_name(node: str, kind: str, sources: list[str]) -> str:
+    """Return the name of a collector's state: of a node, a kind, and the very files."""
+    import hashlib
+    import re
+
+    plain = re.sub(r"[^A-Za-z0-9.-]", "-", node)[:80]
+    if kind != "file":
+        return f"kernel-log-{plain}-{kind}"
+    files = "\0".join(sorted(str(Path(each).absolute()) for each in sources))
+    return f"kernel-log-{plain}-file-{hashlib.sha256(files.encode()).hexdigest()[:12]}"
+
+
+def _source(
+    sources: list[str], *, timezone: str | None, since: str | None, once: bool
+) -> tuple[str, Callable[[dict[str, Any], Callable[[float], object]], LogSource]]:
+    from datetime import UTC, datetime
+
+    from telemetry.node_events.journal import Journal
+    from telemetry.node_events.kmsg import Kmsg
+    from telemetry.node_events.log_files import LogFiles
+
+    kinds = {each for each in sources if each in ("kmsg", "journal")}
+    if kinds and len(sources) > 1:
+        raise typer.BadParameter(
+            "kmsg and journal stand alone: run one collector for each source", param_hint="--source"
+        )
+
+    def now() -> datetime:
+        return datetime.now(UTC)
+
+    start = None if since is None else instant_option(since, "--since")
+    zone = _zone(timezone)
+    if kinds == {"kmsg"}:
+        return "kmsg", lambda position, _sleep: Kmsg(position, clock=now)
+    if kinds == {"journal"}:
+        return "journal", lambda position, sleep: Journal(position, follow=not once, since=start, sleep=sleep)
+    paths = [Path(each).absolute() for each in sources]
+    return "file", lambda position, sleep: LogFiles(paths, position, clock=now, zone=zone, once=once, sleep=sleep)
+
+
+def instant_option(written: str, option: str) -> datetime:
+    """Read an instant of the command line: ISO 8601 with an offset.
+
+    Raises
+    ------
+    typer.BadParameter
+        If it is none, or has no offset.
+    """
+    from datetime import datetime
+
+    try:
+        when = datetime.fromisoformat(written)
+    except ValueError:
+        raise typer.BadParameter(f"{written!r} is no instant: write 2026-03-01T12:00:00Z", param_hint=option) from None
+    if when.tzinfo is None:
+        raise typer.BadParameter(f"{written!r} has no zone: add Z or an offset such as +01:00", param_hint=option)
+    return when
+
+
+def _zone(name: str | None) -> Any:
+    from zoneinfo import ZoneInfo
+
+    if name is None:
+        return None
+    try:
+        return ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        raise typer.BadParameter(
+            f"{name!r} is not a time zone: write a name such as UTC or Europe/Berlin", param_hint="--timezone"
+        ) from None
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("kernel-log")(kernel_log)

@@ -1,0 +1,224 @@
+"""``predrain collect nvml``: the GPUs of this node, read from the driver."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from telemetry.channel import Channel
+    from telemetry.nvml.collector import Collector
+    from telemetry.nvml.process import Graveyard
+    from telemetry.pushing.pusher import Pusher
+    from telemetry.pushing.spool import Spool
+    from telemetry.pushing.target import Target
+
+_LAST_PUSH_S = 10.0
+
+
+def nvml(
+    dataset: Annotated[
+        Path | None, typer.Option(help="Dataset to land beside; `predrain collect compact` folds it in.")
+    ] = None,
+    spool: Annotated[
+        Path | None, typer.Option(help="Folder to land in instead, where the dataset is on another machine.")
+    ] = None,
+    push: Annotated[
+        str | None,
+        typer.Option(help="Send what has landed to the HTTP service (https://…) or to another landing folder."),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the service's bearer token.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates (PEM) to trust for the service.")] = None,
+    interval: Annotated[str, typer.Option(help="From one reading to the next.")] = "30s",
+    node: Annotated[str | None, typer.Option(help="Name of this node. Default: its host name.")] = None,
+    spool_limit: Annotated[
+        str, typer.Option(help="Size beyond which the oldest samples that could not be pushed are dropped.")
+    ] = "1GiB",
+    once: Annotated[bool, typer.Option("--once", help="Read once, send it, and leave.")] = False,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read this node's GPUs through NVML, every 30 s until SIGTERM, with the XIDs that the driver tells.
+
+    For nodes without an exporter. One GPU that is lost or blocks the driver does not stop the others. The folder of
+    --push has to exist; of a shared file system, name a folder below the mount point.
+
+    Example: predrain collect nvml --spool /var/lib/predrain --push https://predrain.example --token-file token
+    """
+    import logging
+    import sys
+
+    from telemetry.config import parse_duration
+    from telemetry.pushing.sizes import parse_bytes
+
+    if (dataset is None) == (spool is None):
+        raise typer.BadParameter("give one of --dataset and --spool", param_hint="--dataset")
+    if push is None and (token_file is not None or ca_file is not None):
+        raise typer.BadParameter("is only used with --push", param_hint="--token-file" if token_file else "--ca-file")
+    try:
+        every = parse_duration(interval)
+        limit_bytes = parse_bytes(spool_limit)
+        if not every:
+            raise ValueError("an interval of 0 s would never rest: write 1s or more")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    # A collector tells its state on stderr, which the journal keeps; never a line a sample.
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    with reported():
+        from datetime import UTC, datetime
+        from time import monotonic
+
+        from pipeline.params import load_params
+        from telemetry.channels import resolve_channels
+        from telemetry.landing.folder import Landing, landing_of
+        from telemetry.nvml.collector import Collector, writer_of
+        from telemetry.nvml.node_reader import NodeReader
+        from telemetry.nvml.process import Graveyard, Process
+        from telemetry.nvml.run_state import RunState, boot_id
+        from telemetry.pushing.pusher import Pusher
+        from telemetry.pushing.spool import Spool
+
+        channels = resolve_channels(load_params(params_files(params)).channels)
+        name = node or _host()
+        writer = writer_of(name)
+        root = landing_of(dataset) if dataset is not None else spool
+        assert root is not None
+        landing = Landing(root, writer=writer, channels=channels)
+        # Beside a dataset and without a push, what waits belongs to the fold, and is not for us to drop.
+        held = Spool(landing, writer, None if push is None and spool is None else limit_bytes)
+        pusher = None if push is None else Pusher(held, _target(push, root, writer, channels, token_file, ca_file))
+        graveyard = Graveyard()
+
+        def reader(state: RunState) -> NodeReader:
+            return NodeReader(
+                lambda: Process(graveyard),
+                graveyard.stuck,
+                clock=lambda: datetime.now(UTC),
+                monotonic=monotonic,
+                known=state.known,
+                lost=set(state.lost),
+                hung=set(state.hung),
+            )
+
+        collector = Collector(
+            landing,
+            name,
+            channels,
+            reader,
+            clock=lambda: datetime.now(UTC),
+            monotonic=monotonic,
+            interval=every,
+            boot=boot_id(),
+            waker=pusher or _Trimmer(held),
+        )
+        if once:
+            _once(collector, pusher)
+        else:
+            _daemon(collector, pusher, graveyard)
+        show(_summary(name, root, collector, held, pusher), as_json=as_json)
+
+
+class _Trimmer:
+    """Keeps a spool that somebody else empties within its limit."""
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+
+    def wake(self) -> None:
+        """Trim."""
+        self._spool.trim()
+
+
+def _once(collector: Collector, pusher: Pusher | None) -> None:
+    import time
+
+    from telemetry.errors import InputError
+
+    collector.once(time.sleep)
+    if pusher is not None:
+        result = pusher.round()
+        if result.why is not None:
+            raise InputError(
+                f"what was read could not be pushed: {result.why}",
+                "--push",
+                "It waits in the spool; run again when the other side is up.",
+            )
+
+
+def _daemon(collector: Collector, pusher: Pusher | None, graveyard: Graveyard) -> None:
+    import signal
+    import threading
+    import time
+
+    from telemetry.nvml.process import Process
+    from telemetry.nvml.xid_watcher import XidWatcher
+
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: stopped.set())
+    watcher = XidWatcher(lambda: Process(graveyard), collector.hear)
+    collector.on_return(watcher.renew)
+    if pusher is not None:
+        pusher.start()
+    try:
+        # Not before the first reading: where there is no driver, that one says so.
+        collector.run(stopped, watcher.start)
+    finally:
+        watcher.stop()
+        if pusher is not None:
+            pusher.stop(_LAST_PUSH_S)
+            until_s = time.monotonic() + _LAST_PUSH_S
+            pusher.round(lambda: time.monotonic() < until_s)
+
+
+def _target(
+    push: str, root: Path, writer: str, channels: Mapping[str, Channel], token_file: Path | None, ca_file: Path | None
+) -> Target:
+    from telemetry.errors import InputError
+    from telemetry.pushing.folder_target import FolderTarget
+    from telemetry.pushing.http_target import HttpTarget
+
+    if "://" in push:
+        return HttpTarget(push, token_file=token_file, ca_file=ca_file)
+    if Path(push).resolve() == root.resolve():
+        raise InputError(f"{push} is where this collector lands", "--push", "Name another folder, or leave it out.")
+    return FolderTarget(Path(push), writer, channels)
+
+
+def _summary(name: str, root: Path, collector: Collector, spool: Spool, pusher: Pusher | None) -> dict[str, Any]:
+    counts = collector.counts
+    shown: dict[str, Any] = {
+        "node": name,
+        "landed in": str(root),
+        "readings": counts.rows,
+        "xids": counts.xids,
+        "other events": counts.events,
+    }
+    if collector.errors:
+        shown["failed questions"] = collector.errors
+    if counts.dropped_rows:
+        shown["readings dropped for a full disk"] = counts.dropped_rows
+    if pusher is not None:
+        shown |= {"files pushed": pusher.sent, "files waiting": len(spool.files())}
+    if spool.refused:
+        shown["files refused"] = spool.refused
+    if spool.dropped:
+        shown["files dropped for the limit"] = spool.dropped
+    return shown
+
+
+def _host() -> str:
+    import socket
+
+    return socket.gethostname()
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("nvml")(nvml)

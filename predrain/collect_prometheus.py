@@ -1,0 +1,181 @@
+"""``predrain collect prometheus``: the history that a Prometheus server has, into a dataset."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+
+if TYPE_CHECKING:
+    from pipeline.params import Params
+    from telemetry.channel import Channel
+    from telemetry.landing.compaction import CompactResult
+
+
+def collect_prometheus(
+    url: Annotated[str, typer.Option(help="Address of the server (Prometheus, Thanos, VictoriaMetrics, Mimir).")],
+    start: Annotated[str, typer.Option(help="First instant, ISO 8601 with a time zone.")],
+    end: Annotated[str, typer.Option(help="Last instant; at most two minutes ago.")],
+    dataset: Annotated[Path, typer.Option(help="Folder of the dataset; an existing one is added to.")],
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file that says which metric and label is what, and in which unit.")
+    ] = None,
+    match: Annotated[
+        str | None, typer.Option(help="Take only series that match, such as '{job=\"dcgm-exporter\"}'.")
+    ] = None,
+    chunk: Annotated[str, typer.Option(help="Time that is fetched at once; halved where the server refuses.")] = "6h",
+    concurrency: Annotated[int, typer.Option(help="Requests at once.", min=1, max=64)] = 4,
+    bearer_token_file: Annotated[Path | None, typer.Option(help="File with a token.")] = None,
+    basic_auth_file: Annotated[Path | None, typer.Option(help="File with user:password.")] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="PEM file of the authority to trust.")] = None,
+    client_cert: Annotated[Path | None, typer.Option(help="PEM file of our certificate, for mutual TLS.")] = None,
+    client_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+    insecure_skip_verify: Annotated[
+        bool, typer.Option("--insecure-skip-verify", help="Take any certificate of the server.")
+    ] = False,
+    header: Annotated[
+        list[str] | None, typer.Option(help="Header to send, NAME=VALUE, such as X-Scope-OrgID=hpc; may be repeated.")
+    ] = None,
+    allow_partial: Annotated[
+        bool, typer.Option("--allow-partial", help="Take answers of which the server says that something is missing.")
+    ] = False,
+    inventory: Annotated[
+        Path | None, typer.Option(help="What you know of who was where, when: Parquet or CSV; it holds against labels.")
+    ] = None,
+    no_compact: Annotated[
+        bool, typer.Option("--no-compact", help="Leave what was fetched in DATASET.live; `collect compact` folds it.")
+    ] = False,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Fetch raw samples with their own time stamps, then fold them into the dataset. Killed, it goes on where it was.
+
+    Example: predrain collect prometheus --url http://prom:9090 --start 2026-01-01T00:00Z --end 2026-03-01T00:00Z
+    --dataset fleet
+    """
+    with reported():
+        from pipeline.params import load_params
+        from telemetry.channels import resolve_channels
+        from telemetry.errors import InputError
+        from telemetry.landing.folder import landing_of
+        from telemetry.prometheus.backfill import BackfillPlan, backfill
+        from telemetry.prometheus.connection import connect_to
+        from telemetry.series.mapping import load_source_mapping
+
+        if inventory is not None and no_compact:
+            raise InputError(
+                "an inventory that nothing would read",
+                "--inventory with --no-compact",
+                "Give it to `predrain collect compact`, which folds what was fetched.",
+            )
+        loaded = load_params(params_files(params))
+        channels = resolve_channels(loaded.channels)
+        plan = BackfillPlan(
+            start=_instant(start, "--start"),
+            end=_instant(end, "--end"),
+            chunk=_duration(chunk, "--chunk"),
+            match=match,
+            delay=loaded.features.delay,
+            concurrency=concurrency,
+            allow_partial=allow_partial,
+        )
+        connection = connect_to(
+            url,
+            bearer_token_file=bearer_token_file,
+            basic_auth_file=basic_auth_file,
+            ca_file=ca_file,
+            client_cert=client_cert,
+            client_key=client_key,
+            insecure_skip_verify=insecure_skip_verify,
+            headers=header or (),
+        )
+        root = landing_of(dataset)
+        _check_not_removed(dataset, root)
+        with progress("fetching") as advance:
+            done = backfill(
+                connection, plan, root, channels=channels, mapping=load_source_mapping(mapping), progress=advance
+            )
+        told: dict[str, Any] = {
+            "dataset": str(dataset),
+            "until": done.end.isoformat(),
+            "metrics": len(done.metrics),
+            "chunks": done.chunks,
+            "chunks fetched before": done.chunks_before,
+            "samples": done.samples,
+            "rows": done.rows,
+            "xid events": done.events,
+            "samples a second": round(done.samples / done.seconds) if done.seconds else 0,
+            "requests": done.requests,
+            "asked again": done.retries,
+            "values left out": dict(done.problems),
+            "series without a GPU": done.unknown,
+        }
+        if done.end < plan.end:
+            told["left out"] = "the newest two minutes, whose samples may still be on their way"
+        if not no_compact:
+            folded = _fold(dataset, loaded, channels, inventory)
+            told["folded files"] = dict(folded.folded)
+            told["quarantined"] = dict(folded.quarantined)
+            told["waits for"] = folded.waits_for or None
+        show(told, as_json=as_json)
+
+
+def _check_not_removed(dataset: Path, root: Path) -> None:
+    """Refuse to go on where an earlier run stopped if what that run fetched is gone."""
+    from telemetry.atomic import recover_folder
+    from telemetry.errors import InputError
+    from telemetry.landing.folder import Landing
+
+    recover_folder(dataset)
+    began = any((root / "state").glob("prometheus-*.json"))
+    if began and not dataset.exists() and not Landing(root, writer="prometheus").waiting("samples"):
+        raise InputError(
+            "history was fetched before, but the dataset is not there",
+            str(dataset),
+            f"If it was removed, remove {root} as well to fetch everything again.",
+        )
+
+
+def _fold(dataset: Path, loaded: Params, channels: dict[str, Channel], inventory: Path | None) -> CompactResult:
+    from datetime import UTC
+
+    from telemetry.landing.compaction import FoldSettings, compact
+
+    settings = FoldSettings(
+        telemetry=loaded.telemetry, channels=channels, dedupe=loaded.events.dedupe, delay=loaded.features.delay
+    )
+    with progress("folding") as advance:
+        return compact(dataset, settings=settings, inventory=inventory, now=datetime.now(UTC), progress=advance)
+
+
+def _instant(text: str, option: str) -> datetime:
+    from telemetry.errors import InputError
+
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise InputError(
+            f"{text!r} is not an instant with a time zone", option, "Write it such as 2026-01-31T00:00:00Z."
+        )
+    return instant
+
+
+def _duration(text: str, option: str) -> Any:
+    from telemetry.config import parse_duration
+    from telemetry.errors import InputError
+
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise InputError(str(error), option, "Give a duration of at least 1m.") from error
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("prometheus")(collect_prometheus)

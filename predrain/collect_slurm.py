@@ -1,0 +1,80 @@
+"""``predrain collect slurm``: drains, resumes, repairs and jobs from Slurm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.collect_kernel_log import instant_option
+from predrain.console import JsonOption, reported, show
+
+
+def slurm(
+    dataset: Annotated[Path, typer.Option(help="The dataset; what is new lands in the folder DATASET.live beside it.")],
+    since: Annotated[
+        str | None, typer.Option(help="Where jobs begin the first time (ISO 8601).  Default: a day ago.")
+    ] = None,
+    interval: Annotated[str, typer.Option(help="Time between two looks.")] = "60s",
+    reasons: Annotated[
+        Path | None, typer.Option(help="YAML rules that say which drain reasons mean a repair or a replacement.")
+    ] = None,
+    cluster: Annotated[str, typer.Option(help="Name of the cluster, where several feed one dataset.")] = "default",
+    timeout: Annotated[str, typer.Option(help="Time limit of each Slurm command.")] = "60s",
+    once: Annotated[bool, typer.Option("--once", help="Look once, then leave.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask Slurm on an interval, until SIGTERM, and land what changed. Run one for a cluster, where `sinfo` works.
+
+    Example: predrain collect slurm --dataset fleet --since 2026-01-01T00:00:00Z
+    """
+    with reported():
+        import functools
+        import logging
+        import re
+        from datetime import UTC, datetime
+
+        from telemetry.config import parse_duration
+        from telemetry.landing.folder import Landing, landing_of
+        from telemetry.node_events.commands import run_command
+        from telemetry.node_events.drain_reasons import load_reason_rules
+        from telemetry.node_events.outbox import Outbox
+        from telemetry.node_events.rounds import stop_on_signals
+        from telemetry.node_events.slurm_collector import ENVIRONMENT, SlurmCollector
+
+        logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        try:
+            pause_s = parse_duration(interval).total_seconds()
+            timeout_s = parse_duration(timeout).total_seconds()
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--interval or --timeout") from None
+        if not re.fullmatch(r"[A-Za-z0-9.-]{1,60}", cluster):
+            raise typer.BadParameter("use letters, digits, - and .", param_hint="--cluster")
+        if pause_s < 1 or timeout_s < 1:
+            raise typer.BadParameter("at least 1s", param_hint="--interval or --timeout")
+        start = None if since is None else instant_option(since, "--since")
+        rules = load_reason_rules(reasons)
+        landing = Landing(landing_of(dataset), writer=f"slurm-{cluster}")
+        with stop_on_signals() as stop, Outbox(landing, f"slurm-{cluster}") as outbox:
+            run = functools.partial(
+                run_command,
+                timeout_s=timeout_s,
+                attempts=1,
+                sleep=stop.wait,
+                environment=ENVIRONMENT,
+            )
+            collector = SlurmCollector(
+                outbox, landing, run=run, rules=rules, clock=lambda: datetime.now(UTC), since=start
+            )
+            if once:
+                collector.once(stop.wait)
+            else:
+                collector.follow(pause_s, stop.wait)
+            names = ("rounds", "events", "jobs", "job_rows", "unreadable", "failed")
+            show({"dataset": str(dataset), **{name: collector.counts[name] for name in names}}, as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("slurm")(slurm)

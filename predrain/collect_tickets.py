@@ -1,0 +1,68 @@
+"""``predrain collect tickets``: repairs, replacements and RMAs from a table of tickets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+
+
+def tickets(
+    file: Annotated[
+        Path, typer.Argument(help="CSV (or Parquet, JSON) with timestamp, type, and node or gpu; known_at: entry time.")
+    ],
+    dataset: Annotated[Path, typer.Option(help="The dataset; events land in the folder DATASET.live beside it.")],
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file with an `events` section, as for `predrain import --mapping`.")
+    ] = None,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Land the events of a table of tickets; the same table again changes nothing.
+
+    Example: predrain collect tickets rma.csv --dataset fleet --mapping rma.yaml
+    """
+    with reported():
+        from pipeline.params import load_params
+        from telemetry.dataset import Dataset
+        from telemetry.errors import InputError
+        from telemetry.landing.folder import Landing, landing_of
+        from telemetry.mapping import load_mapping
+        from telemetry.meta import META_NAME
+        from telemetry.node_events.tickets import collect_tickets
+
+        parents: dict[str, str] = {}
+        if (dataset / META_NAME).exists():
+            stays = Dataset.open(dataset).inventory()
+            parents = {
+                str(gpu): str(node)
+                for gpu, node in zip(stays["gpu"], stays["node"], strict=True)
+                if isinstance(gpu, str)
+            }
+        if not file.is_file():
+            raise InputError("the file of tickets does not exist", str(file), "Check the path.")
+        result = collect_tickets(
+            file,
+            Landing(landing_of(dataset), writer="tickets"),
+            mapping=load_mapping(mapping).events,
+            delay=load_params(params_files(params)).features.delay,
+            parents=parents,
+        )
+        show(
+            {
+                "dataset": str(dataset),
+                "landed events": result.landed,
+                "had landed before": result.again,
+                "left out": result.refused,
+                "such as": result.examples,
+            },
+            as_json=as_json,
+        )
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("tickets")(tickets)

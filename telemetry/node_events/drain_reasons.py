@@ -1,0 +1,118 @@
+"""What the reasons of drains say was done: rules that make a repair of a resumed drain. A resume alone is none.
+
+A YAML file::
+
+    reasons:                      # the first rule that matches decides; matched anywhere, without case
+      - match: "RMA|replaced|swapped"
+        type: replacement         # repair or replacement
+        code: gpu                 # of the event; default: the type
+      - match: "reseat|repaired"
+        type: repair
+        code: reseat
+
+Given rules replace the default ones. They are tried, when a node is resumed, on every reason that it had since it was
+drained, the latest first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, Literal
+
+import yaml
+from pydantic import ValidationError, field_validator
+
+from telemetry.config import Section
+from telemetry.errors import InputError
+from telemetry.mapping import nearest_hint
+
+
+class ReasonRule(Section):
+    """One rule."""
+
+    match: str
+    """Regular expression, searched without case."""
+
+    type: Literal["repair", "replacement"]
+    """Type of the event."""
+
+    code: str | None = None
+    """Code of the event; None is its type."""
+
+    @field_validator("match")
+    @classmethod
+    def _compiles(cls, value: str) -> str:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"{value!r} is no regular expression: {error}") from error
+        return value
+
+
+class ReasonRules(Section):
+    """All rules, in their order."""
+
+    reasons: tuple[ReasonRule, ...] = ()
+    """The first that matches decides."""
+
+    def of(self, reasons: Sequence[str]) -> tuple[ReasonRule, str] | None:
+        """Return the rule for a drain's reasons, oldest first, and the reason that it matched; None for none."""
+        for reason in reversed(reasons):
+            for rule in self.reasons:
+                if re.search(rule.match, reason, re.IGNORECASE):
+                    return rule, reason
+        return None
+
+
+def _not_denied(words: str) -> str:
+    """Return an expression for any of some words, but not after "no", "not" or "without" in the same clause."""
+    return rf"(?:^|[,;.])(?:(?!\b(?:no|not|without)\b)[^,;.])*?\b(?:{words})\b"
+
+
+# What is still to come ("needs RMA", "to be replaced") was not done when it was written; that the node is back says it
+# was done since.
+DEFAULT_RULES: Final = ReasonRules(
+    reasons=(
+        ReasonRule(
+            match=_not_denied(r"rma(?:'?e?d)?|replac(?:ed?|ing|ements?)|swap(?:ped)?|new gpu"), type="replacement"
+        ),
+        ReasonRule(match=_not_denied(r"repair(?:ed|s)?|re-?seat(?:ed)?|fixed|re-?cabled"), type="repair"),
+    )
+)
+"""Rules where none are given."""
+
+
+def load_reason_rules(path: Path | None) -> ReasonRules:
+    """Read and check a file of rules.
+
+    Parameters
+    ----------
+    path : pathlib.Path or None
+        None gives :data:`DEFAULT_RULES`.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, is no YAML, or has an unknown key or a wrong value.
+    """
+    if path is None:
+        return DEFAULT_RULES
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return ReasonRules.model_validate({} if content is None else content)
+    except FileNotFoundError:
+        raise InputError(
+            "the file of reason rules does not exist", str(path), "Give the path of a YAML file."
+        ) from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"the reason rules are not valid YAML: {error}", str(path), "Correct the file.") from error
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        do = "Correct the value."
+        if first["type"] == "extra_forbidden":
+            known = ReasonRule.model_fields if len(first["loc"]) > 1 else ReasonRules.model_fields
+            do = nearest_hint(str(first["loc"][-1]), list(known)) or "Remove the key."
+        raise InputError(f"reason rules: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error

@@ -1,0 +1,73 @@
+"""One event as a collector hears of it, and many of them as the table that lands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from telemetry.landing.tables import LANDED_EVENTS
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Parameters
+    ----------
+    timestamp : datetime
+        Aware; when it happened.
+    node : str
+    type : str
+        One of :data:`telemetry.schema.EVENT_TYPES`.
+    source : str
+    known_at : datetime
+        Aware; when a collector could first have told of it, never before ``timestamp``.
+    code, detail, gpu, pci_bus_id : str or None
+        ``gpu`` and ``pci_bus_id`` null: the whole node.
+    """
+
+    timestamp: datetime
+    node: str
+    type: str
+    source: str
+    known_at: datetime
+    code: str | None = None
+    detail: str | None = None
+    gpu: str | None = None
+    pci_bus_id: str | None = None
+
+    def __post_init__(self) -> None:
+        # A clock that runs behind the source's would otherwise tell of the future.
+        if self.known_at < self.timestamp:
+            object.__setattr__(self, "known_at", self.timestamp)
+
+    def row(self) -> dict[str, Any]:
+        """Return the event as JSON types, instants in whole milliseconds since 1970 UTC."""
+        return asdict(self) | {"timestamp": to_ms(self.timestamp), "known_at": to_ms(self.known_at)}
+
+
+def to_ms(when: datetime) -> int:
+    """Return milliseconds since 1970 UTC, rounded towards the past: a later instant might lie in the future."""
+    return (when - _EPOCH) // timedelta(milliseconds=1)
+
+
+def from_ms(ms: int) -> datetime:
+    """Return the aware instant of milliseconds since 1970 UTC."""
+    return _EPOCH + timedelta(milliseconds=ms)
+
+
+def rows_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Return rows of :meth:`Event.row` as a table of :data:`telemetry.landing.tables.LANDED_EVENTS`."""
+    arrays = [pa.array([row[field.name] for row in rows], type=field.type) for field in LANDED_EVENTS]
+    return pa.Table.from_arrays(arrays, schema=LANDED_EVENTS)
+
+
+def events_table(events: Sequence[Event]) -> pa.Table:
+    """Return events as a table of :data:`telemetry.landing.tables.LANDED_EVENTS`."""
+    return rows_table([event.row() for event in events])

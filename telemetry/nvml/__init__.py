@@ -1,0 +1,1 @@
+"""Telemetry of a node without an exporter, read from the NVIDIA driver itself."""

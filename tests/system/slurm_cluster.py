@@ -1,0 +1,249 @@
+"""A real Slurm on loopback: munged, slurmctld and some slurmd, each in the foreground, ended by their handles.
+
+Needs Debian's munge, slurmctld, slurmd and slurm-client, and root; accounting is off (slurmdbd would want a MariaDB).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "sinfo", "scontrol", "squeue", "sbatch")
+CONFIG: Final = """\
+ClusterName=t
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={root}/run/munge.socket
+CredType=cred/munge
+StateSaveLocation={root}/state
+SlurmdSpoolDir={root}/spool/%n
+SlurmctldPidFile={root}/run/slurmctld.pid
+SlurmdPidFile={root}/run/slurmd.%n.pid
+SlurmctldLogFile={root}/log/slurmctld.log
+SlurmdLogFile={root}/log/slurmd.%n.log
+CommunicationParameters=NoInAddrAny
+SlurmdParameters=config_overrides
+MpiDefault=none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerParameters=sched_interval=1,bf_interval=1
+GresTypes=gpu
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=2
+PropagateResourceLimits=NONE
+{nodes}
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+NODE: Final = (
+    "NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs=8 Sockets=1 CoresPerSocket=8 "
+    "ThreadsPerCore=1 RealMemory=1000 Gres=gpu:h100:{gpus} State=UNKNOWN"
+)
+
+
+def why_not() -> str | None:
+    """Return why no Slurm can be started here; None if one can."""
+    missing = [name for name in PROGRAMS if shutil.which(name, path=_path()) is None]
+    if missing:
+        return f"Slurm is not installed: {', '.join(missing)} (apt-get install munge slurmctld slurmd slurm-client)"
+    return None if os.geteuid() == 0 else "Slurm's daemons are started as root here"
+
+
+def _path() -> str:
+    return os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports on loopback that were free just now."""
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+class SlurmCluster:
+    """A cluster of ``n1``, ``n2``, … with GPUs that are clones of ``/dev/null``.
+
+    Parameters
+    ----------
+    root : pathlib.Path
+        Its folder. Unix sockets in it bear about 100 characters: keep it short.
+    nodes, gpus : int
+        Nodes, and GPUs of each.
+    """
+
+    def __init__(self, root: Path, *, nodes: int = 2, gpus: int = 8) -> None:
+        self.root, self.gpus = root, gpus
+        self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
+        self.environment = {**os.environ, "SLURM_CONF": str(root / "slurm.conf"), "PATH": _path()}
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> SlurmCluster:
+        try:
+            self._lay_out()
+            self._start_munge()
+            self.start_controller()
+            for name in self.nodes:
+                self.start_node(name)
+            self.wait(lambda: set(self.states().values()) == {"idle"} and len(self.states()) == len(self.nodes), 60)
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def run(self, *command: str, check: bool = True) -> str:
+        """Run a client command and return what it prints."""
+        done = subprocess.run(
+            command,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+        if check and done.returncode:
+            raise RuntimeError(f"{' '.join(command)}: {done.stderr.strip()}")
+        return done.stdout
+
+    def states(self) -> dict[str, str]:
+        """Return each node's state in Slurm's long form; empty while the controller does not answer."""
+        try:
+            return dict(line.split() for line in self.run("sinfo", "-h", "-N", "-o", "%N %T").splitlines())
+        except RuntimeError:
+            return {}
+
+    def update(self, node: str, **settings: str) -> None:
+        """Run ``scontrol update`` on a node."""
+        self.run("scontrol", "update", f"nodename={node}", *(f"{key}={value}" for key, value in settings.items()))
+
+    def submit(self, *options: str, script: str) -> str:
+        """Submit a batch job; return its number."""
+        out = self.root / "out-%j"
+        return self.run("sbatch", "--parsable", "-o", str(out), *options, "--wrap", script).strip()
+
+    def job(self, number: str) -> dict[str, Any]:
+        """Return a job of the controller's memory."""
+        jobs = json.loads(self.run("squeue", "--states=all", "--json"))["jobs"]
+        return next(job for job in jobs if str(job["job_id"]) == number)
+
+    def wait(self, ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
+        """Wait until something is so.
+
+        Raises
+        ------
+        TimeoutError
+            With the end of the controller's log.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not ready():
+            if time.monotonic() > deadline:
+                log = self.root / "log" / "slurmctld.log"
+                raise TimeoutError(log.read_text()[-2000:] if log.exists() else "the controller wrote no log")
+            time.sleep(0.1)
+
+    def start_controller(self) -> None:
+        """Start slurmctld, with the state that it saved."""
+        self._start("slurmctld", "slurmctld", "-D", "-f", str(self.root / "slurm.conf"))
+
+    def wait_until_saved(self) -> None:
+        """Wait until the controller has saved its nodes, some seconds after a change; a kill loses the rest."""
+        now = time.time()
+        saved = self.root / "state" / "node_state"
+        self.wait(lambda: saved.exists() and saved.stat().st_mtime > now, 60)
+
+    def start_node(self, name: str) -> None:
+        """Start a node's slurmd."""
+        self._start(name, "slurmd", "-D", "-N", name, "-f", str(self.root / "slurm.conf"))
+
+    def kill(self, name: str) -> None:
+        """Kill ``slurmctld`` or a node's slurmd, without a warning."""
+        process = self._processes.pop(name)
+        process.kill()
+        process.wait()
+
+    def stop(self) -> None:
+        """End every process."""
+        processes = list(reversed(self._processes.values()))
+        self._processes.clear()
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _start(self, name: str, *command: str) -> None:
+        self._processes[name] = subprocess.Popen(
+            command,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def _lay_out(self) -> None:
+        for folder in ("state", "log", "run", *(f"spool/{n}" for n in self.nodes), *(f"dev/{n}" for n in self.nodes)):
+            (self.root / folder).mkdir(parents=True, exist_ok=True)
+        self.root.chmod(0o755)  # munge refuses a socket in a folder that others may not enter
+        (self.root / "run").chmod(0o755)
+        key = self.root / "munge.key"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        controller, *ports = free_ports(len(self.nodes) + 1)
+        listed = "\n".join(
+            NODE.format(name=name, port=port, gpus=self.gpus) for name, port in zip(self.nodes, ports, strict=True)
+        )
+        host = socket.gethostname().split(".")[0]
+        (self.root / "slurm.conf").write_text(CONFIG.format(host=host, port=controller, root=self.root, nodes=listed))
+        resources = ["AutoDetect=off"]
+        for name in self.nodes:
+            for number in range(self.gpus):
+                device = self.root / "dev" / name / f"nvidia{number}"
+                try:
+                    os.mknod(device, 0o20666, os.makedev(1, 3))
+                except PermissionError:  # then Slurm counts them, and binds none
+                    device.touch()
+            files = f"{self.root}/dev/{name}/nvidia[0-{self.gpus - 1}]"
+            resources.append(f"NodeName={name} Name=gpu Type=h100 File={files}")
+        (self.root / "gres.conf").write_text("\n".join(resources) + "\n")
+
+    def _start_munge(self) -> None:
+        run = self.root / "run"
+        self._start(
+            "munged",
+            "munged",
+            "-F",
+            f"--key-file={self.root}/munge.key",
+            f"--socket={run}/munge.socket",
+            f"--pid-file={run}/munged.pid",
+            f"--log-file={self.root}/log/munged.log",
+            f"--seed-file={run}/munged.seed",
+            "--force",
+            "--num-threads=2",
+        )
+        self.wait((run / "munge.socket").exists)

@@ -1,0 +1,292 @@
+"""The NVML collector with the real binding over a driver library that is built here."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.system.nvml_node import Node, build_library, daemons_of, stop, until
+
+pytestmark = pytest.mark.system
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_library(tmp_path_factory.mktemp("library"))
+
+
+@pytest.fixture
+def node(tmp_path: Path, library: Path) -> Node:
+    return Node(tmp_path, library)
+
+
+@pytest.fixture
+def daemons(node: Node) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    with daemons_of(node) as start:
+        yield start
+
+
+def test_one_reading_has_every_value_in_our_units(node: Node) -> None:
+    run = node.once()
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["readings"] == 2
+    row, other = node.rows("samples")
+    assert (row["node"], row["gpu"], other["gpu"]) == ("node7", "GPU-0", "GPU-1")
+    given = {key: value for key, value in row.items() if value is not None}
+    for key in ("timestamp", "node", "gpu", "scrape_duration_s", "scrape_failures_total"):
+        del given[key]
+    assert given == pytest.approx(
+        {
+            "gpu_temp_c": 40.0,
+            "mem_temp_c": 66.0,
+            "gpu_margin_c": -3.0,
+            "slowdown_temp_c": 90.0,
+            "power_w": 123.456,
+            "power_instant_w": 130.0,
+            "power_limit_w": 700.0,
+            "energy_mj": 54700000000.0,
+            "power_violation_ns": 5000000001.0,
+            "thermal_violation_ns": 7.0,
+            "reliability_violation_ns": 9.0,
+            "sm_clock_mhz": 1980.0,
+            "mem_clock_mhz": 3201.0,
+            "gpu_util_pct": 97.0,
+            "mem_util_pct": 55.0,
+            "enc_util_pct": 1.0,
+            "dec_util_pct": 2.0,
+            "fb_used_mib": 1024.0,
+            "fb_free_mib": 2048.0,
+            "fb_reserved_mib": 512.0,
+            "gr_engine_active_ratio": 0.5,
+            "sm_active_ratio": 0.255,
+            "pcie_tx_bytes_s": 2097152.0,
+            "ecc_sbe_volatile_total": 1.0,
+            "ecc_dbe_volatile_total": 2.0,
+            "ecc_sbe_aggregate_total": 17000001.0,
+            "ecc_dbe_aggregate_total": 4.0,
+            "ecc_sbe_dram_volatile_total": 21.0,
+            "ecc_dbe_dram_volatile_total": 22.0,
+            "ecc_sbe_sram_volatile_total": 8.0,
+            "ecc_dbe_sram_volatile_total": 3.0,
+            "sram_threshold_exceeded": 1.0,
+            "retired_pages_sbe_total": 3.0,
+            "retired_pages_dbe_total": 0.0,
+            "retired_pages_pending": 1.0,
+            "row_remap_correctable_total": 5.0,
+            "row_remap_uncorrectable_total": 6.0,
+            "row_remap_pending": 1.0,
+            "row_remap_failure": 0.0,
+            "pcie_replay_total": 11.0,
+            "pcie_link_gen": 5.0,
+            "pcie_link_width": 16.0,
+            "nvlink_replay_total": 30.0,
+            "nvlink_recovery_total": 3.0,
+            "clocks_event_reasons": 132,
+            "pstate": 0,
+            "recovery_action": 1,
+            "fabric_health": 1,
+            "channels_reported": 48.0,
+        },
+        rel=1e-6,
+    )
+    sighting = node.rows("inventory")[0]
+    assert (sighting["slot"], sighting["pci_bus_id"], sighting["serial"]) == ("0", "00000000:0b:00", "1320")
+    assert (sighting["model"], sighting["driver"]) == ("NVIDIA H200", "580.95.05")
+    assert sighting["nvlink_domain"] == "ab" * 16 + ".7"
+    assert node.rows("events") == []
+
+
+def test_what_a_device_does_not_have_is_null_and_what_fails_is_counted(node: Node) -> None:
+    node.set(**{"0.power": None, "0.temperature": "!999", "0.field.82": None, "1.reasons": None})
+    run = node.once()
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["failed questions"] == {"unknown": 2}
+    row, other = node.rows("samples")
+    assert (row["power_w"], row["gpu_temp_c"], row["mem_temp_c"]) == (None, None, None)
+    assert (other["gpu_temp_c"], other["clocks_event_reasons"]) == (41.0, None)
+
+
+@pytest.mark.parametrize(
+    ("lines", "env", "words"),
+    [
+        ({"init": "9"}, {}, "the NVIDIA driver is not loaded"),
+        ({}, {"LD_LIBRARY_PATH": "/nowhere"}, "its library libnvidia-ml.so.1 was not found"),
+    ],
+)
+@pytest.mark.parametrize("once", [True, False])
+def test_a_node_without_a_driver_says_so(
+    node: Node, lines: dict[str, str], env: dict[str, str], words: str, once: bool
+) -> None:
+    node.set(**lines)
+    node.env |= env
+    if once:
+        run = node.once()
+        assert run.returncode == 1
+        assert run.stderr.startswith("predrain: error: ")
+        assert words in run.stderr
+        assert "predrain collect exporters" in run.stderr
+        assert "Traceback" not in run.stderr
+    else:
+        assert node.daemon().wait(60) == 1
+        assert words in node.log()
+
+
+def test_the_daemon_lands_xids_at_once_and_samples_when_stopped(
+    node: Node, daemons: Callable[..., subprocess.Popen[str]]
+) -> None:
+    node.env["NVML_STUB_PRINTS"] = "1"
+    daemon = daemons("--interval", "1s")
+    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    node.set(xid="1:1:79")
+    until(lambda: len(node.rows("events")) == 1)
+    node.set(xid="2:0:48")
+    until(lambda: len(node.rows("events")) == 2)
+    time.sleep(1.2)
+    stop(daemon)
+    assert [(each["type"], each["code"], each["gpu"]) for each in node.rows("events")] == [
+        ("xid", "79", "GPU-1"),
+        ("xid", "48", "GPU-0"),
+    ]
+    event = node.rows("events")[0]
+    assert (event["source"], event["node"], event["known_at"]) == ("nvml", "node7", event["timestamp"])
+    samples = node.rows("samples")
+    assert {row["gpu"] for row in samples} == {"GPU-0", "GPU-1"}
+    assert len(samples) == len({(row["gpu"], row["timestamp"]) for row in samples}) >= 4
+
+
+def test_a_lost_gpu_is_told_once_and_stops_neither_the_others_nor_their_xids(
+    node: Node, daemons: Callable[..., subprocess.Popen[str]]
+) -> None:
+    daemon = daemons("--interval", "1s")
+    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    node.set(**{"0.lost": "15"})
+    until(lambda: "listening for XIDs of 1 GPUs" in node.log())
+    until(lambda: node.rows("events"))
+    lost_at = node.rows("events")[0]["timestamp"]
+    node.set(xid="1:1:63")
+    until(lambda: len(node.rows("events")) == 2)
+    time.sleep(2.5)
+    stop(daemon)
+    events = sorted(node.rows("events"), key=lambda event: event["type"])
+    assert [(each["type"], each["code"], each["gpu"]) for each in events] == [
+        ("other", "gpu_lost", "GPU-0"),
+        ("xid", "63", "GPU-1"),
+    ]
+    assert events[0]["pci_bus_id"] == "00000000:0b:00"
+    after = [row["gpu"] for row in node.rows("samples") if row["timestamp"] > lost_at]
+    assert set(after) == {"GPU-1"}
+    # A restart does not tell the same loss again; the return is heard by watching all GPUs again.
+    daemon = daemons("--interval", "1s")
+    until(lambda: node.log().count("listening for XIDs of 1 GPUs") == 2)
+    node.set(**{"0.lost": None})
+    until(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
+    stop(daemon)
+    assert len(node.rows("events")) == 2
+
+
+def test_a_driver_reload_is_survived_and_a_new_version_told(
+    node: Node, daemons: Callable[..., subprocess.Popen[str]]
+) -> None:
+    daemon = daemons("--interval", "1s")
+    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    node.set(init="9", epoch="1")
+    until(lambda: "driver_not_loaded" in node.log() or "uninitialized" in node.log())
+    node.set(init=None, driver="590.10", **{"0.field.83": "5"})
+    until(lambda: "driver 590.10 opened" in node.log())
+    until(lambda: len(node.rows("events")) == 2)
+    until(lambda: node.log().count("listening for XIDs of 2 GPUs") == 2)
+    time.sleep(1.5)
+    node.set(xid="1:0:31")
+    until(lambda: len(node.rows("events")) == 3)
+    stop(daemon)
+    assert [(each["type"], each["code"], each["gpu"]) for each in node.rows("events")] == [
+        ("xid", "31", "GPU-0"),
+        ("driver", "590.10", "GPU-0"),
+        ("driver", "590.10", "GPU-1"),
+    ]
+    assert node.rows("events")[1]["detail"] == "driver 580.95.05 before"
+    energy = [row["energy_mj"] for row in node.rows("samples") if row["gpu"] == "GPU-0"]
+    assert (energy[0], energy[-1]) == (54700000000.0, 5.0)
+    assert {row["driver"] for row in node.rows("inventory")} == {"580.95.05", "590.10"}
+
+
+def test_a_gpu_that_blocks_the_driver_is_told_and_the_others_are_read(
+    node: Node, daemons: Callable[..., subprocess.Popen[str]]
+) -> None:
+    daemon = daemons("--interval", "1s")
+    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    node.set(**{"0.hang": "1"})
+    until(lambda: node.rows("events"))
+    told_at = node.rows("events")[0]["timestamp"]
+    time.sleep(3)
+    stop(daemon)
+    assert [(each["type"], each["code"], each["gpu"]) for each in node.rows("events")] == [
+        ("other", "nvml_hang", "GPU-0")
+    ]
+    later = [row["gpu"] for row in node.rows("samples") if row["timestamp"] > told_at]
+    assert later.count("GPU-1") >= 2
+    assert "GPU-0" not in later
+
+
+def test_no_process_outlives_a_daemon_that_is_killed_while_a_gpu_hangs(
+    node: Node, daemons: Callable[..., subprocess.Popen[str]]
+) -> None:
+    daemon = daemons("--interval", "1s")
+    until(lambda: "listening for XIDs of 2 GPUs" in node.log())
+    node.set(**{"0.hang": "1"})
+    time.sleep(1.5)  # the next reading now stands in the call
+    threads = Path(f"/proc/{daemon.pid}/task").iterdir()
+    children = [pid for task in threads for pid in (task / "children").read_text().split()]
+    assert len(children) == 2
+    daemon.kill()
+    daemon.wait(10)
+    until(lambda: not any(_runs(pid) for pid in children))
+
+
+def _runs(pid: str) -> bool:
+    try:
+        return b"telemetry.nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_two_collectors_of_a_node_do_not_land_in_one_folder(
+    node: Node, daemons: Callable[..., subprocess.Popen[str]]
+) -> None:
+    daemon = daemons("--interval", "1s")
+    until(lambda: "listening" in node.log())
+    run = node.once()
+    assert run.returncode == 1
+    assert "another collector of the node node7 lands here" in run.stderr
+    stop(daemon)
+
+
+def test_a_foreign_folder_of_our_name_is_not_imported(node: Node) -> None:
+    (node.folder / "telemetry").mkdir()
+    (node.folder / "telemetry" / "__init__.py").write_text("raise RuntimeError('foreign')\n")
+    code = "import sys; sys.path.remove(''); from predrain.command import main; main()"
+    run = subprocess.run(
+        [sys.executable, "-c", code, "collect", "nvml", "--spool", "s", "--once"],
+        env=node.env,
+        cwd=node.folder,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+
+
+def test_the_landed_columns_have_the_types_of_the_catalogue(node: Node) -> None:
+    node.once()
+    (path,) = (node.spool / "samples").glob("*.parquet")
+    schema = pq.read_schema(path)
+    assert schema.field("energy_mj").type == pa.float64()
+    assert schema.field("clocks_event_reasons").type == pa.uint64()
+    assert schema.field("recovery_action").type == pa.int32()

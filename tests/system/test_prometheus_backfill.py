@@ -1,0 +1,229 @@
+"""A real Prometheus with 30 days of a simulated fleet, pulled back through its API: the simulator's own dataset."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from simulator.simulate import simulate
+from telemetry.landing.folder import landing_of
+from telemetry.store import Dataset
+from tests.system.prometheus_server import PrometheusServer, free_port, load_blocks, need_prometheus, prometheus
+from tests.system.simulated_exposition import exposition, same_values, samples_of, write_openmetrics
+
+pytestmark = pytest.mark.system
+
+GPUS, DAYS, SEED = 12, 30, 3
+START, END = "2026-01-01T00:00:00Z", "2026-01-31T00:00:00Z"
+VERB = "from predrain.command import main; main()"
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """The simulated fleet and the server that has its history."""
+
+    truth: Dataset
+    data: Path
+    server: PrometheusServer
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """Simulate, turn into blocks, serve."""
+    need_prometheus()
+    base = tmp_path_factory.mktemp("fleet")
+    # Many failures, so that counters reset, GPUs are replaced and fall silent.
+    simulate(base / "sim", gpus=GPUS, days=DAYS, seed=SEED, scenario="drift", acceleration=60.0)
+    truth = Dataset.open(base / "sim")
+    write_openmetrics(truth, base / "history.om")
+    load_blocks(base / "history.om", base / "data")
+    with prometheus(base / "data") as server:
+        yield Fleet(truth, base / "data", server)
+
+
+def command(url: str, dataset: Path, *options: str | Path, start: str = START, end: str = END) -> list[str]:
+    """Return the command line of a backfill."""
+    told = [
+        "collect",
+        "prometheus",
+        "--url",
+        url,
+        "--start",
+        start,
+        "--end",
+        end,
+        "--dataset",
+        dataset,
+        "--json",
+        *options,
+    ]
+    return [sys.executable, "-c", VERB, *map(str, told)]
+
+
+def collect(url: str, dataset: Path, *options: str | Path, **span: str) -> dict[str, object]:
+    """Run a backfill to its end."""
+    run = subprocess.run(
+        command(url, dataset, *options, **span), capture_output=True, text=True, timeout=120, check=False
+    )
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout)
+
+
+def add_events(fleet: Fleet, dataset: Path) -> None:
+    """Give the dataset the simulator's own events, as an operator would give a log of them."""
+    from datetime import timedelta
+
+    from telemetry.channels import resolve_channels
+    from telemetry.importing import import_dataset
+
+    import_dataset(
+        dataset,
+        events=[fleet.truth.path / "events.parquet"],
+        inventory=fleet.truth.path / "inventory.parquet",
+        jobs=fleet.truth.path / "jobs.parquet",
+        step=timedelta(minutes=10),
+        channels=resolve_channels({}),
+        dedupe=timedelta(seconds=60),
+        delay=timedelta(minutes=10),
+        late=timedelta(days=7),
+    )
+
+
+def assert_same_telemetry(fleet: Fleet, dataset: Path) -> None:
+    """Every sample of the simulator and none besides; exact, gauges being float32 on both sides."""
+    mine, theirs = samples_of(fleet.truth), samples_of(Dataset.open(dataset))
+    assert set(mine) == set(theirs)
+    assert len(mine) == len(theirs)
+    different = [name for name in mine if not same_values(mine[name], theirs[name])]
+    assert different == []
+
+
+def assert_same_events(fleet: Fleet, dataset: Path) -> None:
+    """Every event of the simulator; those that only the XID gauge tells may be there besides."""
+    read = Dataset.open(dataset).events()
+    read = read[read["source"] != "xid_gauge"]
+    names = ["timestamp", "node", "gpu", "type", "code", "known_at"]
+    mine = fleet.truth.events()[names].sort_values(names, ignore_index=True)
+    pd.testing.assert_frame_equal(mine, read[names].sort_values(names, ignore_index=True))
+    stays = ["gpu", "node", "slot", "serial", "model", "installed_at", "removed_at"]
+    pd.testing.assert_frame_equal(
+        fleet.truth.inventory()[stays].sort_values(stays, ignore_index=True),
+        Dataset.open(dataset).inventory()[stays].sort_values(stays, ignore_index=True),
+    )
+
+
+def test_the_history_comes_back_as_it_was(fleet: Fleet, tmp_path: Path) -> None:
+    inventory = fleet.truth.path / "inventory.parquet"
+    told = collect(fleet.server.url, tmp_path / "out", "--inventory", inventory)
+    assert told["samples"] > 20 * GPUS * DAYS * 100
+    assert told["quarantined"] == {}
+    assert_same_telemetry(fleet, tmp_path / "out")
+    add_events(fleet, tmp_path / "out")
+    assert_same_events(fleet, tmp_path / "out")
+    assert_same_telemetry(fleet, tmp_path / "out")
+    again = collect(fleet.server.url, tmp_path / "out")
+    assert (again["samples"], again["folded files"]) == (0, {})
+    # A longer time brings what is new, once; nothing else changes.
+    digest = Dataset.open(tmp_path / "out").digest
+    collect(fleet.server.url, tmp_path / "out", end="2026-02-02T00:00:00Z")
+    assert Dataset.open(tmp_path / "out").digest == digest
+
+
+def test_gaps_stay_gaps(fleet: Fleet, tmp_path: Path) -> None:
+    """The simulator leaves samples out; a query with a look-back would have filled every one of those gaps."""
+    mine = samples_of(fleet.truth)
+    gaps = mine.groupby("gpu")["timestamp"].diff().dt.total_seconds()
+    assert (gaps > 600).sum() > 20, "this fleet has no gaps: choose another seed"
+    day = mine.loc[gaps[gaps > 600].index[0], "timestamp"].floor("D")
+    first, last = day.isoformat(), (day + pd.Timedelta(days=1)).isoformat()
+    collect(fleet.server.url, tmp_path / "out", start=first, end=last)
+    expected = mine[(mine["timestamp"] >= first) & (mine["timestamp"] <= last)]
+    got = samples_of(Dataset.open(tmp_path / "out"))
+    assert got[["gpu", "timestamp"]].values.tolist() == expected[["gpu", "timestamp"]].values.tolist()
+
+
+def test_killed_anywhere_it_goes_on_without_gaps_or_duplicates(fleet: Fleet, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    draw = random.Random(20260131)
+    landed = landing_of(out) / "samples"
+    killed = 0
+    for _ in range(4):
+        before = len(list(landed.glob("*.parquet")))
+        run = subprocess.Popen(
+            command(fleet.server.url, out, "--no-compact", "--concurrency", "2"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        deadline = time.monotonic() + 30
+        enough = before + draw.randint(3, 20)
+        while run.poll() is None and len(list(landed.glob("*.parquet"))) < enough and time.monotonic() < deadline:
+            time.sleep(0.001)
+        time.sleep(draw.random() * 0.05)
+        killed += run.poll() is None
+        run.send_signal(signal.SIGKILL)
+        run.wait(10)
+    assert killed >= 3, "the backfill was over before it could be killed"
+    inventory = fleet.truth.path / "inventory.parquet"
+    told = collect(fleet.server.url, out, "--inventory", inventory)
+    assert 0 < told["chunks fetched before"] < told["chunks"]
+    assert_same_telemetry(fleet, out)
+
+
+def test_a_server_with_a_low_limit_is_asked_for_less(fleet: Fleet, tmp_path: Path) -> None:
+    # 6 h of 12 GPUs are 432 samples of a metric; the limit asks for halves, then for quarters.
+    copy = fleet.data.with_name("limited")
+    subprocess.run(["cp", "-r", fleet.data, copy], check=True, timeout=60)
+    (copy / "lock").unlink(missing_ok=True)
+    with prometheus(copy, arguments=["--query.max-samples=150"]) as limited:
+        collect(limited.url, tmp_path / "out", start="2026-01-10T00:00:00Z", end="2026-01-13T00:00:00Z")
+    mine = samples_of(fleet.truth)
+    expected = mine[mine["timestamp"].between("2026-01-10T00:00:00Z", "2026-01-13T00:00:00Z")].reset_index(drop=True)
+    got = samples_of(Dataset.open(tmp_path / "out"))
+    assert [name for name in expected if name in got and not same_values(expected[name], got[name])] == []
+    assert len(got) == len(expected)
+
+
+@contextmanager
+def victoria_metrics(data: Path, *arguments: str) -> Iterator[str]:
+    """Run VictoriaMetrics until the block ends; yields its address."""
+    program = shutil.which("victoria-metrics")
+    if program is None:
+        pytest.skip("victoria-metrics is not installed: apt-get install victoria-metrics")
+    url = f"http://127.0.0.1:{free_port()}"
+    flags = [f"-storageDataPath={data}", f"-httpListenAddr={url.removeprefix('http://')}", "-retentionPeriod=100y"]
+    process = subprocess.Popen([program, *flags, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(150):
+            with suppress(OSError):
+                urllib.request.urlopen(f"{url}/health", timeout=2).close()
+                break
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.mark.parametrize("limit", [[], ["-search.maxSamplesPerQuery=10000"]], ids=["roomy", "low limit"])
+def test_victoria_metrics_gives_the_same(fleet: Fleet, tmp_path: Path, limit: list[str]) -> None:
+    with victoria_metrics(tmp_path / "vm", *limit) as url:
+        lines = (line.rstrip("\n").rsplit(" ", 1) for line in exposition(fleet.truth))
+        body = "".join(f"{sample} {seconds}000\n" for sample, seconds in lines).encode()
+        request = urllib.request.Request(f"{url}/api/v1/import/prometheus", data=body, method="POST")
+        urllib.request.urlopen(request, timeout=60).close()
+        urllib.request.urlopen(f"{url}/internal/force_flush", timeout=10).close()
+        collect(url, tmp_path / "out", "--inventory", fleet.truth.path / "inventory.parquet", "--chunk", "24h")
+    assert_same_telemetry(fleet, tmp_path / "out")

@@ -1,0 +1,132 @@
+"""Drains, resumes, repairs and jobs of a real Slurm, through the command; its controller is killed in between."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.system.slurm_cluster import SlurmCluster, why_not
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
+PREDRAIN = str(Path(sys.executable).with_name("predrain"))
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    """Two nodes of eight GPUs, in a folder whose name is short enough for a socket."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sl", ignore_cleanup_errors=True) as folder,
+        SlurmCluster(Path(folder)) as made,
+    ):
+        yield made
+
+
+def collect(cluster: SlurmCluster, dataset: Path, *more: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [PREDRAIN, "collect", "slurm", "--dataset", str(dataset), "--once", "--json", *more],
+        env=cluster.environment,
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=180,
+    )
+
+
+def landed(dataset: Path, kind: str) -> list[dict[str, Any]]:
+    folder = dataset.with_name(dataset.name + ".live") / kind
+    files = sorted(folder.glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    return pa.concat_tables([pq.read_table(path) for path in files]).to_pylist() if files else []
+
+
+def told(dataset: Path) -> list[tuple[str, ...]]:
+    return [(row["node"], row["type"], row["code"], row["detail"], row["source"]) for row in landed(dataset, "events")]
+
+
+def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: Path):
+    dataset = tmp_path / "fleet"
+    assert json.loads(collect(cluster, dataset).stdout)["events"] == 0
+
+    began = datetime.now(UTC) - timedelta(seconds=2)
+    job = cluster.submit("-w", "n1", "--gres=gpu:2", "-c1", script="sleep 3")
+    cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
+    cluster.update("n1", state="drain", reason="xid 79 on gpu 3")
+    assert json.loads(collect(cluster, dataset).stdout)["jobs"] == 1
+    cluster.update("n1", state="drain", reason="gpu 3 replaced, burn-in")
+    cluster.wait(lambda: cluster.job(job)["job_state"] == "COMPLETED")
+    collect(cluster, dataset)
+
+    cluster.update("n2", weight="5")  # a change, so that the nodes are saved anew
+    cluster.wait_until_saved()
+    cluster.kill("slurmctld")
+    failed = collect(cluster, dataset, "--timeout", "5s", check=False)
+    assert failed.returncode == 1
+    assert "predrain: error: Slurm does not answer" in failed.stderr
+    assert failed.stderr.count("\n") <= 4
+
+    cluster.start_controller()
+    cluster.wait(lambda: cluster.states() == {"n1": "drained", "n2": "idle"}, 60)
+    collect(cluster, dataset)
+    cluster.update("n1", state="resume")
+    cluster.update("n2", state="drain", reason="predrain: p=0.83/24h gpu=1")
+    collect(cluster, dataset)
+    collect(cluster, dataset)
+
+    assert told(dataset) == [
+        ("n1", "drain", "drain", "xid 79 on gpu 3 [root]", "slurm"),
+        ("n1", "drain", "drain", "gpu 3 replaced, burn-in [root]", "slurm"),
+        ("n1", "replacement", "replacement", "gpu 3 replaced, burn-in", "slurm"),
+        ("n1", "drain", "resume", "gpu 3 replaced, burn-in", "slurm"),
+        ("n2", "drain", "drain", "predrain: p=0.83/24h gpu=1 [root]", "predrain"),
+    ]
+    rows = landed(dataset, "events")
+    assert all(began <= row["timestamp"] <= row["known_at"] <= datetime.now(UTC) for row in rows)
+    assert {row["gpu"] for row in rows} == {None}
+
+    running, done = landed(dataset, "jobs")
+    assert (running["job"], running["node"], running["gpus"]) == (job, "n1", 2)
+    assert (running["ended_at"], running["outcome"]) == (None, None)
+    assert (done["job"], done["started_at"], done["gpus"], done["outcome"]) == (
+        job,
+        running["started_at"],
+        2,
+        "completed",
+    )
+    assert timedelta(seconds=2) <= done["ended_at"] - done["started_at"] <= timedelta(seconds=60)
+    cluster.update("n2", state="resume")
+
+
+def test_following_lands_what_it_holds_and_leaves_on_a_signal(cluster: SlurmCluster, tmp_path: Path):
+    dataset = tmp_path / "fleet"
+    process = subprocess.Popen(
+        [PREDRAIN, "collect", "slurm", "--dataset", str(dataset), "--interval", "1s", "--json"],
+        env=cluster.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        state = dataset.with_name("fleet.live") / "state" / "slurm-default.json"
+        cluster.wait(state.exists)
+        cluster.update("n2", state="drain", reason="cooling")
+        cluster.wait(lambda: len(told(dataset)) == 1)
+        cluster.kill("n1")  # a node that stops answering is down after SlurmdTimeout
+        cluster.wait(lambda: any(row[:3] == ("n1", "drain", "down") for row in told(dataset)), 90)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, err
+    assert json.loads(out)["events"] == 2
+    assert told(dataset)[0] == ("n2", "drain", "drain", "cooling [root]", "slurm")

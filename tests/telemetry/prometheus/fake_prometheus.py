@@ -1,0 +1,207 @@
+"""A small Prometheus in this process: answers range selectors from lists, and fails on command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+Labels = dict[str, str]
+START = datetime(2026, 1, 1, tzinfo=UTC)
+START_MS = int(START.timestamp()) * 1000
+HOUR_MS = 3_600_000
+_MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)("(?:[^"\\]|\\.)*")')
+
+
+@dataclass
+class Asked:
+    """One request as the server saw it."""
+
+    method: str
+    path: str
+    parameters: dict[str, str]
+    headers: dict[str, str]
+
+
+@dataclass
+class Reply:
+    """What the server says instead of an answer."""
+
+    status: int = 200
+    body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
+    length: int | None = None  # what Content-Length claims
+    pause_s: float = 0.0  # between two halves of the body
+
+
+Fault = Callable[[Asked], Reply | None]
+
+
+def error(status: int, text: str, **headers: str) -> Reply:
+    """An error as Prometheus words it."""
+    body = json.dumps({"status": "error", "errorType": "execution", "error": text}).encode()
+    return Reply(status, body, {"Content-Type": "application/json", **headers})
+
+
+class FakePrometheus:
+    """The server's data and rules; ``asked`` keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.series: list[tuple[Labels, list[tuple[int, float]]]] = []
+        self.left_open = False
+        self.max_samples: int | None = None
+        self.warnings: list[str] = []
+        self.pretty = False
+        self.fault: Fault | None = None
+        self.asked: list[Asked] = []
+        self.url = ""
+        self._guard = threading.Lock()
+
+    def add(self, name: str, labels: Labels, samples: list[tuple[int, float]]) -> None:
+        """Add a series."""
+        self.series.append(({"__name__": name, **labels}, sorted(samples)))
+
+    def queries(self) -> list[str]:
+        """The PromQL that was asked, in order."""
+        return [each.parameters["query"] for each in self.asked if "query" in each.parameters]
+
+    def answer(self, asked: Asked) -> Reply:
+        """Answer a request."""
+        with self._guard:
+            self.asked.append(asked)
+            made = self.fault(asked) if self.fault is not None else None
+        return self.whole(asked) if made is None else made
+
+    def whole(self, asked: Asked) -> Reply:
+        """Answer a request without a fault."""
+        if asked.path.endswith("/api/v1/label/__name__/values"):
+            match = asked.parameters.get("match[]", "{}")
+            return self._good(sorted({labels["__name__"] for labels, _ in self.series if matches(labels, match)}))
+        if asked.path.endswith("/api/v1/series"):
+            return self._good([labels for labels, _ in self.series if matches(labels, asked.parameters["match[]"])])
+        if asked.path.endswith("/api/v1/query"):
+            return self._range(asked)
+        return Reply(404, b"404 page not found")
+
+    def _range(self, asked: Asked) -> Reply:
+        selector, length = re.fullmatch(r"(\{.*\})\[(\d+)ms\]", asked.parameters["query"]).groups()  # type: ignore[union-attr] # no match is a failed test
+        until = round(float(asked.parameters["time"]) * 1000)
+        after = until - int(length)
+        result = []
+        for labels, samples in self.series:
+            if not matches(labels, selector):
+                continue
+            inside = [
+                (ms, v) for ms, v in samples if ms <= until and (ms > after or (ms == after and not self.left_open))
+            ]
+            if inside:
+                values = [[ms // 1000 if ms % 1000 == 0 else ms / 1000, _text(value)] for ms, value in inside]
+                result.append({"metric": labels, "values": values})
+        held = sum(len(each["values"]) for each in result)
+        if self.max_samples is not None and held > self.max_samples:
+            return error(422, "query processing would load too many samples into memory in query execution")
+        return self._good({"resultType": "matrix", "result": result})
+
+    def _good(self, data: Any) -> Reply:
+        document: dict[str, Any] = {"status": "success", "data": data}
+        if self.warnings:
+            document["warnings"] = self.warnings
+        text = json.dumps(document, indent=1) if self.pretty else json.dumps(document, separators=(",", ":"))
+        return Reply(200, text.encode(), {"Content-Type": "application/json"})
+
+
+def matches(labels: Labels, selector: str) -> bool:
+    """Whether a series meets the matchers."""
+    for name, operator, quoted in _MATCHER.findall(selector):
+        value, wanted = labels.get(name, ""), json.loads(quoted)
+        equal = bool(re.fullmatch(wanted, value)) if "~" in operator else value == wanted
+        if equal == operator.startswith("!"):
+            return False
+    return True
+
+
+def _text(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(value)
+
+
+@contextmanager
+def serving(fake: FakePrometheus, port: int = 0, tls: ssl.SSLContext | None = None) -> Iterator[str]:
+    """Serve until the block ends; yields the address."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._reply(b"")
+
+        def do_POST(self) -> None:
+            self._reply(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+        def _reply(self, form: bytes) -> None:
+            parts = urlsplit(self.path)
+            held = parse_qs(parts.query, keep_blank_values=True) | parse_qs(form.decode(), keep_blank_values=True)
+            parameters = {name: values[-1] for name, values in held.items()}
+            made = fake.answer(Asked(self.command, parts.path, parameters, dict(self.headers)))
+            length = len(made.body) if made.length is None else made.length
+            try:
+                self.send_response(made.status)
+                for name, value in {**made.headers, "Content-Length": str(length)}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                half = len(made.body) // 2
+                self.wfile.write(made.body[:half])
+                self.wfile.flush()
+                time.sleep(made.pause_s)
+                self.wfile.write(made.body[half:])
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+            if length != len(made.body):
+                self.close_connection = True
+
+        def handle(self) -> None:
+            with contextlib.suppress(ssl.SSLError, ConnectionError):
+                super().handle()
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    fake.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{server.server_port}"
+    try:
+        yield fake.url
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)
+
+
+def gpu_labels(number: int, **others: str) -> Labels:
+    """Labels as dcgm-exporter gives them."""
+    return {
+        "gpu": str(number % 8),
+        "UUID": f"GPU-{number:08x}-0000-0000-0000-000000000000",
+        "Hostname": f"node{number // 8:02d}",
+        "modelName": "H100",
+        "DCGM_FI_DRIVER_VERSION": "570.1",
+        **others,
+    }

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
-
 import typer
 
-import predrain
+from predrain import (
+    collect_compact,
+    collect_diagnostics,
+    collect_exporters,
+    collect_kernel_log,
+    collect_kubernetes,
+    collect_nvml,
+    collect_openmetrics,
+    collect_prometheus,
+    collect_receive,
+    collect_slurm,
+    collect_tickets,
+)
 
 SOURCES = typer.Typer(
     name="collect",
@@ -15,8 +24,17 @@ SOURCES = typer.Typer(
     no_args_is_help=True,
 )
 
-for _found in sorted(each.name for each in pkgutil.iter_modules(predrain.__path__) if each.name.startswith("collect_")):
-    importlib.import_module(f"predrain.{_found}").add_to(SOURCES)
+collect_compact.add_to(SOURCES)
+collect_prometheus.add_to(SOURCES)
+collect_openmetrics.add_to(SOURCES)
+collect_exporters.add_to(SOURCES)
+collect_receive.add_to(SOURCES)
+collect_nvml.add_to(SOURCES)
+collect_kernel_log.add_to(SOURCES)
+collect_slurm.add_to(SOURCES)
+collect_kubernetes.add_to(SOURCES)
+collect_tickets.add_to(SOURCES)
+collect_diagnostics.add_to(SOURCES)
 
 
 def add_to(app: typer.Typer) -> None:

@@ -38,7 +38,8 @@ def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame
         is still there: that is how GPUs fail.
     """
     seen = _places(runs)
-    node_since = runs.groupby("node")["first_ms"].min().to_dict()
+    # Sightings of the node itself do not count: whoever watches nodes may have begun long before anybody saw GPUs.
+    node_since = runs[runs["gpu"].notna()].groupby("node")["first_ms"].min().to_dict()
     statics = _node_statics(runs)
     stays: list[dict[str, Any]] = [] if given is None else [_plain(row) for row in given.to_dict("records")]
     of_gpu: dict[str, list[dict[str, Any]]] = defaultdict(list)
@@ -57,7 +58,7 @@ def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame
         stays = [stay for stay in stays if stay["gpu"] is not None]
     elif not stays or given is None:
         named = {stay["node"] for stay in stays}
-        stays += [_new_stay(node, None) for node in sorted(node_since) if node not in named]
+        stays += [_new_stay(node, None) for node in sorted(set(runs["node"])) if node not in named]
     for stay in stays:
         for name, value in statics.get(stay["node"], {}).items():
             if stay.get(name) is None:

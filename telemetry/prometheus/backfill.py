@@ -29,9 +29,9 @@ from telemetry.prometheus.harvest import Harvest, SpanTooLarge
 from telemetry.prometheus.progress import Pieces, Progress, job_id
 from telemetry.prometheus.selectors import check_match
 from telemetry.prometheus.spans import Span, chunks, without
-from telemetry.series.xid_counts import XidCounts
 from telemetry.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.series.mapping import SourceMapping
+from telemetry.series.xid_counts import XidCounts
 
 SETTLED_AFTER: Final = timedelta(minutes=2)
 """Newer samples may still be on their way: VictoriaMetrics shows none of its last 30 s, agents send in batches."""

@@ -15,10 +15,10 @@ from telemetry.atomic import write_bytes
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.series.xid_counts import XidCounts
 from telemetry.schema import INSTANT
 from telemetry.series.counted import Told, watched
 from telemetry.series.identity import Series, XidCount
+from telemetry.series.xid_counts import XidCounts
 
 _LOG = logging.getLogger(__name__)
 _STATE = "receive-xid-counts.json"

@@ -23,13 +23,13 @@ from telemetry.atomic import disk_errors, write_bytes
 from telemetry.channel import channel_as_dict
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from telemetry.series.xid_counts import XidCounts
 from telemetry.series.counted import split, watched
 from telemetry.series.dump_lines import DumpReader
 from telemetry.series.dump_spill import Spill, slices
 from telemetry.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.series.mapping import SourceMapping
 from telemetry.series.rows import assemble, sighted
+from telemetry.series.xid_counts import XidCounts
 
 _LAYOUT_VERSION: Final = 1
 """Part of the names of what lands: a change of how parts are cut must not be taken for what landed before."""

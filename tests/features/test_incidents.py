@@ -48,7 +48,14 @@ def test_after_the_quiet_span_a_new_incident_starts():
 
 @pytest.mark.parametrize(
     ("type_", "code"),
-    [("repair", ""), ("replacement", ""), ("repair", "reset"), ("other", "Reset"), ("other", "reboot"), ("other", "boot")],
+    [
+        ("repair", ""),
+        ("replacement", ""),
+        ("repair", "reset"),
+        ("other", "Reset"),
+        ("other", "reboot"),
+        ("other", "boot"),
+    ],
 )
 def test_a_repair_or_reset_ends_an_incident(type_, code):
     found = find(event(at(0), code="79"), event(at(3), type_, code), event(at(5), code="79"))
@@ -172,6 +179,7 @@ def test_only_fatal_sub_codes_of_nvlink_5_errors_can_count():
         ("fail", "", False),
         ("dcgm-r3", "result: failed", False),
         ("r3", "", None),
+        ("inconclusive", "aborted with an error before it failed", None),
     ],
 )
 def test_what_a_diagnostic_said(code, detail, passed):

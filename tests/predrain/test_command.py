@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 PREDRAIN = Path(sys.executable).with_name("predrain")
-VERBS = ("simulate", "import", "prepare", "features", "train", "backtest", "report")
+VERBS = ("simulate", "import", "prepare", "features", "train", "backtest", "report", "doctor")
+SOURCES = (
+    *("compact", "prometheus", "openmetrics", "exporters", "receive", "nvml"),
+    *("kernel-log", "slurm", "kubernetes", "tickets", "diagnostics"),
+)
 
 
 def predrain(*args: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -30,6 +34,14 @@ def test_every_verb_has_help_with_an_example(verb: str, tmp_path: Path) -> None:
     shown = predrain(verb, "--help", cwd=tmp_path)
     assert shown.returncode == 0
     assert f"Example: predrain {verb}" in shown.stdout
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_every_source_has_help_with_an_example(source: str, tmp_path: Path) -> None:
+    shown = predrain("collect", source, "--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert f"Example: predrain collect {source}" in shown.stdout
+    assert source in predrain("collect", "--help", cwd=tmp_path).stdout
 
 
 def test_the_help_of_simulate_explains_every_scenario(tmp_path: Path) -> None:

@@ -144,6 +144,27 @@ def test_a_gpu_that_moves_and_one_that_is_replaced_end_their_stays(tmp_path: Pat
     assert pd.isna(stays.loc[(gpu(1), "node-0"), "removed_at"])
 
 
+def test_a_node_watched_before_its_gpus_does_not_make_them_newcomers(tmp_path: Path):
+    landing = Landing(landing_of(tmp_path / "dataset"), writer="test")
+    before = (DAY - pd.Timedelta(days=9)).to_pydatetime()
+    landing.land("inventory", pa.Table.from_pylist([{"node": "node-0", "rack": "r7", "seen_at": before}]))
+    land(tmp_path, raw(gpus=2))
+    fold(tmp_path)
+    stays = Dataset.open(tmp_path / "dataset").inventory()
+    assert stays["rack"].tolist() == ["r7", "r7"]
+    assert (stays["installed_at"] <= DAY).all()
+
+
+def test_a_fleet_without_gpus_is_one_of_nodes(tmp_path: Path):
+    frame = raw(gpus=4, times=12, every="10min")
+    land(tmp_path, frame[frame["gpu"].isin([gpu(0), gpu(2)])].drop(columns=["gpu", "xid_last"]))
+    fold(tmp_path)
+    dataset = Dataset.open(tmp_path / "dataset")
+    assert dataset.meta.unit == "node"
+    assert dataset.inventory()["node"].tolist() == ["node-0", "node-1"]
+    assert dataset.meta.counts["samples"] == 24
+
+
 def test_a_gpu_that_falls_silent_is_still_there(tmp_path: Path):
     land(tmp_path, raw(gpus=2))
     fold(tmp_path)

@@ -1,0 +1,103 @@
+"""``predrain collect exporters``: live scraping of exporter pages."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+
+
+class NodeSource(StrEnum):
+    """Where a row's node comes from."""
+
+    AUTO = "auto"
+    PAGE = "page"
+    TARGET = "target"
+
+
+def exporters(
+    targets: Annotated[
+        list[str],
+        typer.Option(
+            help="What to scrape: host:port or a URL (several with commas between), a file (a target and its node a "
+            "line, or Prometheus file_sd JSON/YAML; read again when it changes), or "
+            "kubernetes:NAMESPACE/SERVICE[:PORT]; may be repeated."
+        ),
+    ],
+    dataset: Annotated[Path, typer.Option(help="The dataset; rows land in the folder DATASET.live beside it.")],
+    interval: Annotated[str, typer.Option(help="Time between two scrapes of a target.")] = "30s",
+    timeout: Annotated[str, typer.Option(help="Time for one scrape, to its last byte.")] = "10s",
+    concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Scrapes under way at once.")] = 512,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates (PEM) to trust instead of the system's.")] = None,
+    bearer_token_file: Annotated[
+        Path | None, typer.Option(help="File with a bearer token; read again when it changes.")
+    ] = None,
+    basic_auth_file: Annotated[
+        Path | None, typer.Option(help="File with user:password; read again when it changes.")
+    ] = None,
+    mapping: Annotated[
+        Path | None, typer.Option(help="YAML file that maps metric names and labels that differ from the exporters'.")
+    ] = None,
+    node_from: Annotated[
+        NodeSource,
+        typer.Option(
+            help="Where the node comes from. auto: the target list or Kubernetes where they tell it, else the page's "
+            "labels, else the host. page: the labels first. target: never the labels."
+        ),
+    ] = NodeSource.AUTO,
+    listen: Annotated[
+        str | None, typer.Option(help="Serve the collector's own /metrics and /healthz here, such as 127.0.0.1:9210.")
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Scrape each target once, land it and leave.")] = False,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Scrape dcgm-exporter's and AMD's pages until SIGTERM. How the scraping goes is telemetry too.
+
+    Several collectors of one dataset share the targets: each is scraped by one, and when that one dies another takes
+    over within an interval.
+
+    Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
+    """
+    from telemetry.config import parse_duration
+
+    seconds = {}
+    for name, text in (("--interval", interval), ("--timeout", timeout)):
+        try:
+            seconds[name] = parse_duration(text).total_seconds()
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint=name) from None
+    with reported():
+        import asyncio
+        import logging
+
+        from pipeline.params import load_params
+        from telemetry.channels import resolve_channels
+        from telemetry.exporters.credentials import Credentials
+        from telemetry.exporters.service import ExporterOptions, collect_exporters
+        from telemetry.exporters.settings import ScrapeSettings
+        from telemetry.exporters.target_lists import read_target_options
+        from telemetry.series.mapping import load_source_mapping
+
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        options = ExporterOptions(
+            dataset=dataset,
+            targets=read_target_options(targets),
+            channels=resolve_channels(load_params(params_files(params)).channels),
+            mapping=load_source_mapping(mapping),
+            settings=ScrapeSettings(seconds["--interval"], seconds["--timeout"], concurrency),
+            node_from=node_from.value,
+            credentials=Credentials(bearer_token_file, basic_auth_file),
+            ca_file=ca_file,
+            listen=listen,
+        )
+        show(asyncio.run(collect_exporters(options, once=once)), as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("exporters")(exporters)

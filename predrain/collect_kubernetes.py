@@ -1,0 +1,76 @@
+"""``predrain collect kubernetes``: drains, repairs, trouble and jobs of a cluster, from its API server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from predrain.console import JsonOption, reported, show
+
+
+def collect_kubernetes(
+    dataset: Annotated[Path, typer.Option(help="Dataset to collect for; what is heard lands beside it.")],
+    kubeconfig: Annotated[
+        Path | None, typer.Option(help="Default: the pod's service account, else what kubectl uses.")
+    ] = None,
+    context: Annotated[str | None, typer.Option(help="Context of the kubeconfig.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="Name of the cluster in the inventory.")] = None,
+    node_selector: Annotated[
+        str | None,
+        typer.Option(help="Labels of the nodes to read; given, nodes without GPUs too.  Default: all GPU nodes."),
+    ] = None,
+    namespace_selector: Annotated[
+        str | None, typer.Option(help="Labels of the namespaces whose GPU pods are jobs.  Default: all.")
+    ] = None,
+    jobs: Annotated[bool, typer.Option(help="Read pods.")] = True,
+    rules: Annotated[
+        Path | None,
+        typer.Option(help="YAML file: which taints, conditions and events mean what; asked before the defaults."),
+    ] = None,
+    interval: Annotated[str, typer.Option(help="How often what was heard is landed.")] = "60s",
+    once: Annotated[bool, typer.Option("--once", help="Compare once with what was known, then leave.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Follow nodes, events and pods of a Kubernetes cluster: drains and repairs, trouble of nodes, jobs on GPUs.
+
+    It needs to get, list and watch nodes, pods and events, and changes nothing: deploy/kubernetes/collector-rbac.yaml.
+
+    Example: predrain collect kubernetes --dataset fleet --cluster east
+    """
+    with reported():
+        from telemetry.config import parse_duration
+        from telemetry.errors import InputError
+        from telemetry.kubernetes.client import connect
+        from telemetry.kubernetes.collector import WRITER, KubernetesCollector, Scope
+        from telemetry.kubernetes.rules import load_rules
+        from telemetry.landing.folder import Landing, landing_of
+        from telemetry.node_events.rounds import stop_on_signals
+
+        try:
+            interval_s = parse_duration(interval).total_seconds()
+        except ValueError as error:
+            raise InputError(str(error), "--interval", "Write for instance 60s.") from error
+        if interval_s <= 0:
+            raise InputError(f"{interval!r} is no time to wait", "--interval", "Write for instance 60s.")
+        loaded = load_rules(rules)
+        scope = Scope(cluster, node_selector, namespace_selector, jobs)
+        with stop_on_signals() as stop:
+            api = connect(kubeconfig, context, sleep=stop.wait)
+            collector = KubernetesCollector(api, Landing(landing_of(dataset), writer=WRITER), loaded, scope)
+            try:
+                if once:
+                    collector.once()
+                else:
+                    collector.run(stop, interval_s=interval_s)
+            finally:
+                collector.close()
+                api.close()
+        result = {"dataset": str(dataset), "nodes": len(collector.nodes), "landed": dict(collector.journal.landed)}
+        show(result, as_json=as_json)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("kubernetes")(collect_kubernetes)

@@ -1,0 +1,353 @@
+"""The collector: follows nodes, events and pods of a cluster, and lands what they mean."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from telemetry.errors import InputError
+from telemetry.kubernetes.claims import ClaimBook
+from telemetry.kubernetes.client import Api, Refused, Unreachable, not_allowed, unreachable
+from telemetry.kubernetes.events import Notice, NoticeBook, notice_of
+from telemetry.kubernetes.follow import Change, Follower, Resource, list_all
+from telemetry.kubernetes.jobs import JobBook, PodRun, pod_run
+from telemetry.kubernetes.node_book import NodeBook
+from telemetry.kubernetes.node_view import NodeView, view_of
+from telemetry.kubernetes.rules import KubernetesRules
+from telemetry.kubernetes.state import Journal
+from telemetry.landing.folder import Landing
+from telemetry.landing.tables import Kind
+from telemetry.node_events.event import Event
+from telemetry.node_events.rounds import backoff_s
+
+log = logging.getLogger(__name__)
+
+WRITER: Final = "kubernetes"
+_EVENTS_OF: Final = "events of "
+_QUEUE: Final = 2000
+_TICK_S: Final = 0.25
+_FIRST_COMMIT_S: Final = 2.0
+_LEAVE_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What of a cluster is collected.
+
+    Parameters
+    ----------
+    cluster : str or None
+        Its name in the inventory, and that of the collector's state; default for the latter: the server's address.
+    node_selector : str or None
+        Label selector of nodes; given, nodes without GPUs are taken too.
+    namespace_selector : str or None
+        Label selector of the namespaces whose pods are jobs; None: all.
+    jobs : bool
+        Whether pods are read at all.
+    """
+
+    cluster: str | None = None
+    node_selector: str | None = None
+    namespace_selector: str | None = None
+    jobs: bool = True
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+def state_name(api: Api, scope: Scope) -> str:
+    """Return the name of the collector's state: one a cluster."""
+    return f"{WRITER}-{re.sub(r'[^A-Za-z0-9.-]+', '-', scope.cluster or api.name).strip('-.')[:80]}"
+
+
+class KubernetesCollector:
+    """Collects one cluster into one landing folder.
+
+    Parameters
+    ----------
+    api : Api
+    landing : Landing
+    rules : KubernetesRules
+    scope : Scope
+    clock : callable
+        The time now, aware UTC.
+
+    Raises
+    ------
+    InputError
+        If another process collects the same cluster into this folder, or its state is damaged.
+    """
+
+    def __init__(
+        self,
+        api: Api,
+        landing: Landing,
+        rules: KubernetesRules,
+        scope: Scope,
+        *,
+        clock: Callable[[], datetime] = _utc_now,
+    ) -> None:
+        self._api = api
+        self._rules = rules
+        self._scope = scope
+        self._clock = clock
+        self.journal = Journal(landing, state_name(api, scope))
+        content = self.journal.content
+        claims = ClaimBook(api, rules)
+        self.nodes = NodeBook(
+            rules,
+            cluster=scope.cluster,
+            all_nodes=scope.node_selector is not None,
+            content=content.get("nodes"),
+        )
+        self._notices = NoticeBook(content.get("notices"))
+        self._jobs = JobBook(map(PodRun.of_content, content.get("pods", ())), gpus_of_claim=claims.gpus)
+        self._versions: dict[str, str] = dict(content.get("versions", {}))
+        self._namespaces: frozenset[str] | None = None
+        self._events: list[Event] = []
+        self._rows: dict[Kind, list[dict[str, Any]]] = {"jobs": [], "inventory": []}
+        self._changed = False
+
+    def resources(self) -> list[Resource]:
+        """Return what is followed, nodes first."""
+        rules, scope = self._rules, self._scope
+        selector = {"labelSelector": scope.node_selector} if scope.node_selector else {}
+        found = [Resource("nodes", "/api/v1/nodes", lambda node: view_of(node, rules), selector)]
+        for kind in rules.event_kinds():
+            about = {"fieldSelector": f"involvedObject.kind={kind}"}
+            found.append(
+                Resource(f"{_EVENTS_OF}{kind}", "/api/v1/events", lambda event: notice_of(event, rules), about)
+            )
+        if scope.jobs:
+            bound = {"fieldSelector": "spec.nodeName!="}
+            found.append(Resource("pods", "/api/v1/pods", lambda pod: pod_run(pod, rules), bound))
+        return found
+
+    def once(self) -> None:
+        """List everything, compare it with what was known, land the difference.
+
+        Raises
+        ------
+        InputError
+            If the server refuses or does not answer, or the disk is full.
+        """
+        for resource in self.resources():
+            try:
+                self.take(list_all(self._api, resource, self._clock))
+            except Refused as refused:
+                raise not_allowed(refused, resource.path, self._api) from refused
+            except Unreachable as error:
+                raise unreachable(error, self._api) from error
+        try:
+            self._read_namespaces()
+        except Refused as refused:
+            raise not_allowed(refused, "/api/v1/namespaces", self._api) from refused
+        except Unreachable as error:
+            raise unreachable(error, self._api) from error
+        self.commit()
+        self.journal.flush()
+
+    def run(self, stop: threading.Event, *, interval_s: float = 60.0) -> None:
+        """Follow the cluster until ``stop`` is set, land every ``interval_s``, and at the end what is held.
+
+        Parameters
+        ----------
+        stop : threading.Event
+        interval_s : float
+            Seconds between two landings.
+
+        Raises
+        ------
+        InputError
+            If the server refuses us from the start, or at the end the disk is still full.
+        """
+        resources = self.resources()
+        self._check_access(resources)
+        changes: queue.Queue[Change] = queue.Queue(_QUEUE)
+
+        def put(change: Change) -> bool:
+            while not stop.is_set():
+                try:
+                    changes.put(change, timeout=_TICK_S)
+                except queue.Full:  # what is known cannot be landed: the server will keep the changes, or be listed
+                    continue
+                return True
+            return False
+
+        followers = [
+            Follower(self._api, each, put, clock=self._clock, wait=stop.wait, version=self._versions.get(each.name))
+            for each in resources
+        ]
+        threads = [
+            threading.Thread(target=each.run, name=f"follow {resource.name}", daemon=True)
+            for each, resource in zip(followers, resources, strict=True)
+        ]
+        log.info("%s: following %s", self._api.name, ", ".join(each.name for each in resources))
+        # Events are of nodes that we know: nodes go first where none is known yet.
+        waiting = threads[1:] if "nodes" not in self._versions else []
+        for thread in threads if not waiting else threads[:1]:
+            thread.start()
+        try:
+            self._work(stop, changes, waiting, interval_s)
+        finally:
+            stop.set()
+            self._api.close()
+            deadline = time.monotonic() + _LEAVE_S
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join(max(0.0, deadline - time.monotonic()))
+        while not changes.empty():
+            self.take(changes.get_nowait())
+        self.commit()
+        self.journal.flush()
+        log.info("%s: left, with everything landed", self._api.name)
+
+    def take(self, change: Change) -> None:
+        """Take in a change."""
+        self._changed = True
+        if change.resource == "nodes":
+            self._take_nodes(change)
+        elif change.resource == "pods":
+            self._take_pods(change)
+        else:
+            self._take_notices(change)
+        if change.version:
+            self._versions[change.resource] = change.version
+
+    def commit(self) -> None:
+        """Land what is new, if anything is, and remember how far we are.
+
+        Raises
+        ------
+        InputError
+            If the disk is full; what is held stays held.
+        """
+        takes = self._takes
+        self._rows["jobs"] += self._jobs.news(takes)
+        self._rows["inventory"] += self.nodes.sightings(self._clock())
+        rows: dict[Kind, list[dict[str, Any]]] = {"events": [event.row() for event in self._events], **self._rows}
+        if not self._changed and not any(rows.values()):
+            return
+        content = {
+            "nodes": self.nodes.content(),
+            "notices": self._notices.told,
+            "pods": [run.content() for run in self._jobs.runs()],
+            "versions": self._versions,
+        }
+        self.journal.commit(content, rows)
+        self._events = []
+        self._rows = {"jobs": [], "inventory": []}
+        self._changed = False
+
+    def close(self) -> None:
+        """Let another process collect."""
+        self.journal.close()
+
+    def _work(
+        self, stop: threading.Event, changes: queue.Queue[Change], waiting: list[threading.Thread], interval_s: float
+    ) -> None:
+        due_s = time.monotonic() + min(_FIRST_COMMIT_S, interval_s)
+        failures = 0
+        while not stop.is_set():
+            # While nothing can be landed, nothing more is taken in: what is held stays bounded.
+            if failures:
+                stop.wait(max(0.0, due_s - time.monotonic()))
+            else:
+                with contextlib.suppress(queue.Empty):
+                    self.take(changes.get(timeout=_TICK_S))
+                if waiting and "nodes" in self._versions:
+                    for thread in waiting:
+                        thread.start()
+                    waiting = []
+            if time.monotonic() < due_s:
+                continue
+            try:
+                self._refresh_namespaces()
+                self.commit()
+                self.journal.flush()
+            except InputError as error:
+                failures += 1
+                if failures == 1:
+                    log.error("nothing can be landed, retrying: %s", error)
+                due_s = time.monotonic() + backoff_s(failures)
+                continue
+            if failures:
+                log.info("landing works again")
+            failures = 0
+            due_s = time.monotonic() + interval_s
+
+    def _check_access(self, resources: list[Resource]) -> None:
+        """Ask for one object of each resource: what is not allowed is said now; a server that is down is waited for."""
+        asked = [(each.path, each.params) for each in resources]
+        if self._scope.namespace_selector is not None:
+            asked.append(("/api/v1/namespaces", {}))
+        for path, params in asked:
+            try:
+                self._api.get(path, {**params, "limit": "1"})
+            except Refused as refused:
+                if refused.status in (400, 401, 403, 404):
+                    raise not_allowed(refused, path, self._api) from refused
+            except Unreachable as error:
+                log.warning("%s does not answer yet: %s", self._api.name, error)
+                return
+
+    def _take_nodes(self, change: Change) -> None:
+        views: tuple[NodeView, ...] = change.objects
+        if change.kind == "gone":
+            for view in views:
+                # Its last state may be one that no watch told.
+                if view.name in self.nodes:
+                    self._events += self.nodes.see(view, change.at)
+                self._events += self.nodes.lose(view.name, change.at)
+            return
+        for view in views:
+            self._events += self.nodes.see(view, change.at)
+        if change.kind == "listed":
+            self._events += self.nodes.keep_only((view.name for view in views), change.at)
+
+    def _take_notices(self, change: Change) -> None:
+        notices: tuple[Notice, ...] = change.objects
+        for notice in notices:
+            if change.kind == "gone":
+                self._notices.forget(notice)
+            elif notice.node in self.nodes:
+                self._events += self._notices.see(notice, change.at)
+        if change.kind == "listed":
+            kind = change.resource.removeprefix(_EVENTS_OF)
+            self._notices.keep_only(kind, (notice.uid for notice in notices))
+
+    def _take_pods(self, change: Change) -> None:
+        runs: tuple[PodRun, ...] = change.objects
+        for run in runs:
+            self._jobs.see(run)
+            if change.kind == "gone":
+                self._jobs.lose(run.uid, change.at)
+        if change.kind == "listed":
+            self._jobs.keep_only((run.uid for run in runs), change.at)
+
+    def _takes(self, namespace: str) -> bool:
+        if self._scope.namespace_selector is None:
+            return True
+        return self._namespaces is not None and namespace in self._namespaces
+
+    def _refresh_namespaces(self) -> None:
+        try:
+            self._read_namespaces()
+        except (Refused, Unreachable) as error:
+            log.debug("namespaces stay as they were: %s", error)
+
+    def _read_namespaces(self) -> None:
+        if self._scope.namespace_selector is None:
+            return
+        selector = {"labelSelector": self._scope.namespace_selector}
+        pages = self._api.pages("/api/v1/namespaces", selector)
+        self._namespaces = frozenset(each["metadata"]["name"] for page in pages for each in page.get("items") or ())

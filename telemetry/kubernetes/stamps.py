@@ -1,0 +1,22 @@
+"""The API's instants: RFC 3339 text, with or without fractions of a second."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from telemetry.node_events.event import to_ms
+
+
+def stamp_ms(text: Any) -> int | None:
+    """Return milliseconds since 1970 UTC; None where there is no instant, or the zero one that Go writes for none."""
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=UTC)
+    ms = to_ms(when)
+    return ms if ms > 0 else None

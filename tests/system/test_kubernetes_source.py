@@ -1,0 +1,388 @@
+"""The Kubernetes collector against a real API server: what lands, with the least rights, across cuts and kills."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from telemetry.errors import InputError
+from telemetry.kubernetes.client import connect
+from telemetry.kubernetes.collector import KubernetesCollector, Scope
+from telemetry.kubernetes.discovery import service_targets
+from telemetry.kubernetes.rules import load_rules
+from telemetry.landing.folder import Landing
+from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
+
+pytestmark = pytest.mark.system
+
+RBAC = Path(__file__).parents[2] / "deploy" / "kubernetes" / "collector-rbac.yaml"
+WITHIN_S = 40.0
+T0 = datetime.now(UTC).replace(microsecond=0) - timedelta(hours=2)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesServer]:
+    with kubernetes_server_in(tmp_path_factory.mktemp("kubernetes")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def allowed(server: KubernetesServer) -> KubernetesServer:
+    server.apply(RBAC)
+    status = 0
+    deadline = time.monotonic() + WITHIN_S
+    while status != 200 and time.monotonic() < deadline:  # the authorizer takes a moment to see new roles
+        status, _ = server.request("GET", "/api/v1/nodes?limit=1", user="collector", check=False)
+    assert status == 200
+    return server
+
+
+def stamp(when: datetime) -> str:
+    return when.strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def wait_for(what: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WITHIN_S
+    while time.monotonic() < deadline:
+        found = what()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError("it did not come about")
+
+
+class Hands:
+    """What kubelets, operators and people do."""
+
+    def __init__(self, server: KubernetesServer) -> None:
+        self.server = server
+
+    def node(self, name: str, *, boot: str = "b1", machine: str = "M1", gpus: int = 8) -> None:
+        labels = {"kubernetes.io/hostname": name, "topology.kubernetes.io/zone": "z1", "nvidia.com/gpu.clique": "c.7"}
+        self.server.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": labels}})
+        info = {"bootID": boot, "systemUUID": machine, "machineID": "x"}
+        capacity = {"cpu": "64", "memory": "512Gi", "pods": "110", **({"nvidia.com/gpu": str(gpus)} if gpus else {})}
+        self.status(name, {"capacity": capacity, "allocatable": capacity, "nodeInfo": info})
+        self.ready(name, "True", T0)
+
+    def status(self, name: str, status: dict[str, Any]) -> None:
+        self.server.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
+
+    def ready(self, name: str, status: str, when: datetime) -> None:
+        condition = {
+            "type": "Ready",
+            "status": status,
+            "reason": "NodeStatusUnknown" if status == "Unknown" else "Kubelet",
+            "lastHeartbeatTime": stamp(when),
+            "lastTransitionTime": stamp(when),
+        }
+        self.status(name, {"conditions": [condition]})
+
+    def cordon(self, name: str, on: bool = True) -> None:
+        path = f"/api/v1/nodes/{name}?fieldManager=kubectl-cordon"
+        self.server.request("PATCH", path, {"spec": {"unschedulable": on or None}})
+
+    def taint(self, name: str, taints: list[dict[str, str]]) -> None:
+        self.server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": taints}})
+
+    def event(self, name: str, node: str, reason: str, message: str, when: datetime, count: int = 1) -> None:
+        self.server.request(
+            "POST",
+            "/api/v1/namespaces/default/events",
+            {
+                "metadata": {"name": name, "namespace": "default"},
+                "involvedObject": {"kind": "Node", "name": node},
+                "reason": reason,
+                "message": message,
+                "type": "Warning",
+                "source": {"component": "test", "host": node},
+                "firstTimestamp": stamp(when),
+                "lastTimestamp": stamp(when),
+                "count": count,
+            },
+        )
+
+    def pod(self, name: str, node: str, started: datetime, gpus: int = 4, owner: str | None = None) -> None:
+        container = {"name": "c", "image": "x", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}} if gpus else {}}
+        owners = [{"apiVersion": "batch/v1", "kind": "Job", "name": owner, "uid": f"uid-{owner}", "controller": True}]
+        metadata = {"name": name, "namespace": "default", **({"ownerReferences": owners} if owner else {})}
+        pods = "/api/v1/namespaces/default/pods"
+        self.server.request("POST", pods, {"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}})
+        self.pod_status(name, {"phase": "Running", "startTime": stamp(started)})
+
+    def pod_status(self, name: str, status: dict[str, Any]) -> None:
+        self.server.request("PATCH", f"/api/v1/namespaces/default/pods/{name}/status", {"status": status})
+
+    def finish(self, name: str, phase: str, when: datetime, reason: str) -> None:
+        ended = {"exitCode": 0 if phase == "Succeeded" else 1, "reason": reason, "finishedAt": stamp(when)}
+        container = {"name": "c", "image": "x", "imageID": "", "ready": False, "restartCount": 0}
+        self.pod_status(name, {"phase": phase, "containerStatuses": [{**container, "state": {"terminated": ended}}]})
+
+    def remove(self, path: str) -> None:
+        self.server.request("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+def landed(root: Path, kind: str) -> pd.DataFrame:
+    files = sorted((root / kind).glob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)
+    frames = [pq.read_table(path).to_pandas() for path in files]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def told(root: Path, node: str) -> list[tuple[str, str, str]]:
+    events = landed(root, "events")
+    if events.empty:
+        return []
+    own = events[events["node"] == node]
+    return list(zip(own["type"], own["code"], own["source"], strict=True))
+
+
+def has_job(root: Path, column: str, value: str) -> bool:
+    jobs = landed(root, "jobs")
+    return column in jobs and bool((jobs[column] == value).any())
+
+
+class Running:
+    """A collector in a thread."""
+
+    def __init__(self, server: KubernetesServer, root: Path) -> None:
+        self._stop = threading.Event()
+        api = connect(server.kubeconfig("collector"), sleep=self._stop.wait)
+        scope = Scope(cluster="east")
+        self._collector = KubernetesCollector(api, Landing(root, writer="kubernetes"), load_rules(None), scope)
+        self._thread = threading.Thread(target=self._collector.run, args=(self._stop,), kwargs={"interval_s": 0.2})
+
+    def __enter__(self) -> "Running":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(WITHIN_S)
+        self._collector.close()
+        assert not self._thread.is_alive()
+
+
+def test_without_rights_it_says_which(server: KubernetesServer, tmp_path: Path) -> None:
+    api = connect(server.kubeconfig("collector"))
+    server.request("DELETE", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/predrain-collector", check=False)
+    time.sleep(1)
+    collector = KubernetesCollector(api, Landing(tmp_path / "d.live", writer="k"), load_rules(None), Scope())
+    with pytest.raises(InputError, match=r'cannot list resource "nodes".*collector-rbac\.yaml'):
+        collector.once()
+    collector.close()
+    api.close()
+
+
+def test_the_rights_are_the_least(allowed: KubernetesServer) -> None:
+    for path in ("/api/v1/secrets", "/api/v1/configmaps", "/api/v1/namespaces", "/apis/apps/v1/deployments"):
+        assert allowed.request("GET", path, user="collector", check=False)[0] == 403
+    patched = allowed.request(
+        "PATCH", "/api/v1/nodes/any", {"spec": {"unschedulable": True}}, user="collector", check=False
+    )
+    assert patched[0] == 403
+
+
+def test_a_cluster_lives(allowed: KubernetesServer, tmp_path: Path) -> None:
+    hands, root = Hands(allowed), tmp_path / "fleet.live"
+    hands.node("life-1")
+    hands.node("cpu-1", gpus=0)
+    hands.pod("earlier", "life-1", T0 + timedelta(minutes=1), owner="llama")
+    with Running(allowed, root):
+        wait_for(lambda: len(landed(root, "jobs")))
+        hands.cordon("life-1")
+        hands.cordon("cpu-1")
+        wait_for(lambda: told(root, "life-1"))
+        hands.taint("life-1", [{"key": "medik8s.io/drain", "effect": "NoSchedule"}])
+        wait_for(lambda: len(told(root, "life-1")) == 2)
+        hands.cordon("life-1", False)
+        wait_for(lambda: len(told(root, "life-1")) == 3)
+        hands.taint("life-1", [{"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}])
+        wait_for(lambda: len(told(root, "life-1")) == 5)
+        hands.ready("life-1", "Unknown", T0 + timedelta(minutes=30))
+        wait_for(lambda: len(told(root, "life-1")) == 6)
+        hands.status("life-1", {"nodeInfo": {"bootID": "b2"}})
+        hands.ready("life-1", "True", T0 + timedelta(minutes=33))
+        wait_for(lambda: len(told(root, "life-1")) == 8)
+        xid = "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus."
+        hands.event("xid.1", "life-1", "KernelXid", xid, T0 + timedelta(minutes=29))
+        hands.event("pull.1", "life-1", "Pulled", "nothing to do with GPUs", T0 + timedelta(minutes=29))
+        wait_for(lambda: len(told(root, "life-1")) == 9)
+        repeated = {"count": 3, "lastTimestamp": stamp(T0 + timedelta(minutes=40))}
+        allowed.request("PATCH", "/api/v1/namespaces/default/events/xid.1", repeated)
+        wait_for(lambda: len(told(root, "life-1")) == 10)
+        hands.pod("later", "life-1", T0 + timedelta(minutes=2))
+        hands.pod("no-gpu", "life-1", T0 + timedelta(minutes=2), gpus=0)
+        wait_for(lambda: len(landed(root, "jobs")) == 2)
+        note = {"metadata": {"annotations": {"predrain.io/checkpointed-at": stamp(T0 + timedelta(minutes=20))}}}
+        allowed.request("PATCH", "/api/v1/namespaces/default/pods/earlier", note)
+        wait_for(lambda: len(landed(root, "jobs")) == 3)
+        hands.finish("earlier", "Failed", T0 + timedelta(minutes=29), "Error")
+        wait_for(lambda: len(landed(root, "jobs")) == 4)
+        hands.remove("/api/v1/namespaces/default/pods/later")
+        wait_for(lambda: len(landed(root, "jobs")) == 5)
+        hands.remove("/api/v1/nodes/life-1")
+        wait_for(lambda: len(told(root, "life-1")) == 11)
+        hands.node("life-1", boot="b9", machine="M2")
+        wait_for(lambda: len(told(root, "life-1")) == 14)
+
+    history = told(root, "life-1")
+    assert history[:6] + history[8:] == [
+        ("drain", "cordon", "kubernetes"),
+        ("drain", "medik8s.io/drain", "kubernetes"),
+        ("other", "cordon_ended", "kubernetes"),  # the taint still holds the drain
+        ("drain", "undrain", "kubernetes"),
+        ("drain", "at-risk", "predrain"),
+        ("other", "node_not_ready", "kubernetes"),
+        ("xid", "79", "kubernetes"),
+        ("xid", "79", "kubernetes"),
+        ("other", "node_removed", "kubernetes"),
+        ("other", "node_recreated", "kubernetes"),
+        ("drain", "undrain", "predrain"),  # the new node lacks the taint
+        ("replacement", "node_replaced", "kubernetes"),
+    ]
+    assert {code for _, code, _ in history[6:8]} == {"boot", "node_ready"}
+    assert told(root, "cpu-1") == []  # no GPUs, no business of ours
+    events = landed(root, "events").query("node == 'life-1'").set_index("code")
+    assert events.loc["node_not_ready", "timestamp"] == T0 + timedelta(minutes=30)
+    assert events.loc["node_ready", "timestamp"] == T0 + timedelta(minutes=33)
+    assert list(events.loc["79", "timestamp"]) == [T0 + timedelta(minutes=29), T0 + timedelta(minutes=40)]
+    assert set(events.loc["79", "pci_bus_id"]) == {"00000000:3b:00"}
+    assert (events["known_at"] >= events["timestamp"]).all()
+    assert "kubectl-cordon" in events.loc["cordon", "detail"]
+
+    jobs = landed(root, "jobs").drop_duplicates(["job", "node", "started_at"], keep="last").set_index("job")
+    llama = jobs.loc["default/llama/uid-llama"]
+    assert (llama["node"], llama["gpus"], llama["outcome"]) == ("life-1", 4, "Failed")
+    assert llama["ended_at"] == T0 + timedelta(minutes=29)
+    assert llama["checkpointed_at"] == T0 + timedelta(minutes=20)
+    (later,) = [jobs.loc[name] for name in jobs.index if name.startswith("default/later/")]
+    assert later["outcome"] == "Deleted"
+    assert len(jobs) == 2
+
+    places = landed(root, "inventory")
+    assert set(places["node"]) >= {"life-1"}
+    assert places["gpu"].isna().all()
+    row = places[places["node"] == "life-1"].iloc[-1]
+    assert (row["cluster"], row["group"], row["nvlink_domain"]) == ("east", "z1", "c.7")
+
+
+def test_a_server_that_dies_loses_nothing(allowed: KubernetesServer, tmp_path: Path) -> None:
+    hands, root = Hands(allowed), tmp_path / "fleet.live"
+    hands.node("cut-1")
+    hands.pod("cut-pod", "cut-1", T0)
+    with Running(allowed, root):
+        wait_for(lambda: has_job(root, "node", "cut-1"))
+        hands.cordon("cut-1")
+        wait_for(lambda: told(root, "cut-1"))
+        for round_number in range(2):
+            allowed.kill_api()
+            time.sleep(0.5)
+            allowed.start_api()
+            hands.cordon("cut-1", on=bool(round_number))
+            wait_for(lambda done=round_number: len(told(root, "cut-1")) == 2 + done)
+        hands.finish("cut-pod", "Succeeded", T0 + timedelta(minutes=5), "Completed")
+        wait_for(lambda: has_job(root, "outcome", "Succeeded"))
+    assert [code for _, code, _ in told(root, "cut-1")] == ["cordon", "uncordon", "cordon"]
+
+
+def test_a_killed_collector_comes_back(allowed: KubernetesServer, tmp_path: Path) -> None:
+    hands, dataset = Hands(allowed), tmp_path / "fleet"
+    root = tmp_path / "fleet.live"
+    hands.node("kill-1")
+    hands.pod("short", "kill-1", T0)
+    code = "import typer; from predrain.collect_kubernetes import collect_kubernetes as c; typer.run(c)"
+    kubeconfig = allowed.kubeconfig("collector")
+    command = [sys.executable, "-c", code, f"--dataset={dataset}", f"--kubeconfig={kubeconfig}", "--interval=0.2s"]
+
+    def start() -> subprocess.Popen[bytes]:
+        return subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])})
+
+    process = start()
+    try:
+        wait_for(lambda: has_job(root, "node", "kill-1"))
+        for _ in range(3):
+            process.send_signal(signal.SIGKILL)
+            process.wait(20)
+            hands.cordon("kill-1")  # all of this happens and is over while nobody looks
+            hands.cordon("kill-1", False)
+            hands.event(f"x.{time.time_ns()}", "kill-1", "GpuLost", "GPU 3 is lost", datetime.now(UTC))
+            before = len(told(root, "kill-1"))
+            process = start()
+            wait_for(lambda seen=before: len(told(root, "kill-1")) >= seen + 3)
+        hands.remove("/api/v1/namespaces/default/pods/short")
+        wait_for(lambda: has_job(root, "outcome", "Deleted"))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(20)
+    codes = [code for _, code, _ in told(root, "kill-1")]
+    assert sorted(codes) == ["GpuLost"] * 3 + ["cordon"] * 3 + ["uncordon"] * 3
+
+
+def test_one_round_compares_with_the_last(allowed: KubernetesServer, tmp_path: Path) -> None:
+    hands, root = Hands(allowed), tmp_path / "fleet.live"
+    hands.node("once-1")
+    api = connect(allowed.kubeconfig("collector"))
+
+    def once() -> None:
+        collector = KubernetesCollector(api, Landing(root, writer="k"), load_rules(None), Scope())
+        collector.once()
+        collector.close()
+
+    once()
+    assert told(root, "once-1") == []
+    hands.cordon("once-1")
+    once()
+    once()
+    assert told(root, "once-1") == [("drain", "cordon", "kubernetes")]
+    api.close()
+
+
+def test_targets_of_a_service(allowed: KubernetesServer) -> None:
+    api = connect(allowed.kubeconfig("collector"))
+    namespaced = "/api/v1/namespaces/default"
+    meta = {"name": "exporter", "namespace": "default"}
+    allowed.request(
+        "POST", f"{namespaced}/services", {"metadata": meta, "spec": {"ports": [{"name": "metrics", "port": 9400}]}}
+    )
+    subset = {
+        "addresses": [{"ip": "10.1.0.1", "nodeName": "n1"}],
+        "notReadyAddresses": [{"ip": "10.1.0.2", "nodeName": "n2"}],
+        "ports": [{"name": "metrics", "port": 9400}],
+    }
+    allowed.request("POST", f"{namespaced}/endpoints", {"metadata": meta, "subsets": [subset]})
+    expected = [("http://10.1.0.1:9400/metrics", "n1"), ("http://10.1.0.2:9400/metrics", "n2")]
+    assert [(each.url, each.node) for each in service_targets("default", "exporter", api=api)] == expected
+
+    slices = "/apis/discovery.k8s.io/v1beta1/namespaces/default/endpointslices"
+    labels = {"kubernetes.io/service-name": "exporter"}
+    allowed.request(
+        "POST",
+        slices,
+        {
+            "metadata": {"name": "exporter-1", "labels": labels},
+            "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.1.0.3"], "topology": {"kubernetes.io/hostname": "n3"}}],
+            "ports": [{"name": "metrics", "port": 9400}],
+        },
+    )
+    assert [(each.url, each.node) for each in service_targets("default", "exporter", api=api)] == [
+        ("http://10.1.0.3:9400/metrics", "n3")
+    ]
+    with pytest.raises(InputError, match="there is no such service"):
+        service_targets("default", "nothing", api=api)
+    with pytest.raises(InputError, match=r"no port 'wrong': it has metrics \(9400\)"):
+        service_targets("default", "exporter", "wrong", api=api)
+    api.close()

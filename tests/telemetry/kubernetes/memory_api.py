@@ -1,0 +1,88 @@
+"""An API server in memory: objects of a few kinds, every change kept, watches that end when there is nothing more."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from telemetry.kubernetes.client import Object, Refused, Unreachable
+
+NODES, PODS, EVENTS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/events"
+
+
+class MemoryApi:
+    """Selectors are not looked at; what a test does not want selected it does not put in."""
+
+    name = "memory:6443"
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str], dict[str, Any]] = {}
+        self.changes: list[tuple[int, str, str, dict[str, Any]]] = []
+        self.version = 100
+        self.oldest = 0
+        self.page_size = 2
+        self.failures: list[Exception] = []
+        self.asked: list[str] = []
+
+    def put(self, path: str, item: Mapping[str, Any]) -> None:
+        """Create or change an object."""
+        kept = copy.deepcopy(dict(item))
+        key = (path, kept["metadata"]["name"])
+        self._change("MODIFIED" if key in self.objects else "ADDED", path, kept)
+        self.objects[key] = kept
+
+    def remove(self, path: str, name: str) -> None:
+        """Delete an object."""
+        self._change("DELETED", path, copy.deepcopy(self.objects.pop((path, name))))
+
+    def forget(self) -> None:
+        """Lose the history, as a compaction does."""
+        self.changes.clear()
+        self.version += 1
+        self.oldest = self.version
+
+    def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
+        self._maybe_fail(path)
+        if (params or {}).get("limit"):
+            return {"items": [], "metadata": {"resourceVersion": str(self.version)}}
+        folder, _, name = path.rpartition("/")
+        if (folder, name) not in self.objects:
+            raise Refused(404, f"{path} not found")
+        return self.objects[(folder, name)]
+
+    def pages(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[Object]:
+        self._maybe_fail(path)
+        items = [item for (place, _), item in sorted(self.objects.items()) if place == path]
+        version = str(self.version)
+        for start in range(0, max(len(items), 1), self.page_size):
+            yield {
+                "items": copy.deepcopy(items[start : start + self.page_size]),
+                "metadata": {"resourceVersion": version},
+            }
+
+    def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
+        self._maybe_fail(path)
+        if int(version) < self.oldest:
+            yield {"type": "ERROR", "object": {"kind": "Status", "code": 410, "message": "too old resource version"}}
+            return
+        for number, kind, place, item in list(self.changes):
+            if number > int(version) and place == path:
+                yield {"type": kind, "object": item}
+        yield {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": str(self.version)}}}
+
+    def close(self) -> None:
+        pass
+
+    def _change(self, kind: str, path: str, item: dict[str, Any]) -> None:
+        self.version += 1
+        item["metadata"]["resourceVersion"] = str(self.version)
+        self.changes.append((self.version, kind, path, copy.deepcopy(item)))
+
+    def _maybe_fail(self, path: str) -> None:
+        self.asked.append(path)
+        if self.failures:
+            raise self.failures.pop(0)
+
+
+CUT = Unreachable("the watch was cut")

@@ -1,0 +1,263 @@
+"""The connection, against an HTTP server that misbehaves as told."""
+
+import builtins
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+import yaml
+
+from telemetry.errors import InputError
+from telemetry.kubernetes.client import Cluster, Refused, Unreachable, connect
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def say(status: int, content: Any, headers: dict[str, str] | None = None, *, cut: int = 0) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        body = content if isinstance(content, bytes) else json.dumps(content).encode()
+        handler.send_response(status)
+        for name, value in (headers or {}).items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body[: len(body) - cut])
+        if cut:
+            handler.close_connection = True
+
+    return answer
+
+
+def stream(*chunks: bytes, finish: bool = True, hold: threading.Event | None = None) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(200)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        for chunk in chunks:
+            handler.wfile.write(b"%x\r\n%s\r\n" % (len(chunk), chunk))
+            handler.wfile.flush()
+        if hold is not None:
+            hold.wait(10)
+        if finish:
+            handler.wfile.write(b"0\r\n\r\n")
+        else:
+            handler.close_connection = True
+
+    return answer
+
+
+class Server:
+    def __init__(self) -> None:
+        self.answers: list[Answer] = []
+        self.paths: list[str] = []
+        self.tokens: list[str | None] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                outer.paths.append(self.path)
+                outer.tokens.append(self.headers.get("Authorization"))
+                outer.answers.pop(0)(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    made = Server()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def pauses() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def cluster(server: Server, pauses: list[float]) -> Iterator[Cluster]:
+    count = iter(range(100))
+    with urllib3.PoolManager() as pool:
+        made = Cluster(
+            pool,
+            server.url,
+            lambda: {"Authorization": f"Bearer t{next(count)}"},
+            request_timeout_s=2.0,
+            sleep=pauses.append,
+        )
+        yield made
+        made.close()
+
+
+def test_what_may_pass_is_tried_again_with_a_fresh_token(server: Server, cluster: Cluster, pauses: list[float]) -> None:
+    server.answers = [
+        say(429, {"message": "slow"}, {"Retry-After": "3"}),
+        say(503, b"<html>"),
+        say(200, {"a": 1}, cut=3),
+        say(200, b"no json"),
+        say(200, {"a": 1}),
+    ]
+    assert cluster.get("/x") == {"a": 1}
+    assert pauses[0] == 3.0
+    assert all(0 < pause <= 20 for pause in pauses)
+    assert len(pauses) == 4
+    assert server.tokens == [f"Bearer t{n}" for n in range(5)]
+
+
+def test_what_does_not_pass_is_not_tried_again(server: Server, cluster: Cluster, pauses: list[float]) -> None:
+    server.answers = [say(403, {"message": "not you"})]
+    with pytest.raises(Refused, match="HTTP 403: not you"):
+        cluster.get("/x")
+    assert pauses == []
+    server.answers = [say(500, {"message": "ill"})] * 5
+    with pytest.raises(Refused, match="HTTP 500: ill"):
+        cluster.get("/x")
+    server.answers = [say(302, b"", {"Location": "http://127.0.0.1:1/"})]
+    with pytest.raises(Refused, match="HTTP 302"):
+        cluster.get("/x")
+
+
+def test_a_server_that_is_not_there(cluster: Cluster, server: Server, pauses: list[float]) -> None:
+    server.close()
+    with pytest.raises(Unreachable, match="cannot be reached"):
+        cluster.get("/x")
+    assert len(pauses) == 4
+
+
+def test_credentials_that_fail_for_a_while_are_asked_for_again(server: Server, pauses: list[float]) -> None:
+    given = iter([False, True])
+
+    def headers() -> dict[str, str]:
+        if not next(given):
+            raise RuntimeError("the plug-in fell over")
+        return {}
+
+    server.answers = [say(200, {"a": 1})]
+    with urllib3.PoolManager() as pool:
+        assert Cluster(pool, server.url, headers, sleep=pauses.append).get("/x") == {"a": 1}
+    assert len(pauses) == 1
+
+
+def test_pages_are_followed_to_the_end(server: Server, cluster: Cluster) -> None:
+    server.answers = [
+        say(200, {"items": [1], "metadata": {"continue": "a b", "resourceVersion": "7"}}),
+        say(200, {"items": [2], "metadata": {"resourceVersion": "7"}}),
+    ]
+    pages = list(cluster.pages("/api/v1/nodes", {"labelSelector": "a=b"}))
+    assert [page["items"] for page in pages] == [[1], [2]]
+    assert server.paths == [
+        "/api/v1/nodes?labelSelector=a%3Db&limit=500",
+        "/api/v1/nodes?labelSelector=a%3Db&limit=500&continue=a+b",
+    ]
+
+
+def test_a_watch_is_read_line_by_line_however_it_is_cut(server: Server, cluster: Cluster) -> None:
+    server.answers = [stream(b'{"type": "ADDED"', b', "object": {}}\n{"ty', b'pe": "DELETED"}\n\n')]
+    assert [event["type"] for event in cluster.watch("/w", None, "5")] == ["ADDED", "DELETED"]
+    assert "resourceVersion=5" in server.paths[0]
+    assert "allowWatchBookmarks=true" in server.paths[0]
+
+
+def test_a_watch_that_is_cut_says_so(server: Server, cluster: Cluster) -> None:
+    server.answers = [stream(b'{"type": "ADDED"}\n', finish=False)]
+    watch = cluster.watch("/w", None, "5")
+    assert next(watch)["type"] == "ADDED"
+    with pytest.raises(Unreachable, match="watch was cut"):
+        next(watch)
+    server.answers = [stream(b"nonsense\n")]
+    with pytest.raises(Unreachable, match="watch was cut"):
+        list(cluster.watch("/w", None, "5"))
+    server.answers = [say(410, {"message": "too old"})]
+    with pytest.raises(Refused, match="HTTP 410: too old"):
+        list(cluster.watch("/w", None, "5"))
+
+
+def test_a_silent_watch_ends(server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telemetry.kubernetes.client.IDLE_S", 0.2)
+    hold = threading.Event()
+    server.answers = [stream(b'{"type": "ADDED"}\n', hold=hold)]
+    assert len(list(cluster.watch("/w", None, "5"))) == 1
+    hold.set()
+
+
+def test_closing_ends_a_watch_in_another_thread(server: Server, cluster: Cluster) -> None:
+    hold, heard = threading.Event(), threading.Event()
+    server.answers = [stream(b'{"type": "ADDED"}\n', hold=hold)]
+    ends: list[str] = []
+
+    def follow() -> None:
+        try:
+            for _ in cluster.watch("/w", None, "5"):
+                heard.set()
+            ends.append("ended")
+        except Unreachable:
+            ends.append("cut")
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    assert heard.wait(5)
+    cluster.close()
+    thread.join(5)
+    hold.set()
+    assert not thread.is_alive()
+    assert len(ends) == 1
+    with pytest.raises(Unreachable, match="closed"):
+        cluster.get("/x")
+
+
+def test_a_kubeconfig_gives_address_and_token(server: Server, tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    content = {
+        "clusters": [{"name": "c", "cluster": {"server": server.url}}],
+        "users": [{"name": "u", "user": {"token": "secret"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    file.write_text(yaml.safe_dump(content))
+    server.answers = [say(200, {"a": 1})]
+    cluster = connect(file)
+    assert cluster.get("/x") == {"a": 1}
+    assert server.tokens == ["Bearer secret"]
+    cluster.close()
+    with pytest.raises(InputError, match=r"no way to the Kubernetes API server.*--kubeconfig and --context"):
+        connect(file, "nothing")
+
+
+@pytest.mark.parametrize("content", ["", "a: [", "clusters: 5", "[]"])
+def test_a_kubeconfig_that_cannot_be_used(tmp_path: Path, content: str) -> None:
+    file = tmp_path / "config"
+    file.write_text(content)
+    with pytest.raises(InputError, match=r"no way to the Kubernetes API server.*config\)"):
+        connect(file)
+    with pytest.raises(InputError, match="no way to the Kubernetes API server"):
+        connect(tmp_path / "missing")
+
+
+def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *args: Any, **more: Any) -> Any:
+        if name.partition(".")[0] == "kubernetes":
+            raise ImportError(name)
+        return real(name, *args, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(InputError, match=r"not installed.*pip install 'predrain\[kubernetes\]'"):
+        connect()

@@ -1,0 +1,37 @@
+"""The verb: its help, and what it says when it cannot work."""
+
+from pathlib import Path
+
+import typer
+from typer.testing import CliRunner
+
+from predrain.collect_kubernetes import add_to
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    add_to(app)
+    result = CliRunner().invoke(app, ["kubernetes", *arguments], env={"COLUMNS": "200"})
+    return result.exit_code, result.output
+
+
+def test_help_ends_with_an_example() -> None:
+    code, text = run("--help")
+    assert code == 0
+    assert "Example: predrain collect kubernetes --dataset fleet" in text
+    assert "collector-rbac.yaml" in text
+
+
+def test_what_cannot_work_is_said_in_one_line(tmp_path: Path) -> None:
+    dataset = f"--dataset={tmp_path / 'fleet'}"
+    code, text = run(dataset, f"--kubeconfig={tmp_path / 'nothing'}", "--once")
+    assert code == 1
+    assert text.startswith("predrain: error: no way to the Kubernetes API server")
+    code, text = run(dataset, "--interval=5")
+    assert code == 1
+    assert "'5' is not a duration" in text
+    code, text = run(dataset, "--interval=0s")
+    assert "'0s' is no time to wait" in text
+    assert run("--once")[0] == 2
+    assert not (tmp_path / "fleet.live").exists()

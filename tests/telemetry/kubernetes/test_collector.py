@@ -1,0 +1,246 @@
+"""The collector over a server in memory: what lands, and what is remembered."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from telemetry.errors import InputError
+from telemetry.kubernetes.client import Refused, Unreachable
+from telemetry.kubernetes.collector import KubernetesCollector, Scope
+from telemetry.kubernetes.rules import default_rules
+from telemetry.landing.folder import Landing
+from tests.telemetry.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
+from tests.telemetry.kubernetes.objects import NOW, ended, event, node, pod
+
+
+class Clock:
+    now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@contextmanager
+def collecting(api: MemoryApi, root: Path, clock: Clock, **scope: Any) -> Iterator[KubernetesCollector]:
+    landing = Landing(root, writer="kubernetes")
+    collector = KubernetesCollector(api, landing, default_rules(), Scope(**scope), clock=clock)
+    try:
+        yield collector
+    finally:
+        collector.close()
+
+
+def rows(root: Path, kind: str) -> list[dict[str, Any]]:
+    return [row for path in Landing(root, writer="t").waiting(kind) for row in pq.read_table(path).to_pylist()]
+
+
+def codes(root: Path) -> list[str]:
+    return [row["code"] for row in rows(root, "events")]
+
+
+@pytest.fixture
+def api() -> MemoryApi:
+    made = MemoryApi()
+    made.put(NODES, node("n1"))
+    made.put(PODS, pod("p1", gpus=8))
+    return made
+
+
+def test_one_round_after_another_lands_the_difference(api: MemoryApi, tmp_path: Path) -> None:
+    clock = Clock()
+    for round_number in range(4):
+        with collecting(api, tmp_path, clock) as collector:
+            collector.once()
+            assert collector.journal.landed["events"] == (0, 2, 0, 2)[round_number]
+        clock.now += timedelta(minutes=1)
+        if round_number == 0:
+            api.put(NODES, node("n1", cordoned=True))
+            api.put(EVENTS, event("GpuLost"))
+        if round_number == 2:
+            api.put(NODES, node("n1", ready=("False", "2026-03-01T12:02:30Z")))
+            api.remove(PODS, "p1")
+    assert codes(tmp_path) == ["cordon", "GpuLost", "node_not_ready", "uncordon"]
+    assert [row["outcome"] for row in rows(tmp_path, "jobs")] == [None, "Unknown"]
+
+
+def test_a_kill_between_remembering_and_landing_neither_loses_nor_repeats(
+    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    api.put(NODES, node("n1", cordoned=True))
+    land = Landing.land
+    for after in range(3):  # killed before, between and after the files of one batch
+        root = tmp_path / f"{after}.live"
+        count = 0
+
+        def dying(self: Landing, *args: Any, **more: Any) -> Path | None:
+            nonlocal count
+            count += 1
+            if count > after:  # noqa: B023 - called within this round
+                raise KeyboardInterrupt
+            return land(self, *args, **more)
+
+        monkeypatch.setattr(Landing, "land", dying)
+        with collecting(api, root, clock) as collector, suppress(KeyboardInterrupt):
+            collector.once()
+        monkeypatch.setattr(Landing, "land", land)
+        clock.now += timedelta(hours=1)
+        for _ in range(2):
+            with collecting(api, root, clock) as collector:
+                collector.once()
+        assert codes(root) == ["cordon"]
+        assert len(rows(root, "jobs")) == 1
+
+
+def test_a_full_disk_holds_everything_until_there_is_room(
+    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    with collecting(api, tmp_path, clock) as collector:
+        land = Landing.land
+
+        def full(self: Landing, *_args: Any, **_more: Any) -> Path | None:
+            raise InputError("the disk is full", "here", "Free space.")
+
+        monkeypatch.setattr(Landing, "land", full)
+        api.put(NODES, node("n1", cordoned=True))
+        with pytest.raises(InputError, match="disk is full"):
+            collector.once()
+        api.put(NODES, node("n1"))
+        with pytest.raises(InputError, match="disk is full"):
+            collector.once()
+        monkeypatch.setattr(Landing, "land", land)
+        collector.once()
+        assert codes(tmp_path) == ["cordon", "uncordon"]
+        assert len(rows(tmp_path, "jobs")) == 1
+
+
+def test_a_full_disk_at_the_state_file_takes_nothing_in(
+    api: MemoryApi, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_path: Path, _content: bytes) -> None:
+        raise InputError("the disk is full", "here", "Free space.")
+
+    with collecting(api, tmp_path, Clock()) as collector:
+        with monkeypatch.context() as patched:
+            patched.setattr("telemetry.kubernetes.state.write_bytes", full)
+            with pytest.raises(InputError, match="disk is full"):
+                collector.once()
+        assert rows(tmp_path, "jobs") == []
+        collector.commit()
+        assert len(rows(tmp_path, "jobs")) == 1
+
+
+def test_following_lands_what_happens_and_everything_at_the_end(api: MemoryApi, tmp_path: Path) -> None:
+    stop = threading.Event()
+    with collecting(api, tmp_path, Clock(), cluster="east") as collector:
+        thread = threading.Thread(target=collector.run, args=(stop,), kwargs={"interval_s": 0.05})
+        thread.start()
+        for _ in range(200):
+            if rows(tmp_path, "jobs"):
+                break
+            stop.wait(0.02)
+        api.put(NODES, node("n1", cordoned=True))
+        for _ in range(200):
+            if codes(tmp_path):
+                break
+            stop.wait(0.02)
+        stop.set()
+        thread.join(10)
+        assert not thread.is_alive()
+    assert codes(tmp_path) == ["cordon"]
+    assert [row["cluster"] for row in rows(tmp_path, "inventory")] == ["east"]
+    # What happened while nobody looked is told in full by the next one.
+    api.put(NODES, node("n1"))
+    api.put(NODES, node("n1", cordoned=True))
+    api.put(PODS, pod("p2"))
+    api.put(PODS, pod("p2", phase="Succeeded", status=ended("2026-03-01T11:30:00Z")))
+    api.remove(PODS, "p2")
+    stop.clear()
+    with collecting(api, tmp_path, Clock(), cluster="east") as collector:
+        thread = threading.Thread(target=collector.run, args=(stop,), kwargs={"interval_s": 0.05})
+        thread.start()
+        for _ in range(200):
+            if len(codes(tmp_path)) == 3 and len(rows(tmp_path, "jobs")) > 1:
+                break
+            stop.wait(0.02)
+        stop.set()
+        thread.join(10)
+    assert codes(tmp_path) == ["cordon", "uncordon", "cordon"]
+    assert [row["outcome"] for row in rows(tmp_path, "jobs")] == [None, "Succeeded"]
+
+
+def test_events_of_nodes_that_are_not_ours_are_left_out(api: MemoryApi, tmp_path: Path) -> None:
+    api.put(NODES, node("cpu", gpus=0))
+    api.put(EVENTS, event("GpuLost", uid="e1", about=("Node", "cpu")))
+    api.put(EVENTS, event("GpuLost", uid="e2", about=("Node", "n1")))
+    with collecting(api, tmp_path, Clock()) as collector:
+        collector.once()
+    assert [row["node"] for row in rows(tmp_path, "events")] == ["n1"]
+
+
+def test_only_jobs_of_the_selected_namespaces(api: MemoryApi, tmp_path: Path) -> None:
+    api.put("/api/v1/namespaces", {"metadata": {"name": "train"}})
+    api.put(PODS, pod("other", namespace="dev"))
+    with collecting(api, tmp_path, Clock(), namespace_selector="team=llm") as collector:
+        collector.once()
+    assert [row["job"] for row in rows(tmp_path, "jobs")] == ["train/p1/uid-p1"]
+
+
+def test_two_collectors_of_one_cluster_do_not_run_at_once(api: MemoryApi, tmp_path: Path) -> None:
+    with (
+        collecting(api, tmp_path, Clock()),
+        pytest.raises(InputError, match="another collector 'kubernetes-memory-6443'"),
+    ):
+        collecting(api, tmp_path, Clock()).__enter__()
+    with collecting(api, tmp_path, Clock()), collecting(api, tmp_path, Clock(), cluster="west"):
+        pass
+
+
+def test_a_damaged_state_is_named(api: MemoryApi, tmp_path: Path) -> None:
+    with collecting(api, tmp_path, Clock()) as collector:
+        collector.once()
+    (path,) = (tmp_path / "state").glob("kubernetes-*.json")
+    path.write_text("{")
+    with pytest.raises(InputError, match=r"state cannot be read.*Remove it"), collecting(api, tmp_path, Clock()):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (Refused(403, 'cannot list resource "nodes"'), r"refuses: cannot list.*collector-rbac\.yaml"),
+        (Refused(401, "Unauthorized"), "refuses: Unauthorized.*token or certificate"),
+        (Unreachable("connection refused"), "does not answer: connection refused"),
+    ],
+)
+def test_a_server_that_does_not_let_us_says_what_to_do(
+    api: MemoryApi, tmp_path: Path, failure: Exception, message: str
+) -> None:
+    api.failures = [failure]
+    with collecting(api, tmp_path, Clock()) as collector, pytest.raises(InputError, match=message):
+        collector.once()
+
+
+def test_a_long_life_stays_small(api: MemoryApi, tmp_path: Path) -> None:
+    clock = Clock()
+    with collecting(api, tmp_path, clock) as collector:
+        for number in range(60):
+            clock.now += timedelta(hours=1)
+            name = f"e{number}"
+            api.put(EVENTS, event("GpuLost", uid=name))
+            api.put(PODS, pod(name))
+            collector.once()
+            api.remove(EVENTS, name)
+            api.remove(PODS, name)
+        collector.once()
+        content = collector.journal.content
+    assert content["notices"] == {"Node": {}}
+    assert [run["uid"] for run in content["pods"]] == ["uid-p1"]
+    assert len(rows(tmp_path, "jobs")) == 1 + 2 * 60

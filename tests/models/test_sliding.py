@@ -30,6 +30,7 @@ QUICK = ModelsSection(
     calibration=CalibrationSection(slice=timedelta(days=5)),
     settings={"lightgbm": {"n_estimators": 20, "learning_rate": 0.2}, "random_forest": {"n_estimators": 12}},
 )
+REFIT = QUICK.model_copy(update={"calibration": CalibrationSection(slice=timedelta(days=5), refit=True)})
 SPAN_15 = TrainingSection(span=timedelta(days=15), negative_ratio=8)
 AUTO = BacktestSection()
 
@@ -129,7 +130,8 @@ def test_two_runs_are_bit_identical(matrix, result):
     assert again.skipped == result.skipped
 
 
-def test_what_is_unknown_at_a_refit_changes_neither_models_nor_scores(matrix, result):
+@pytest.mark.parametrize("models", [QUICK, REFIT], ids=["held out", "refitted"])
+def test_what_is_unknown_at_a_refit_changes_neither_models_nor_scores(matrix, result, models):
     refit = result.folds["refit_at"].iloc[0]
     end = result.folds["test_end"].iloc[0]
     rng = np.random.default_rng(11)
@@ -151,10 +153,26 @@ def test_what_is_unknown_at_a_refit_changes_neither_models_nor_scores(matrix, re
 
     poisoned.labels = labels
     section = BacktestSection(first_test=refit.to_pydatetime(), last_test=end.to_pydatetime())
-    other = backtest(poisoned, section=section).predictions
-    clean = result.predictions[result.predictions["fold"] == 0]
+    other = backtest(poisoned, models=models, section=section).predictions
+    whole = result if models is QUICK else backtest(matrix, models=models)
+    clean = whole.predictions[whole.predictions["fold"] == 0]
     for column in ("score", "risk", "rank", "alert"):
         assert np.array_equal(other[column].to_numpy(), clean[column].to_numpy()), column
+
+
+def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(matrix):
+    held = fit_final(matrix, training=SPAN_15, models=QUICK, backtest=AUTO, seed=7)
+    again = fit_final(matrix, training=SPAN_15, models=REFIT, backtest=AUTO, seed=7)
+    assert held.calibrated
+    assert again.calibrated
+    assert again.n_incidents > held.n_incidents
+    assert again.n_positive > held.n_positive
+    assert again.calibrators == held.calibrators
+    assert again.cascade.thresholds_ == held.cascade.thresholds_
+    rows = matrix.rows[~matrix.rows["augmented"]].tail(48)
+    values = matrix.values(rows.index)
+    one, other = (each.score(values, rows["decision_time"], rows["unit"])["score"] for each in (held, again))
+    assert not np.array_equal(one, other)
 
 
 def test_models_of_node_datasets(tmp_path):

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.series.xid_counts import FORGOTTEN_AFTER_MS, XidCounts
 from telemetry.series.identity import XidCount
+from telemetry.series.xid_counts import FORGOTTEN_AFTER_MS, XidCounts
 
 MINUTE = 60_000
 counts = st.dictionaries(st.integers(0, 90), st.integers(0, 3), max_size=25)

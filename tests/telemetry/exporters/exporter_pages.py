@@ -1,0 +1,156 @@
+"""Pages as dcgm-exporter writes them, and what the tests put in the place of a network and of clocks."""
+
+import asyncio
+import selectors
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.channels import CATALOGUE
+from telemetry.exporters.collector import Collector, Pace
+from telemetry.exporters.fetching import Fetched
+from telemetry.exporters.holding import Holding
+from telemetry.exporters.node_names import TargetCatalogue, fleet_catalogue
+from telemetry.exporters.ownership import Ownership
+from telemetry.exporters.settings import ScrapeSettings
+from telemetry.exporters.target_lists import FixedTargets
+from telemetry.exporters.targets import Target, parse_target
+from telemetry.exposition.page import PageReader
+from telemetry.landing.folder import Landing
+from telemetry.series.mapping import SourceMapping
+
+START = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+def exporter_page(
+    node: str, tick: float, *, gpus: int = 2, driver: str = "580.1", xids: dict[int, int] | None = None
+) -> str:
+    """Return a page; its energy tells the tick."""
+    lines = []
+    for name, kind, value in (
+        ("DCGM_FI_DEV_GPU_TEMP", "gauge", 40 + tick % 7),
+        ("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "counter", 1000 * tick),
+        ("DCGM_FI_DEV_XID_ERRORS", "gauge", 0),
+    ):
+        lines += [f"# HELP {name} text", f"# TYPE {name} {kind}"]
+        lines += [f"{name}{{{_labels(node, gpu, driver)}}} {value}" for gpu in range(gpus)]
+    for xid, count in (xids or {}).items():
+        lines.append(f'DCGM_EXP_XID_ERRORS_COUNT{{{_labels(node, 0, driver)},xid="{xid}"}} {count}')
+    return "\n".join(lines) + "\n"
+
+
+def _labels(node: str, gpu: int, driver: str) -> str:
+    return (
+        f'gpu="{gpu}",UUID="GPU-{node}-{gpu}",pci_bus_id="00000000:{gpu:02X}:00.0",device="nvidia{gpu}",'
+        f'modelName="NVIDIA H100",Hostname="{node}",DCGM_FI_DRIVER_VERSION="{driver}"'
+    )
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """A loop whose time jumps to the next timer as soon as there is nothing else to do."""
+
+    def __init__(self) -> None:
+        super().__init__(selectors.DefaultSelector())
+        self._virtual_s = 1000.0
+        select = self._selector.select
+
+        def jump(timeout: float | None = None) -> Any:
+            events = select(0)
+            if not events and timeout is not None and timeout > 0:
+                self._virtual_s += timeout
+            return events
+
+        self._selector.select = jump
+
+    def time(self) -> float:
+        return self._virtual_s
+
+
+class FleetClock:
+    """A wall clock that goes with the loop, and can be set."""
+
+    def __init__(self) -> None:
+        self.offset = timedelta()
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def now(self) -> datetime:
+        return START + timedelta(seconds=self.monotonic() - 1000.0) + self.offset
+
+
+async def inline(work: Callable[[], object]) -> object:
+    return work()
+
+
+Answer = Callable[[str, int], str | Exception]
+
+
+class FakeFetcher:
+    """Answers by a function of the URL and the number of its scrape."""
+
+    def __init__(self, answer: Answer, took_s: float = 0.01) -> None:
+        self.answer = answer
+        self.took_s = took_s
+        self.calls: list[tuple[float, str]] = []
+        self.number: dict[str, int] = {}
+
+    async def fetch(self, url: str) -> Fetched:
+        self.calls.append((asyncio.get_running_loop().time(), url))
+        number = self.number[url] = self.number.get(url, -1) + 1
+        await asyncio.sleep(self.took_s)
+        answer = self.answer(url, number)
+        if isinstance(answer, Exception):
+            raise answer
+        return Fetched(answer.encode(), self.took_s)
+
+
+def make_collector(
+    root: Path,
+    fetcher: Any,
+    targets: list[str | Target],
+    *,
+    clock: FleetClock | None = None,
+    landing: Any = None,
+    settings: ScrapeSettings | None = None,
+    on_round: Callable[[Collector], Awaitable[None]] | None = None,
+) -> Collector:
+    clock = clock or FleetClock()
+    settings = settings or ScrapeSettings()
+    landing = landing or Landing(root, writer="exporters", channels=CATALOGUE)
+    fleet = fleet_catalogue(CATALOGUE, SourceMapping())
+    made = [each if isinstance(each, Target) else parse_target(each, "test") for each in targets]
+    return Collector(
+        targets=FixedTargets(made),
+        fetcher=fetcher,
+        holding=Holding(landing, max_rows=settings.max_held_rows),
+        ownership=Ownership(root / "state" / "exporters.lock"),
+        reader_of=lambda target: PageReader(TargetCatalogue(fleet, target, "auto")),
+        settings=settings,
+        pace=Pace(clock.now, clock.monotonic, lambda: 0.5),
+        run_blocking=inline,
+        on_round=on_round,
+    )
+
+
+def run_virtual(work: Callable[[], Awaitable[Any]]) -> Any:
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(work())
+
+
+async def run_for(collector: Collector, seconds: float) -> bool:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, stop.set)
+    return await collector.run(stop)
+
+
+def landed(root: Path, kind: str) -> pa.Table:
+    """Return all that landed of a kind, in the order of (gpu, timestamp)."""
+    tables = [pq.read_table(path) for path in sorted((root / kind).glob("*.parquet"))]
+    if not tables:
+        return pa.table({})
+    return pa.concat_tables(tables, promote_options="default")

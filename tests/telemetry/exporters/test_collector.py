@@ -1,0 +1,408 @@
+"""Rounds of scraping in virtual time, with a network made of functions."""
+
+import asyncio
+import gc
+import logging
+import tracemalloc
+from collections import Counter
+from datetime import timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pytest
+
+from telemetry.errors import InputError
+from telemetry.exporters import newest, sighting_news, xid_rises
+from telemetry.exporters.failures import ScrapeError
+from telemetry.exporters.settings import ScrapeSettings
+from telemetry.exporters.targets import Target
+from telemetry.landing.folder import Landing
+from tests.telemetry.exporters.exporter_pages import (
+    START,
+    FakeFetcher,
+    FleetClock,
+    exporter_page,
+    landed,
+    make_collector,
+    run_for,
+    run_virtual,
+)
+
+
+def node_of(url: str) -> str:
+    return urlsplit(url).hostname or ""
+
+
+def moving(url: str, number: int) -> str:
+    return exporter_page(node_of(url), number)
+
+
+def test_every_target_is_scraped_once_an_interval_at_a_time_of_its_own(tmp_path: Path) -> None:
+    async def work() -> None:
+        fetcher = FakeFetcher(moving)
+        collector = make_collector(tmp_path, fetcher, [f"n{number}" for number in range(40)])
+        assert await run_for(collector, 299)
+        calls = Counter(url for _, url in fetcher.calls)
+        assert set(calls.values()) <= {9, 10}
+        assert len(calls) == 40
+        for url in calls:
+            at = [when for when, each in fetcher.calls if each == url]
+            assert all(abs(b - a - 30) < 0.01 for a, b in pairwise(at))
+        thirds = Counter(int((when % 30) // 10) for when, _ in fetcher.calls)
+        assert min(thirds.values()) > 0.15 * len(fetcher.calls)
+        assert (collector.counts.late, collector.counts.failed) == (0, 0)
+        rows = landed(tmp_path, "samples")
+        assert rows.num_rows == 2 * len(fetcher.calls) == collector.holding.landed_rows
+
+    run_virtual(work)
+
+
+def test_the_rows_hold_the_page_and_how_it_was_scraped(tmp_path: Path) -> None:
+    async def work() -> None:
+        await run_for(make_collector(tmp_path, FakeFetcher(moving), ["n1"]), 89)
+
+    run_virtual(work)
+    rows = sorted(landed(tmp_path, "samples").to_pylist(), key=lambda row: (row["gpu"], row["timestamp"]))
+    assert [row["energy_mj"] for row in rows] == [0.0, 1000.0, 2000.0] * 2
+    assert [row["page_age_s"] for row in rows[:3]] == [None, 30.0, 30.0]
+    assert {row["channels_reported"] for row in rows} == {3.0}
+    assert {row["scrape_failures_total"] for row in rows} == {0.0}
+    assert all(abs(row["scrape_duration_s"] - 0.01) < 1e-6 for row in rows)
+    seen = landed(tmp_path, "inventory").to_pylist()
+    assert [(row["gpu"], row["node"], row["driver"]) for row in seen] == [
+        ("GPU-n1-0", "n1", "580.1"),
+        ("GPU-n1-1", "n1", "580.1"),
+    ]
+
+
+def test_one_slow_target_delays_no_other(tmp_path: Path) -> None:
+    class Slow(FakeFetcher):
+        async def fetch(self, url: str) -> Any:
+            if "slow" in url:
+                await asyncio.sleep(10)
+                raise ScrapeError("timeout", "slow")
+            return await super().fetch(url)
+
+    async def work() -> None:
+        fetcher = Slow(moving)
+        collector = make_collector(tmp_path, fetcher, ["slow", *(f"n{number}" for number in range(20))])
+        await run_for(collector, 120)
+        assert collector.counts.late == 0
+        assert min(Counter(url for _, url in fetcher.calls).values()) >= 3
+
+    run_virtual(work)
+
+
+def test_failures_are_told_by_the_next_good_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def answer(url: str, number: int) -> str | Exception:
+        return ScrapeError("timeout", "no page") if 1 <= number <= 2 else moving(url, number)
+
+    async def work() -> Any:
+        collector = make_collector(tmp_path, FakeFetcher(answer), ["n1"])
+        await run_for(collector, 200)
+        return collector
+
+    with caplog.at_level(logging.WARNING):
+        collector = run_virtual(work)
+    rows = [row for row in landed(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
+    assert [row["scrape_failures_total"] for row in rows[:2]] == [0.0, 2.0]
+    (watch,) = collector.watches.values()
+    assert watch.failures == {"timeout": 2}
+    assert [record.message for record in caplog.records] == [
+        "n1:9400 cannot be scraped: timeout: no page",
+        "n1:9400 is scraped again, after 2 failures",
+    ]
+
+
+def test_a_dead_target_is_asked_once_in_four_intervals_and_comes_back(tmp_path: Path) -> None:
+    def answer(url: str, number: int) -> str | Exception:
+        return ScrapeError("refused", "nobody") if number < 20 else moving(url, number)
+
+    async def work() -> None:
+        fetcher = FakeFetcher(answer)
+        await run_for(make_collector(tmp_path, fetcher, ["n1"]), 3600)
+        at = [when for when, _ in fetcher.calls]
+        gaps = [b - a for a, b in pairwise(at)]
+        assert gaps[0] == pytest.approx(30, abs=0.1)
+        assert max(gaps) <= 120.1
+        assert all(90 <= gap <= 120.1 for gap in gaps[2:19])
+        assert all(gap == pytest.approx(30, abs=0.1) for gap in gaps[21:])
+
+    run_virtual(work)
+
+
+def test_a_server_that_asks_for_rest_gets_it(tmp_path: Path) -> None:
+    def answer(url: str, number: int) -> str | Exception:
+        busy = ScrapeError("status", "HTTP status 503", retry_after_s=200)
+        return busy if number == 0 else moving(url, number)
+
+    async def work() -> None:
+        fetcher = FakeFetcher(answer)
+        await run_for(make_collector(tmp_path, fetcher, ["n1"]), 400)
+        first, second = [when for when, _ in fetcher.calls][:2]
+        assert 200 <= second - first < 231
+
+    run_virtual(work)
+
+
+def test_a_repeated_page_lands_once_and_a_hung_one_is_a_gap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def answer(url: str, number: int) -> str:
+        return moving(url, number // 2 if number < 6 else 2 if number < 20 else number)
+
+    async def work() -> Any:
+        collector = make_collector(tmp_path, FakeFetcher(answer), ["n1"])
+        await run_for(collector, 30 * 22)
+        return collector
+
+    with caplog.at_level(logging.WARNING):
+        collector = run_virtual(work)
+    rows = [row for row in landed(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
+    assert [row["energy_mj"] for row in rows] == [0.0, 1000.0, 2000.0, 20_000.0, 21_000.0]
+    assert [row["page_age_s"] for row in rows] == [None, 60.0, 60.0, 480.0, 30.0]
+    assert collector.counts.repeated == 17
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2
+    assert messages[0] == "n1:9400 hangs: its page has been the same for 180 s"
+    assert messages[1] == "n1:9400 moves again, after 480 s"
+
+
+def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
+    counts = [{31: 2}, {31: 2}, {31: 3}, {31: 1, 79: 2}, {}, {79: 1}]
+
+    def answer(url: str, number: int) -> str:
+        return exporter_page(node_of(url), number, xids=counts[min(number, len(counts) - 1)])
+
+    async def work() -> None:
+        await run_for(make_collector(tmp_path, FakeFetcher(answer), ["n1"]), 30 * 6)
+
+    run_virtual(work)
+    events = landed(tmp_path, "events").to_pylist()
+    assert [(row["gpu"], row["type"], row["code"], row["detail"]) for row in events] == [
+        ("GPU-n1-0", "xid", "31", "the exporter's count of XID 31 rose by 1 to 3"),
+        ("GPU-n1-0", "xid", "79", "the exporter's count of XID 79 rose by 2 to 2"),
+        ("GPU-n1-0", "xid", "79", "the exporter's count of XID 79 rose by 1 to 1"),
+    ]
+    assert all(row["known_at"] == row["timestamp"] for row in events)
+
+
+def test_a_new_driver_and_a_vanished_gpu_show(tmp_path: Path) -> None:
+    def answer(url: str, number: int) -> str:
+        return exporter_page("n1", number, gpus=2 if number < 3 else 1, driver="580.1" if number < 2 else "590.2")
+
+    async def work() -> None:
+        await run_for(make_collector(tmp_path, FakeFetcher(answer), ["n1"]), 30 * 5)
+
+    run_virtual(work)
+    seen = [(row["gpu"][-1], row["driver"]) for row in landed(tmp_path, "inventory").to_pylist()]
+    assert seen == [("0", "580.1"), ("1", "580.1"), ("0", "590.2"), ("1", "590.2")]
+    gpus = Counter(row["gpu"] for row in landed(tmp_path, "samples").to_pylist())
+    assert gpus == {"GPU-n1-0": 5, "GPU-n1-1": 3}
+
+
+def test_the_inventory_is_told_again_once_an_hour(tmp_path: Path) -> None:
+    async def work() -> None:
+        settings = ScrapeSettings(interval_s=300)
+        await run_for(make_collector(tmp_path, FakeFetcher(moving), ["n1"], settings=settings), 3 * 3600)
+
+    run_virtual(work)
+    assert landed(tmp_path, "inventory").num_rows == 2 * 3
+
+
+def test_what_is_known_of_a_target_fills_the_inventory_and_names_the_node(tmp_path: Path) -> None:
+    async def work() -> None:
+        target = Target("http://10.0.0.7:9400/metrics", "worker-7", (("rack", "r12"),))
+        collector = make_collector(tmp_path, FakeFetcher(lambda _, number: exporter_page("pod-x", number)), [target])
+        assert await collector.once()
+
+    run_virtual(work)
+    seen = landed(tmp_path, "inventory").to_pylist()
+    assert {(row["node"], row["rack"]) for row in seen} == {("worker-7", "r12")}
+    assert set(landed(tmp_path, "samples").column("node").to_pylist()) == {"worker-7"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("<html>not a page</html>\n", "parse"),
+        ("# HELP node_load1 text\nnode_load1 0.5\n", "empty"),
+        ("", "empty"),
+        (exporter_page("n1", 1).rstrip("\n")[:-300] + "\nDCGM_FI_DEV_GPU_TEMP{gpu", "truncated"),
+    ],
+)
+def test_a_page_that_says_nothing_is_a_failure(tmp_path: Path, answer: str, kind: str) -> None:
+    async def work() -> None:
+        collector = make_collector(tmp_path, FakeFetcher(lambda *_: answer), ["n1"])
+        await collector.once()
+        (watch,) = collector.watches.values()
+        assert dict(watch.failures) == {kind: 1}
+
+    run_virtual(work)
+    assert landed(tmp_path, "samples").num_rows == 0
+
+
+def test_a_clock_that_is_set_gives_no_two_rows_of_one_time_and_none_out_of_order(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = FleetClock()
+
+    async def work() -> Any:
+        loop = asyncio.get_running_loop()
+        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1"], clock=clock)
+        loop.call_later(100, lambda: setattr(clock, "offset", timedelta(seconds=-65)))
+        loop.call_later(400, lambda: setattr(clock, "offset", timedelta(hours=2)))
+        await run_for(collector, 600)
+        return collector
+
+    with caplog.at_level(logging.WARNING):
+        collector = run_virtual(work)
+    rows = [row for row in landed(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
+    times = [row["timestamp"] for row in rows]
+    assert times == sorted(set(times))
+    assert 2 <= collector.newest.dropped / 2 <= 3
+    assert len(rows) == 20 - collector.newest.dropped / 2
+    assert collector.clock.jumps == 2
+    jumps = [record.message for record in caplog.records if "clock was set" in record.message]
+    assert len(jumps) == 2
+    assert jumps[0].startswith("this machine's clock was set back by 65.0 s")
+    assert jumps[1].startswith("this machine's clock was set forward by 7265.0 s")
+
+
+class FullDisk:
+    """A landing whose disk is full for a while."""
+
+    def __init__(self, root: Path, clock: FleetClock, full: tuple[float, float]) -> None:
+        self.inner = Landing(root, writer="exporters")
+        self.clock = clock
+        self.full = full
+
+    def land(self, kind: Any, table: pa.Table) -> object:
+        since = (self.clock.now() - START).total_seconds()
+        if self.full[0] <= since < self.full[1]:
+            raise InputError("the disk is full", "test", "Free space.")
+        return self.inner.land(kind, table)
+
+
+def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work() -> Any:
+        clock = FleetClock()
+        disk = FullDisk(tmp_path, clock, (60, 400))
+        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1", "n2"], clock=clock, landing=disk)
+        assert await run_for(collector, 600)
+        return collector
+
+    with caplog.at_level(logging.WARNING):
+        collector = run_virtual(work)
+    rows = landed(tmp_path, "samples")
+    assert rows.num_rows == 2 * collector.counts.scrapes
+    keys = {(row["gpu"], row["timestamp"]) for row in rows.to_pylist()}
+    assert len(keys) == rows.num_rows
+    messages = [record.message for record in caplog.records]
+    assert messages == [
+        "nothing can be landed, it is tried again: the disk is full (test). Free space.",
+        "landing works again",
+    ]
+
+
+def test_a_disk_that_stays_full_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
+    async def work() -> Any:
+        clock = FleetClock()
+        disk = FullDisk(tmp_path, clock, (0, 1e9))
+        limits = ScrapeSettings(max_held_rows=10)
+        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1"], clock=clock, landing=disk, settings=limits)
+        assert not await run_for(collector, 600)
+        return collector
+
+    collector = run_virtual(work)
+    assert collector.holding.rows == 10
+    assert collector.holding.rows + collector.holding.dropped_rows == 2 * collector.counts.scrapes
+
+
+def test_an_error_of_ours_in_one_page_does_not_stop_the_others(tmp_path: Path) -> None:
+    class Broken(FakeFetcher):
+        async def fetch(self, url: str) -> Any:
+            if "bad" in url:
+                raise RuntimeError("a bug")
+            return await super().fetch(url)
+
+    async def work() -> Any:
+        collector = make_collector(tmp_path, Broken(moving), ["bad", "n1"])
+        await run_for(collector, 120)
+        return collector
+
+    collector = run_virtual(work)
+    assert landed(tmp_path, "samples").num_rows >= 6
+    assert collector.watches["http://bad:9400/metrics"].failures["parse"] > 0
+
+
+def test_a_page_of_thousands_of_gpus_is_no_page_of_a_node(tmp_path: Path) -> None:
+    page = "".join(f'DCGM_FI_DEV_GPU_TEMP{{UUID="GPU-{number}",Hostname="n1"}} 40\n' for number in range(5000))
+
+    async def work() -> None:
+        collector = make_collector(tmp_path, FakeFetcher(lambda *_: page), ["n1"])
+        await collector.once()
+        (watch,) = collector.watches.values()
+        assert str(watch.last_failure) == "too_large: the page tells of 5000 GPUs, over 4096"
+
+    run_virtual(work)
+    assert landed(tmp_path, "samples").num_rows == 0
+
+
+def test_labels_that_are_new_on_every_page_fill_no_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    for module in (newest, xid_rises, sighting_news):
+        monkeypatch.setattr(module, "_MAX_KEPT" if module is newest else "_MAX_KNOWN", 500)
+
+    def answer(_: str, number: int) -> str:
+        return exporter_page(f"bomb{number}", number, gpus=50)
+
+    async def work() -> Any:
+        collector = make_collector(tmp_path, FakeFetcher(answer), ["n1"], settings=ScrapeSettings(land_every_s=900))
+        await run_for(collector, 30 * 60)
+        return collector
+
+    collector = run_virtual(work)
+    (watch,) = collector.watches.values()
+    assert landed(tmp_path, "samples").num_rows == 50 * collector.counts.good >= 50 * 59
+    assert len(collector.newest._newest_ms) <= 550
+    assert len(watch._xids._gpus) <= 600
+    assert len(watch._news._rows) <= 600
+
+
+def test_memory_is_flat_over_hours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sizes: list[int] = []
+    caplog.set_level(logging.CRITICAL)  # pytest keeps each record
+
+    async def work() -> None:
+        def answer(url: str, number: int) -> str | Exception:
+            if number % 17 == 5:
+                return ScrapeError("timeout", f"no page {number}")
+            return exporter_page(node_of(url), number, xids={number % 50: 1 + number % 3})
+
+        fetcher = FakeFetcher(answer)
+
+        async def forget(collector: Any) -> None:
+            fetcher.calls.clear()
+            if len(fetcher.number) == 3 and collector.counts.scrapes % 60 < 3:
+                gc.collect()
+                sizes.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
+
+        class Nowhere:
+            def land(self, kind: Any, table: pa.Table) -> object:
+                return None
+
+        collector = make_collector(tmp_path, fetcher, ["n1", "n2", "n3"], landing=Nowhere(), on_round=forget)
+        await run_for(collector, 30 * 160)
+        assert collector.counts.scrapes > 450
+
+    tracemalloc.start()
+    try:
+        run_virtual(work)
+    finally:
+        tracemalloc.stop()
+    late, early = max(sizes[-5:]), max(sizes[5:10])
+    assert late < 1.1 * early + 50_000, sizes

@@ -1,0 +1,145 @@
+from pathlib import Path
+
+import pytest
+
+from telemetry.errors import InputError
+from telemetry.exporters.schedule import Schedule
+from telemetry.exporters.settings import ScrapeSettings
+from telemetry.exporters.target_lists import read_target_options
+from telemetry.exporters.targets import Target, parse_target
+
+
+@pytest.mark.parametrize(
+    ("text", "url", "address"),
+    [
+        ("node07", "http://node07:9400/metrics", "node07:9400"),
+        ("node07:9100", "http://node07:9100/metrics", "node07:9100"),
+        ("10.0.0.7:9400/gpu", "http://10.0.0.7:9400/gpu", "10.0.0.7:9400/gpu"),
+        ("fd00::7", "http://[fd00::7]:9400/metrics", "[fd00::7]:9400"),
+        ("[fd00::7]:81", "http://[fd00::7]:81/metrics", "[fd00::7]:81"),
+        ("https://h/", "https://h/metrics", "h:443"),
+        ("https://h:1/m?token=geheim", "https://h:1/m?token=geheim", "h:1/m?acc87c"),
+    ],
+)
+def test_targets_are_read_as_people_write_them(text: str, url: str, address: str) -> None:
+    target = parse_target(text, "test")
+    assert target.url == url
+    assert target.address.partition("?")[0] == address.partition("?")[0]
+    assert "geheim" not in target.address
+
+
+@pytest.mark.parametrize(
+    "text", ["node 07", "node:99999", "node:x", "ftp://h/m", "http://", "a:b:c", "/metrics", "http://h:70000/m"]
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_target(text, "targets.txt, line 3")
+    assert str(caught.value) == (
+        f"{text!r} is no address of a page (targets.txt, line 3). Write host, host:port or http(s)://host:port/path."
+    )
+
+
+def test_a_password_in_an_address_is_refused_and_not_repeated() -> None:
+    with pytest.raises(InputError) as caught:
+        parse_target("http://user:geheim@node07/metrics", "test")
+    assert str(caught.value) == "the address of node07 holds a password (targets). Give it with --basic-auth-file."
+
+
+def test_a_text_file_is_read_and_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "gpu-nodes.txt"
+    path.write_text("# all\nn1\nn2:81  worker-2  # new\n\n")
+    targets = read_target_options([str(path)])
+    assert targets.read() == [
+        Target("http://n1:9400/metrics"),
+        Target("http://n2:81/metrics", "worker-2"),
+    ]
+    assert targets.read() is None
+    path.write_text("n3\n")
+    assert targets.read() == [Target("http://n3:9400/metrics")]
+
+
+@pytest.mark.parametrize("suffix", [".json", ".yaml"])
+def test_file_sd_is_read(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"targets{suffix}"
+    path.write_text(
+        '[{"targets": ["n1:9400", "n2:9400"], "labels": {"rack": "r1", "__metrics_path__": "/m", "job": "dcgm"}},'
+        ' {"targets": ["n3:1"], "labels": {"node": "worker-3", "__scheme__": "https"}}, {"targets": []}]'
+    )
+    rack = (("rack", "r1"),)
+    assert read_target_options([str(path)]).read() == [
+        Target("http://n1:9400/m", None, rack),
+        Target("http://n2:9400/m", None, rack),
+        Target("https://n3:1/metrics", "worker-3"),
+    ]
+
+
+def test_a_file_that_breaks_keeps_its_targets(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "targets.json"
+    path.write_text('[{"targets": ["n1"]}]')
+    targets = read_target_options([str(path)])
+    assert targets.read() is not None
+    path.write_text('[{"targets": ["n1"')
+    assert targets.read() is None
+    assert targets.read() is None
+    path.write_text('[{"targets": ["n1", "n2"]}]')
+    assert len(targets.read() or ()) == 2
+    messages = [record.message for record in caplog.records]
+    assert len(messages) == 2
+    assert messages[0].startswith("targets stay as they were: cannot be parsed: ")
+    assert messages[1] == "targets can be read again"
+
+
+def test_a_service_is_asked_each_time_and_tells_changes() -> None:
+    found = [Target("http://10.0.0.1:9400/metrics", "n1")]
+    asked = []
+
+    def find(namespace: str, service: str, port: object) -> list[Target]:
+        asked.append((namespace, service, port))
+        return list(found)
+
+    targets = read_target_options(["kubernetes:gpu-operator/dcgm:9400", "n9,n8:1"], find_service=find)
+    assert [target.node for target in targets.read() or ()].count("n1") == 1
+    assert targets.read() is None
+    found.append(Target("http://10.0.0.2:9400/metrics", "n2"))
+    assert len(targets.read() or ()) == 4
+    assert asked == [("gpu-operator", "dcgm", 9400)] * 3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([], "no target is given (--targets). Give a file, kubernetes:NAMESPACE/SERVICE, or host:port."),
+        (
+            ["kubernetes:dcgm"],
+            "'kubernetes:dcgm' names no service (--targets). Write kubernetes:NAMESPACE/SERVICE[:PORT].",
+        ),
+        (
+            ["missing.txt"],
+            "the list of targets cannot be read: No such file or directory (missing.txt). Give a file with targets.",
+        ),
+    ],
+)
+def test_options_that_name_no_targets(values: list[str], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        read_target_options(values).read()
+    assert str(caught.value) == message
+
+
+def test_a_timeout_longer_than_the_interval_is_refused() -> None:
+    with pytest.raises(InputError) as caught:
+        ScrapeSettings(interval_s=5)
+    assert str(caught.value) == (
+        "a timeout of 10 s is longer than the interval of 5 s (--timeout). "
+        "Give a timeout of at most the interval: two scrapes of one target never overlap."
+    )
+
+
+def test_a_collector_that_is_started_again_goes_on_at_the_same_times() -> None:
+    first = Schedule(30, wall_s=1_000_003.0, monotonic_s=17.0, random=lambda: 0.0)
+    second = Schedule(30, wall_s=1_000_111.0, monotonic_s=5.0, random=lambda: 0.0)
+    for number in range(20):
+        url = f"http://n{number}:9400/metrics"
+        walls = [first.next_slot_s(url, 17.0) - 17.0 + 1_000_003.0, second.next_slot_s(url, 5.0) - 5.0 + 1_000_111.0]
+        assert (walls[0] - walls[1]) % 30 == pytest.approx(0, abs=1e-6) or (walls[0] - walls[1]) % 30 == pytest.approx(
+            30
+        )

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from telemetry.channel import Channel
 from telemetry.channels import with_rollups
-from telemetry.schema import CHANNEL_TYPES, EVENTS, INSTANT, JOBS
+from telemetry.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS
 
 Kind = Literal["samples", "events", "inventory", "jobs"]
 """What a landed file holds."""
@@ -32,17 +32,7 @@ LANDED_EVENTS: Final = EVENTS.append(pa.field("pci_bus_id", pa.string()))
 
 LANDED_INVENTORY: Final = pa.schema(
     [
-        pa.field("gpu", pa.string()),
-        pa.field("node", pa.string(), nullable=False),
-        pa.field("slot", pa.string()),
-        pa.field("pci_bus_id", pa.string()),
-        pa.field("serial", pa.string()),
-        pa.field("model", pa.string()),
-        pa.field("driver", pa.string()),
-        pa.field("cluster", pa.string()),
-        pa.field("group", pa.string()),
-        pa.field("rack", pa.string()),
-        pa.field("nvlink_domain", pa.string()),
+        *(field for field in INVENTORY if field.name not in ("installed_at", "removed_at")),
         pa.field("seen_at", INSTANT, nullable=False),
     ]
 )

@@ -7,7 +7,8 @@
 # --keep: leave the sources and Go's build cache where they are (gigabytes), so that a further component compiles faster.
 #
 # The binaries are kept in ${XDG_CACHE_HOME:-~/.cache}/predrain/kubernetes-VERSION/bin and are not built twice. That
-# folder is the only line on standard output; what happens is told on standard error. Needs Debian (tried on 12), and
+# folder is the only line on standard output; what happens is told on standard error. Exits with 3 where the sources
+# cannot be had, and with 1 on any other fault. Needs Debian (tried on 12), and
 # root where one of the packages below is not installed yet. Nothing but Debian's own archive is used, and through
 # the machine's own apt sources: the build itself runs with Go's downloads switched off.
 set -euo pipefail
@@ -17,6 +18,8 @@ KNOWN=(kube-apiserver kube-scheduler kube-controller-manager)
 
 say() { printf 'build_kubernetes: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
+# No fault of the code under test: this machine has no way to the sources.
+impossible() { say "$*"; exit 3; }
 
 KEEP=""
 COMPONENTS=()
@@ -66,7 +69,7 @@ use_built
 # --- packages ---------------------------------------------------------------------------------------------------------
 [[ -r /etc/os-release ]] && . /etc/os-release
 [[ "${ID:-}" == debian ]] && command -v apt-get >/dev/null \
-  || fail "this is not Debian (${PRETTY_NAME:-unknown system}): the sources come from Debian's archive; run the system tests on Debian 12"
+  || impossible "this is not Debian (${PRETTY_NAME:-unknown system}): the sources come from Debian's archive; run the system tests on Debian 12"
 missing=()
 for package in "${PACKAGES[@]}"; do
   [[ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" == installed ]] || missing+=("$package")
@@ -103,9 +106,9 @@ apt_options=(
   -o APT::Sandbox::User= -o Dir::Cache::srcpkgcache= -o Dir::Cache::pkgcache= -o APT::Get::List-Cleanup=0 -q
 )
 say "reading the list of Debian's source packages"
-apt-get "${apt_options[@]}" update >"$WORK/apt.log" 2>&1 || { cat "$WORK/apt.log" >&2; fail "apt cannot read the source packages"; }
+apt-get "${apt_options[@]}" update >"$WORK/apt.log" 2>&1 || { cat "$WORK/apt.log" >&2; impossible "apt cannot read the source packages"; }
 debian="$(apt-cache "${apt_options[@]}" showsrc --only-source kubernetes 2>/dev/null | sed -n 's/^Version: //p' | sort -V | tail -1)"
-[[ -n "$debian" ]] || fail "Debian ${VERSION_ID:-?} has no source package 'kubernetes' in this machine's apt sources"
+[[ -n "$debian" ]] || impossible "Debian ${VERSION_ID:-?} has no source package 'kubernetes' in this machine's apt sources"
 # 1.20.5+really1.20.2-1.1 is 1.20.2: "really" is how Debian goes back to an older upstream version.
 version="${debian##*:}"
 version="${version%-*}"
@@ -118,7 +121,7 @@ source_tree="$(find . -mindepth 1 -maxdepth 1 -type d -name 'kubernetes-*' -prin
 if [[ ! -f "$source_tree/.unpacked-$version" ]]; then
   rm -rf "$WORK"/src/*
   say "fetching the source package kubernetes $debian"
-  apt-get "${apt_options[@]}" source "kubernetes=$debian" >>"$WORK/apt.log" 2>&1 || { tail -20 "$WORK/apt.log" >&2; fail "the source package could not be fetched"; }
+  apt-get "${apt_options[@]}" source "kubernetes=$debian" >>"$WORK/apt.log" 2>&1 || { tail -20 "$WORK/apt.log" >&2; impossible "the source package could not be fetched"; }
   source_tree="$(find . -mindepth 1 -maxdepth 1 -type d -name 'kubernetes-*' -print -quit)"
   [[ -n "$source_tree" ]] || fail "the source package did not unpack"
   touch "$source_tree/.unpacked-$version"

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import urllib3
 import yaml
 
@@ -34,7 +35,10 @@ _PLACES = {
 
 
 def build_components(*components: str) -> Path:
-    """Return the folder of the binaries; they are built if they are not there yet, which takes minutes."""
+    """Return the folder of the binaries; they are built if they are not there yet, which takes minutes.
+
+    The test is skipped where the machine cannot get at Debian's sources, and fails where the build does.
+    """
     built = subprocess.run(
         ["bash", BUILD_SCRIPT, *(components or ("kube-apiserver",))],
         stdout=subprocess.PIPE,
@@ -42,6 +46,8 @@ def build_components(*components: str) -> Path:
         timeout=3000,
         check=False,
     )
+    if built.returncode == 3:
+        pytest.skip("Kubernetes' sources cannot be had here: a Debian 12 with source packages in reach is needed")
     assert built.returncode == 0, "the control plane could not be built; what it printed is above"
     return Path(built.stdout.strip().splitlines()[-1])
 

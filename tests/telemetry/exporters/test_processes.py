@@ -117,7 +117,7 @@ def test_two_collectors_share_the_targets_and_one_takes_over_from_the_other(tmp_
             first.communicate()
             server.wait_for(24)
             second.send_signal(signal.SIGTERM)
-            _, err = second.communicate(timeout=30)
+            _, err = second.communicate(timeout=90)
         finally:
             for process in (first, second):
                 process.kill()
@@ -129,6 +129,38 @@ def test_two_collectors_share_the_targets_and_one_takes_over_from_the_other(tmp_
             gaps = sorted(b - a for a, b in itertools.pairwise(times))
             assert gaps[len(gaps) // 2] > 0.15
     assert len(check_whole(tmp_path / "fleet.live")) == 8
+
+
+def test_an_exporter_that_restarts_is_scraped_on_and_its_failures_are_told(tmp_path: Path) -> None:
+    dataset = tmp_path / "fleet"
+    with page_server() as server:
+        process = start_collector(dataset, server.targets(1))
+        try:
+            server.wait_for(4)
+        except AssertionError:
+            process.kill()
+            raise
+    try:
+        time.sleep(1.5)
+        with page_server(server):
+            server.wait_for(4)
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=90)
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, err
+    check_whole(tmp_path / "fleet.live")
+    rows = sorted(
+        landed(tmp_path / "fleet.live", "samples").to_pylist(), key=lambda row: (row["gpu"], row["timestamp"])
+    )
+    mine = [row for row in rows if row["gpu"] == "GPU-n0-0"]
+    failures = [row["scrape_failures_total"] for row in mine]
+    assert failures[0] == 0
+    assert failures == sorted(failures)
+    assert failures[-1] >= 1
+    gaps = [b["timestamp"] - a["timestamp"] for a, b in itertools.pairwise(mine)]
+    assert max(gaps).total_seconds() > 1.2
 
 
 def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: Path) -> None:
@@ -144,7 +176,7 @@ def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: P
             assert urllib.request.urlopen(f"http://{listen}/healthz", timeout=5).read() == b"ok\n"
             metrics = urllib.request.urlopen(f"http://{listen}/metrics", timeout=5).read().decode()
             process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=30)
+            out, err = process.communicate(timeout=90)
         finally:
             process.kill()
             process.communicate()
@@ -165,7 +197,7 @@ def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: P
 
 def test_one_round_of_targets_that_all_fail_is_an_error(tmp_path: Path) -> None:
     process = start_collector(tmp_path / "fleet", "127.0.0.1:1", "--once")
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=90)
     assert process.returncode == 1
     assert err.splitlines()[-1] == (
         "predrain: error: none of 1 targets could be scraped, such as 127.0.0.1:1: refused: nobody listens there "

@@ -64,9 +64,19 @@ def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) 
 
     from pipeline.params import load_params
     from telemetry.channels import resolve_channels
+    from telemetry.errors import InputError
     from telemetry.landing.compaction import FoldSettings
     from telemetry.landing.compaction import compact as fold
+    from telemetry.landing.folder import landing_of
 
+    if not dataset.exists() and not landing_of(dataset).exists():
+        raise InputError(
+            f"there is no dataset {dataset}, and nothing has landed for it",
+            str(landing_of(dataset)),
+            "Check the path: give the --dataset that the collectors were given.",
+        )
+    if dataset.name.endswith(".live"):
+        raise InputError(f"{dataset} is a landing folder", "--dataset", f"Give {str(dataset).removesuffix('.live')}.")
     loaded = load_params(params_files(params))
     settings = FoldSettings(
         loaded.telemetry, resolve_channels(loaded.channels), loaded.events.dedupe, loaded.features.delay

@@ -30,7 +30,10 @@ def exporters(
     ],
     dataset: Annotated[Path, typer.Option(help="The dataset; rows land in the folder DATASET.live beside it.")],
     interval: Annotated[str, typer.Option(help="Time between two scrapes of a target.")] = "30s",
-    timeout: Annotated[str, typer.Option(help="Time for one scrape, to its last byte.")] = "10s",
+    timeout: Annotated[
+        str | None,
+        typer.Option(help="Time for one scrape, to its last byte. Default: 10s, or the interval if shorter."),
+    ] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=10_000, help="Scrapes under way at once.")] = 512,
     ca_file: Annotated[Path | None, typer.Option(help="Certificates (PEM) to trust instead of the system's.")] = None,
     bearer_token_file: Annotated[
@@ -66,11 +69,13 @@ def exporters(
     from telemetry.config import parse_duration
 
     seconds = {}
-    for name, text in (("--interval", interval), ("--timeout", timeout)):
+    for name, text in (("--interval", interval), ("--timeout", timeout or "10s")):
         try:
             seconds[name] = parse_duration(text).total_seconds()
         except ValueError as error:
             raise typer.BadParameter(str(error), param_hint=name) from None
+    if timeout is None:
+        seconds["--timeout"] = min(seconds.values())
     with reported():
         import asyncio
         import logging

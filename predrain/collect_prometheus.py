@@ -107,7 +107,7 @@ def collect_prometheus(
             "chunks fetched before": done.chunks_before,
             "samples": done.samples,
             "rows": done.rows,
-            "xid events": done.events,
+            "XID count rises": done.events,
             "samples a second": round(done.samples / done.seconds) if done.seconds else 0,
             "requests": done.requests,
             "asked again": done.retries,

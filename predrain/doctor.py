@@ -200,7 +200,11 @@ def _say(
     from telemetry.doctor.plain import as_dict
     from telemetry.doctor.text import as_text
     from telemetry.doctor.worth import read_worth
+    from telemetry.errors import InputError
 
+    for option, folder in (("--backtest", backtest), ("--bundle", bundle)):
+        if folder is not None and not folder.is_dir():
+            raise InputError(f"there is no folder {folder}", option, "Give what `predrain backtest` or `train` wrote.")
     worth, said = read_worth(
         backtest or (_BACKTEST if _BACKTEST.is_dir() else None),
         bundle or (_BUNDLE if _BUNDLE.is_dir() else None),

@@ -24,7 +24,7 @@ from telemetry.reading import read_batches
 from telemetry.schema import EVENT_TYPES, EVENTS
 from telemetry.stays import Stays
 
-_XID = re.compile(r"(?:XID[\s:#_-]*)?(\d+)(?:\.0+)?\Z", re.IGNORECASE)
+_XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
 
@@ -232,7 +232,8 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
     dedupe : datetime.timedelta
         An event is dropped when one of the same unit, type and code, but of another source, that was known earlier
         lies within this span of its ``timestamp``. What one source says at two times are two events, for repeats
-        within minutes are what makes some XIDs a fault; at one time, it says one thing twice.
+        within minutes are what makes some XIDs a fault; at one time, it says one thing twice. What a source made of an
+        exporter's count never drops another source's event.
 
     Returns
     -------
@@ -251,6 +252,8 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
     stamps = events["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
     key = same_thing(events)
     source = pd.factorize(events["source"].astype("str").fillna("\0"))[0]
+    weak = is_from_exporter(events["source"])
+    made_of_counts = set(source[weak].tolist())
     size = np.bincount(key)
     keep = np.ones(len(events), dtype=bool)
     kept: dict[int, list[tuple[int, int]]] = {}
@@ -258,11 +261,18 @@ def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
         heard = kept.setdefault(int(key[index]), [])
         stamp, said_by = int(stamps[index]), int(source[index])
         near = heard[bisect_left(heard, (stamp - span, -1)) : bisect_right(heard, (stamp + span, len(events)))]
+        if not weak[index]:
+            near = [each for each in near if each[1] not in made_of_counts]
         if any(other != said_by or when == stamp for when, other in near):
             keep[index] = False
         else:
             insort(heard, (stamp, said_by))
     return events[keep].reset_index(drop=True)
+
+
+def is_from_exporter(source: pd.Series) -> npt.NDArray[np.bool_]:
+    """Return which sources are the exporters' counts (``exporter:METRIC``), that tell late and not of every event."""
+    return source.astype("str").fillna("").str.startswith("exporter:").to_numpy(dtype=bool)
 
 
 def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,6 +29,7 @@ from telemetry.config import Section, format_duration
 from telemetry.dataset import Dataset
 from telemetry.errors import InputError
 from telemetry.events import EventIntake, dedupe_events, empty_events, place_events, quarantine_frame
+from telemetry.fold import LANDED_ROLE, Fold
 from telemetry.inventory import InventorySource, check_stays, merge_stays, read_inventory, unit_of
 from telemetry.jobs import merge_jobs, read_jobs
 from telemetry.kernel_log import locate, parse_kernel_log
@@ -37,7 +39,7 @@ from telemetry.meta import META_NAME
 from telemetry.quarantine import Quarantine
 from telemetry.reading import expand_sources, is_kernel_log, kind_of
 from telemetry.sample_merge import MergePlan, SampleMerger, plan_merge, read_newest, write_newest
-from telemetry.samples import SampleIntake, SamplePlan, no_usable_rows, plan_samples
+from telemetry.samples import WRONG_CLOCK, SampleIntake, SamplePlan, no_usable_rows, plan_samples
 from telemetry.schema import EVENTS
 from telemetry.sources import Source, channels_digest, fingerprint, new_sources, text_digest
 from telemetry.spill import Spill
@@ -72,32 +74,6 @@ class ImportResult:
     counts: dict[str, int]
     quarantined: dict[str, int]
     changed: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Fold:
-    """What differs when an import folds landed files (see :mod:`telemetry.landing.compaction`) into a dataset.
-
-    The inventory given is then the whole one, files are not remembered by their content but by ``landed``, and sources
-    without a usable row are no error: nobody stands beside to mend them.
-
-    Parameters
-    ----------
-    landed : tuple of str
-        Names that the dataset keeps in the same step, so that a fold cut short is never done twice.
-    keep_from : datetime or None
-        Samples before this instant (aware) leave the dataset.
-    expected_rows : int
-        Rows that the dataset is going to hold; a new one gets buckets for them.
-    """
-
-    landed: tuple[str, ...]
-    keep_from: datetime | None = None
-    expected_rows: int = 0
-
-
-LANDED_ROLE: Final = "landed"
-"""Role, in a dataset's sources, of the landed files that its last fold took."""
 
 
 def import_dataset(
@@ -312,6 +288,11 @@ class _Import:
         frames = [empty_events()]
         for file in self._files("events"):
             frames.append(self._kernel_log(file, stays, quarantine) if is_kernel_log(file) else intake.read(file))
+            if self.fold is not None and len(frames[-1]):
+                ms = _event_ms(frames[-1])
+                reasons = np.where(self.fold.wrong_clock(ms), WRONG_CLOCK, "").astype(object)
+                quarantine_frame(frames[-1], reasons, file.name, quarantine)
+                frames[-1] = frames[-1][reasons == ""]
         return _stacked(frames)
 
     def _kernel_log(self, file: Path, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
@@ -340,8 +321,7 @@ class _Import:
         text = {
             name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
         }
-        ms = found["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
-        reasons = place_events(text, ms, stays)
+        reasons = place_events(text, _event_ms(found), stays)
         quarantine_frame(found, reasons, file.name, quarantine)
         found["gpu"], found["node"] = text["gpu"], text["node"]
         return found[reasons == ""]
@@ -354,8 +334,10 @@ class _Import:
         if files:
             plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
             self._check_kinds(plan.channels)
-            strict = self.fold is None
-            intake = SampleIntake(plan, self.rules.samples, stays, quarantine, self.late, nodes, strict=strict)
+            wrong_clock = None if self.fold is None else self.fold.wrong_clock
+            intake = SampleIntake(
+                plan, self.rules.samples, stays, quarantine, self.late, nodes, self.fold is None, wrong_clock
+            )
             spill = intake.run(writer.folder / ".spill", writer.buckets, self.progress)
             self.counts.update(intake.counts)
         existing = self.existing
@@ -463,6 +445,10 @@ class _Import:
     def _imported(self) -> dict[str, int]:
         old = {} if self.existing is None else self.existing.meta.counts.get("imported", {})
         return _plain(self.counts + Counter(old))
+
+
+def _event_ms(events: pd.DataFrame) -> npt.NDArray[np.int64]:
+    return events["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
 
 
 _PLACE = ("node", "gpu", "type")

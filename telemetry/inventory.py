@@ -182,14 +182,14 @@ def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
         known is the old stay of the same gpu and node that nobody has ended, if there is one.
     """
     if old is not None and new["installed_at"].isna().any():
-        new = _with_old_starts(old, new)
+        new = with_old_starts(old, new)
     merged = new if old is None else pd.concat([frame for frame in (old, new) if len(frame)], ignore_index=True)
     key = [merged[name].astype("str").fillna("") for name in ("gpu", "node")]
     repeated = pd.DataFrame({"g": key[0], "n": key[1], "t": merged["installed_at"]}).duplicated(keep="last")
     return merged[~repeated.to_numpy()].reset_index(drop=True)
 
 
-def _with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+def with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
     """Give stays without a start that of the open stay which the dataset already has."""
     stays = old[old["removed_at"].isna()]
     started = dict(zip(_place(stays), stays["installed_at"], strict=True))

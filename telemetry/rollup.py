@@ -77,7 +77,64 @@ def reset_aware_rise(
     return Series(rise, known)
 
 
-def add_rollup_columns(block: Block, channels: Mapping[str, Channel]) -> None:
+def rises_after_insertion(
+    counter: Series, stored: Series, unit: npt.NDArray[np.int32], held: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """Return the stored rises, less what rows inserted before them account for now.
+
+    Parameters
+    ----------
+    counter : Series
+        float64, sorted by (unit, time), of held and of new rows.
+    stored : Series
+        The rises as stored; not valid where there is none.
+    unit : ndarray of int32, shape (n,)
+    held : ndarray of bool, shape (n,)
+        Rows whose counter was stored before; the other reported ones are new.
+
+    Returns
+    -------
+    ndarray of float64, shape (n,)
+        Never negative. Only the first held row after new ones differs from ``stored``: its rise was measured against
+        the held row before it, and now is against the last new one between.
+
+    Notes
+    -----
+    A held row may be a whole step, of which only the last value and the rise are known, so a reset inside the gap is
+    taken to lie where these say. A stored rise equal to the value began at zero: the reset came before the row. If the
+    new rows show the counter fall, they hold the reset, and the rise now begins at their last value; if they do not,
+    the reset came after them, and the rise stays. New rows may show a reset that the stored rise could not (the counter
+    had passed its old value again): then the rise grows. A new row above what the held row reached says that there was
+    a reset between the two: the rise is the held row's value. One reset in a gap is exact, several are not.
+    """
+    made = stored.values.astype(np.float64)
+    reported = np.flatnonzero(counter.valid)
+    if len(reported) < 2:
+        return made
+    values = counter.values.astype(np.float64)
+    same = unit[reported[1:]] == unit[reported[:-1]]
+    after = 1 + np.flatnonzero(same & held[reported[1:]] & ~held[reported[:-1]] & stored.valid[reported[1:]])
+    if len(after) == 0:
+        return made
+    place = np.arange(len(reported))
+    last_held = np.maximum.accumulate(np.where(held[reported], place, -1))
+    fell = np.cumsum(np.concatenate(([False], same & (np.diff(values[reported]) < 0))))
+    row, before = reported[after], last_held[after - 1]
+    known = (before >= 0) & (unit[reported[before]] == unit[row])
+    value, rise, latest = values[row], made[row], values[reported[after - 1]]
+    slack = 1e-6 * np.maximum(np.abs(rise), 1.0)  # rises are stored as float32
+    level = np.where(known, values[reported[before]], np.maximum(value - rise, 0.0))
+    from_zero = known & (np.abs(value - level - rise) > slack) & (np.abs(value - rise) <= slack)
+    shown = fell[after - 1] > fell[before]
+    top = np.where(from_zero, value, level + rise)
+    left = np.where(latest <= top + slack, np.maximum(top - latest, 0.0), value)
+    made[row] = np.where(from_zero & ~shown, rise, left)
+    return made
+
+
+def add_rollup_columns(
+    block: Block, channels: Mapping[str, Channel], held: Mapping[str, npt.NDArray[np.bool_]] | None = None
+) -> None:
     """Fill ``X_min``, ``X_max`` and ``X_rise`` of each row, where the source did not give them, from the row itself.
 
     Parameters
@@ -86,6 +143,8 @@ def add_rollup_columns(block: Block, channels: Mapping[str, Channel]) -> None:
         Sorted by (unit, ms), with series for every roll-up in ``channels``; changed in place.
     channels : mapping of str to Channel
         Base channels and their roll-ups.
+    held : mapping of str to ndarray of bool, optional
+        For each counter, the rows whose value an existing dataset held: see :func:`rises_after_insertion`.
     """
     for channel in channels.values():
         for suffix in ROLLUP_SUFFIXES[channel.kind]:
@@ -96,9 +155,10 @@ def add_rollup_columns(block: Block, channels: Mapping[str, Channel]) -> None:
             given = made.valid
             if suffix == "_rise":
                 rise = reset_aware_rise(base.values.astype(np.float64), base.valid, block.unit)
-                block.series[channel.name + suffix] = Series(
-                    np.where(given, made.values.astype(np.float64), rise.values), given | rise.valid
-                )
+                stored = made.values.astype(np.float64)
+                if held is not None and channel.name in held:
+                    stored = rises_after_insertion(base, made, block.unit, held[channel.name])
+                block.series[channel.name + suffix] = Series(np.where(given, stored, rise.values), given | rise.valid)
             else:
                 values = np.where(given, made.values, base.values)
                 block.series[channel.name + suffix] = Series(values, given | base.valid)

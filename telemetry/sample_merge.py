@@ -20,13 +20,14 @@ from telemetry.channel import Channel
 from telemetry.channels import with_rollups
 from telemetry.dataset import Dataset
 from telemetry.duplicates import merge_duplicates
+from telemetry.errors import InputError
 from telemetry.layout import write_small
 from telemetry.meta import instant_text
 from telemetry.quarantine import Quarantine, row_text
 from telemetry.rollup import add_rollup_columns, cell_end, finer_units, roll_up
 from telemetry.spill import ORDER_SHIFT, Spill
 from telemetry.stays import Stays
-from telemetry.xid_gauge import CHANNEL, event_rows, xid_edges
+from telemetry.xid_gauge import CHANNEL, SOURCE, event_rows, untold_edges
 
 NEWEST_NAME = "newest.parquet"
 """File of a dataset with rolled-up units: their newest raw samples."""
@@ -137,6 +138,7 @@ class SampleMerger:
     last_ms: int | None = None
     newest: dict[str, int] = field(default_factory=dict)
     _before: dict[str, int] = field(default_factory=dict)
+    _told: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     events: list[pd.DataFrame] = field(default_factory=list)
 
     def run(
@@ -153,6 +155,7 @@ class SampleMerger:
         """
         self._before = {} if existing is None else read_newest(existing.path)
         self.newest = dict(self._before)
+        self._told = {} if existing is None else self._told_edges(existing)
         buckets = set() if spill is None else set(spill.buckets())
         old_buckets = set() if existing is None else set(existing.buckets())
         for bucket in sorted(buckets | (old_buckets - set(untouched))):
@@ -175,15 +178,17 @@ class SampleMerger:
         self._reopen(block)
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)
+        before_merge = block
         merged = merge_duplicates(block)
         self.counts["samples_repeated"] += merged.repeated
         self._set_aside("conflicting duplicate sample", block, np.isin(block.order, merged.conflicting))
         block = merged.block
+        held = self._held(before_merge, block)
         if CHANNEL in block.series:
-            self._find_xids(block)
+            self._find_xids(block, held.get(CHANNEL, np.zeros(len(block), dtype=bool)))
         self._note_newest(block)
         if self.plan.rolled:
-            add_rollup_columns(block, self.plan.channels)
+            add_rollup_columns(block, self.plan.channels, held)
             before = len(block)
             block = roll_up(block, self.plan.channels, self._to_roll(block), _milliseconds(self.step))
             self.counts["samples_rolled_up"] += before - len(block)
@@ -237,10 +242,32 @@ class SampleMerger:
             name = self.stays.units[int(code)]
             self.newest[name] = max(int(ms), self.newest.get(name, 0))
 
-    def _find_xids(self, block: Block) -> None:
+    def _held(self, given: Block, merged: Block) -> dict[str, npt.NDArray[np.bool_]]:
+        """Return the merged rows whose counters, or latched XID, the existing dataset held: a new row may fill one."""
+        old, into = given.order < 0, merged.order < 0
+        if not old.any():
+            return {}
+        held = {}
+        for name, channel in self.plan.channels.items():
+            if channel.kind == "counter" or name == CHANNEL:
+                held[name] = np.zeros(len(merged), dtype=bool)
+                # An old row is the first of its key, so the old rows stay in their order.
+                held[name][into] = given.series[name].valid[old]
+        return held
+
+    def _told_edges(self, existing: Dataset) -> dict[tuple[int, int], list[int]]:
+        events = existing.events()
+        events = events[(events["source"] == SOURCE) & (events["type"] == "xid")]
+        told: dict[tuple[int, int], list[int]] = {}
+        units = self.stays.codes(events["node" if self.stays.unit == "node" else "gpu"].tolist()).tolist()
+        for code, xid, stamp in zip(units, events["code"], events["timestamp"], strict=True):
+            told.setdefault((code, int(xid)), []).append(round(stamp.timestamp() * 1000))
+        return told
+
+    def _find_xids(self, block: Block, held: npt.NDArray[np.bool_]) -> None:
         gauge = block.series[CHANNEL]
-        rows = xid_edges(block.unit, gauge.values.astype(np.int32), gauge.valid)
-        rows = rows[block.order[rows] >= 0]
+        read = gauge.values.astype(np.int32), gauge.valid
+        rows = untold_edges(block.unit, block.ms, read, block.order < 0, held, self._told)
         if len(rows) == 0:
             return
         by_node = self.stays.unit == "node"
@@ -272,6 +299,13 @@ class SampleMerger:
         names = table.column("node" if by_node else "gpu").unify_dictionaries().combine_chunks()
         nodes = table.column("node").unify_dictionaries().combine_chunks()
         code = self.stays.codes(names.dictionary.to_pylist())
+        lost = [names.dictionary[index].as_py() for index in np.flatnonzero(code < 0).tolist()]
+        if lost:
+            raise InputError(
+                f"the dataset has samples of {lost[0]!r}, which the inventory does not name",
+                str(existing.path),
+                "Give --inventory with a row for it (with removed_at, if it is gone).",
+            )
         known = {name: index for index, name in enumerate(self.nodes)}
         for name in nodes.dictionary.to_pylist():
             if name not in known:

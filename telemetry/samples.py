@@ -31,6 +31,9 @@ from telemetry.values import RangeTally, parse_values
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
 """Reason of the quarantine by what :meth:`telemetry.stays.Stays.find` says."""
 
+WRONG_CLOCK = "a clock that cannot be right"
+"""Reason of the quarantine for rows of another time than a live source can be of."""
+
 _LABELS = LABELS | {"mig_instance"}
 
 
@@ -111,6 +114,8 @@ class SampleIntake:
         Node names by code; extended as nodes appear.
     strict : bool
         Whether sources of which nothing can be used are an error.
+    wrong_clock : callable, optional
+        Tells which instants (milliseconds) cannot be right.
     """
 
     plan: SamplePlan
@@ -120,6 +125,7 @@ class SampleIntake:
     late: timedelta
     nodes: list[str]
     strict: bool = True
+    wrong_clock: Callable[[npt.NDArray[np.int64]], npt.NDArray[np.bool_]] | None = None
     counts: Counter[str] = field(default_factory=Counter)
     tally: RangeTally = field(default_factory=RangeTally)
     first_ms: int | None = None
@@ -206,6 +212,8 @@ class SampleIntake:
 
         for problem, reason in PROBLEMS.items():
             refuse(reason, status == problem)
+        if self.wrong_clock is not None:
+            refuse(WRONG_CLOCK, self.wrong_clock(ms))
         by_node = self.stays.unit == "node"
         unit_index, unit_names = _encoded(columns.get(batch.table, "node" if by_node else "gpu"), length)
         refuse("missing node" if by_node else "missing gpu", unit_index < 0)

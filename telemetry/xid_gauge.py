@@ -1,19 +1,21 @@
 """XID events from the latched gauge that DCGM reports.
 
 ``xid_last`` shows the last XID until the driver is loaded again, so an event is a change of its value to another one
-but zero. Two XIDs between two samples show as one, and a repeat of the same XID does not show at all: kernel logs are
+but zero. dcgm-exporter leaves the gauge out until the first XID, so a first value after rows without one is a change
+too. Two XIDs between two samples show as one, and a repeat of the same XID does not show at all: kernel logs are
 better, and where one tells of the same XID of the same GPU, the edge is left out.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from telemetry.events import same_thing
+from telemetry.events import is_from_exporter, same_thing
 
 CHANNEL = "xid_last"
 """The channel that is read."""
@@ -31,19 +33,82 @@ def xid_edges(
     ----------
     unit : ndarray of int32, shape (n,)
     values, valid : ndarray, shape (n,)
-        The gauge, sorted by (unit, time).
+        The gauge, sorted by (unit, time); a row without it counts as one in which the unit was seen.
 
     Returns
     -------
     ndarray of int64
-        A unit's first report is no edge, whatever it shows: its XID is older than the data.
+        A unit's first row is no edge, whatever it shows: its XID is older than the data. A first value after rows
+        without one is an edge, for the gauge is absent until there is an XID; where another source of the same unit
+        began earlier and never carries the gauge, an older XID is taken for a new one. The same value before and after
+        rows without one is no edge: the gauge may have been cleared, or only left out of a page.
     """
     reported = np.flatnonzero(valid)
-    if len(reported) < 2:
+    if len(reported) == 0:
         return np.empty(0, np.int64)
-    now, before = reported[1:], reported[:-1]
-    edge = (unit[now] == unit[before]) & (values[now] != values[before]) & (values[now] != 0)
-    return now[edge]
+    before = np.concatenate(([-1], reported[:-1]))
+    follows = (before >= 0) & (unit[reported] == unit[before])
+    seen_before = (reported > 0) & (unit[reported] == unit[reported - 1])
+    changed = np.where(follows, values[reported] != values[before], seen_before)
+    return reported[changed & (values[reported] != 0)]
+
+
+def untold_edges(
+    unit: npt.NDArray[np.int32],
+    ms: npt.NDArray[np.int64],
+    gauge: tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]],
+    old: npt.NDArray[np.bool_],
+    held: npt.NDArray[np.bool_],
+    told: Mapping[tuple[int, int], Sequence[int]],
+) -> npt.NDArray[np.int64]:
+    """Return the edges of which an earlier import, that knew only the old rows, has not told.
+
+    Parameters
+    ----------
+    unit, ms : ndarray, shape (n,)
+        Rows of an existing dataset and new ones, sorted by (unit, ms).
+    gauge : tuple of ndarray
+        Values and which are reported.
+    old, held : ndarray of bool, shape (n,)
+        Rows of the existing dataset, and those of them in which it held the gauge.
+    told : mapping
+        Instants (ms) of the existing dataset's edges by unit and XID: inside a step that was rolled up, its rows do not
+        show them all.
+
+    Returns
+    -------
+    ndarray of int64
+        An edge of a late row is left out where the next old row was the edge to the same value, or its step has one:
+        the event then stays a little late, and is told once. An edge at an old row is returned where late rows made it
+        one. An event that late rows before a unit's first ones make untrue (the XID was older) stays.
+    """
+    values, valid = gauge
+    edges = xid_edges(unit, values, valid)
+    if len(edges) == 0 or not old.any():
+        return edges
+    rows = np.flatnonzero(old)
+    was_edge = np.zeros(len(unit), dtype=bool)
+    was_edge[rows[xid_edges(unit[rows], values[rows], held[rows])]] = True
+    reported = np.flatnonzero(valid)
+    held_place = np.flatnonzero(held[reported])
+    kept = []
+    for edge in edges[~was_edge[edges]].tolist():
+        place = int(np.searchsorted(reported, edge))
+        turn = int(np.searchsorted(held_place, place))
+        next_place = int(held_place[turn]) if turn < len(held_place) else -1
+        if next_place < 0 or unit[reported[next_place]] != unit[edge]:
+            kept.append(edge)
+            continue
+        between, following = reported[place:next_place], int(reported[next_place])
+        if (values[between] != values[edge]).any():
+            kept.append(edge)
+            continue
+        since = int(ms[reported[next_place - 1]]) if next_place and unit[reported[next_place - 1]] == unit[edge] else -1
+        times = told.get((int(unit[edge]), int(values[edge])), ())
+        moved = bool(was_edge[following]) and values[following] == values[edge]
+        if not moved and not any(since < time <= ms[following] for time in times):
+            kept.append(edge)
+    return np.array(kept, np.int64)
 
 
 def xid_events(samples: pd.DataFrame, *, delay: timedelta, unit: str = "gpu") -> pd.DataFrame:
@@ -74,7 +139,7 @@ def xid_events(samples: pd.DataFrame, *, delay: timedelta, unit: str = "gpu") ->
 
 
 def drop_told_edges(events: pd.DataFrame, interval: timedelta) -> pd.DataFrame:
-    """Leave out the edges of which another source tells.
+    """Leave out the edges, and the rises of an exporter's count, of which a better source tells.
 
     Parameters
     ----------
@@ -88,20 +153,26 @@ def drop_told_edges(events: pd.DataFrame, interval: timedelta) -> pd.DataFrame:
     pandas.DataFrame
         Without the edges that have an event of another source for the same GPU (or node) and code within ``interval``
         of them. What was known of it more than ``interval`` after the edge does not count: until then, the edge was
-        all that one could know. The rest is in the order given.
+        all that one could know. Rises of an exporter's count are treated alike, but edges are no better than they. The
+        rest is in the order given.
     """
-    edge = ((events["source"] == SOURCE) & (events["type"] == "xid")).to_numpy(dtype=bool)
-    if not edge.any() or edge.all():
+    is_xid = (events["type"] == "xid").to_numpy(dtype=bool)
+    edge = is_xid & (events["source"] == SOURCE).to_numpy(dtype=bool)
+    rise = is_xid & is_from_exporter(events["source"])
+    rank = np.where(edge, 0, np.where(rise, 1, 2))
+    weak = rank < 2
+    if not weak.any() or len(np.unique(rank)) == 1:
         return events
     span = int(interval.total_seconds() * 1000)
     key = same_thing(events)
     stamps, known = _ms(events["timestamp"]), _ms(events["known_at"])
     told: dict[int, list[int]] = {}
-    for index in np.flatnonzero(~edge & np.isin(key, key[edge])).tolist():
+    for index in np.flatnonzero(~edge & np.isin(key, key[weak])).tolist():
         told.setdefault(int(key[index]), []).append(index)
     keep = np.ones(len(events), dtype=bool)
-    for index in np.flatnonzero(edge).tolist():
+    for index in np.flatnonzero(weak).tolist():
         others = np.array(told.get(int(key[index]), []), np.int64)
+        others = others[rank[others] > rank[index]]
         near = np.abs(stamps[others] - stamps[index]) <= span
         keep[index] = not (near & (known[others] <= known[index] + span)).any()
     return events[keep].reset_index(drop=True)

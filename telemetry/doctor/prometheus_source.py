@@ -149,6 +149,12 @@ def observe_prometheus(
     try:
         names = questions.names()
         mine = [name for name in names if name in known]
+        if not names:
+            raise InputError(
+                "the server has no series of the last 10 minutes",
+                where,
+                "Is anything scraped? Of old data: `predrain collect prometheus`, then `predrain doctor DATASET`.",
+            )
         if not mine:
             raise InputError(
                 f"none of the {len(names):,} metrics is a channel of ours",

@@ -22,6 +22,7 @@ from telemetry.exporters.holding import Holding
 from telemetry.exporters.newest import NewestRows
 from telemetry.exporters.ownership import Ownership
 from telemetry.exporters.schedule import Schedule
+from telemetry.exporters.set_back import without_future
 from telemetry.exporters.settings import ScrapeSettings
 from telemetry.exporters.target_lists import TargetList
 from telemetry.exporters.targets import Target
@@ -32,6 +33,10 @@ _log = logging.getLogger(__name__)
 
 LATE_S = 1.0
 """A scrape that starts this long after it was due is late."""
+
+SET_BACK_S = 300.0
+"""A clock set back by less drops what it stamps until it is where it was, so that a GPU's rows stay in order; one set
+back by more had stamped rows in the future, and what they hold is forgotten."""
 
 _TICK_S = 1.0
 _EARLIEST_AGAIN_S = 5.0
@@ -128,6 +133,7 @@ class Collector:
         self.watches: dict[str, TargetWatch] = {}
         self.newest = NewestRows()
         self.counts = Counts()
+        self._jumps_back = 0
         self.ticked_s = self.clock.monotonic_s()
         self._heap: list[tuple[float, int, str]] = []
         self._number = itertools.count()
@@ -223,10 +229,13 @@ class Collector:
     async def land(self) -> bool:
         """Land what is held, and write the state; return whether all rows are on the disk."""
         async with self._landing_lock:
-            batch = self.holding.take()
+            self._now()  # a clock that was set back takes its future rows out first
+            batch, jumps_back = self.holding.take(), self._jumps_back
             landed = bool(await self._run_blocking(functools.partial(self.holding.land, batch)))
             if not landed:
                 self.holding.give_back(batch)
+                if self._jumps_back != jumps_back:
+                    self._forget_future(self.clock.now())
             if self._on_round is not None:
                 await self._on_round(self)
             return landed
@@ -263,11 +272,14 @@ class Collector:
             self.counts.worst_late_s = max(self.counts.worst_late_s, late_s)
             self.counts.late += late_s > LATE_S
             self.counts.scrapes += 1
-            at = self.clock.now()
+            at, jumps_back = self._now(), self._jumps_back
             error: ScrapeError | None = None
             try:
                 fetched = await self._fetcher.fetch(watch.target.url)
-                self._take(watch.take(fetched, at, started_s))
+                now = self._now()
+                if self._jumps_back != jumps_back:
+                    at = now  # set back during the scrape: its start was told by the wrong clock
+                self._take(watch.take(fetched, at, started_s), now)
             except ScrapeError as failure:
                 error = failure
             except Exception as failure:
@@ -290,11 +302,31 @@ class Collector:
         if self.watches.get(url) is watch:
             self._plan(watch, again_s)
 
-    def _take(self, outcome: Outcome) -> None:
+    def _now(self) -> datetime:
+        """Return the wall clock; once it was set back, forget what it had stamped in the future."""
+        now = self.clock.now()
+        if self.clock.jumps_back != self._jumps_back:
+            self._jumps_back = self.clock.jumps_back
+            self._forget_future(now)
+        return now
+
+    def _forget_future(self, now: datetime) -> None:
+        latest_ms = round((now.timestamp() + SET_BACK_S) * 1000)
+        dropped = without_future(self.holding, now, latest_ms)
+        self.newest.dropped += dropped
+        forgotten = self.newest.forget_after(latest_ms)
+        if dropped or forgotten:
+            _log.warning(
+                "%d rows in the future had not landed and are dropped; %d GPUs go on at the time that was set",
+                dropped,
+                forgotten,
+            )
+
+    def _take(self, outcome: Outcome, now: datetime) -> None:
         if outcome.rows is None:
             self.counts.repeated += 1
         else:
-            samples = self.newest.keep(outcome.rows.samples)
+            samples = self.newest.keep(outcome.rows.samples, round(now.timestamp() * 1000))
             self.holding.add(replace(outcome.rows, samples=samples))
         self.holding.add_table("events", outcome.events)
         self.holding.add_table("inventory", outcome.inventory)

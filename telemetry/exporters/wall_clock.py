@@ -26,8 +26,8 @@ class WallClock:
 
     Attributes
     ----------
-    jumps : int
-        Jumps seen.
+    jumps, jumps_back : int
+        Jumps seen, and those of them that went back.
     """
 
     def __init__(self, clock: Callable[[], datetime], monotonic: Callable[[], float]) -> None:
@@ -35,6 +35,7 @@ class WallClock:
         self._monotonic = monotonic
         self._offset_s: float | None = None
         self.jumps = 0
+        self.jumps_back = 0
 
     def now(self) -> datetime:
         """Return the wall clock; log and count a jump since the last call."""
@@ -42,6 +43,7 @@ class WallClock:
         offset_s = now.timestamp() - self._monotonic()
         if self._offset_s is not None and abs(step_s := offset_s - self._offset_s) > JUMP_S:
             self.jumps += 1
+            self.jumps_back += step_s < 0
             _log.warning(
                 "this machine's clock was set %s by %.1f s, to %s%s",
                 "forward" if step_s > 0 else "back",

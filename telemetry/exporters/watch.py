@@ -111,8 +111,10 @@ class TargetWatch:
         ScrapeError
             If the page cannot be used.
         """
+        # Where only the end of the connection ends a page, a page that ends with a line is taken for whole.
+        whole = fetched.framed or fetched.body.endswith(b"\n")
         page = self.reader.read(
-            fetched.body, round(at.timestamp() * 1000), openmetrics=fetched.openmetrics, whole=fetched.framed
+            fetched.body, round(at.timestamp() * 1000), openmetrics=fetched.openmetrics, whole=whole
         )
         self.problems = page.problems
         self.unexplained = page.unexplained

@@ -12,11 +12,13 @@ import fcntl
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,20 +28,29 @@ from telemetry.channel import Channel
 from telemetry.config import TelemetrySection, format_duration
 from telemetry.dataset import Dataset
 from telemetry.errors import InputError
-from telemetry.importing import LANDED_ROLE, Fold, import_dataset
-from telemetry.inventory import merge_stays, read_inventory
+from telemetry.events import place_events
+from telemetry.fold import LANDED_ROLE, Fold
+from telemetry.importing import import_dataset
+from telemetry.inventory import check_stays, merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.kernel_log import locate
 from telemetry.landing.folder import Landing, landing_of
-from telemetry.landing.sightings import RUNS, collapse, from_landed, from_samples, merge_sightings, no_runs
+from telemetry.landing.sightings import RUNS, merge_sightings, no_runs
 from telemetry.landing.stays_from_sightings import derive_stays, driver_changes
-from telemetry.landing.tables import KINDS, LANDED_EVENTS, Kind
+from telemetry.landing.tables import KINDS, LANDED_EVENTS
+from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
 from telemetry.mapping import ImportMapping
-from telemetry.meta import META_NAME, DatasetMeta
+from telemetry.meta import META_NAME, DatasetMeta, instant_text
 from telemetry.pci import normalise_pci_bus_id
 from telemetry.quarantine import Quarantine
 from telemetry.schema import EVENTS, INVENTORY, JOBS, conform
+from telemetry.stays import Stays
 
 _LOG = logging.getLogger(__name__)
+
+PENDING: Final = timedelta(days=30)
+"""An event whose GPU or node nobody has seen waits this long for it; then it is quarantined."""
+
+_NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "before installation")
 
 _EXPECTED_DAYS: Final = 120
 # A new dataset gets buckets for this much telemetry of the GPUs that are there when it is made.
@@ -139,7 +150,8 @@ def compact(
                 "Set telemetry.step to the dataset's, or collect into another folder.",
             )
         _retire(landing, _folded_before(landing, existing), settings, now)
-        work = _Folding(Path(dataset), existing, landing, settings, now)
+        waiting = Waiting(landing, settings.channels, settings.telemetry.step, now)
+        work = _Folding(Path(dataset), existing, landing, settings, now, waiting)
         result = work.run(inventory, progress)
         _expire(landing, settings, now)
         return result
@@ -202,112 +214,121 @@ class _Folding:
     landing: Landing
     settings: FoldSettings
     now: datetime
-    refused: int = 0
-    waiting: dict[Kind, list[Path]] = field(default_factory=dict)
+    waiting: Waiting
 
     def run(self, inventory: Path | None, progress: Callable[[int, int], None] | None) -> CompactResult:
-        self.waiting = {kind: self.landing.waiting(kind) for kind in KINDS}
-        runs = merge_sightings(self._state("sightings"), self._seen())
+        waiting, files = self.waiting, self.waiting.files
+        waiting.look()
+        runs = merge_sightings(self._state("sightings"), waiting.seen)
         before = self._state("derived")
-        given = self._given(inventory, before)
-        if not any(self.waiting.values()) and (inventory is None or self.existing is None):
+        given = self._given(inventory, before, runs)
+        if not any(files.values()) and (inventory is None or self.existing is None):
             return self._nothing("")
         stays = derive_stays(runs, given)
-        if stays.empty or (self.existing is None and not self.waiting["samples"] and not self.waiting["events"]):
-            return self._nothing("a first sample: no GPU and no node was seen yet")
-        events = self._events(runs, stays)
+        if stays.empty or (self.existing is None and not self._begins(stays)):
+            return self._nothing("a first sample: no GPU was seen yet")
+        events, pending = self._events(runs, stays)
         stays["installed_at"] = self._starts(stays, runs, events, before)
-        if not any(self.waiting.values()) and self._holds(stays):
+        if not any(files.values()) and self._holds(stays):
             return self._nothing("")
+        check_stays(stays, unit_of(stays), str(inventory or self.landing.root))
         scratch = self.landing.root / "tmp"
-        files = {
+        made = {
             "inventory": self._scratch(scratch / "inventory.parquet", conform(stays, INVENTORY)),
             "events": self._scratch(scratch / "events.parquet", conform(events, EVENTS)),
             "jobs": self._scratch(scratch / "jobs.parquet", self._jobs()),
         }
-        paths = [path for kind in KINDS for path in self.waiting[kind]]
-        # Saved before the swap, for after a kill these files are not looked at again; merged twice they say the same.
+        paths = [path for kind in KINDS for path in files[kind]]
+        # Saved before the swap, for after a kill these files are not looked at again; told twice, it is the same.
         self._save("sightings", pa.Table.from_pandas(runs, schema=RUNS, preserve_index=False))
         if given is not None:
             self._save("given", conform(given, INVENTORY))
         self._save("derived", conform(_stacked(before, stays), INVENTORY))
+        self._save("pending", conform(pending, EVENTS))
         result = import_dataset(
             self.dataset,
-            inventory=files["inventory"],
-            samples=self.waiting["samples"],
-            events=[files["events"]] if len(events) else [],
-            jobs=files["jobs"] if self.waiting["jobs"] else None,
+            inventory=made["inventory"],
+            samples=waiting.pieces,
+            events=[made["events"]] if len(events) else [],
+            jobs=made["jobs"] if files["jobs"] else None,
             step=self.settings.telemetry.step,
             channels=self.settings.channels,
             dedupe=self.settings.dedupe,
             delay=self.settings.delay,
             late=self.settings.telemetry.late,
             progress=progress,
-            fold=Fold(tuple(_key(path) for path in paths), self._keep_from(), self._expected_rows(stays)),
+            fold=Fold(
+                landed=tuple(_key(path) for path in paths),
+                keep_from=self._keep_from(),
+                expected_rows=self._expected_rows(stays),
+                not_before=EARLIEST,
+                not_after=self.now + AHEAD,
+            ),
         )
         self._save("derived", conform(result.dataset.inventory(), INVENTORY))
         _retire(self.landing, paths, self.settings, self.now)
-        for path in files.values():
+        for path in (*made.values(), *scratch.glob("settled-*.parquet")):
             path.unlink(missing_ok=True)
-        folded: dict[str, int] = {kind: len(paths) for kind, paths in self.waiting.items() if paths}
+        folded: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
         _LOG.info("folded %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in folded.items()), self.dataset)
-        return CompactResult(folded, result.counts, result.quarantined, self.refused, result.dataset.meta)
+        return self._result(folded, result.counts, result.quarantined, result.dataset.meta, "")
+
+    def _begins(self, stays: pd.DataFrame) -> bool:
+        """Whether a dataset may be made: of GPUs, or of nodes that send samples. Watched nodes decide nothing."""
+        return bool(self.waiting.pieces) or (bool(self.waiting.files["events"]) and bool(stays["gpu"].notna().any()))
 
     def _holds(self, stays: pd.DataFrame) -> bool:
         """Whether the dataset has this very inventory."""
         return self.existing is not None and set(_rows(stays)) == set(_rows(self.existing.inventory()))
 
     def _nothing(self, waits_for: str) -> CompactResult:
-        return CompactResult({}, {}, {}, self.refused, None if self.existing is None else self.existing.meta, waits_for)
+        return self._result({}, {}, {}, None if self.existing is None else self.existing.meta, waits_for)
 
-    def _seen(self) -> pd.DataFrame:
-        """Return the sightings of all that waits; a file that cannot be read is put aside."""
-        frames: list[pd.DataFrame] = [no_runs()]
-        sampled: list[pd.DataFrame] = []
-        for kind in KINDS:
-            usable = []
-            for path in self.waiting[kind]:
-                try:
-                    if kind == "samples":
-                        sampled.append(from_samples(pq.read_table(path, columns=["timestamp", "node", "gpu"])))
-                    elif kind == "inventory":
-                        frames.append(from_landed(pq.read_table(path)))
-                    else:
-                        pq.read_metadata(path)
-                except FileNotFoundError:
-                    continue
-                except (pa.ArrowException, OSError, KeyError) as error:
-                    self._refuse(path, error)
-                    continue
-                usable.append(path)
-            self.waiting[kind] = usable
-        full = [frame for frame in (*frames, collapse(sampled)) if len(frame)]
-        return pd.concat(full, ignore_index=True) if full else no_runs()
+    def _result(
+        self,
+        folded: dict[str, int],
+        counts: dict[str, int],
+        quarantined: dict[str, int],
+        meta: DatasetMeta | None,
+        waits_for: str,
+    ) -> CompactResult:
+        waiting = self.waiting
+        reasons = [waits_for] if waits_for and not waiting.held_back else []
+        if waiting.held_back:
+            until = instant_text(waiting.settled_until)
+            reasons.append(f"their steps to be over: {waiting.held_back:,} rows later than {until}")
+        if waiting.undeclared:
+            names = ", ".join(sorted(waiting.undeclared))
+            reasons.append(f"a declaration of {names} under `channels:` in the parameters")
+        return CompactResult(folded, counts, quarantined, waiting.refused, meta, "; ".join(reasons))
 
-    def _refuse(self, path: Path, error: Exception) -> None:
-        target = self.landing.root / "refused" / path.parent.name / path.name
-        _LOG.error("%s cannot be read and is put aside as %s: %s", path, target, error)
-        with disk_errors(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            path.replace(target)
-        self.refused += 1
+    def _given(self, inventory: Path | None, derived: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame | None:
+        """Return the stays that somebody told: now, before, and by imports since the last fold.
 
-    def _given(self, inventory: Path | None, derived: pd.DataFrame) -> pd.DataFrame | None:
-        """Return the stays that somebody told: now, before, and by imports since the last fold."""
+        A file says all that there is to say of the units it names: it replaces what was told of them before.
+        """
         saved = self._state("given")
         given = saved if len(saved) else None
         if self.existing is not None:
             held = self.existing.inventory()
-            told = held[~_rows(held).isin(set(_rows(derived)))]
+            seen = held["gpu"].isin(set(runs["gpu"].dropna())) | held["gpu"].isna()
+            # A GPU that the dataset knows and no sighting does, has rows that must keep their place.
+            told = held[~(_rows(held).isin(set(_rows(derived))) & seen)]
             if len(told):
                 given = merge_stays(given, told.reset_index(drop=True))
-        if inventory is not None:
-            read = read_inventory(inventory, ImportMapping().inventory, Quarantine(None)).frame
-            given = merge_stays(given, read)
-        return given
+        if inventory is None:
+            return given
+        read = read_inventory(inventory, ImportMapping().inventory, Quarantine(None)).frame
+        if given is None:
+            return read
+        unit = "gpu" if read["gpu"].notna().any() else "node"
+        named = given[unit].isin(set(read[unit].dropna()))
+        read = with_old_starts(given[named], read) if named.any() else read
+        return pd.concat([frame for frame in (given[~named], read) if len(frame)], ignore_index=True)
 
-    def _events(self, runs: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
-        tables = [pq.read_table(path, schema=LANDED_EVENTS) for path in self.waiting["events"]]
+    def _events(self, runs: pd.DataFrame, stays: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return the events to fold, and those that wait for their GPU or node to be seen."""
+        tables = [pq.read_table(path, schema=LANDED_EVENTS) for path in self.waiting.files["events"]]
         landed = pa.concat_tables(tables).to_pandas() if tables else LANDED_EVENTS.empty_table().to_pandas()
         by_address = landed["gpu"].isna() & landed["pci_bus_id"].notna()
         unplaced = landed[by_address]
@@ -318,14 +339,29 @@ class _Folding:
         changes = driver_changes(runs)
         if self.existing is not None:
             changes = changes[~_rows(changes).isin(set(_rows(self.existing.events())))]
-        full = [frame for frame in (told, placed, changes) if len(frame)]
+        full = [frame for frame in (self._state("pending"), told, placed, changes) if len(frame)]
         if not full:
-            return EVENTS.empty_table().to_pandas()
+            return EVENTS.empty_table().to_pandas(), EVENTS.empty_table().to_pandas()
         stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
-        return pd.concat([frame.astype(stamps) for frame in full], ignore_index=True)
+        events = pd.concat([frame.astype(stamps) for frame in full], ignore_index=True)
+        events["since_ms"] = events.get("since_ms", pd.Series(np.nan, index=events.index)).fillna(_now_ms(self.now))
+        waits = self._waits(events, stays)
+        return events.loc[~waits, EVENTS.names].reset_index(drop=True), events[waits].reset_index(drop=True)
+
+    def _waits(self, events: pd.DataFrame, stays: pd.DataFrame) -> npt.NDArray[np.bool_]:
+        """Whether an event may still find its place: its GPU or node was not seen yet, and it has not waited long."""
+        text = {
+            name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True)
+            for name in ("node", "gpu", "type")
+        }
+        ms = events["timestamp"].dt.tz_convert(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
+        known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
+        reasons = place_events(text, ms, Stays(known, unit_of(known)))
+        recent = (events["since_ms"] > _now_ms(self.now - PENDING)).to_numpy()
+        return np.isin(reasons.astype(str), _NOT_SEEN_YET) & recent
 
     def _jobs(self) -> pa.Table:
-        tables = [pq.read_table(path, schema=JOBS) for path in self.waiting["jobs"]]
+        tables = [pq.read_table(path, schema=JOBS) for path in self.waiting.files["jobs"]]
         return pa.concat_tables(tables) if tables else JOBS.empty_table()
 
     def _starts(self, stays: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame) -> pd.Series:
@@ -368,7 +404,9 @@ class _Folding:
         try:
             return pq.read_table(path).to_pandas()
         except FileNotFoundError:
-            return no_runs() if name == "sightings" else INVENTORY.empty_table().to_pandas()
+            if name == "sightings":
+                return no_runs()
+            return (EVENTS if name == "pending" else INVENTORY).empty_table().to_pandas()
         except (pa.ArrowException, OSError) as error:
             raise InputError(
                 f"a state file is damaged: {error}",
@@ -389,6 +427,10 @@ def _stacked(before: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(full, ignore_index=True)
 
 
+def _now_ms(now: datetime) -> float:
+    return now.timestamp() * 1000
+
+
 _IDENTITY = ("gpu", "node", "installed_at", "removed_at", "serial", "timestamp", "type", "code")
 
 
@@ -396,5 +438,7 @@ def _rows(frame: pd.DataFrame) -> pd.Series:
     """Return each row as one text, to tell whether it is in another frame."""
     if frame.empty:
         return pd.Series([], dtype=str)
-    texts = [frame[name].astype(str) for name in _IDENTITY if name in frame]
+    # Text columns keep their nulls through astype(str): a null would make the whole row one.
+    columns = [frame[name].astype(object) for name in _IDENTITY if name in frame]
+    texts = [column.where(column.notna(), "").map(str) for column in columns]
     return texts[0].str.cat(texts[1:], sep="\0")

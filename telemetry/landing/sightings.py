@@ -6,6 +6,7 @@ inside a run splits it, so that the order in which files land does not matter.
 
 from __future__ import annotations
 
+import logging
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,11 @@ import pandas as pd
 import pyarrow as pa
 
 from telemetry.pci import normalise_pci_bus_id
+
+_LOG = logging.getLogger(__name__)
+
+MOST_MOVES: Final = 12
+"""A GPU that changes its node more often than this is one that two names claim, not one that moves."""
 
 ATTRIBUTES: Final = ("slot", "pci_bus_id", "serial", "model", "driver", "cluster", "group", "rack", "nvlink_domain")
 """What is known of a GPU in its place."""
@@ -51,7 +57,7 @@ def merge_sightings(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
     pandas.DataFrame
         Runs, sorted by (gpu, first_ms); an attribute is the last that was told.
     """
-    points = _points([runs, seen])
+    points = _settled(_points([runs, seen]))
     if points.empty:
         return no_runs()
     owner = points["owner"].to_numpy()
@@ -69,6 +75,21 @@ def merge_sightings(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
     made["last_ms"] = grouped["ms"].max()
     made = made.astype(object).where(made.notna(), None).astype({"first_ms": np.int64, "last_ms": np.int64})
     return made.reset_index(drop=True)[list(RUNS.names)]
+
+
+def _settled(points: pd.DataFrame) -> pd.DataFrame:
+    """Keep a GPU that two names claim in turn where it was seen most: devices do not move that often."""
+    if points.empty:
+        return points
+    moved = (points["node"] != points["node"].shift()) & (points["owner"] == points["owner"].shift())
+    moves = moved.groupby(points["owner"], sort=False).sum()
+    for owner in moves.index[moves > MOST_MOVES]:
+        mine = points["owner"] == owner
+        nodes = points.loc[mine, "node"].value_counts()
+        most = min(nodes.index[nodes == nodes.max()])
+        _LOG.warning("%s was seen on %s in turn; it is taken to be on %s", owner, ", ".join(sorted(nodes.index)), most)
+        points = points[~mine | (points["node"] == most)]
+    return points.reset_index(drop=True)
 
 
 def _points(frames: list[pd.DataFrame]) -> pd.DataFrame:

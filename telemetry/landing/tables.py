@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Final, Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from telemetry.channel import Channel
 from telemetry.channels import with_rollups
@@ -93,9 +94,12 @@ def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.
         if not field.nullable and column.null_count:
             raise ValueError(f"{kind} cannot land with {column.null_count} nulls in {field.name!r}")
         try:
-            arrays.append(column if column.type == field.type else _cast(column, field.type))
+            column = column if column.type == field.type else _cast(column, field.type)
         except pa.ArrowInvalid as error:
             raise ValueError(f"{kind} cannot land: column {field.name!r}: {error}") from error
+        if field.name == "gpu":
+            column = pc.if_else(pc.equal(column, ""), pa.scalar(None, pa.string()), column)  # it names no GPU
+        arrays.append(column)
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

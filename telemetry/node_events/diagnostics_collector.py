@@ -65,6 +65,8 @@ def collect_diagnostics(
         when = at or datetime.fromtimestamp(path.stat().st_mtime, UTC)
     except OSError as error:
         raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
+    if content.strip() and b"{" not in content:
+        raise InputError("the file holds no JSON", str(path), "Give the output of `dcgmi diag -j`.")
     counts: Counter[str] = Counter()
     events = []
     for verdict in read_diagnostics(content.decode("utf-8", errors="replace"), may_skip=may_skip):

@@ -176,11 +176,12 @@ class Receiver:
         return Response(status_code=204)
 
     def _push(self, media: str, kind: str | None, name: str | None, body: bytes) -> None:
-        limit = self.settings.request_rows
+        limit, now = self.settings.request_rows, self._clock()
         if media == ARROW:
-            tables = read_arrow(body, kind, self._channels, row_limit=limit, byte_limit=self.settings.decoded_bytes)
+            size = self.settings.decoded_bytes
+            tables = read_arrow(body, kind, self._channels, now=now, row_limit=limit, byte_limit=size)
         else:
-            tables = read_json(body, kind, self._channels, now=self._clock(), row_limit=limit)
+            tables = read_json(body, kind, self._channels, now=now, row_limit=limit)
         rows = 0
         try:
             for each, table in tables.items():

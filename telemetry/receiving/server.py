@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Generator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.applications import Starlette
 
 from telemetry.errors import InputError
+from telemetry.receiving.connections import ConnectionGate, GuardedProtocol, quiet_accept_errors
+from telemetry.receiving.descriptors import ConnectionBounds, raise_descriptor_limit
 from telemetry.receiving.receiver import Receiver
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 20
 _KEEP_ALIVE_S = 75
 _BACKLOG = 1024
-_CONNECTIONS = 4096
-# Far above the requests that are taken at a time: only a flood of idle connections reaches it.
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -77,6 +78,12 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Generator[None, None, None]:
         yield
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; the kernel keeps more connections waiting than asyncio takes in one go."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)
+
 
 def _listen(host: str, port: int) -> socket.socket:
     try:
@@ -100,6 +107,8 @@ def _listen(host: str, port: int) -> socket.socket:
 def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], None] | None = None) -> None:
     """Run until SIGTERM or SIGINT; requests under way are answered first.
 
+    The soft limit of file descriptors is raised to the hard one; at most half of them are connections.
+
     Parameters
     ----------
     receiver : Receiver
@@ -113,14 +122,18 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
     InputError
         If the port cannot be listened on.
     """
+    bounds = ConnectionBounds.of(raise_descriptor_limit())
+    gate = ConnectionGate(bounds.connections, receiver.settings.head_timeout_s)
     config = uvicorn.Config(
         application(receiver),
+        http=cast("type[asyncio.Protocol]", functools.partial(GuardedProtocol, gate=gate)),
+        ws="none",
         log_config=None,
-        log_level="warning",
+        # Below an error uvicorn logs a line for each request that is no HTTP: anybody could fill the disk.
+        log_level="error",
         access_log=False,
         server_header=False,
-        backlog=_BACKLOG,
-        limit_concurrency=_CONNECTIONS,
+        backlog=bounds.backlog,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_GRACE_S,
         lifespan="on",
@@ -130,6 +143,7 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
+        quiet_accept_errors(loop)
 
         def leave(number: signal.Signals) -> None:
             _LOG.info("%s: leaving once what waits is written", number.name)
@@ -137,8 +151,9 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, leave, number)
+        listener.listen(_BACKLOG)  # whoever is told that the receiver listens may connect
         address: Any = listener.getsockname()
-        _LOG.info("receiving on %s:%d", host, address[1])
+        _LOG.info("receiving on %s:%d, up to %d connections", host, address[1], bounds.connections)
         if started is not None:
             started(int(address[1]))
         await server.serve(sockets=[listener])

@@ -32,6 +32,8 @@ class ReceiverSettings:
         Most samples in memory; beyond it requests are answered 503 until a file was written.
     body_timeout_s : float
         Longest time in which a client must have sent its body.
+    head_timeout_s : float
+        Longest time in which a client must have sent the head of a request; its connection is closed then.
     concurrency : int
         Most requests at a time, those beyond it are answered 503.
     retry_after_s : int
@@ -49,6 +51,7 @@ class ReceiverSettings:
     flush_samples: int = 250_000
     held_samples: int = 4_000_000
     body_timeout_s: float = 30.0
+    head_timeout_s: float = 10.0
     concurrency: int = 512
     retry_after_s: int = 5
     inventory_every_s: float = 3600.0

@@ -31,10 +31,24 @@ def test_what_has_landed_is_folded_and_told(tmp_path: Path):
     assert told["samples"] == len(samples_of(tmp_path))
 
 
-def test_nothing_landed_is_no_error(tmp_path: Path):
+def test_nothing_new_is_no_error(tmp_path: Path):
+    land(tmp_path, raw())
+    run("--dataset", str(tmp_path / "dataset"))
     done = run("--dataset", str(tmp_path / "dataset"))
     assert done.returncode == 0, done.stderr
     assert "folded files  none" in done.stdout
+
+
+def test_a_mistyped_dataset_is_an_error_and_makes_nothing(tmp_path: Path):
+    land(tmp_path, raw())
+    typo = run("--dataset", str(tmp_path / "datsaet"))
+    assert typo.returncode == 1
+    assert "there is no dataset" in typo.stderr
+    assert "Check the path" in typo.stderr
+    live = run("--dataset", str(tmp_path / "dataset.live"))
+    assert live.returncode == 1
+    assert "is a landing folder" in live.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["dataset.live"]
 
 
 def test_a_wrong_pause_is_a_usage_error(tmp_path: Path):
@@ -80,6 +94,7 @@ for turn in range(12):
 
 
 def test_collectors_and_folds_at_once_lose_nothing(tmp_path: Path):
+    landing_of(tmp_path / "dataset").mkdir()
     writers = [
         subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(number)], cwd=ROOT) for number in range(2)
     ]

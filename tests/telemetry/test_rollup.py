@@ -8,7 +8,14 @@ from hypothesis import strategies as st
 from telemetry.block import DTYPES, Block, Series
 from telemetry.channels import CATALOGUE, with_rollups
 from telemetry.duplicates import merge_duplicates
-from telemetry.rollup import add_rollup_columns, cell_end, finer_units, reset_aware_rise, roll_up
+from telemetry.rollup import (
+    add_rollup_columns,
+    cell_end,
+    finer_units,
+    reset_aware_rise,
+    rises_after_insertion,
+    roll_up,
+)
 
 BASE = {name: CATALOGUE[name] for name in ("power_w", "energy_mj", "clocks_event_reasons", "pstate")}
 CHANNELS = with_rollups(BASE)
@@ -138,6 +145,56 @@ def test_rises_do_not_cross_units_and_bridge_missing_reports():
     values = np.array([5, 0, 8, 100], np.float64)
     rise = reset_aware_rise(values, np.array([True, False, True, True]), np.array([0, 0, 0, 1], np.int32))
     assert listed(rise) == [None, None, 3, None]
+
+
+def rises_of(values: list[float], late: set[int], inner: dict[int, float] | None = None) -> list[float | None]:
+    """Stored rises of the rows that are not late, once the late ones are there; ``inner`` replaces stored rises."""
+    counter = np.array(values, np.float64)
+    held = np.array([index not in late for index in range(len(values))])
+    unit = np.zeros(len(values), np.int32)
+    before = reset_aware_rise(counter, held, unit)
+    for index, rise in (inner or {}).items():
+        before.values[index], before.valid[index] = rise, True
+    everything = Series(counter, np.ones(len(values), dtype=bool))
+    stored = rises_after_insertion(everything, before, unit, held)
+    fresh = reset_aware_rise(counter, everything.valid, unit)
+    return listed(Series(np.where(before.valid, stored, fresh.values), before.valid | fresh.valid))
+
+
+@given(
+    values=st.lists(st.integers(0, 10**9), min_size=2, max_size=12).map(sorted),
+    late=st.sets(st.integers(0, 11)),
+)
+def test_late_rows_of_a_counter_that_only_rises_leave_the_rises_as_if_all_had_come_at_once(values, late):
+    everything = listed(reset_aware_rise(np.array(values), np.ones(len(values), dtype=bool), np.zeros(len(values))))
+    found = rises_of(values, late)
+    assert found[0] is None
+    assert everything[0] is None
+    assert found[1:] == pytest.approx(everything[1:])
+
+
+@given(
+    values=st.lists(st.integers(0, 1000), min_size=2, max_size=12),
+    late=st.sets(st.integers(0, 11)),
+)
+def test_no_rise_is_ever_negative(values, late):
+    assert all(rise is None or rise >= 0 for rise in rises_of(values, late))
+
+
+@pytest.mark.parametrize(
+    ("values", "late", "inner", "rises"),
+    [
+        ([0, 100, 100], {1}, {}, [None, 100, 0]),
+        ([100, 5, 10], {1}, {}, [None, 5, 5]),  # the reset shows in the late row
+        ([100, 120, 10], {1}, {}, [None, 20, 10]),  # it came after the late row
+        ([10, 2, 50], {1}, {}, [None, 2, 48]),  # the stored rise could not know of it
+        ([10, 60, 50], {1}, {}, [None, 50, 50]),
+        ([100, 110, 10], {1}, {2: 40}, [None, 10, 30]),  # it lies inside the stored step: 100 to 130, then 0 to 10
+        ([3, 9], {0}, {1: 4}, [None, 6]),  # the unit's first step, from 5 to 9
+    ],
+)
+def test_a_late_row_and_a_reset(values, late, inner, rises):
+    assert rises_of(values, late, inner) == rises
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,119 @@
+"""Samples that land after later ones were folded: rises and XIDs are those of one import."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from random import Random
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from telemetry.channels import resolve_channels
+from telemetry.errors import InputError
+from telemetry.quarantine import Quarantine
+from telemetry.sample_merge import SampleMerger, plan_merge
+from telemetry.stays import Stays
+from telemetry.store import Dataset
+from tests.telemetry.helpers import DAY, STEP, gpu, run_import, samples_frame
+from tests.telemetry.landing.test_compaction import fold, land, samples_of
+
+COUNTER = "ecc_sbe_volatile_total"
+XIDS = (31, 79, 48, 94, 63, 74)
+FEW = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+def watched(minute: int, **channels: object) -> pd.DataFrame:
+    times = pd.date_range(DAY + pd.Timedelta(minutes=minute), periods=4, freq="30s")
+    return pd.DataFrame({"timestamp": times, "node": "node-0", "gpu": gpu(0), "gpu_temp_c": 50.0, **channels})
+
+
+def xids(folder: Path) -> list[str]:
+    events = Dataset.open(folder / "dataset").events()
+    return sorted(events.loc[events["source"] == "xid_gauge", "code"])
+
+
+def test_a_gap_that_is_filled_later_counts_its_rise_and_its_xid_once(tmp_path: Path) -> None:
+    land(tmp_path, watched(0, **{COUNTER: 0.0, "xid_last": 0}))
+    land(tmp_path, watched(60, **{COUNTER: 100.0, "xid_last": 79}))
+    fold(tmp_path)
+    land(tmp_path, watched(30, **{COUNTER: 100.0, "xid_last": 79}))
+    fold(tmp_path)
+    assert samples_of(tmp_path)[COUNTER + "_rise"].sum() == 100
+    assert xids(tmp_path) == ["79"]
+
+
+def test_the_first_xid_of_a_gpu_is_found_though_the_gauge_is_new_in_this_fold(tmp_path: Path) -> None:
+    land(tmp_path, watched(0))
+    fold(tmp_path)
+    land(tmp_path, watched(10, xid_last=79))
+    fold(tmp_path)
+    assert xids(tmp_path) == ["79"]
+
+
+Pieces = tuple[list[int], set[int], Random]
+pieces = st.tuples(
+    st.lists(st.integers(0, 5000), min_size=40, max_size=40),
+    st.sets(st.integers(1, 39), max_size=4),
+    st.randoms(use_true_random=False),
+)
+
+
+def parts(frame: pd.DataFrame, cuts: list[int]) -> list[pd.DataFrame]:
+    return [frame.iloc[start:end] for start, end in zip([0, *cuts], [*cuts, len(frame)], strict=True)]
+
+
+def rising(steps: list[int]) -> pd.DataFrame:
+    times = pd.date_range(DAY, periods=len(steps), freq="2min")
+    return pd.DataFrame(
+        {"timestamp": times, "node": "node-0", "gpu": gpu(0), COUNTER: pd.Series(steps).cumsum().astype(float)}
+    )
+
+
+@FEW
+@given(given_pieces=pieces)
+def test_in_whatever_order_pieces_land_the_rises_add_up_to_the_truth(given_pieces: Pieces) -> None:
+    steps, cuts, turn = given_pieces
+    frame = rising(steps)
+    order = parts(frame, sorted(cuts))
+    turn.shuffle(order)
+    with tempfile.TemporaryDirectory() as folder:
+        for piece in order:
+            land(Path(folder), piece)
+            fold(Path(folder))
+        risen = samples_of(Path(folder))[COUNTER + "_rise"].sum()
+    # The first and the last sample are never set aside, whatever came before them.
+    assert risen == pytest.approx(frame[COUNTER].iloc[-1] - frame[COUNTER].iloc[0], rel=1e-5)
+
+
+@FEW
+@given(given_pieces=pieces, first=st.sampled_from([0, None]), changes=st.sets(st.integers(1, 6)))
+def test_in_whatever_order_whole_steps_land_each_xid_is_told_once(
+    given_pieces: Pieces, first: int | None, changes: set[int]
+) -> None:
+    steps, cuts, turn = given_pieces
+    frame = rising(steps)
+    # One change a step of 10 minutes, at any of its five samples.
+    at = {1 + 5 * step + steps[step] % 5: xid for step, xid in zip(sorted(changes), XIDS, strict=False)}
+    frame["xid_last"] = pd.Series([at.get(row) for row in range(len(frame))], dtype="Int32").ffill()
+    frame["xid_last"] = frame["xid_last"] if first is None else frame["xid_last"].fillna(first)
+    order = parts(frame, sorted({1 + 5 * (cut // 5) for cut in cuts}))
+    # What comes before a GPU's first rows cannot take back what they told, so the first piece is first.
+    late = order[1:]
+    turn.shuffle(late)
+    with tempfile.TemporaryDirectory() as folder:
+        for piece in [order[0], *late]:
+            land(Path(folder), piece)
+            fold(Path(folder))
+        assert xids(Path(folder)) == sorted(str(xid) for xid in at.values())
+
+
+def test_samples_of_a_gpu_that_the_inventory_no_longer_names_are_never_given_to_another(tmp_path: Path) -> None:
+    dataset = run_import(tmp_path, samples=samples_frame(gpus=4)).dataset
+    fewer = Stays(dataset.inventory().iloc[:3], "gpu", {})
+    plan = plan_merge(None, dataset, {}, resolve_channels({}), STEP, fewer, sample_count=False)
+    merger = SampleMerger(plan, fewer, ["node-0", "node-1"], STEP, STEP, [], Quarantine(None))
+    with pytest.raises(InputError, match=f"the dataset has samples of '{gpu(3)}', which the inventory does not name"):
+        list(merger.run(None, dataset))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, reported, show
+from predrain.console import JsonOption, ParamsOption, fail, params_files, reported, show
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -69,6 +69,11 @@ def kernel_log(
                 delay=delay,
             )
             show({"dataset": str(dataset), "landed events": outbox.landed, **counts}, as_json=as_json)
+        if once and counts["undated"] and not counts["events"]:
+            fail(
+                f"none of {counts['undated']} lines about XIDs has a time that can be read. Write the log with "
+                "`dmesg --time-format iso`, or give it to `predrain import --events`, whose mapping knows boot times."
+            )
 
 
 def _state_name(node: str, kind: str, sources: list[str]) -> str:

@@ -17,6 +17,7 @@ from telemetry.channel import Channel
 from telemetry.config import format_duration
 from telemetry.dataset import Dataset
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
+from telemetry.meta import DatasetMeta
 from telemetry.schema import INSTANT
 
 LOOKED_AT: Final = timedelta(days=7)
@@ -67,10 +68,10 @@ def observe_dataset(
     buckets = _spread(dataset.buckets())
     columns = [name for name in meta.channels if name in channels]
     tallies = {name: _Tally() for name in columns}
-    units = 0
+    sending: set[str] = set()
     since = meta.span[1] - LOOKED_AT
     for number, bucket in enumerate(buckets, start=1):
-        units += _tally_bucket(dataset, bucket, columns, since, tallies)
+        sending |= _tally_bucket(dataset, bucket, columns, since, tallies)
         progress(number, len(buckets))
     newest_ms = max((each.newest_ms for each in tallies.values()), default=0)
     seen = {
@@ -88,18 +89,36 @@ def observe_dataset(
     }
     events, inventory = dataset.events(), dataset.inventory()
     in_service = inventory[inventory["removed_at"].isna()]
+    looked_at = in_service[in_service["node"].map(dataset.bucket_of).isin(set(buckets))]
+    # What a board can report is asked of those that send: a silent GPU is another matter than a missing channel.
+    heard = looked_at[looked_at[meta.unit].isin(sending)]
     return Observation(
         kind="dataset",
         where=str(path),
         at=now,
-        units=units,
+        units=len(sending),
         nodes=int(in_service["node"].nunique()),
-        models={str(model): int(count) for model, count in in_service["model"].value_counts().sort_index().items()},
+        models={str(model): int(count) for model, count in heard["model"].value_counts().sort_index().items()},
         channels=seen,
         xid_events=bool((events["type"] == "xid").any()),
         facts=_facts(dataset, events, buckets),
-        findings=tuple(_findings(dataset, events, now)),
+        findings=(*_silent(looked_at[~looked_at[meta.unit].isin(sending)], meta), *_findings(dataset, events, now)),
     )
+
+
+def _silent(stays: pd.DataFrame, meta: DatasetMeta) -> list[Finding]:
+    """Tell of units that the inventory has in service and that sent nothing."""
+    if stays.empty or not meta.channels:
+        return []
+    first = stays.iloc[0]
+    what = "GPU" if meta.unit == "gpu" else "node"
+    return [
+        Finding(
+            f"{len(stays):,} {what}s of the inventory sent nothing in the newest {format_duration(LOOKED_AT)}, such as "
+            f"{first[meta.unit]} on {first['node']}",
+            "Are they dead, or gone? Tell of those taken out: `removed_at` in an --inventory, or a ticket.",
+        )
+    ]
 
 
 def _spread(buckets: list[int]) -> list[int]:
@@ -110,13 +129,13 @@ def _spread(buckets: list[int]) -> list[int]:
 
 def _tally_bucket(
     dataset: Dataset, bucket: int, columns: list[str], since: datetime, tallies: dict[str, _Tally]
-) -> int:
+) -> set[str]:
     """Count one bucket, a channel at a time, and return its units."""
     key = dataset.meta.unit
     keys = dataset.read_bucket(bucket, ["timestamp", key])
     recent = pc.greater_equal(keys["timestamp"], pa.scalar(pd.Timestamp(since)).cast(INSTANT))
     keys = keys.filter(recent)
-    units = int(pc.count_distinct(keys[key].cast(pa.string())).as_py())
+    units = set(pc.unique(keys[key].cast(pa.string())).to_pylist())
     for name in columns:
         values = dataset.read_bucket(bucket, [name])[name].filter(recent)
         valid = pc.is_valid(values)

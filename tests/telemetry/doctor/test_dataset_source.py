@@ -99,3 +99,23 @@ def test_what_events_lack_and_age_are_findings(dataset: Path) -> None:
 def test_no_dataset(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"not a dataset: it has no dataset\.json"):
         observe_dataset(tmp_path, channels=CATALOGUE, now=START)
+
+
+def test_a_silent_gpu_is_told_and_is_no_missing_channel(dataset: Path, tmp_path: Path) -> None:
+    samples = pd.read_csv(dataset.parent / "samples.csv")
+    samples[samples["gpu"] != "GPU-3"].to_csv(tmp_path / "samples.csv", index=False)
+    import_dataset(
+        tmp_path / "fleet",
+        samples=[tmp_path / "samples.csv"],
+        inventory=dataset.parent / "inventory.csv",
+        step=timedelta(hours=1),
+        channels=CATALOGUE,
+        dedupe=timedelta(seconds=60),
+        delay=timedelta(minutes=10),
+    )
+    seen = observe_dataset(tmp_path / "fleet", channels=CATALOGUE, now=START + timedelta(days=1))
+    assert (seen.units, seen.models) == (3, {H100: 3})
+    assert seen.findings[0].what == ("1 GPUs of the inventory sent nothing in the newest 7d, such as GPU-3 on n1")
+    assert not [
+        each for each in observe_dataset(dataset, channels=CATALOGUE, now=START).findings if "sent" in each.what
+    ]

@@ -57,6 +57,21 @@ def test_a_log_once_and_followed_until_a_signal(tmp_path: Path):
     ] * 2
 
 
+def test_a_log_whose_times_cannot_be_read_is_an_error(tmp_path: Path):
+    (tmp_path / "xids.txt").write_text(f"{XID.removeprefix('kernel: ')}\n" * 3)
+    done = predrain(tmp_path, "kernel-log", "--source", "xids.txt", "--node", "h1", "--once")
+    assert done.exit_code == 1
+    assert "none of 3 lines about XIDs has a time that can be read" in done.stderr
+    assert "predrain import --events" in done.stderr
+
+
+def test_a_file_that_is_no_report_of_diagnostics_is_refused(tmp_path: Path):
+    (tmp_path / "x.json").write_text("hello\n")
+    done = predrain(tmp_path, "diagnostics", "x.json", "--node", "n1")
+    assert done.exit_code == 1
+    assert "the file holds no JSON (x.json)" in done.stderr
+
+
 def test_wrong_words(tmp_path: Path):
     (tmp_path / "kern.log").write_text(f"[2026-03-01T10:00:00+00:00] {XID.removeprefix('kernel: ')}\n")
     run = predrain(tmp_path, "kernel-log", "--source", "kern.log", "--once")

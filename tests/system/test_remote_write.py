@@ -210,8 +210,9 @@ def test_scraped_samples_land_as_prometheus_has_them_though_the_receiver_is_kill
         time.sleep(2)
         end_s = time.time()
         last_ms = max(at for _, at, _ in told_by_prometheus(url, end_s))
-        wait_for(lambda: any(at >= last_ms for _, at, _ in receiver.landed()))
-        time.sleep(0.5)
+        sent = {key for key in told_by_prometheus(url, end_s) if key[1] >= last_ms}
+        wait_for(lambda: sent <= receiver.landed().keys())
+        time.sleep(1)
         landed = {key: value for key, value in receiver.landed().items() if key[1] <= last_ms}
         told = told_by_prometheus(url, end_s)
         first_ms = min(at for _, at, _ in landed)
@@ -272,22 +273,7 @@ def test_thirty_days_through_prometheus_are_the_simulators_own(tmp_path: Path) -
             if turn == 15:
                 receiver.start()
         assert len(expected) > 400_000
-        rows_expected = len({key[:2] for key in expected})
-        wait_for(lambda: _rows(receiver) >= rows_expected, 120)
-        last = max(at for _, at, _ in expected)
-        wait_for(lambda: _lag_is_gone(url), 60)
-        time.sleep(1)
+        # Values, not rows: what Prometheus sends of one GPU and time may come in several requests.
+        wait_for(lambda: len(receiver.landed()) >= len(expected), 180)
         landed = receiver.landed()
-    assert max(at for _, at, _ in landed) == last
     assert landed == expected
-
-
-def _rows(receiver: Receiving) -> int:
-    folder = receiver.folder / "fleet.live" / "samples"
-    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
-
-
-def _lag_is_gone(url: str) -> bool:
-    page = get(f"{url}/metrics").decode()
-    pending = [line for line in page.splitlines() if line.startswith("prometheus_remote_storage_samples_pending")]
-    return bool(pending) and float(pending[0].rsplit(" ", 1)[1]) == 0

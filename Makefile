@@ -15,7 +15,7 @@ run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo f
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 	@$(BIN)/predrain report --show data/backtest
 
-results: $(VENV)/.runtime  ## five seeds of base and drift; writes docs/results.md (under 30 minutes)
+results: $(VENV)/.runtime  ## the one table of results over 22 simulated fleets; resumable, up to 4 hours; writes docs/results.md
 	$(BIN)/python benchmarks/results.py
 
 test: $(VENV)/.dev  ## the tests that need no server
@@ -37,6 +37,8 @@ bench: $(VENV)/.dev  ## every benchmark; writes benchmarks/results.md
 lock:            ## resolve the lock files anew from pyproject.toml (needs uv on the PATH)
 	uv pip compile pyproject.toml --universal --python-version 3.11 --no-emit-index-url --no-header -o requirements.lock
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --no-emit-index-url --no-header -c requirements.lock -o requirements-dev.lock
+	# resolved as for a platform without CUDA: its libraries are gigabytes, and the tests need none of them
+	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile requirements-sequence.in --python-platform aarch64-apple-darwin --python-version 3.11 --no-emit-index-url --no-header -c requirements-dev.lock -o requirements-sequence.lock
 
 # What pip cannot install is named here, with the command that does, before anything else fails less clearly.
 check-system:
@@ -59,8 +61,9 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-$(VENV)/.dev: requirements-dev.lock $(VENV)/.runtime
+$(VENV)/.dev: requirements-dev.lock requirements-sequence.lock $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-sequence.lock
 	@touch $@
 
 clean:           ## remove what the pipeline made (not the environment, not your datasets outside data/)

@@ -24,6 +24,13 @@ NAME = "gpu-cluster-faults"
 LEAK = 0.70
 """A ROC-AUC above this on a fault history alone is a leak until proven otherwise."""
 
+HONEST_CAPTURE = 0.23
+"""Share of the next day's faults in the top 5 % when nodes are ranked by their faults of the last 30 days; measured
+walk-forward and independently of this code: what history alone can do."""
+
+HONEST_AUC = 0.61
+"""ROC-AUC of the same rule for the next day; a gradient-boosted model on histories reached 0.51 there."""
+
 EPOCH = "2024-03-30T00:00:00Z"
 """Day zero of the trace, from its README; the zone is not stated there, UTC is assumed."""
 
@@ -145,6 +152,17 @@ def render(counts: dict[str, int], metrics: dict[str, Any]) -> str:
         f"{chance(metrics)} The highest ROC-AUC is {best:.2f}, {leak}. Random ranking has 5 % of the faults in its "
         "top 5 %.",
         "",
+        "## Is this honest?",
+        "",
+        "What is known of this trace from outside, walk-forward: ranking nodes by their faults of the last 30 days "
+        f"puts {100 * HONEST_CAPTURE:.0f} % of the next day's faults in the top 5 %; a rule on prior faults reaches a "
+        f"ROC-AUC of {HONEST_AUC}, a gradient-boosted model on histories 0.51; more than {LEAK:.2f} is a leak until "
+        f"proven otherwise. {honest(metrics)}",
+        "",
+        f"{added(metrics)} No setting is searched on this trace: the models and the history windows are the profile's, "
+        "on one decision a day, nodes, and one fixed span. Whether the chain finds something where nothing is, "
+        "`python benchmarks/null_check.py` asks from the other side.",
+        "",
     ]
     return "\n".join(lines)
 
@@ -155,6 +173,36 @@ def chance(metrics: dict[str, Any]) -> str:
     low, high = measured["roc_auc_low"], measured["roc_auc_high"]
     where = "at chance" if low <= 0.5 <= high else "above chance, weakly" if low > 0.5 else "below chance"
     return f"The profile ({metrics['profile']}) is {where}: ROC-AUC {measured['roc_auc']:.2f} [{low:.2f}, {high:.2f}]."
+
+
+def honest(metrics: dict[str, Any]) -> str:
+    """Say whether all models stay within what is known of the trace."""
+    rows = [each for variants in metrics["models"].values() for each in variants.values()]
+    auc, capture = (max(rows, key=lambda row: row[key] or 0.0) for key in ("roc_auc", "capture"))
+    within = [
+        row["capture_low"] <= HONEST_CAPTURE <= row["capture_high"] or row["capture"] < HONEST_CAPTURE for row in rows
+    ]
+    verdict = (
+        "All models stay within that"
+        if auc["roc_auc"] <= LEAK and all(within)
+        else "Not all models stay within that: look for a leak before believing them"
+    )
+    return (
+        f"{verdict}: the highest capture here is {100 * capture['capture']:.1f} % "
+        f"[{100 * capture['capture_low']:.1f}, {100 * capture['capture_high']:.1f}], the highest ROC-AUC "
+        f"{auc['roc_auc']:.2f} [{auc['roc_auc_low']:.2f}, {auc['roc_auc_high']:.2f}]."
+    )
+
+
+def added(metrics: dict[str, Any]) -> str:
+    """Say whether the profile adds to the count of past faults, from its ROC-AUC's interval."""
+    own = metrics["models"][metrics["profile"]]["sliding"]
+    counting = metrics["models"]["history_count"]["sliding"]["roc_auc"]
+    where = "does more than" if own["roc_auc_low"] > counting else "is not proven to do more than"
+    return (
+        f"The profile {where} counting past faults: ROC-AUC {own['roc_auc']:.2f} [{own['roc_auc_low']:.2f}, "
+        f"{own['roc_auc_high']:.2f}] against {counting:.2f}."
+    )
 
 
 def cell(measured: dict[str, Any], key: str, _head: str, factor: int, unit: str) -> str:

@@ -27,8 +27,10 @@ from features.grid import augmented_rows, decision_rows, decision_times
 from features.history import history_columns, history_values
 from features.incidents import known_onsets
 from features.matrix import META_NAME, ROW_COLUMNS, FeatureMatrix, MatrixConfig, MatrixMeta
+from features.onset import Kinds
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
+from features.sequences import ARRAY_NAME, SequencePlan, write_sequences
 from features.service import milliseconds, reported
 from features.static import StaticPlan
 from telemetry.atomic import FolderSwap, disk_errors, recover_folder, write_bytes
@@ -154,16 +156,23 @@ def _standing(out: Path, digest: str) -> FeatureMatrix | None:
         matrix = FeatureMatrix.open(out)
     except InputError:
         return None  # of another version, or damaged: it is built anew
-    whole = all((out / name).exists() for name, _ in matrix.meta.parts)
+    names = [name for name, _ in matrix.meta.parts]
+    if matrix.config.features.sequence.channels:
+        names.append(ARRAY_NAME)
+    whole = all((out / name).exists() for name in names)
     return matrix if whole and matrix.digest == digest else None
 
 
 def _check(dataset: Dataset, decision: DecisionSection, features: FeatureSection) -> None:
+    if features.sequence.channels:
+        SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
     if not dataset.meta.channels:
         return
     step = dataset.meta.step
     named = [("decision.every", decision.every), ("features.peer_window", features.peer_window)]
     named += [("features.windows", window) for window in features.windows]
+    if features.sequence.channels:
+        named.append(("features.sequence.step", features.sequence.step))
     for name, value in named:
         if value % step:
             raise InputError(
@@ -233,7 +242,7 @@ def _write(inputs: _Inputs, folder: Path, digest: str, progress: Progress) -> No
     fleet = Fleet.of(inventory)
     rows = Rows.of(keys, fleet)
     if plan.reads_samples:
-        _fill_sampled(plan, dataset, fleet, inventory, rows, values, scratch, progress)
+        _fill_sampled(plan, dataset, fleet, inventory, events, keys, rows, values, scratch, progress)
     if "history" in features.groups and history:
         at = plan.at["history"]
         values[:, at : at + len(history)] = history_values(
@@ -242,6 +251,9 @@ def _write(inputs: _Inputs, folder: Path, digest: str, progress: Progress) -> No
     if plan.static is not None:
         at = plan.at["static"]
         values[:, at:] = plan.static.values(fleet, inventory, events, rows.pair, rows.milliseconds)
+    if features.sequence.channels:
+        windows = SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
+        write_sequences(dataset, fleet, windows, inputs.decision, folder, digest=digest)
     parts = tuple(_write_parts(folder, keys, values, config))
     del values
     scratch.remove()
@@ -256,6 +268,8 @@ def _fill_sampled(
     dataset: Dataset,
     fleet: Fleet,
     inventory: pd.DataFrame,
+    events: pd.DataFrame,
+    keys: pd.DataFrame,
     rows: Rows,
     values: Float32Array,
     scratch: _Scratch,
@@ -265,7 +279,10 @@ def _fill_sampled(
     if plan.peers is not None:
         shape = (len(plan.peers.names), rows.times.size, len(fleet.pairs))
         first_pass = scratch.array("peers", shape)
-    filler = SampleFiller(plan, fleet, rows, values, first_pass)
+    amounts: Float32Array | None = None
+    if plan.onset is not None:
+        amounts = scratch.array("amounts", (len(keys), len(plan.onset.amounts.columns)))
+    filler = SampleFiller(plan, fleet, rows, values, first_pass, amounts)
     filler.compile()
     by_bucket: dict[int, dict[str, tuple[int, int]]] = {}
     for node, pairs in node_ranges(fleet):
@@ -289,6 +306,11 @@ def _fill_sampled(
     if plan.peers is not None and first_pass is not None:
         models, model = model_codes(fleet, inventory)
         filler.compare_with_fleet(fleet_medians(first_pass, model, len(models)), model)
+    if plan.onset is not None and amounts is not None:
+        kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
+        grid = np.flatnonzero(~keys["augmented"].to_numpy(dtype=bool))
+        reference = plan.onset.reference(amounts[grid], kinds.take(grid), rows.milliseconds[grid])
+        plan.onset.finish(amounts, kinds, rows.milliseconds, reference, values, plan.at["onset"])
     progress(steps, steps)
 
 

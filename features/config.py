@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from telemetry.config import Duration, Section, format_duration
 
@@ -21,14 +21,15 @@ __all__ = [
     "LabelSection",
     "Scope",
     "Section",
+    "SequenceSection",
     "format_duration",
 ]
 
-Group = Literal["telemetry", "history", "peers", "gaps", "workload", "static"]
+Group = Literal["telemetry", "history", "peers", "onset", "gaps", "workload", "static"]
 Scope = Literal["gpu", "slot", "node"]
 FailureClass = Literal["memory", "bus", "firmware", "interconnect", "thermal_power", "other"]
 
-GROUPS: tuple[Group, ...] = ("telemetry", "history", "peers", "gaps", "workload", "static")
+GROUPS: tuple[Group, ...] = ("telemetry", "history", "peers", "onset", "gaps", "workload", "static")
 """All feature groups, in the order in which their columns stand in a matrix."""
 
 FAILURE_CLASSES: tuple[FailureClass, ...] = ("memory", "bus", "firmware", "interconnect", "thermal_power", "other")
@@ -107,6 +108,26 @@ class LabelSection(Section):
         return classed
 
 
+class SequenceSection(Section):
+    """``features.sequence``: raw windows kept beside the matrix, for learners that read a window as a sequence."""
+
+    channels: tuple[str, ...] | Literal["auto"] = ()
+    """Gauges and counters of the windows; ``auto`` takes the paper's four where present; an empty list keeps none."""
+
+    window: Duration = timedelta(hours=24)
+    """Length of a window; a multiple of ``step``."""
+
+    step: Duration = timedelta(minutes=30)
+    """Length of a window's steps, over which gauges are averaged; a multiple of ``telemetry.step``."""
+
+    @model_validator(mode="after")
+    def _whole_steps(self) -> Self:
+        if self.step <= timedelta(0) or self.window <= timedelta(0) or self.window % self.step:
+            window, step = format_duration(self.window), format_duration(self.step)
+            raise ValueError(f"a window of {window} is not a whole number of steps of {step}, such as 24h and 30m")
+        return self
+
+
 class FeatureSection(Section):
     """``features``: what a decision is made from."""
 
@@ -116,11 +137,21 @@ class FeatureSection(Section):
     groups: tuple[Group, ...] = GROUPS
     """Feature groups to compute."""
 
+    channels: tuple[str, ...] | Literal["auto"] = "auto"
+    """Channels that columns are made of, in all groups; ``auto`` takes every channel of the dataset."""
+
     windows: tuple[Duration, ...] = (timedelta(hours=1), timedelta(hours=6), timedelta(hours=24))
     """Trailing windows of telemetry, ascending; multiples of ``telemetry.step``."""
 
     peer_window: Duration = timedelta(hours=6)
     """Window whose mean is compared with the node's other GPUs and with the fleet's same-model median."""
+
+    onset: tuple[tuple[Duration, Duration], ...] = (
+        (timedelta(hours=1), timedelta(hours=24)),
+        (timedelta(hours=6), timedelta(days=3)),
+        (timedelta(hours=24), timedelta(days=7)),
+    )
+    """Windows of the group ``onset``, ascending, each with the longer past that its rises are held against."""
 
     history_windows: tuple[Duration, ...] = (
         timedelta(days=1),
@@ -135,6 +166,19 @@ class FeatureSection(Section):
 
     static: tuple[str, ...] | Literal["auto"] = "auto"
     """Static inventory columns to use; ``auto`` takes model, driver, age and rack position where present."""
+
+    sequence: SequenceSection = SequenceSection()
+
+    @field_validator("onset")
+    @classmethod
+    def _longer_past(cls, value: tuple[tuple[timedelta, timedelta], ...]) -> tuple[tuple[timedelta, timedelta], ...]:
+        windows = [window for window, _ in value]
+        if not value or windows != sorted(set(windows)):
+            raise ValueError("must be pairs whose windows ascend, such as [[1h, 24h], [24h, 7d]]")
+        for window, past in value:
+            if not timedelta(0) < window < past:
+                raise ValueError(f"{format_duration(past)} is not longer than its window {format_duration(window)}")
+        return value
 
     @field_validator("groups")
     @classmethod

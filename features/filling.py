@@ -73,16 +73,25 @@ class SampleFiller:
         Filled in place.
     first_pass : float32 array, shape (values, times, pairs of the fleet), or None
         Where the first pass of ``peers`` is kept; NaN at the start; None where that group is off.
+    amounts : float32 array, shape (rows, amounts), or None
+        Where the amounts of ``onset`` are kept; NaN at the start; None where that group is off.
     """
 
     def __init__(
-        self, plan: FeaturePlan, fleet: Fleet, rows: Rows, values: Float32Array, first_pass: Float32Array | None
+        self,
+        plan: FeaturePlan,
+        fleet: Fleet,
+        rows: Rows,
+        values: Float32Array,
+        first_pass: Float32Array | None,
+        amounts: Float32Array | None,
     ) -> None:
         self._plan = plan
         self._fleet = fleet
         self._rows = rows
         self._values = values
         self._first_pass = first_pass
+        self._amounts = amounts
         self._order = np.argsort(rows.pair, kind="stable").astype(np.int64)
         self._starts = np.searchsorted(rows.pair[self._order], np.arange(len(fleet.pairs) + 1))
         self._service = fleet.in_service(rows.times)
@@ -130,8 +139,11 @@ class SampleFiller:
         pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
         chosen = np.concatenate([self._order[self._starts[first] : self._starts[last]] for first, last in spans])
         filled = np.full((chosen.size, len(self._plan.columns)), np.nan, dtype=np.float32)
-        taken = fill_block(self._plan, block, self._fleet, pairs, self._rows.take(chosen), self._service, filled)
+        rows = self._rows.take(chosen)
+        taken = fill_block(self._plan, block, self._fleet, pairs, rows, self._service, filled)
         self._values[chosen] = filled
+        if self._plan.onset is not None and self._amounts is not None:
+            self._amounts[chosen] = onset_amounts(self._plan, block, self._fleet, rows)
         if self._first_pass is not None and taken is not None:
             self._first_pass[:, :, pairs] = taken
 
@@ -143,6 +155,18 @@ def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:
         last = int(fleet.last_of_node[at])
         yield fleet.pairs[at][0], (at, last)
         at = last
+
+
+def onset_amounts(plan: FeaturePlan, block: SampleBlock, fleet: Fleet, rows: Rows) -> Float32Array:
+    """Take the amounts of the group ``onset`` for rows whose nodes stand in a block, shape (rows, amounts)."""
+    assert plan.onset is not None
+    wanted = np.unique(rows.pair)
+    begins, ends = block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
+    local = np.searchsorted(wanted, rows.pair)
+    spans = RowSpans(begins[local], ends[local], rows.milliseconds - duration_ms(plan.features.delay))
+    taken = np.full((rows.pair.size, len(plan.onset.amounts.columns)), np.nan, dtype=np.float32)
+    plan.onset.fill(block, spans, taken)
+    return taken
 
 
 def fill_block(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
@@ -13,16 +14,41 @@ import pyarrow.compute as pc
 from features.blocks import blocks_of, epoch_ms, key_columns, pair_codes, table_of
 from features.drains import out_of_use
 from features.errors import InputError
-from features.filling import Float32Array, Rows, SampleFiller, node_ranges
+from features.filling import Float32Array, Rows, SampleFiller, node_ranges, onset_amounts
 from features.fleet import Fleet
 from features.grid import decision_rows
 from features.history import history_columns, history_values
 from features.kernel import FloatArray, IntArray
 from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.onset import Kinds, Reference
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
-from features.service import instant_ms, instants, reported
+from features.service import duration_ms, instant_ms, instants, reported
 from features.static import StaticPlan
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReference:
+    """What one node's rows need to know of the whole fleet at a decision time; see :func:`fleet_reference`.
+
+    Attributes
+    ----------
+    medians : DataFrame
+        For the group ``peers``: one row a model (index; empty where the inventory does not say), one float64 column a
+        channel; NaN where no unit has a value.
+    onset : DataFrame
+        For the group ``onset``, as :meth:`features.onset.Reference.to_frame` gives it, at the last decision time of
+        the grid; empty where the group is off.
+    """
+
+    medians: pd.DataFrame
+    onset: pd.DataFrame
+
+
+def look_back(config: MatrixConfig) -> timedelta:
+    """How old a sample can be at a decision time and still matter to a row of it, the fleet's reference included."""
+    plan = live_plan(config)
+    return plan.look_back + (config.decision.every if plan.onset is not None else timedelta(0))
 
 
 def live_plan(config: MatrixConfig) -> FeaturePlan:
@@ -58,7 +84,7 @@ def live_rows(
     inventory: pd.DataFrame,
     t: datetime,
     config: MatrixConfig,
-    fleet_reference: pd.DataFrame | None = None,
+    fleet_reference: FleetReference | None = None,
     *,
     nodes: Collection[str] | None = None,
 ) -> pd.DataFrame:
@@ -68,7 +94,7 @@ def live_rows(
     ----------
     samples : pyarrow.Table, DataFrame or None
         Samples with ``timestamp`` (aware), ``node``, ``gpu`` and channels, in any order; at least those younger than
-        the plan's look-back (``live_plan(config).look_back``) at ``t``. Older ones change nothing, nor do those that
+        :func:`look_back` at ``t``. Older ones change nothing, nor do those that
         are not usable yet. Of two samples of a unit at one time the later in the table counts. None: no telemetry.
     events, inventory : DataFrame
         As a dataset holds them, of the whole fleet and all its past (history features reach back without limit).
@@ -76,7 +102,7 @@ def live_rows(
         Decision time, aware.
     config : MatrixConfig
         Of the matrix that the model was trained on.
-    fleet_reference : DataFrame, optional
+    fleet_reference : FleetReference, optional
         From :func:`fleet_reference`, where ``samples`` are not those of the whole fleet. By default the samples are
         taken to be the fleet's.
     nodes : collection of str, optional
@@ -103,11 +129,15 @@ def live_rows(
     fleet = Fleet.of(inventory)
     rows = Rows.of(keys, fleet)
     if plan.reads_samples and len(keys):
-        first_pass = _fill(plan, config, samples, fleet, rows, values, nodes)
-        if plan.peers is not None and first_pass is not None:
-            filler, held = first_pass
+        table = _table(samples, config)
+        filler, held, amounts = _fill(plan, table, fleet, rows, values, nodes)
+        if plan.peers is not None:
             medians, model = _reference(plan, fleet, inventory, held, fleet_reference)
             filler.compare_with_fleet(medians, model)
+        if plan.onset is not None:
+            usual = _onset_reference(plan, config, table, events, inventory, fleet, t, fleet_reference)
+            kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
+            plan.onset.finish(amounts, kinds, rows.milliseconds, usual, values, plan.at["onset"])
     history = [column for column in plan.columns if column.group == "history"]
     if history:
         at = plan.at["history"]
@@ -122,52 +152,84 @@ def live_rows(
 
 
 def fleet_reference(
-    samples: pa.Table | pd.DataFrame, inventory: pd.DataFrame, t: datetime, config: MatrixConfig
-) -> pd.DataFrame:
-    """Take the medians that the comparison with the fleet needs, from the whole fleet's samples.
+    samples: pa.Table | pd.DataFrame, events: pd.DataFrame, inventory: pd.DataFrame, t: datetime, config: MatrixConfig
+) -> FleetReference:
+    """Take what the comparisons with the fleet need, from the whole fleet's samples.
 
     Parameters
     ----------
-    samples, inventory, t, config
-        As for :func:`live_rows`; samples of the last ``2 * features.peer_window + features.delay`` are enough.
+    samples, events, inventory, t, config
+        As for :func:`live_rows`.
 
     Returns
     -------
-    DataFrame
-        One row a model (index; empty where the inventory does not say), one float64 column a channel; NaN where no unit
-        has a value.
+    FleetReference
     """
     plan = live_plan(config)
-    if plan.peers is None:
-        return pd.DataFrame(index=pd.Index([], name="model"))
     fleet = Fleet.of(inventory)
+    table = _table(samples, config)
+    onset = pd.DataFrame()
+    if plan.onset is not None:
+        told = reported(events, config.features.delay)
+        onset = _onset_reference(plan, config, table, told, inventory, fleet, t, None).to_frame()
+    if plan.peers is None:
+        return FleetReference(pd.DataFrame(index=pd.Index([], name="model")), onset)
     times = np.array([instant_ms(t)], dtype=np.int64)
     none = np.zeros(0, dtype=np.int64)
     rows = Rows(none, none, times)
     values = np.empty((0, len(plan.columns)), dtype=np.float32)
-    filled = _fill(plan, config, samples, fleet, rows, values, None)
-    assert filled is not None
+    _, first_pass, _ = _fill(plan, table, fleet, rows, values, None)
     models, model = model_codes(fleet, inventory)
-    medians = fleet_medians(filled[1], model, len(models))[:, 0, :]
-    return pd.DataFrame(medians.T, index=pd.Index(models, name="model"), columns=list(plan.peers.names))
+    medians = fleet_medians(first_pass, model, len(models))[:, 0, :]
+    named = pd.DataFrame(medians.T, index=pd.Index(models, name="model"), columns=list(plan.peers.names))
+    return FleetReference(named, onset)
+
+
+def _onset_reference(
+    plan: FeaturePlan,
+    config: MatrixConfig,
+    table: pa.Table | None,
+    events: pd.DataFrame,
+    inventory: pd.DataFrame,
+    fleet: Fleet,
+    t: datetime,
+    given: FleetReference | None,
+) -> Reference:
+    """Take the fleet's percentiles at the last decision time of the grid that is not later than ``t``."""
+    assert plan.onset is not None
+    every, origin = duration_ms(config.decision.every), instant_ms(config.decision.origin)
+    last = instant_ms(t) - (instant_ms(t) - origin) % every
+    if given is not None:
+        return Reference.from_frame(given.onset, last)
+    down = out_of_use(events, inventory, config.labels)
+    keys = decision_rows(instants(np.array([last], dtype=np.int64)), inventory, down)
+    rows = Rows.of(keys, fleet)
+    amounts = np.full((len(keys), len(plan.onset.amounts.columns)), np.nan, dtype=np.float32)
+    if table is not None:
+        node = keys["node"].to_numpy(dtype=object)
+        for block in blocks_of(table, plan.layout, unit=plan.unit):
+            mine = np.flatnonzero(np.isin(node, sorted({name for name, _ in block.spans})))
+            amounts[mine] = onset_amounts(plan, block, fleet, rows.take(mine))
+    kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
+    return plan.onset.reference(amounts, kinds, rows.milliseconds)
 
 
 def _fill(
     plan: FeaturePlan,
-    config: MatrixConfig,
-    samples: pa.Table | pd.DataFrame | None,
+    table: pa.Table | None,
     fleet: Fleet,
     rows: Rows,
     values: Float32Array,
     nodes: Collection[str] | None,
-) -> tuple[SampleFiller, Float32Array]:
+) -> tuple[SampleFiller, Float32Array, Float32Array]:
     names = plan.peers.names if plan.peers is not None else ()
     first_pass = np.full((len(names), rows.times.size, len(fleet.pairs)), np.nan, dtype=np.float32)
-    filler = SampleFiller(plan, fleet, rows, values, first_pass)
+    width = len(plan.onset.amounts.columns) if plan.onset is not None else 0
+    amounts = np.full((rows.pair.size, width), np.nan, dtype=np.float32)
+    filler = SampleFiller(plan, fleet, rows, values, first_pass, amounts)
     ranges = {node: pairs for node, pairs in node_ranges(fleet) if nodes is None or node in nodes}
-    table = _table(samples, config)
     filler.fill(blocks_of(table, plan.layout, unit=plan.unit) if table is not None else (), ranges)
-    return filler, first_pass
+    return filler, first_pass, amounts
 
 
 def _table(samples: pa.Table | pd.DataFrame | None, config: MatrixConfig) -> pa.Table | None:
@@ -206,13 +268,13 @@ def _reference(
     fleet: Fleet,
     inventory: pd.DataFrame,
     first_pass: Float32Array,
-    given: pd.DataFrame | None,
+    given: FleetReference | None,
 ) -> tuple[FloatArray, IntArray]:
     assert plan.peers is not None
     models, model = model_codes(fleet, inventory)
     if given is None:
         return fleet_medians(first_pass, model, len(models)), model
-    known = {str(name): position for position, name in enumerate(given.index)}
-    chosen = given.reindex(columns=list(plan.peers.names)).to_numpy(np.float64)
+    known = {str(name): position for position, name in enumerate(given.medians.index)}
+    chosen = given.medians.reindex(columns=list(plan.peers.names)).to_numpy(np.float64)
     code = np.array([known.get(name, -1) for name in models], dtype=np.int64)
     return np.ascontiguousarray(chosen.T[:, np.newaxis, :]), code[model]

@@ -6,6 +6,7 @@
       part-NNNNN.parquet   keys and float32 features of a range of decision times
       events.parquet       the dataset's events and inventory, so that labels as of any time can be
       inventory.parquet    told from this folder alone
+      sequences.npy, .json raw windows, where features.sequence asks for them
       matrix.json          columns, settings, provenance; written last
 """
 
@@ -28,7 +29,8 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.incidents import find_incidents
 from features.labels import label_rows
-from features.service import UnitKind
+from features.sequences import Sequences, open_sequences
+from features.service import UnitKind, milliseconds
 from features.vocabulary import FeatureColumn
 from telemetry.atomic import recover_folder
 from telemetry.channel import Channel, channel_as_dict, channel_from_dict
@@ -314,6 +316,62 @@ class FeatureMatrix:
             begin = end
         return out
 
+    @cached_property
+    def sequences(self) -> Sequences | None:
+        """The raw windows, where ``features.sequence`` asked for them when the matrix was built; else None.
+
+        Raises
+        ------
+        InputError
+            If their files are missing, damaged, or another matrix's.
+        """
+        features = self.config.features
+        if not features.sequence.channels:
+            return None
+        return open_sequences(
+            self.path,
+            features.sequence,
+            self.config.channels,
+            self.inventory,
+            delay=features.delay,
+            digest=self.digest,
+        )
+
+    @cached_property
+    def _row_pairs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        assert self.sequences is not None
+        rows = self.rows
+        pair = self.sequences.pairs(rows["node"].tolist(), rows["unit"].tolist())
+        return pair, milliseconds(rows["decision_time"], "decision_time")
+
+    def windows(self, row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None) -> npt.NDArray[np.float32]:
+        """Read the raw windows of rows.
+
+        Parameters
+        ----------
+        row_indices : sequence of int, optional
+            Positions in :attr:`rows`, in any order, repeats allowed; default: all.
+
+        Returns
+        -------
+        float32 array, shape (rows, steps, channels)
+            Oldest step first; NaN where nothing was known.
+
+        Raises
+        ------
+        InputError
+            If the matrix has none (``features.sequence`` was off) or they cannot be read.
+        """
+        if self.sequences is None:
+            raise InputError(
+                "the matrix has no raw windows",
+                f"matrix {self.path}, parameter features.sequence.channels",
+                "Set it to 'auto' and run the features stage again.",
+            )
+        pair, time = self._row_pairs
+        chosen = slice(None) if row_indices is None else np.asarray(row_indices, dtype=np.int64)
+        return self.sequences.windows(pair[chosen], time[chosen])
+
     def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
         """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows).
 
@@ -321,8 +379,15 @@ class FeatureMatrix:
         """
         return find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
 
-    def labels(self, as_of: datetime | None = None) -> pd.DataFrame:
+    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
         """Label the rows, as could be told at ``as_of`` (None: by everything the dataset knows).
+
+        Parameters
+        ----------
+        as_of : datetime, optional
+            When; aware.
+        horizon : timedelta, optional
+            Another horizon than ``labels.horizon``.
 
         Returns
         -------
@@ -333,7 +398,7 @@ class FeatureMatrix:
             self.rows,
             self.incidents(as_of),
             self.inventory,
-            self.config.labels,
+            self.config.labels if horizon is None else self.config.labels.model_copy(update={"horizon": horizon}),
             data_end=self.span[1],
             as_of=as_of,
             events=self.events,

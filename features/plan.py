@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 from features.config import GROUPS, FeatureSection, Group
+from features.errors import InputError
 from features.gaps import GapPlan
 from features.layout import ChannelLayout
+from features.onset import OnsetPlan
 from features.peers import PeerPlan
 from features.static import StaticPlan
 from features.vocabulary import FeatureColumn
 from features.windows import WindowPlan
 from features.workload import WorkloadPlan
-from telemetry.channel import Channel
+from telemetry.channel import ROLLUP_SUFFIXES, Channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,7 @@ class FeaturePlan:
     layout: ChannelLayout
     telemetry: WindowPlan | None
     peers: PeerPlan | None
+    onset: OnsetPlan | None
     gaps: GapPlan | None
     workload: WorkloadPlan | None
     static: StaticPlan | None
@@ -69,12 +74,19 @@ class FeaturePlan:
             Its categories are facts of the dataset, so the caller makes it.
         history : sequence of FeatureColumn
             Columns of the group ``history``.
+
+        Raises
+        ------
+        InputError
+            If ``features.channels`` names a channel that is not there.
         """
+        channels = chosen_channels(features.channels, channels)
         layout = ChannelLayout.of(channels)
         on = set(features.groups)
         sampled = on if channels else set()
         telemetry = WindowPlan.telemetry(layout, features.windows) if "telemetry" in sampled else None
         peers = PeerPlan.of(layout, features.peer_window, unit=unit) if "peers" in sampled else None
+        onset = OnsetPlan.of(layout, features.onset, step=step) if "onset" in sampled else None
         workload = WorkloadPlan.of(layout, features.windows) if "workload" in sampled else None
         gaps = None
         if "gaps" in sampled:
@@ -83,6 +95,7 @@ class FeaturePlan:
             "telemetry": telemetry.columns if telemetry else (),
             "history": history if "history" in on else (),
             "peers": peers.columns if peers else (),
+            "onset": onset.columns if onset else (),
             "gaps": gaps.columns if gaps else (),
             "workload": workload.columns if workload else (),
             "static": static.columns if static and "static" in on else (),
@@ -100,6 +113,7 @@ class FeaturePlan:
             layout=layout,
             telemetry=telemetry,
             peers=peers,
+            onset=onset,
             gaps=gaps,
             workload=workload,
             static=static if columns["static"] else None,
@@ -108,9 +122,33 @@ class FeaturePlan:
     @property
     def reads_samples(self) -> bool:
         """Whether any column is made of samples."""
-        return any(plan is not None and plan.columns for plan in (self.telemetry, self.peers, self.gaps, self.workload))
+        plans = (self.telemetry, self.peers, self.onset, self.gaps, self.workload)
+        return any(plan is not None and plan.columns for plan in plans)
 
     @property
     def look_back(self) -> timedelta:
         """How old a sample can be, counted from the decision time, and still matter to a row."""
-        return 2 * max(self.features.windows[-1], self.features.peer_window) + self.features.delay
+        longest = 2 * max(self.features.windows[-1], self.features.peer_window)
+        if self.onset is not None:
+            longest = max(longest, *(past for _, past in self.features.onset))
+        return longest + self.features.delay
+
+
+def chosen_channels(names: Sequence[str] | Literal["auto"], channels: Mapping[str, Channel]) -> Mapping[str, Channel]:
+    """Take the named channels of a dataset, each with its roll-up columns; ``auto``: all of them.
+
+    Raises
+    ------
+    InputError
+        If a named channel is not there.
+    """
+    if names == "auto":
+        return channels
+    wanted = set(names)
+    for name in names:
+        if name not in channels:
+            near = difflib.get_close_matches(name, channels, n=1, cutoff=0.4)
+            hint = f"Did you mean '{near[0]}'?" if near else f"It has: {', '.join(sorted(channels)) or 'none'}."
+            raise InputError(f"the dataset has no channel '{name}'", "parameter features.channels", hint)
+        wanted |= {name + suffix for suffix in ROLLUP_SUFFIXES.get(channels[name].kind, ())}
+    return {name: channel for name, channel in channels.items() if name in wanted}

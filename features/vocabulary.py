@@ -24,7 +24,9 @@ from telemetry.config import format_duration, parse_duration
 
 _COUNT_UNITS = frozenset({"errors", "pages", "rows", "replays", "count", "lanes", "generation"})
 _SHARES = frozenset({"share", "missing", "repeated", "fresh", "idle_share", "busy_share", "node_rank", "swing_ratio"})
-_COUNTS = frozenset({"rise", "rise_delta", "changes", "transitions", "vanished", "count", "distinct", "ordinal"})
+_COUNTS = frozenset(
+    {"rise", "rise_delta", "step_rise", "changes", "transitions", "vanished", "count", "distinct", "ordinal"}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +162,27 @@ def describe(column: FeatureColumn, value: float, reference: float | None = None
     return f"{text} (usual: {_quantity(column, reference)})"
 
 
+def amount(column: FeatureColumn, value: float) -> str:
+    """Write a value of a column without saying what it is of: the number and its unit.
+
+    Examples
+    --------
+    >>> amount(FeatureColumn.of("telemetry", "power_w", "mean", window=timedelta(hours=6), unit="W"), 250.0)
+    '250.0 W'
+    """
+    if math.isnan(value):
+        return "unknown"
+    if column.statistic in ("since", "age", "longest_gap"):
+        return _hours(value)
+    if column.statistic == "days":
+        return f"{decimal(value)} d"
+    if column.group == "static" and not column.categories:
+        return whole(value) if value == round(value) else decimal(value)
+    if column.group == "peers" and column.unit in _COUNT_UNITS and column.statistic not in _SHARES:
+        return whole(value)
+    return _quantity(column, value)
+
+
 def _unknown(column: FeatureColumn) -> str:
     if column.group == "history" and column.statistic == "since":
         one, _ = _counted(column)
@@ -210,6 +233,8 @@ def _telemetry(column: FeatureColumn, value: float) -> str:
         "rise_delta": _against(f"{name} rose by", value, size, "more", "less", span),
         "share": f"{name} was active in {shown} of samples over the last {span}",
         "changes": f"{name} changed {_times(value)} in the last {span}",
+        "step_mean": f"{name} averaged {shown} in the step that began {span} back",
+        "step_rise": f"{name} rose by {shown} in the step that began {span} back",
     }
     return sentences[column.statistic]
 
@@ -250,6 +275,23 @@ def _gaps(column: FeatureColumn, value: float) -> str:
         "fresh": f"{percent(value)} of the node's GPUs sent a sample in the last {span}",
     }
     return sentences[column.statistic]
+
+
+def _onset(column: FeatureColumn, value: float) -> str:
+    span = duration(column.window) if column.window is not None else ""
+    times = decimal(math.exp(min(value, 40.0)))
+    joined = {
+        "surge_max": "the error counter that surged most",
+        "surge_sum": "all error counters that surged, multiplied,",
+        "excess_max": "the error counter furthest above the fleet",
+        "excess_sum": "all error counters above the fleet, multiplied,",
+    }
+    name = joined.get(column.statistic, channel_words(str(column.channel)))
+    if value <= 0:
+        return f"{name} did not rise beyond the usual in the last {span}"
+    if column.statistic.startswith("excess"):
+        return f"{name} rose {times} times as much as 95% of like units in the last {span}"
+    return f"{name} rose {times} times as much in the last {span} as before and as 95% of like units"
 
 
 def _workload(column: FeatureColumn, value: float) -> str:
@@ -316,6 +358,7 @@ _SENTENCES = {
     "telemetry": _telemetry,
     "history": _history,
     "peers": _peers,
+    "onset": _onset,
     "gaps": _gaps,
     "workload": _workload,
     "static": _static,

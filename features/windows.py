@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -138,6 +138,27 @@ class WindowPlan:
             counters=[[("rise", (0,))] for _ in layout.counters],
             enums=[[] for _ in layout.enums],
             flag_windows=(),
+        )
+
+    @classmethod
+    def amounts(cls, layout: ChannelLayout, windows: Sequence[timedelta], counters: Collection[str]) -> WindowPlan:
+        """Plan the amounts of the ``onset`` group: rises of the named counters and shares of known bits, each window.
+
+        Parameters
+        ----------
+        layout : ChannelLayout
+        windows : sequence of timedelta
+            Ascending.
+        counters : collection of str
+            Names of the counters to take.
+        """
+        return cls._build(
+            layout,
+            windows,
+            gauges=[[] for _ in layout.gauges],
+            counters=[[("rise", range(len(windows)))] if each.name in counters else [] for each in layout.counters],
+            enums=[[] for _ in layout.enums],
+            flag_windows=range(len(windows)),
         )
 
     @classmethod

@@ -95,6 +95,16 @@ STATIC_WORDS: dict[str, str] = {"slot": "slot", "driver": "driver version"}
 SCOPE_WORDS: dict[str, str] = {"gpu": "on this GPU", "slot": "in this slot", "node": "on this node"}
 """Whose history it is."""
 
+CLASS_WORDS: dict[str, str] = {
+    "memory": "a memory failure",
+    "bus": "a bus failure",
+    "firmware": "a firmware failure",
+    "interconnect": "an interconnect failure",
+    "thermal_power": "a thermal or power failure",
+    "other": "another failure",
+}
+"""What an incident of each failure class is called."""
+
 _UNIT_WORDS = {"C": "°C", "%": "%", "bitmask": "", "bool": "", "ratio": "", "generation": "", "count": ""}
 _SUFFIXES = ("_total", "_ratio", "_count", "_pct", "_mhz", "_mib", "_c", "_w")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,13 +9,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from models.explanation import explain, members_of
+from features.service import milliseconds
+from models.explanation import attribute_score, explain, members_of, weights_in
 from models.fitted import FittedModels
-from models.ranking import Ints
-from models.training_set import Matrix
+from models.precedent_table import precedent_facts
+from models.precedents import PrecedentLibrary
+from models.ranking import Ints, position_in_group
+from models.training_set import Matrix, RowReader
 
-_USUAL_ROWS = 4096
-"""Rows whose median is what is usual: enough for a median, and quick."""
+_FLEET_UNITS = 2048
+"""Units of a decision time that a value is placed among at most, spread evenly: percentiles need no more."""
+
+_FLEET_ROWS = 65_536
+"""Rows of the fleets of one fold that are read at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +38,18 @@ class AlertReasons:
         In plain words with the numbers, the weightiest first.
     method : str
         How they were computed.
+    precedents : tuple of str
+        The past incidents that looked most like it, in words, the nearest first; empty where none did.
+    worth : str
+        How often incidents, and healthy rows, come as close; empty where nobody asked.
     """
 
     decision_time: datetime
     unit: str
     reasons: tuple[str, ...]
     method: str
+    precedents: tuple[str, ...] = ()
+    worth: str = ""
 
 
 def riskiest_alerts(scored: pa.Table, *, model: int, variant: int, count: int) -> Ints:
@@ -64,24 +75,82 @@ def riskiest_alerts(scored: pa.Table, *, model: int, variant: int, count: int) -
     return columns["row"][mine[order[:count]]].astype(np.int64)
 
 
-def explain_rows(fitted: FittedModels, matrix: Matrix, model: str, rows: Ints, *, among: Ints) -> list[dict[str, Any]]:
-    """Explain alerted rows by the models that alerted them, beside what is usual among the rows scored with them.
+def explain_rows(
+    fitted: FittedModels,
+    matrix: Matrix,
+    model: str,
+    rows: Ints,
+    *,
+    among: Ints,
+    library: PrecedentLibrary | None = None,
+    values: RowReader | None = None,
+) -> list[dict[str, Any]]:
+    """Explain alerted rows by the models that alerted them, beside the fleet at the same time.
+
+    Parameters
+    ----------
+    fitted : FittedModels
+    matrix : Matrix
+    model : str
+        Whose alerts.
+    rows : ndarray of int64
+        Rows of the matrix to explain.
+    among : ndarray of int64
+        All rows scored with them.
+    library : PrecedentLibrary, optional
+        Where to look for incidents that looked the same.
+    values : callable, optional
+        Reads rows of the matrix; by default the matrix itself does.
 
     Returns
     -------
     list of dict
-        ``row``, ``reasons`` and ``method``, JSON-able, one for each of ``rows``.
+        ``row``, ``reasons``, ``method``, and with a library ``precedents``, JSON-able, one for each of ``rows``.
     """
     if rows.size == 0:
         return []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # a feature that no row has: its median is NaN, as it should be
-        usual = np.nanmedian(matrix.values(among[:: max(1, among.size // _USUAL_ROWS)]), axis=0)
-    explained = explain(members_of(fitted, model), matrix.values(rows), matrix.columns, usual=usual)
-    return [
-        {"row": int(row), "reasons": [reason.text for reason in each.reasons], "method": each.method}
-        for row, each in zip(rows, explained, strict=True)
-    ]
+    read = values or matrix.values
+    X = read(rows)
+    members = members_of(fitted, model)
+    attributed = attribute_score(members, X, weights_in(fitted, model))
+    fleets, sampled = _fleets(matrix, read, rows, among)
+    noun = "GPUs" if matrix.rows["gpu"].iloc[rows].notna().any() else "nodes"
+    explained = explain(
+        members,
+        X,
+        matrix.columns,
+        attributed=attributed,
+        fleets=fleets,
+        noun=f"{noun} sampled" if sampled else noun,
+    )
+    told: list[dict[str, Any]] = []
+    for at, (row, each) in enumerate(zip(rows, explained, strict=True)):
+        facts = {"row": int(row), "reasons": [reason.text for reason in each.reasons], "method": each.method}
+        if library is not None:
+            found = library.find(X[at], attributed[0][at])
+            names = [reason.column for reason in each.reasons]
+            unit = str(matrix.rows["unit"].iloc[row])
+            facts["precedents"] = precedent_facts(library, found, X[at], names, unit)
+        told.append(facts)
+    return told
+
+
+def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[list[np.ndarray], bool]:
+    """Read for each row the units at its decision time, itself among them; tell whether they are a sample."""
+    times = milliseconds(matrix.rows["decision_time"].iloc[among])
+    own = milliseconds(matrix.rows["decision_time"].iloc[rows])
+    asked = np.unique(own)
+    here = np.flatnonzero(np.isin(times, asked))
+    order = here[np.argsort(times[here], kind="stable")]
+    at = np.searchsorted(asked, times[order])
+    most = max(2, min(_FLEET_UNITS, _FLEET_ROWS // len(asked)))
+    size = np.bincount(at, minlength=len(asked))
+    kept = (position_in_group(at) % (-(-size // most))[at] == 0) | np.isin(among[order], rows)
+    fleet = read(among[order[kept]])
+    ends = np.cumsum(np.bincount(at[kept], minlength=len(asked)))
+    # views, one a decision time: alerts of one time share it
+    parts = np.split(fleet, ends[:-1])
+    return [parts[each] for each in np.searchsorted(asked, own)], bool((size > most).any())
 
 
 def alert_reasons(matrix: Matrix, told: list[dict[str, Any]]) -> tuple[AlertReasons, ...]:
@@ -93,6 +162,8 @@ def alert_reasons(matrix: Matrix, told: list[dict[str, Any]]) -> tuple[AlertReas
             unit=str(rows["unit"].iloc[each["row"]]),
             reasons=tuple(each["reasons"]),
             method=each["method"],
+            precedents=tuple(each.get("precedents", {}).get("texts", ())),
+            worth=each.get("precedents", {}).get("worth", ""),
         )
         for each in told
     )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from models.bootstrap import interval
-from models.config import BASELINES, LEARNERS
+from models.bootstrap import Interval, honest_interval, interval
+from models.config import ALL_LEARNERS, BASELINES
 from models.lead_time import incident_table
 from models.metrics import Bools, Calibration, Floats, Ranking, average_precision, calibration, ratio, roc_auc
 from models.oracle import ORACLE
@@ -47,6 +47,8 @@ class Assessment:
         Every statistic of :data:`STATISTICS` on the units as they are.
     replicates : dict of str to ndarray, shape (replicates,)
         The same on each bootstrap sample; the samples are shared by all models.
+    counts : dict of str to ndarray, shape (units,)
+        For statistics that are shares: how many rows (or incidents) of each unit stand in the denominator.
     incidents : DataFrame
         As :func:`models.lead_time.incident_table` returns it.
     calibration : Calibration
@@ -56,8 +58,15 @@ class Assessment:
     scored: Scored
     point: dict[str, float]
     replicates: dict[str, Floats]
+    counts: dict[str, Floats]
     incidents: pd.DataFrame
     calibration: Calibration
+
+    def bounds(self, name: str) -> Interval:
+        """Interval of a statistic, exact where it is a share of 0 or 1 (:func:`models.bootstrap.honest_interval`)."""
+        if name not in self.counts:
+            return interval(self.replicates[name])
+        return honest_interval(self.replicates[name], point=self.point[name], counts=self.counts[name])
 
 
 def kind_of(model: str) -> str:
@@ -73,7 +82,7 @@ def kind_of(model: str) -> str:
     str
         ``learner``, ``baseline``, ``oracle`` or ``ensemble``.
     """
-    if model in LEARNERS:
+    if model in ALL_LEARNERS:
         return "learner"
     if model in BASELINES:
         return "baseline"
@@ -97,7 +106,7 @@ def assess(scored: Scored, weights: Floats) -> Assessment:
     """
     incidents = incident_table(scored)
     every = np.concatenate([np.ones((1, scored.n_units)), weights])
-    values = _ratios(scored, incidents, every)
+    values, counts = _ratios(scored, incidents, every)
     known = scored.known
     values["average_precision"], values["roc_auc"] = _ranked(scored, -scored.rank.astype(np.float64), known, every)
     by_risk = known & np.isfinite(scored.risk)
@@ -106,6 +115,7 @@ def assess(scored: Scored, weights: Floats) -> Assessment:
         scored=scored,
         point={name: float(values[name][0]) for name in STATISTICS},
         replicates={name: values[name][1:] for name in STATISTICS},
+        counts=counts,
         incidents=incidents,
         calibration=calibration(scored.risk[known], scored.positive[known]),
     )
@@ -162,7 +172,7 @@ def summarise(assessed: Assessment) -> dict[str, object]:
         "caught": int(assessed.incidents["caught"].sum()),
     }
     for name in STATISTICS:
-        bounds = interval(assessed.replicates[name])
+        bounds = assessed.bounds(name)
         row |= {name: assessed.point[name], f"{name}_low": bounds.low, f"{name}_high": bounds.high}
     lead = assessed.incidents["lead_time_hours"].dropna().to_numpy()
     row |= {name: float(np.quantile(lead, share)) if lead.size else np.nan for name, share in LEAD_QUANTILES.items()}
@@ -202,7 +212,7 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str) -> pd.DataFr
         return np.bincount(code[chosen], minlength=n).astype(np.float64)
 
     known, positive, alert = scored.known, scored.positive, scored.alert & scored.known
-    top = scored.top(np.full(len(scored.shared.times_ms), scored.shared.k)) & known
+    top = scored.top(scored.shared.budget) & known
     incidents, caught = (_distinct_incidents(scored.incident, code, n, chosen) for chosen in (positive, alert))
     rankings = []
     for at in range(n):
@@ -230,19 +240,23 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str) -> pd.DataFr
     )
 
 
-def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> dict[str, Floats]:
-    top = scored.top(np.full(len(scored.shared.times_ms), scored.shared.k))
+def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Shares on each resample, and what stands in their denominators, by unit."""
+    top = scored.top(scored.shared.budget)
     unit = np.searchsorted(scored.shared.units.astype(str), incidents["unit"].to_numpy(dtype=str))
     n = scored.n_units
-    everything = weights @ np.bincount(unit, minlength=n)
-    hits = weights @ scored.per_unit(scored.alert & scored.positive)
-    return {
-        "precision_at_k": precision_of(scored, top, weights),
-        "precision": precision_of(scored, scored.alert, weights),
-        "recall": ratio(weights @ np.bincount(unit, incidents["caught"], n), everything),
-        "row_recall": ratio(hits, weights @ scored.per_unit(scored.positive)),
-        "capture": ratio(weights @ np.bincount(unit, incidents["in_top"], n), everything),
+    alert, positive = scored.alert, scored.positive
+    mine = np.bincount(unit, minlength=n).astype(np.float64)
+    hits = scored.per_unit(alert & positive)
+    shares = {
+        "precision_at_k": (scored.per_unit(top & positive), scored.per_unit(top & scored.known)),
+        "precision": (hits, scored.per_unit(alert & scored.known)),
+        "recall": (np.bincount(unit, incidents["caught"], n), mine),
+        "row_recall": (hits, scored.per_unit(positive)),
+        "capture": (np.bincount(unit, incidents["in_top"], n), mine),
     }
+    values = {name: ratio(weights @ part, weights @ whole) for name, (part, whole) in shares.items()}
+    return values, {name: whole for name, (_, whole) in shares.items()}
 
 
 def _ranked(scored: Scored, score: Floats, rows: Bools, weights: Floats) -> tuple[Floats, Floats]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,6 +54,59 @@ def resample_units(units: int, replicates: int, seed: int) -> Floats:
     for replicate in range(replicates):
         out[replicate] = np.bincount(rng.integers(0, units, units), minlength=units)
     return out
+
+
+def resample_fleets(fleets: Sequence[int], replicates: int, seed: int) -> Floats:
+    """Draw bootstrap samples of the units of several fleets, each fleet's within itself.
+
+    Parameters
+    ----------
+    fleets : sequence of int
+        Number of units of each fleet.
+    replicates : int
+        Number of samples.
+    seed : int
+        Seed; the fleets draw independently of each other.
+
+    Returns
+    -------
+    ndarray of float64, shape (replicates, sum of fleets)
+        The fleets side by side, in order: how often each unit was drawn.
+    """
+    parts = [resample_units(units, replicates, seed + 7919 * place) for place, units in enumerate(fleets)]
+    return np.concatenate(parts, axis=1) if parts else np.zeros((replicates, 0))
+
+
+def honest_interval(values: Floats, *, point: float, counts: Floats, level: float = LEVEL) -> Interval:
+    """Interval of a share; exact where the share is 0 or 1.
+
+    Resampling what holds no hit gives no hit: the percentile interval of such a share is [0, 0], which claims more than
+    is known. There the bounds are Clopper and Pearson's (1934) for 0 or n of n, which with n units is 3.7 / n, the rule
+    of three two-sided. The rows of one unit are not independent, so n counts units, and as they differ in rows, it is
+    their effective number ``(sum of rows)^2 / sum of squared rows`` (Kish 1965).
+
+    Parameters
+    ----------
+    values : ndarray, shape (replicates,)
+        The share in each replicate; empty: no interval was asked for.
+    point : float
+        The share itself.
+    counts : ndarray, shape (units,)
+        Rows of each unit in the denominator of the share.
+    level : float
+        Coverage.
+
+    Returns
+    -------
+    Interval
+        As :func:`interval` where the share is neither 0 nor 1, or where nothing was resampled.
+    """
+    squares = float(np.square(counts).sum())
+    if values.size == 0 or point not in (0.0, 1.0) or squares == 0:
+        return interval(values, level)
+    effective = float(counts.sum()) ** 2 / squares
+    reach = 1 - ((1 - level) / 2) ** (1 / effective)
+    return Interval(0.0, reach) if point == 0 else Interval(1 - reach, 1.0)
 
 
 def interval(values: Floats, level: float = LEVEL) -> Interval:

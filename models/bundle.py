@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import lightgbm
@@ -28,20 +28,31 @@ import xgboost
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.baselines import make_baseline
+from models.bundle_files import SEAL, check_seal, damaged, read_files, sealed
 from models.calibration import Calibrator
 from models.cascade import CascadeEnsemble
+from models.config import SEQUENCE
+from models.drift.reference import Reference
 from models.fitted import FittedModels
+from models.horizons import HorizonMap
 from models.model_card import model_card
 from models.native import SUFFIXES, read_learner, write_learner
 from models.parallel import Stacker
+from models.precedents import PrecedentLibrary
+from models.sequence.extra import versions
+from models.sequence.layout import window_of
+from models.sequence.tabular import FirstColumns
+from models.structure import check_file, check_fitted, load_checked
 
-FORMAT = 1
+FORMAT = 2
 """Version of the bundle's layout; a reader refuses any other."""
 
 MANIFEST = "manifest.json"
 CARD = "MODEL_CARD.md"
+PRECEDENTS = "precedents.parquet"
+REFERENCE = "reference.json"
 
-_OWN = ("format", "fitted", "files", "libraries", "features")
+_OWN = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
 
 _LIBRARIES: dict[str, tuple[str, int]] = {
     # How many leading parts of the version must agree. scikit-learn's fitted attributes change between minor versions,
@@ -93,8 +104,8 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
     manifest : mapping
         JSON-able facts to keep: ``profile`` (required, one of ``fitted.models``), and as known ``channels``,
         ``params``, ``dataset_digest``, ``code_revision``, ``metrics``, ``simulated``. NaN becomes null. Keys of the
-        layout itself (``format``, ``features``, ``fitted``, ``files``, ``libraries``) are written here and may not be
-        given.
+        layout itself (``format``, ``features``, ``sequence``, ``fitted``, ``files``, ``libraries``,
+        ``seal``) are written here and may not be given.
 
     Returns
     -------
@@ -164,8 +175,8 @@ def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -
         manifest = json.loads(raw)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError(f"no bundle in {path}", str(file), "Give the folder that `predrain train` wrote.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise _damaged(file, f"is not JSON: {error}") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise damaged(file, f"is not JSON: {error}") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         found = manifest.get("format") if isinstance(manifest, dict) else None
         raise InputError(
@@ -174,13 +185,15 @@ def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -
             "Train the bundle again, or use the version of predrain that wrote it.",
         )
     _check_libraries(manifest.get("libraries"), file)
+    check_seal(raw, manifest, file)
     try:
-        files = _verified(path, manifest["files"])
+        files = read_files(path, file, manifest["files"])
         fitted = _rebuild(manifest, files)
         if manifest["profile"] not in fitted.models:
             raise KeyError("profile")
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
-        raise _damaged(file, f"lacks or misstates {error}") from None
+        check_fitted(fitted)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
+        raise damaged(file, f"lacks or misstates {error}") from None
     if columns is not None:
         _check_columns([each.name for each in columns], [each.name for each in fitted.columns], path)
     return Bundle(path, fitted, manifest, hashlib.sha256(raw).hexdigest())
@@ -194,12 +207,18 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
         for at, (name, stage) in enumerate(fitted.cascade.stages_):
             if not _shared(fitted, at):
                 write_learner(name, stage, work / _stage_file(at, name))
+    if fitted.precedents is not None:
+        (work / PRECEDENTS).write_bytes(fitted.precedents.to_bytes())
+    if fitted.reference is not None:
+        (work / REFERENCE).write_bytes(fitted.reference.encode())
     content = {
         **_plain(manifest),
         "format": FORMAT,
         "features": [column.to_json() for column in fitted.columns],
+        "sequence": None if (window := window_of(fitted.columns)) is None else window.to_json(),
         "fitted": _plain(_describe(fitted)),
-        "libraries": {name: version for name, (version, _) in _LIBRARIES.items()},
+        "libraries": {name: version for name, (version, _) in _LIBRARIES.items()}
+        | ({} if window is None else versions()),
     }
     (work / CARD).write_text(model_card(content), encoding="utf-8", newline="\n")
     content["files"] = {
@@ -207,7 +226,7 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
         for each in sorted(work.rglob("*"))
         if each.is_file()
     }
-    raw = json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    raw = sealed(content)
     (work / MANIFEST).write_bytes(raw)
     return json.loads(raw), hashlib.sha256(raw).hexdigest()
 
@@ -234,10 +253,12 @@ def _describe(fitted: FittedModels) -> dict[str, Any]:
             "thresholds": cascade.thresholds_,
             "floor": cascade.floor_,
             "recall_floor": cascade.recall_floor,
+            "order_by": cascade.order_by,
             "purge_seconds": None if cascade.purge is None else cascade.purge.total_seconds(),
         },
         "baselines": {name: baseline.seed for name, baseline in sorted(fitted.baselines.items())},
         "calibrators": {name: calibrator.to_json() for name, calibrator in sorted(fitted.calibrators.items())},
+        "horizons": {name: each.to_json() for name, each in sorted(fitted.horizons.items())},
         "n_positive": fitted.n_positive,
         "n_negative": fitted.n_negative,
         "n_augmented": fitted.n_augmented,
@@ -250,7 +271,7 @@ def _describe(fitted: FittedModels) -> dict[str, Any]:
 def _rebuild(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> FittedModels:
     said = manifest["fitted"]
     columns = tuple(FeatureColumn.from_json(each) for each in manifest["features"])
-    learners = {name: _read(name, _learner_file(name), files) for name in said["learners"]}
+    learners = {name: _read(name, _learner_file(name), files, columns) for name in said["learners"]}
     return FittedModels(
         refit_at=_instant(said["refit_at"]),
         train_start=_instant(said["train_start"]),
@@ -264,31 +285,41 @@ def _rebuild(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> FittedM
         members=tuple(said["members"]),
         min_votes=said["min_votes"],
         stacker=Stacker(tuple(map(float, said["stacker"]["weights"])), float(said["stacker"]["intercept"])),
-        cascade=None if said["cascade"] is None else _rebuild_cascade(said["cascade"], learners, files, len(columns)),
+        cascade=None if said["cascade"] is None else _rebuild_cascade(said["cascade"], learners, files, columns),
         baselines={name: make_baseline(name, columns=columns, seed=int(s)) for name, s in said["baselines"].items()},
         calibrators={name: Calibrator.from_json(each) for name, each in said["calibrators"].items()},
+        horizons={name: HorizonMap.from_json(each) for name, each in said.get("horizons", {}).items()},
         n_positive=int(said["n_positive"]),
         n_negative=int(said["n_negative"]),
         n_augmented=int(said["n_augmented"]),
         n_incidents=int(said["n_incidents"]),
         calibrated=bool(said["calibrated"]),
         stand_in=said["stand_in"],
+        precedents=PrecedentLibrary.from_bytes(files[PRECEDENTS], columns) if PRECEDENTS in files else None,
+        reference=Reference.from_json(json.loads(files[REFERENCE])) if REFERENCE in files else None,
     )
 
 
 def _rebuild_cascade(
-    said: Mapping[str, Any], learners: Mapping[str, Any], files: Mapping[str, bytes], features: int
+    said: Mapping[str, Any],
+    learners: Mapping[str, Any],
+    files: Mapping[str, bytes],
+    columns: tuple[FeatureColumn, ...],
 ) -> CascadeEnsemble:
     purge = said["purge_seconds"]
     cascade = CascadeEnsemble((), said["recall_floor"], None if purge is None else timedelta(seconds=purge))
+    cascade.order_by = "mean" if said["order_by"] == "mean" else "last"
     cascade.stages_ = [
-        (name, learners[name] if at == 0 and said["shared_first"] else _read(name, _stage_file(at, name), files))
+        (
+            name,
+            learners[name] if at == 0 and said["shared_first"] else _read(name, _stage_file(at, name), files, columns),
+        )
         for at, name in enumerate(said["stages"])
     ]
     cascade.thresholds_ = [float(each) for each in said["thresholds"]]
     cascade.floor_ = float(said["floor"])
     cascade.classes_ = np.array([0, 1])
-    cascade.n_features_in_ = features
+    cascade.n_features_in_ = len(columns)
     return cascade
 
 
@@ -307,24 +338,14 @@ def _stage_file(at: int, name: str) -> str:
     return f"learners/cascade-{at}-{name}{SUFFIXES[name]}"
 
 
-def _read(name: str, file: str, files: Mapping[str, bytes]) -> Any:
-    return read_learner(name, files[file], file)
-
-
-def _verified(path: Path, listed: Mapping[str, str]) -> dict[str, bytes]:
-    found = {}
-    for name, expected in sorted(listed.items()):
-        inside = PurePosixPath(name)
-        if inside.is_absolute() or ".." in inside.parts:
-            raise _damaged(path / MANIFEST, f"names a file outside the bundle: {name}")
-        try:
-            content = (path / inside).read_bytes()
-        except OSError:
-            raise _damaged(path / inside, "is missing") from None
-        if hashlib.sha256(content).hexdigest() != expected:
-            raise _damaged(path / inside, "is not the file that was saved: its SHA-256 differs from the manifest's")
-        found[name] = content
-    return found
+def _read(name: str, file: str, files: Mapping[str, bytes], columns: tuple[FeatureColumn, ...]) -> Any:
+    window = window_of(columns)
+    features = len(columns) if window is None or name in SEQUENCE else window.tabular
+    check_file(files[file], file, features)
+    learner = load_checked(lambda: read_learner(name, files[file], file), file, features)
+    if window is None or name in SEQUENCE:
+        return learner
+    return FirstColumns.around(learner, window.tabular, len(columns))
 
 
 def _check_libraries(libraries: Any, file: Path) -> None:
@@ -369,10 +390,6 @@ def _swap(work: Path, path: Path) -> None:
 
 def _previous(path: Path) -> Path:
     return path.parent / f".{path.name}.previous"
-
-
-def _damaged(file: Path, why: str) -> InputError:
-    return InputError(f"{file.name} {why}", str(file), "Restore the bundle or train it again.")
 
 
 def _instant(text: str) -> datetime:

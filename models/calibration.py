@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from scipy.optimize import brentq, minimize
-from scipy.special import expit
+from scipy.special import expit, logit
 from sklearn.isotonic import IsotonicRegression
 
 from models.ranking import Floats
@@ -16,6 +16,7 @@ from models.ranking import Floats
 MIN_INCIDENTS = 5
 """Distinct incidents that a slice must hold for a map to be fitted on it; below, its risks would be noise."""
 
+_FARTHEST = 8.0
 _EDGE = 1e-6
 _ORDER_SLOPE = 0.5
 """Slope of scores that only order rows, where no slice says better: a guess on the careful side."""
@@ -116,6 +117,45 @@ def fit_calibrator(
     if method == "isotonic":
         return _isotonic(score[known], y)
     return _sigmoid(score[known], y, fallback, 0.5 if log_odds else 1.5)
+
+
+def at_level(calibrator: Calibrator, score: Floats, rate: float) -> Calibrator:
+    """Shift a map in log-odds until its mean risk over given scores is a rate; the order of risks stays.
+
+    Parameters
+    ----------
+    calibrator : Calibrator
+        The map.
+    score : ndarray of float64, shape (n,)
+        Scores of recent rows, with or without labels.
+    rate : float
+        Between 0 and 1; a rate of 0 or no scores leave the map as it is.
+
+    Returns
+    -------
+    Calibrator
+        The shifted map.
+    """
+    score = np.asarray(score, dtype=np.float64)
+    if len(score) == 0 or rate <= 0:
+        return calibrator
+    if calibrator.method == "isotonic":
+        knots = logit(np.clip(calibrator.risks, _EDGE, 1 - _EDGE))
+
+        def mean(shift: float) -> float:
+            return float(np.interp(score, calibrator.knots, expit(knots + shift)).mean())
+    else:
+        at = calibrator.intercept + calibrator.slope * score
+
+        def mean(shift: float) -> float:
+            return float(expit(at + shift).mean())
+
+    if not mean(-_FARTHEST) < rate < mean(_FARTHEST):
+        return calibrator
+    shift = float(brentq(lambda x: mean(x) - rate, -_FARTHEST, _FARTHEST, xtol=1e-9))
+    if calibrator.method == "isotonic":
+        return replace(calibrator, risks=tuple(map(float, expit(knots + shift))))
+    return replace(calibrator, intercept=calibrator.intercept + shift)
 
 
 def _fallback(score: Floats, base_rate: float, log_odds: bool) -> Calibrator:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from scipy.special import expit
@@ -13,8 +13,10 @@ from sklearn.base import clone
 
 from features.service import duration_ms
 from models.binary import BinaryClassifier, takes_nan
+from models.fit_facts import FitFacts
 from models.learners import log_odds
-from models.ranking import Bools, Floats, Ints
+from models.parallel import Combined
+from models.ranking import Bools, Floats, Ints, name_hashes, rank_within
 from models.walk_forward import out_of_fold
 
 MIN_POSITIVES = 5
@@ -57,6 +59,11 @@ class CascadeEnsemble(BinaryClassifier):
         Share of validation positives that each threshold keeps.
     purge : timedelta or None
         Gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores; None: none.
+    order_by : str, default "last"
+        What survivors are ordered by: ``last``, the last stage's log-odds; ``mean``, the mean of all stages'. The last
+        stage has learnt to tell survivors apart and nothing else; the earlier ones still know how suspicious they were.
+    k : int, default 10
+        Alert budget a decision time, for :meth:`select`.
 
     Attributes
     ----------
@@ -70,9 +77,10 @@ class CascadeEnsemble(BinaryClassifier):
 
     Notes
     -----
-    With F the floor, z the last stage's log-odds and n filters, a survivor's score is F + log(1 + exp(z - F)),
-    practically z except near F. A row that filter i (from 0) takes out scores F - (n - i) + a share in (0, 1) that
-    rises with its log-odds there: below all survivors, and below whatever a later filter takes out.
+    With F the floor, z the log-odds of the last stage (or the mean of all stages') and n filters, a survivor's score is
+    F + log(1 + exp(z - F)), practically z except near F. A row that filter i (from 0) takes out scores F - (n - i) + a
+    share in (0, 1) that rises with its log-odds there: below all survivors, and below whatever a later filter takes
+    out.
     """
 
     def __init__(
@@ -80,10 +88,14 @@ class CascadeEnsemble(BinaryClassifier):
         stages: Sequence[tuple[str, Any]] = (),
         recall_floor: float = 0.95,
         purge: timedelta | None = None,
+        order_by: Literal["last", "mean"] = "last",
+        k: int = 10,
     ) -> None:
         self.stages = stages
         self.recall_floor = recall_floor
         self.purge = purge
+        self.order_by = order_by
+        self.k = k
 
     def fit(
         self,
@@ -96,6 +108,7 @@ class CascadeEnsemble(BinaryClassifier):
         validation: tuple[Any, Any] | None = None,
         fitted_first: Any = None,
         thresholds: Sequence[float] | None = None,
+        hours_to_incident: Any = None,
     ) -> Self:
         """Fit the stages one after the other.
 
@@ -119,6 +132,8 @@ class CascadeEnsemble(BinaryClassifier):
             The first stage already fitted on the same rows, with classes 0 and 1, so that it is not fitted twice.
         thresholds : sequence of float, optional
             Thresholds set before, on rows that were held out, one for each stage but the last.
+        hours_to_incident : array-like, shape (n_rows,), optional
+            Hours to a positive row's incident, for stages that ask for it.
 
         Returns
         -------
@@ -128,7 +143,9 @@ class CascadeEnsemble(BinaryClassifier):
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         if not self.stages:
             raise ValueError("CascadeEnsemble has no stages: give a list of (name, classifier).")
-        times = None if times is None else np.asarray(times, dtype=np.int64)
+        if self.order_by not in ("last", "mean"):
+            raise ValueError(f"CascadeEnsemble's order_by is {self.order_by!r}: give 'last' or 'mean'.")
+        facts = FitFacts.of(times, hours_to_incident)
         groups = None if groups is None else np.asarray(groups)
         checked = self._validation_positives(validation)
         rows = np.arange(len(codes))
@@ -138,13 +155,14 @@ class CascadeEnsemble(BinaryClassifier):
             if fitted_first is not None and not self.stages_:
                 fitted = fitted_first
             else:
-                fitted = clone(stage).fit(X[rows], codes[rows], sample_weight=weight[rows])
+                more = facts.take(rows).wanted_by(stage)
+                fitted = clone(stage).fit(X[rows], codes[rows], sample_weight=weight[rows], **more)
             oof = out_of_fold(
                 stage,
                 X[rows],
                 codes[rows],
                 weight[rows],
-                times=None if times is None else times[rows],
+                facts=facts.take(rows),
                 groups=None if groups is None else groups[rows],
                 purge_ms=0 if self.purge is None else duration_ms(self.purge),
             )
@@ -160,8 +178,9 @@ class CascadeEnsemble(BinaryClassifier):
             self.thresholds_.append(own)
             rows = rows[kept]
         name, last = self.stages[-1]
-        self.stages_.append((name, clone(last).fit(X[rows], codes[rows], sample_weight=weight[rows])))
-        lowest = float(np.quantile(log_odds(self.stages_[-1][1], X[rows]), 0.01, method="lower"))
+        more = facts.take(rows).wanted_by(last)
+        self.stages_.append((name, clone(last).fit(X[rows], codes[rows], sample_weight=weight[rows], **more)))
+        lowest = float(np.quantile(self._final(X[rows]), 0.01, method="lower"))
         self.floor_ = min(lowest, 0.0)
         return self
 
@@ -200,18 +219,50 @@ class CascadeEnsemble(BinaryClassifier):
         filters = len(self.thresholds_)
         alive = np.arange(len(X))
         score = np.empty(len(X))
+        total = np.zeros(len(X))
         for i, threshold in enumerate(self.thresholds_):
             stage = self.stages_[i][1]
             z = first_log_odds if i == 0 and first_log_odds is not None else log_odds(stage, X[alive])
             out = z < threshold
             # 0.999: in float32, too, the band's upper end must not touch the next band.
             score[alive[out]] = self.floor_ - (filters - i) + 0.999 * 2 * expit(z[out] - threshold)
+            total[alive] += z
             alive = alive[~out]
         z = log_odds(self.stages_[-1][1], X[alive])
+        if self.order_by == "mean":
+            z = (total[alive] + z) / len(self.stages_)
         score[alive] = self.floor_ + np.logaddexp(0, z - self.floor_)
         survived = np.zeros(len(X), dtype=bool)
         survived[alive] = True
         return score, survived
+
+    def _final(self, X: np.ndarray) -> Floats:
+        """Give what survivors are ordered by, for rows that all survive."""
+        stages = self.stages_ if self.order_by == "mean" else self.stages_[-1:]
+        return np.sum([log_odds(stage, X) for _, stage in stages], axis=0) / len(stages)
+
+    def select(self, X: Any, times: Any = None, units: Any = None) -> Combined:
+        """Decide at each decision time: alerts are the ``k`` riskiest rows that survive, possibly fewer.
+
+        Parameters
+        ----------
+        X : array-like, shape (n_rows, n_features)
+            Features.
+        times : array-like of int64, shape (n_rows,), optional
+            Decision time of each row; None: all rows are of one.
+        units : array-like of str, shape (n_rows,), optional
+            Units, which break ties; None: the position does.
+
+        Returns
+        -------
+        Combined
+            Score, rank and alert of each row.
+        """
+        score, survived = self._score(self._checked(X))
+        at = np.zeros(len(score), dtype=np.int64) if times is None else np.asarray(times, dtype=np.int64)
+        tie = np.arange(len(score), dtype=np.uint64) if units is None else name_hashes(units)
+        rank = rank_within(at, score, tie)
+        return Combined(score, rank, survived & (rank <= self.k))
 
     def _positive(self, X: np.ndarray) -> np.ndarray:
         return expit(self._score(X)[0])

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from features.errors import InputError
 
-_FORMAT = 2
+_FORMAT = 3
 """Raised whenever code that shapes predictions changes, so that folds of the older code are not used."""
 
 _KEY = b"predrain.fold"

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
 
 from models.assessment import Assessment, kind_of, precision_of
-from models.bootstrap import interval
-from models.config import LEARNERS
-from models.metrics import Bools, Floats
+from models.bootstrap import Interval, honest_interval, interval
+from models.config import ALL_LEARNERS
+from models.metrics import Floats, Ints, ratio
 
 SLIDING = "sliding"
 TRAIN_ONCE = "train_once"
 
 PAIRED: tuple[str, ...] = ("precision_at_k", "precision", "recall", "average_precision", "roc_auc", "capture")
 """Statistics that are compared in pairs."""
+
+FACTORS: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+"""Budgets that are compared, as multiples of K."""
 
 _PAIR_COLUMNS = (
     "comparison", "model", "variant", "other_model", "other_variant", "statistic",
@@ -25,8 +28,10 @@ _PAIR_COLUMNS = (
 
 _EQUAL_COLUMNS = (
     "variant", "model", "other_model", "alerts", "precision", "other_precision",
-    "difference", "low", "high", "share_better",
+    "difference", "low", "high", "share_better", "sparing", "best",
 )  # fmt: skip
+
+_BUDGET_COLUMNS = ("model", "variant", "k", "alerts", "hits", "precision", "low", "high", "row_recall")
 
 
 def best_learner(assessed: Sequence[Assessment], variant: str = SLIDING) -> Assessment | None:
@@ -47,7 +52,7 @@ def best_learner(assessed: Sequence[Assessment], variant: str = SLIDING) -> Asse
         The best; the earlier in the order of reports where equal; None where no learner has a precision.
     """
     found = [
-        (each.point["precision_at_k"], each.point["average_precision"], -LEARNERS.index(each.scored.model), each)
+        (each.point["precision_at_k"], each.point["average_precision"], -ALL_LEARNERS.index(each.scored.model), each)
         for each in assessed
         if kind_of(each.scored.model) == "learner" and each.scored.variant == variant
         if np.isfinite(each.point["precision_at_k"]) and np.isfinite(each.point["average_precision"])
@@ -57,6 +62,8 @@ def best_learner(assessed: Sequence[Assessment], variant: str = SLIDING) -> Asse
 
 def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
     """Differences that a reader asks about, with intervals from the same resamples on both sides.
+
+    Where neither side has a hit there is no interval: nothing is known of the difference.
 
     Comparisons: ``sliding`` (each model's sliding variant against its train-once variant), ``ensemble`` (each sliding
     ensemble against the best sliding learner), ``baseline`` (the best sliding learner against each sliding baseline).
@@ -88,10 +95,11 @@ def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
 
 
 def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
-    """Compare each model that alerts less than the budget with the others cut to as many alerts.
+    """Compare ensembles, and models that alert less than the budget, with the others cut to as many alerts.
 
-    An intersection looks precise only because it alerts less (DESIGN 5): here every other model of the same variant
-    gives, at each decision time, as many alerts as the intersection does, taken from the top of its ranking.
+    An intersection looks precise only because it alerts less (DESIGN 5): here the other models of the same variant
+    give, at each decision time, as many alerts as it does, taken from the top of their rankings. A model that alerts
+    less than the budget is compared with every other model, an ensemble that uses the whole budget with each learner.
 
     Parameters
     ----------
@@ -103,29 +111,124 @@ def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFram
     Returns
     -------
     DataFrame
-        One row for each (sparing model, other model) of a variant: alerts, both precisions, ``difference`` (positive:
-        the sparing model is better at equal alerts), its interval and the share of resamples in which it is better.
+        One row for each (model, other model) of a variant: alerts, both precisions, ``difference`` (positive: ``model``
+        is better at equal alerts), its interval, the share of resamples in which it is better, ``sparing`` (``model``
+        alerts less than the budget) and ``best`` (no learner is more precise at as many alerts than ``other_model``;
+        chosen after the fact, which favours it).
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows = []
     for one in assessed:
         scored = one.scored
+        kind = kind_of(scored.model)
         budget = scored.per_time(scored.alert)
-        possible = np.minimum(scored.per_time(np.ones(len(scored.rank), np.bool_)), scored.shared.k)
-        if kind_of(scored.model) == "oracle" or (budget >= possible).all():
+        possible = np.minimum(scored.per_time(np.ones(len(scored.rank), np.bool_)), scored.shared.budget)
+        sparing = bool((budget < possible).any())
+        if kind == "oracle" or not (sparing or kind == "ensemble"):
             continue
         mine = precision_of(scored, scored.alert, every)
+        found = []
         for two in assessed:
             if two is one or two.scored.variant != scored.variant:
                 continue
-            theirs = precision_of(two.scored, _cut(two, budget), every)
+            if sparing or kind_of(two.scored.model) == "learner":
+                found.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), every)))
+        best = most_precise({model: theirs[0] for model, theirs in found})
+        for model, theirs in found:
             difference = mine - theirs
-            bounds = interval(difference[1:])
+            bounds = difference_interval(mine, theirs)
             rows.append(
-                (scored.variant, scored.model, two.scored.model, int(budget.sum()), mine[0], theirs[0], difference[0],
-                 bounds.low, bounds.high, _share_better(difference[1:]))
+                (scored.variant, scored.model, model, int(budget.sum()), mine[0], theirs[0], difference[0],
+                 bounds.low, bounds.high, share_better(difference[1:]), sparing, model == best)
             )  # fmt: skip
     return pd.DataFrame(rows, columns=list(_EQUAL_COLUMNS))
+
+
+def difference_interval(one: Floats, two: Floats) -> Interval:
+    """Interval of the difference of two shares; none where neither has a hit, since then there is nothing to resample.
+
+    Parameters
+    ----------
+    one, two : ndarray, shape (1 + replicates,)
+        The shares on the units as they are, and then on each resample.
+
+    Returns
+    -------
+    Interval
+        Of ``one - two``.
+    """
+    if one[0] == two[0] == 0:
+        return Interval(np.nan, np.nan)
+    return interval(one[1:] - two[1:])
+
+
+def most_precise(precision: Mapping[str, float]) -> str | None:
+    """Name the learner of the highest precision; the earlier in the order of reports where equal; None: none has one.
+
+    Parameters
+    ----------
+    precision : mapping of str to float
+        Precision by model; models that are no learners are passed over.
+
+    Returns
+    -------
+    str or None
+        Its name.
+    """
+    known = [name for name in ALL_LEARNERS if np.isfinite(precision.get(name, np.nan))]
+    return max(known, key=lambda name: precision[name]) if known else None
+
+
+def budget_steps(k: int, budget: Ints) -> list[tuple[int, Ints]]:
+    """Alert budgets that a reader asks about: half of K, K, twice and five times as many, ascending.
+
+    Parameters
+    ----------
+    k : int
+        The budget, or the largest of several fleets'.
+    budget : ndarray of int64, shape (times,)
+        The budget of each decision time.
+
+    Returns
+    -------
+    list of (int, ndarray)
+        What each is for K, and by decision time.
+    """
+    steps = {max(1, int(k * factor)): np.maximum(1, np.floor(budget * factor)).astype(np.int64) for factor in FACTORS}
+    return sorted(steps.items(), key=lambda step: step[0])
+
+
+def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
+    """Precision of the riskiest units of each decision time at several budgets.
+
+    Parameters
+    ----------
+    assessed : sequence of Assessment
+        All models.
+    weights : ndarray, shape (replicates, units)
+        Bootstrap samples.
+
+    Returns
+    -------
+    DataFrame
+        ``model``, ``variant``, ``k`` (:func:`budget_steps`), ``alerts`` and ``hits`` (with a label), ``precision`` with
+        ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
+    """
+    every = np.concatenate([np.ones((1, weights.shape[1])), weights])
+    rows: list[tuple[object, ...]] = []
+    for each in assessed:
+        scored = each.scored
+        for k, budget in budget_steps(scored.shared.k, scored.shared.budget):
+            top = scored.top(budget)
+            counts = scored.per_unit(top & scored.known)
+            hits = scored.per_unit(top & scored.positive)
+            precision = ratio(every @ hits, every @ counts)
+            bounds = honest_interval(precision[1:], point=float(precision[0]), counts=counts)
+            caught = float(ratio(hits.sum(), scored.positive.sum()))
+            rows.append(
+                (*scored.name, k, int(counts.sum()), int(hits.sum()), precision[0], bounds.low, bounds.high, caught)
+            )
+    return pd.DataFrame(rows, columns=list(_BUDGET_COLUMNS))
 
 
 def oracle_shares(assessed: Sequence[Assessment], oracle: Assessment, statistics: Sequence[str]) -> pd.DataFrame:
@@ -153,25 +256,27 @@ def oracle_shares(assessed: Sequence[Assessment], oracle: Assessment, statistics
             with np.errstate(divide="ignore", invalid="ignore"):
                 spread = interval(each.replicates[name] / oracle.replicates[name])
             row[f"oracle_share_{name}"] = each.point[name] / best if best else np.nan
+            if best and each.point[name] == 0 and name in each.counts:
+                # no resample holds a hit: the exact bound of the share itself, over the oracle as it is
+                spread = Interval(0.0, each.bounds(name).high / best)
             row |= {f"oracle_share_{name}_low": spread.low, f"oracle_share_{name}_high": spread.high}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _cut(assessed: Assessment, budget: np.ndarray) -> Bools:
-    return assessed.scored.top(budget)
 
 
 def _pair(comparison: str, one: Assessment, two: Assessment, name: str) -> tuple[object, ...]:
     difference = one.replicates[name] - two.replicates[name]
     bounds = interval(difference)
     value, other = one.point[name], two.point[name]
+    if value == other == 0:
+        bounds = Interval(np.nan, np.nan)  # neither has a hit, so there is nothing to resample
     return (
         comparison, *one.scored.name, *two.scored.name, name,
-        value, other, value - other, bounds.low, bounds.high, _share_better(difference),
+        value, other, value - other, bounds.low, bounds.high, share_better(difference),
     )  # fmt: skip
 
 
-def _share_better(difference: Floats) -> float:
+def share_better(difference: Floats) -> float:
+    """Share of the resamples in which a difference is positive; NaN where none is known."""
     finite = difference[np.isfinite(difference)]
     return float(np.mean(finite > 0)) if finite.size else np.nan

@@ -5,32 +5,77 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from features.config import Duration, Section
 
-Learner = Literal["lightgbm", "xgboost", "random_forest", "logistic", "mlp"]
+Learner = Literal[
+    "lightgbm", "xgboost", "random_forest", "logistic", "mlp",
+    "lightgbm_focal", "lightgbm_rank", "xgboost_rank", "lightgbm_hazard", "xgboost_hazard",
+    "lstm", "cnn1d",
+]  # fmt: skip
 Baseline = Literal["random", "history_count", "vendor_rules"]
 Combiner = Literal["intersection", "min_votes", "mean_rank", "stacked"]
 
 LEARNERS: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest", "logistic", "mlp")
-"""Learners in the order of reports."""
+"""Learners that are trained unless others are named."""
+
+OBJECTIVES: tuple[Learner, ...] = (
+    "lightgbm_focal", "lightgbm_rank", "xgboost_rank", "lightgbm_hazard", "xgboost_hazard",
+)  # fmt: skip
+"""Boosted trees that learn by another objective than the binary likelihood."""
+
+SEQUENCE: tuple[Learner, ...] = ("lstm", "cnn1d")
+"""Learners that read the window as a sequence; they need the extra ``sequence``."""
+
+ALL_LEARNERS: tuple[Learner, ...] = (*LEARNERS, *OBJECTIVES, *SEQUENCE)
+"""Every learner there is, in the order of reports."""
 
 BASELINES: tuple[Baseline, ...] = ("random", "history_count", "vendor_rules")
 """Baselines in the order of reports."""
 
 
+class JudgeSection(Section):
+    """``training.judge``: how ``span: auto`` compares its candidates."""
+
+    learners: tuple[Learner, ...] = ()
+    """Learners, with their own settings, that judge; none: one small LightGBM model."""
+
+    tails: int = Field(default=1, ge=1)
+    """Validation tails, each before the other, whose verdicts are averaged."""
+
+    cut_spans: bool = True
+    """Judge candidates that the data's beginning cuts before the tail; ``false``: leave them out until they fit."""
+
+
+class SearchSection(Section):
+    """``training.search``: settings of the learners, searched before the first refit and then kept."""
+
+    draws: int = Field(default=0, ge=0)
+    """Settings drawn at random for each learner, besides its own; 0: no search."""
+
+    learners: tuple[Learner, ...] = ()
+    """Learners to search for; none: all that are fitted."""
+
+
 class TrainingSection(Section):
     """``training``: which rows a model is fitted on, and how often."""
 
-    span: Duration | Literal["auto"] = "auto"
-    """Training span (the paper's L_train); ``auto`` chooses among ``spans`` at each refit on a purged tail."""
+    span: Duration | Literal["auto", "expanding"] = "auto"
+    """Training span (the paper's L_train); ``auto`` chooses among ``spans`` at each refit on a purged tail,
+    ``expanding`` takes all since the data began, in whole days."""
 
     spans: tuple[Duration, ...] = (timedelta(days=14), timedelta(days=28), timedelta(days=56), timedelta(days=84))
     """Candidate spans for ``auto``; those longer than the history are skipped and named."""
 
     refit_every: Duration = timedelta(days=7)
-    """Time between two refits of the sliding training."""
+    """Time between two refits of the sliding training; with ``refit_on: drift``, between two checks."""
+
+    refit_on: Literal["calendar", "drift"] = "calendar"
+    """``calendar``: refit at every check; ``drift``: only where a check finds drift, or the models grow too old."""
+
+    refit_at_most: Duration = timedelta(days=56)
+    """With ``refit_on: drift``, the age that models in use may reach."""
 
     negative_ratio: int = Field(default=20, ge=1)
     """Negatives kept for each positive in a training set; scores are corrected back (prior odds)."""
@@ -41,7 +86,17 @@ class TrainingSection(Section):
     hysteresis: float = Field(default=0.02, ge=0)
     """``auto`` keeps the span in use unless another's validation score is better by more than this share."""
 
-    @field_validator("span", "spans", "refit_every")
+    judge: JudgeSection = JudgeSection()
+
+    hard_negatives: float = Field(default=0.0, ge=0, le=0.4)
+    """Share of the on-grid negatives drawn where a small model of earlier rows scores highest; weights undo it."""
+
+    margin: Duration = timedelta(0)
+    """Negatives whose unit fails within this after the horizon are left out: tickets may be dated late; 0: none."""
+
+    search: SearchSection = SearchSection()
+
+    @field_validator("span", "spans", "refit_every", "refit_at_most")
     @classmethod
     def _positive(cls, value: timedelta | str | tuple[timedelta, ...]) -> timedelta | str | tuple[timedelta, ...]:
         given = value if isinstance(value, tuple) else (value,)
@@ -72,6 +127,9 @@ class CascadeSection(Section):
     recall_floor: float = Field(default=0.95, gt=0, le=1)
     """Each stage's threshold keeps at least this share of validation positives."""
 
+    score: Literal["last", "mean"] = "last"
+    """What survivors are ordered by: the ``last`` stage's log-odds (the paper's), or the ``mean`` of all stages'."""
+
 
 class CalibrationSection(Section):
     """``models.calibration``: from scores to risks."""
@@ -84,6 +142,51 @@ class CalibrationSection(Section):
 
     refit: bool = False
     """Fit the learners again on the whole span once the slice has served, at twice the time."""
+
+    level: Literal["slice", "recent"] = "slice"
+    """Mean risk is set to the slice's rate of positives, or to the ``recent`` rate with half of its trend."""
+
+
+class CostsSection(Section):
+    """``models.promises.costs``: what drains and failures cost, in one unit of your choice, such as GPU-hours."""
+
+    unneeded_drain: float = Field(gt=0)
+    """Draining a GPU that would not have failed."""
+
+    missed_failure: float = Field(ge=0)
+    """A failure that met no drain, without its jobs."""
+
+    lost_job: float = Field(default=0.0, ge=0)
+    """What the jobs on a GPU lose on average when it fails under them."""
+
+    needed_drain: float = Field(default=0.0, ge=0)
+    """Draining a GPU that would have failed."""
+
+    @model_validator(mode="after")
+    def _worth_it(self) -> CostsSection:
+        if self.missed_failure + self.lost_job <= self.needed_drain:
+            raise ValueError("missed_failure + lost_job must be above needed_drain, or no drain is ever worth it")
+        return self
+
+
+class PromisesSection(Section):
+    """``models.promises``: precisions that are promised where earlier outcomes allow it."""
+
+    targets: tuple[float, ...] = (0.3, 0.5, 0.85)
+    """Precisions to promise, each on its own."""
+
+    confidence: float = Field(default=0.9, gt=0, lt=1)
+    """One-sided confidence of every bound: a promise may be wrong in at most this share's rest."""
+
+    costs: CostsSection | None = None
+    """Costs to set a further threshold by; null: none."""
+
+    @field_validator("targets")
+    @classmethod
+    def _shares(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if not value or not all(0 < target < 1 for target in value):
+            raise ValueError("give precisions between 0 and 1, such as [0.3, 0.5, 0.85]")
+        return value
 
 
 class ModelsSection(Section):
@@ -101,6 +204,10 @@ class ModelsSection(Section):
     parallel: ParallelSection = ParallelSection()
     cascade: CascadeSection = CascadeSection()
     calibration: CalibrationSection = CalibrationSection()
+    promises: PromisesSection = PromisesSection()
+
+    horizons: tuple[Duration, ...] = ()
+    """Further horizons to give risks for, such as 1h, 6h, 24h and 72h; consistent with the risk at labels.horizon."""
 
 
 class BacktestSection(Section):
@@ -123,4 +230,55 @@ class BacktestSection(Section):
     def _aware(cls, value: datetime | str) -> datetime | str:
         if isinstance(value, datetime) and value.tzinfo is None:
             raise ValueError(f"{value.isoformat()} has no time zone: write it with one, such as '2026-01-01T00:00:00Z'")
+        return value
+
+
+class PromotionSection(Section):
+    """``promotion``: what a challenger must show on recent decisions before it becomes the champion."""
+
+    period: Duration = timedelta(days=28)
+    """Champion and challenger are compared on at most this much of the newest decisions that neither was trained on."""
+
+    min_incidents: int = Field(default=10, ge=1)
+    """Fewer incidents than this decide nothing: neither precision, nor the recall of a failure class."""
+
+    bootstrap: int = Field(default=1000, ge=100)
+    """Bootstrap replicates (resampling GPUs) behind the gate's intervals."""
+
+    precision_margin: float = Field(default=0.05, ge=0, le=1)
+    """The interval of the difference in precision at K must lie above minus this."""
+
+    risk_ratio: tuple[float, float] = (0.5, 2.0)
+    """Mean risk over base rate must lie between these."""
+
+    brier_margin: float = Field(default=0.02, ge=0)
+    """Brier skill may be lower than the champion's by this much."""
+
+    recall_margin: float = Field(default=0.1, ge=0, le=1)
+    """Recall of a failure class may be lower than the champion's by this much."""
+
+    size_factor: float = Field(default=2.0, gt=0)
+    """The bundle may be this many times as large as the champion's."""
+
+    latency_factor: float = Field(default=2.0, gt=0)
+    """Scoring may take this many times as long as the champion's."""
+
+    size_limit_mb: float = Field(default=256.0, gt=0)
+    """No bundle may be larger than this (millions of bytes)."""
+
+    latency_limit_seconds: float = Field(default=10.0, gt=0)
+    """No bundle may take longer than this to score 10,000 rows."""
+
+    @field_validator("risk_ratio")
+    @classmethod
+    def _ascending(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if not 0 < value[0] < 1 < value[1]:
+            raise ValueError("must be a number below 1 and one above it, such as [0.5, 2.0]")
+        return value
+
+    @field_validator("period")
+    @classmethod
+    def _long_enough(cls, value: timedelta) -> timedelta:
+        if value <= timedelta(0):
+            raise ValueError("must be positive, such as '28d'")
         return value

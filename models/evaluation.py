@@ -12,11 +12,12 @@ import pandas as pd
 
 from models.assessment import Assessment, assess, group_table, summarise
 from models.bootstrap import resample_units
-from models.comparison import equal_alerts, oracle_shares, paired_differences
+from models.comparison import budgets, equal_alerts, oracle_shares, paired_differences
 from models.lead_time import recall_by_class
 from models.metrics import rank_curve
 from models.oracle import ORACLE, oracle_predictions
 from models.scored import split_predictions
+from models.trends import trends
 
 ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
 """Statistics whose share of the oracle's is reported."""
@@ -33,7 +34,8 @@ class Evaluation:
     k : int
         Alert budget a decision time.
     replicates : int
-        Bootstrap samples behind each interval; 0: there are no intervals.
+        Bootstrap samples behind each interval; 0: there are no intervals. A share of 0 or 1 has exact bounds instead
+        (:func:`models.bootstrap.honest_interval`).
     units, times : int
         Units and decision times that were scored.
     first_time, last_time : datetime
@@ -60,6 +62,10 @@ class Evaluation:
         As :func:`models.comparison.paired_differences` returns it.
     equal_alerts : DataFrame
         As :func:`models.comparison.equal_alerts` returns it.
+    budgets : DataFrame
+        Precision at several budgets, as :func:`models.comparison.budgets` returns it.
+    trends : DataFrame
+        How the gain of sliding training changes with time, as :func:`models.trends.trends` returns it.
     """
 
     k: int
@@ -78,6 +84,8 @@ class Evaluation:
     pr_curves: pd.DataFrame
     paired: pd.DataFrame
     equal_alerts: pd.DataFrame
+    budgets: pd.DataFrame
+    trends: pd.DataFrame
 
     def row(self, model: str, variant: str) -> pd.Series | None:
         """Find one model's row of the table.
@@ -102,8 +110,8 @@ class Evaluation:
         -------
         dict
             ``k``, ``bootstrap``, ``units``, ``decision_times``, ``first_time``, ``last_time``, ``oracle_coverage``,
-            ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``, ``folds``), ``paired`` and
-            ``equal_alerts`` (lists). NaN is None.
+            ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``, ``folds``), ``paired``,
+            ``equal_alerts``, ``budgets`` and ``trends`` (lists). NaN is None.
         """
         models: dict[str, dict[str, Any]] = {}
         for record in self.table.to_dict("records"):
@@ -128,6 +136,8 @@ class Evaluation:
             "models": models,
             "paired": _records(self.paired),
             "equal_alerts": _records(self.equal_alerts),
+            "budgets": _records(self.budgets),
+            "trends": _records(self.trends),
         }
 
 
@@ -191,6 +201,8 @@ def evaluate(
         pr_curves=_stack([_curve(each) for each in assessed]),
         paired=paired_differences(assessed),
         equal_alerts=equal_alerts(assessed, weights),
+        budgets=budgets(assessed, weights),
+        trends=trends(assessed, weights),
     )
 
 

@@ -1,9 +1,9 @@
 """Why a unit was alerted: what each feature added to the model's score, and the largest additions in plain words.
 
-Contributions are on the scale of log-odds and relative to what the learner says of an average (trees) or median
-(others) unit. Trees of LightGBM and XGBoost are explained exactly (path-dependent TreeSHAP, as the libraries compute
-it); a random forest by the steps of its decision paths; a linear model by coefficient times value; a network by what
-its score loses when one feature at a time is put to its median. All of it costs, so only alerts are explained.
+How one learner's score is taken apart stands in :mod:`models.contributions`. An ensemble's is the sum of its members'
+additions, each weighed as the ensemble weighs its score: exact for ``stacked``, whose score is that sum; for
+``mean_rank``, ``min_votes`` and ``intersection``, which join ranks, the plain mean. A cascade's score is its last
+stage's, or the mean of all. It costs about half a millisecond a row and tree member, so only alerts are explained.
 """
 
 from __future__ import annotations
@@ -12,51 +12,49 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import lightgbm
 import numpy as np
-import xgboost
-from scipy import sparse
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
 
+from features.standing import Standing, describe_standing
 from features.vocabulary import FeatureColumn, describe
-from models.baselines import Baseline
 from models.config import BASELINES
+from models.contributions import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN, contributions, explainable
 from models.fitted import CASCADE, COMBINERS, FittedModels
-from models.learners import logit
 from models.metrics import Floats
-from models.native import LoadedLightGBM
-from models.prepared import PreparedClassifier
 
-TREES = "exact tree contributions"
-PATHS = "steps along the forest's decision paths"
-LINEAR = "coefficient times distance from the median"
-OCCLUSION = "change when the feature is put to its median"
-UNKNOWN = "change in points when the feature is put to unknown"
+__all__ = [
+    "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "Explanation", "Reason", "attribute_score",
+    "contributions", "explain", "explained_by", "members_of", "told_as", "weights_in",
+]  # fmt: skip
 
-_ROWS_PER_PASS = 4096
+_KINDS = {
+    "last": "level", "mean": "level", "min": "level", "max": "level", "std": "spread", "slope": "trend",
+    "delta": "trend", "rise": "rise", "rise_delta": "rise",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """One feature that raised a score.
+    """One thing that raised a score.
 
     Attributes
     ----------
     column : str
-        Name of the feature's column.
+        Name of the feature that is told: of those that say the same over other windows, the one that added most.
     value : float
         Its value at the decision time; NaN: unknown.
     contribution : float
-        What it added to the log-odds, positive.
+        What all of ``columns`` added to the log-odds, positive.
     text : str
-        The same in plain words, with the number.
+        The same in plain words, with the numbers.
+    columns : tuple of str
+        Names of the features that are told as one.
     """
 
     column: str
     value: float
     contribution: float
     text: str
+    columns: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,45 +73,6 @@ class Explanation:
     method: str
 
 
-def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
-    """Contribution of each feature to each row's score.
-
-    Parameters
-    ----------
-    learner : scikit-learn classifier
-        A fitted learner as :func:`models.learners.make_learner` makes it.
-    X : ndarray of float32, shape (rows, features)
-        Rows to explain; NaN: unknown.
-
-    Returns
-    -------
-    values : ndarray of float64, shape (rows, features)
-        Additions to the log-odds.
-    method : str
-        How they were computed.
-
-    Raises
-    ------
-    TypeError
-        If the learner is of another type.
-    """
-    if isinstance(learner, lightgbm.LGBMClassifier | LoadedLightGBM):
-        return np.asarray(learner.booster_.predict(X, pred_contrib=True), np.float64)[:, :-1], TREES
-    if isinstance(learner, xgboost.XGBClassifier):
-        booster = learner.get_booster()
-        matrix = xgboost.DMatrix(X, feature_names=booster.feature_names)
-        return np.asarray(booster.predict(matrix, pred_contribs=True), np.float64)[:, :-1], TREES
-    if isinstance(learner, RandomForestClassifier):
-        return _along_paths(learner, X), PATHS
-    if isinstance(learner, PreparedClassifier) and isinstance(learner.classifier_, LogisticRegression):
-        return learner.scaler_.transform(X).astype(np.float64) * learner.classifier_.coef_[0], LINEAR
-    if isinstance(learner, PreparedClassifier):
-        return _occluded(learner, X), OCCLUSION
-    if isinstance(learner, Baseline):
-        return _unknown(learner, X), UNKNOWN
-    raise TypeError(f"no way to explain a {type(learner).__name__}")
-
-
 def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
     """Find the learners whose scores make a model's alerts.
 
@@ -127,7 +86,7 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
     Returns
     -------
     list of (name, fitted learner)
-        The learner itself; an ensemble's members; of a cascade its last stage, which gives survivors their score;
+        The learner itself; an ensemble's members; of a cascade the stages whose log-odds make a survivor's score;
         where a baseline stands in for all models, that one.
 
     Raises
@@ -144,8 +103,68 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
         return [(name, fitted.learners[name]) for name in fitted.members]
     if model == CASCADE:
         assert fitted.cascade is not None
-        return [fitted.cascade.stages_[-1]]
+        return list(fitted.cascade.stages_[0 if fitted.cascade.order_by == "mean" else -1 :])
     return [(model, fitted.learners[model])]
+
+
+def weights_in(fitted: FittedModels, model: str) -> tuple[float, ...]:
+    """Give what each of :func:`members_of` weighs in a model's score.
+
+    Returns
+    -------
+    tuple of float
+        ``stacked``: the weights fitted; else all alike, adding up to 1.
+    """
+    members = members_of(fitted, model)
+    if model == "stacked" and fitted.stand_in is None and any(fitted.stacker.weights):
+        return fitted.stacker.weights
+    return (1 / len(members),) * len(members)
+
+
+def attribute_score(
+    members: Sequence[tuple[str, Any]], X: np.ndarray, weights: Sequence[float] | None = None
+) -> tuple[Floats, str]:
+    """Take a joint score apart by its members.
+
+    Members whose contributions add up to log-odds are weighed and summed; others join in only where no member is one,
+    because their contributions have a scale of their own.
+
+    Parameters
+    ----------
+    members : sequence of (name, fitted learner)
+        The learners whose scores make the alert.
+    X : ndarray of float32, shape (rows, features)
+    weights : sequence of float, optional
+        Weight of each member; by default all alike.
+
+    Returns
+    -------
+    values : ndarray of float64, shape (rows, features)
+        Additions to the score; all 0 where no member can be explained.
+    method : str
+        How they were computed, over which members, and which were left out.
+    """
+    each = [1 / len(members)] * len(members) if weights is None else list(weights)
+    found = [
+        (name, weight, *contributions(learner, X))
+        for (name, learner), weight in zip(members, each, strict=True)
+        if explainable(learner) or len(members) == 1
+    ]
+    used = [one for one in found if one[3] in ADDITIVE] or found
+    missing = [name for name, _ in members if name not in {one[0] for one in used}]
+    ways: dict[str, list[str]] = {}
+    for name, _, _, way in used:
+        ways.setdefault(way, []).append(name)
+    method = "; ".join(f"{way} of {', '.join(names)}" for way, names in ways.items())
+    if missing:
+        method += f" (without {', '.join(missing)})"
+    share = sum(weight for _, weight, _, _ in used)
+    # what is left out is taken to say what the others say, so that sizes stay those of the whole score
+    scale = sum(each) / share if share > 0 else 1.0
+    total = np.zeros(X.shape)
+    for _, weight, values, _ in used:
+        total += weight * scale * values
+    return total, method.strip()
 
 
 def explain(
@@ -154,12 +173,12 @@ def explain(
     columns: Sequence[FeatureColumn],
     *,
     top: int = 3,
-    usual: np.ndarray | None = None,
+    weights: Sequence[float] | None = None,
+    attributed: tuple[Floats, str] | None = None,
+    fleets: Sequence[np.ndarray] | None = None,
+    noun: str = "GPUs",
 ) -> list[Explanation]:
     """Explain alerts by the members of the model that gave them.
-
-    Members that are boosted trees are explained exactly and averaged; other members join in only where no member is
-    one, because their contributions are approximations on a scale of their own.
 
     Parameters
     ----------
@@ -171,8 +190,14 @@ def explain(
         What the features are.
     top : int
         Reasons a row at most.
-    usual : ndarray, shape (features,), optional
-        What is usual of each feature, such as its median over the fleet, to be said beside the value; NaN: nothing is.
+    weights : sequence of float, optional
+        See :func:`weights_in`.
+    attributed : (ndarray, str), optional
+        What :func:`attribute_score` gave for these rows, where it is known already.
+    fleets : sequence of ndarray of float32, each of shape (units, features), optional
+        For each row all units at its decision time, itself among them, to say where a value stands.
+    noun : str
+        What the units are called.
 
     Returns
     -------
@@ -190,18 +215,18 @@ def explain(
         raise ValueError("no members to explain by")
     if len(X) == 0:
         return []
-    found = [(name, *contributions(learner, X)) for name, learner in _exact(members) or members]
-    mean = np.mean([values for _, values, _ in found], axis=0)
-    ways = {method: [name for name, _, each in found if each == method] for _, _, method in found}
-    method = "; ".join(f"{way} of {', '.join(names)}" for way, names in ways.items())
-    left_out = [name for name, _ in members if name not in {entry[0] for entry in found}]
-    if left_out:
-        method += f" (without {', '.join(left_out)})"
-    return [Explanation(_reasons(mean[row], X[row], columns, top, usual), method) for row in range(len(X))]
+    values, method = attributed if attributed is not None else attribute_score(members, X, weights)
+    keys = [told_as(column) for column in columns]
+    number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+    of = np.array([number[key] for key in keys])
+    beside = [None] * len(X) if fleets is None else fleets
+    return [
+        Explanation(_reasons(values[row], X[row], columns, of, top, beside[row], noun), method) for row in range(len(X))
+    ]
 
 
 def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> Floats:
-    """Contributions to a model's score, averaged over its members as :func:`explain` does.
+    """Contributions to a model's score, as :func:`explain` sums them over its members.
 
     Parameters
     ----------
@@ -215,82 +240,46 @@ def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> Floats:
     ndarray of float64, shape (rows, features)
         Additions to the log-odds.
     """
-    members = members_of(fitted, model)
-    return np.asarray(np.mean([contributions(learner, X)[0] for _, learner in _exact(members) or members], axis=0))
+    return attribute_score(members_of(fitted, model), X, weights_in(fitted, model))[0]
 
 
-def _exact(members: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    boosted = lightgbm.LGBMClassifier | LoadedLightGBM | xgboost.XGBClassifier
-    return [(name, learner) for name, learner in members if isinstance(learner, boosted)]
+def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
+    """Give what a column is told together with: its group, scope, channel and kind, whatever the window.
+
+    A rise over 1 h, 6 h and 24 h is one thing to a reader; how high, how unsteady, and how fast are three. What is
+    known of one history (how often, how long ago) is one.
+
+    Examples
+    --------
+    >>> told_as(FeatureColumn.of("telemetry", "gpu_temp_c", "max"))
+    ('telemetry', None, 'gpu_temp_c', 'level')
+    """
+    kind = "history" if column.group == "history" else _KINDS.get(column.statistic, column.statistic)
+    if column.group == "peers":
+        kind = "peers"
+    return (column.group, column.scope, column.channel, kind)
 
 
 def _reasons(
-    values: Floats, row: np.ndarray, columns: Sequence[FeatureColumn], top: int, usual: np.ndarray | None
+    values: Floats,
+    row: np.ndarray,
+    columns: Sequence[FeatureColumn],
+    of: np.ndarray,
+    top: int,
+    fleet: np.ndarray | None,
+    noun: str,
 ) -> tuple[Reason, ...]:
+    sums = np.bincount(of, weights=values)
     # ties go to the earlier column, so that a report is the same on every run
-    order = np.argsort(-values, kind="stable")[:top]
+    order = np.argsort(-sums, kind="stable")[:top]
     found = []
-    for at in order[values[order] > 0]:
-        value = float(row[at])
-        text = describe(columns[at], value, None if usual is None else float(usual[at]))
-        found.append(Reason(columns[at].name, value, float(values[at]), text))
+    for key in order[sums[order] > 0]:
+        own = np.flatnonzero(of == key)
+        at = int(own[np.argmax(values[own])])
+        column, value = columns[at], float(row[at])
+        text = describe(column, value)
+        if fleet is not None:
+            text += f" ({describe_standing(column, value, Standing.of(fleet[:, at], value), noun)})"
+        names = tuple(columns[int(each)].name for each in own)
+        found.append(Reason(column.name, value, float(sums[key]), text, names))
     return tuple(found)
-
-
-def _along_paths(forest: RandomForestClassifier, X: np.ndarray) -> Floats:
-    """Sum, over the nodes of each row's paths, the change of the positive share from the parent, by its split feature.
-
-    The sums are of probabilities; each row's are scaled by one factor so that they add up to its difference in
-    log-odds from the forest's average root, which keeps their order and signs.
-    """
-    total = np.zeros((len(X), X.shape[1]))
-    root = 0.0
-    for estimator in forest.estimators_:
-        tree = estimator.tree_
-        share = tree.value[:, 0, 1] / tree.value[:, 0, :].sum(axis=1)
-        split = np.flatnonzero(tree.children_left >= 0)
-        child = np.concatenate([tree.children_left[split], tree.children_right[split]])
-        parent = np.concatenate([split, split])
-        step = sparse.csr_array(
-            (share[child] - share[parent], (child, tree.feature[parent])), shape=(tree.node_count, X.shape[1])
-        )
-        visited = sparse.csr_array(estimator.decision_path(np.asarray(X, np.float32)), dtype=np.float64)
-        total += (visited @ step).toarray()
-        root += share[0]
-    count = len(forest.estimators_)
-    total /= count
-    change = total.sum(axis=1)
-    log_change = logit(root / count + change) - logit(np.asarray(root / count))
-    factor = np.divide(log_change, change, out=np.ones(len(X)), where=np.abs(change) > 1e-12)
-    return total * factor[:, None]
-
-
-def _occluded(learner: PreparedClassifier, X: np.ndarray) -> Floats:
-    scaled = learner.scaler_.transform(X)
-    whole = _score(learner, scaled)
-    out = np.zeros(scaled.shape)
-    for row in range(len(scaled)):
-        # a feature at its median is 0 after scaling: nothing to put back
-        changed = np.flatnonzero(scaled[row])
-        for start in range(0, len(changed), _ROWS_PER_PASS):
-            part = changed[start : start + _ROWS_PER_PASS]
-            without = np.repeat(scaled[row : row + 1], len(part), axis=0)
-            without[np.arange(len(part)), part] = 0
-            out[row, part] = whole[row] - _score(learner, without)
-    return out
-
-
-def _unknown(baseline: Baseline, X: np.ndarray) -> Floats:
-    identity = np.zeros(1, np.uint64)  # chance depends on nothing but who the row is: no feature moves it
-    out = np.zeros(X.shape)
-    for row in range(len(X)):
-        known = np.flatnonzero(~np.isnan(X[row]))
-        without = np.repeat(X[row : row + 1], len(known), axis=0)
-        without[np.arange(len(known)), known] = np.nan
-        whole = baseline.points(X[row : row + 1], identity)
-        out[row, known] = whole - baseline.points(without, np.repeat(identity, len(known)))
-    return out
-
-
-def _score(learner: PreparedClassifier, scaled: np.ndarray) -> Floats:
-    return logit(learner.classifier_.predict_proba(scaled)[:, 1])

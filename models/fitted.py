@@ -16,9 +16,12 @@ from features.vocabulary import FeatureColumn
 from models.baselines import Baseline
 from models.calibration import Calibrator
 from models.cascade import CascadeEnsemble
-from models.config import BASELINES, LEARNERS, Combiner, ModelsSection
+from models.config import ALL_LEARNERS, BASELINES, Combiner, ModelsSection
+from models.drift.reference import Reference
+from models.horizons import HorizonMap, add_risks
 from models.learners import log_odds
 from models.parallel import Stacker, combine
+from models.precedents import PrecedentLibrary
 from models.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within
 
 COMBINERS: tuple[Combiner, ...] = ("intersection", "min_votes", "mean_rank", "stacked")
@@ -61,7 +64,7 @@ def model_names(models: ModelsSection) -> tuple[str, ...]:
         )
     asked = "min_votes" in (parallel.combiner, models.profile) or parallel.min_votes is not None
     combiners = tuple(name for name in COMBINERS if name != "min_votes" or asked)
-    learners = tuple(name for name in LEARNERS if name in models.learners)
+    learners = tuple(name for name in ALL_LEARNERS if name in models.learners)
     names = (*BASELINES, *learners, *combiners, CASCADE)
     if models.profile not in names:
         raise InputError(
@@ -75,7 +78,7 @@ def model_names(models: ModelsSection) -> tuple[str, ...]:
 def fitted_learners(models: ModelsSection) -> tuple[str, ...]:
     """List the learners to fit on the whole training set: those asked for, the members and the first stage."""
     needed = {*models.learners, *models.parallel.members, models.cascade.stages[0]}
-    return tuple(name for name in LEARNERS if name in needed)
+    return tuple(name for name in ALL_LEARNERS if name in needed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,8 @@ class FittedModels:
         By name.
     calibrators : dict of str to Calibrator
         For each of ``models``.
+    horizons : dict of str to HorizonMap
+        For each of ``models``, where further horizons were asked for.
     n_positive, n_negative, n_augmented, n_incidents : int
         Size of the training set.
     calibrated : bool
@@ -137,6 +142,10 @@ class FittedModels:
         :func:`models.calibration.fit_calibrator`.
     stand_in : str or None
         Name of a baseline that all models are scored by because nothing could be fitted yet; None: none.
+    precedents : PrecedentLibrary or None
+        Past incidents to compare alerts with; only the models of a bundle carry it.
+    reference : Reference or None
+        What the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
     """
 
     refit_at: datetime
@@ -154,12 +163,15 @@ class FittedModels:
     cascade: CascadeEnsemble | None
     baselines: Mapping[str, Baseline]
     calibrators: Mapping[str, Calibrator] = field(default_factory=dict)
+    horizons: Mapping[str, HorizonMap] = field(default_factory=dict)
     n_positive: int = 0
     n_negative: int = 0
     n_augmented: int = 0
     n_incidents: int = 0
     calibrated: bool = False
     stand_in: str | None = None
+    precedents: PrecedentLibrary | None = None
+    reference: Reference | None = None
 
     def score(self, values: np.ndarray, times: Any, units: Any) -> pd.DataFrame:
         """Score rows with every model.
@@ -249,6 +261,12 @@ class FittedModels:
     def risk(self, name: str, score: np.ndarray) -> np.ndarray:
         """Give the risks of a model's scores, float32, shape kept."""
         return self.calibrators[name].risk(score.astype(np.float64)).astype(np.float32)
+
+    def risks(self, name: str, score: np.ndarray) -> dict[str, np.ndarray]:
+        """Give the risks of a model's scores at all horizons: ``risk_6h`` and so on, ascending; none asked for: {}."""
+        if name not in self.horizons:
+            return {}
+        return add_risks(self.risk(name, score), np.zeros(len(score), dtype=np.int64), [self.horizons[name]])
 
     def _ranked(self, score: Floats, time: Ints, tie: Hashes) -> ModelScore:
         # Ranks are taken of the rounded score, so that a reader of the file finds them again.

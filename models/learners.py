@@ -1,4 +1,4 @@
-"""The five learners, by name, with settings that hold up when failures are rare.
+"""The learners by name, with settings that hold up when failures are rare; the five classic ones are made here.
 
 Each is an ordinary scikit-learn classifier: ``fit(X, y, sample_weight=None)``, ``predict_proba(X)``, NaN allowed.
 Given the same data, seed and settings, each gives the same model bit for bit.
@@ -10,8 +10,7 @@ on simulated fleets fewer leaves, fewer features a tree and larger penalties eac
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import joblib
@@ -24,8 +23,10 @@ from sklearn.neural_network import MLPClassifier
 from threadpoolctl import threadpool_limits
 
 from features.errors import InputError
-from models.config import LEARNERS
+from models.config import ALL_LEARNERS, OBJECTIVES, SEQUENCE
+from models.fit_facts import NO_FACTS, FitFacts
 from models.prepared import PreparedClassifier
+from models.recipe import Recipe
 
 THREADS = 1
 """Threads of one learner. More make a sum's order, and so its last bit, depend on the machine; and where other
@@ -94,14 +95,6 @@ _MLP: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Recipe:
-    defaults: Mapping[str, Any]
-    build: Callable[[int, dict[str, Any]], Any]
-    more: tuple[str, ...] = ()
-    """Further settings that may be overridden; the library's own default holds until they are."""
-
-
 def _lightgbm(seed: int, settings: dict[str, Any]) -> lightgbm.LGBMClassifier:
     return lightgbm.LGBMClassifier(
         **settings, random_state=seed, deterministic=True, force_row_wise=True, verbose=-1, importance_type="gain"
@@ -143,8 +136,8 @@ def _mlp(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
     return PreparedClassifier(network)
 
 
-_RECIPES: dict[str, _Recipe] = {
-    "lightgbm": _Recipe(
+_RECIPES: dict[str, Recipe] = {
+    "lightgbm": Recipe(
         _LIGHTGBM,
         _lightgbm,
         (
@@ -152,12 +145,13 @@ _RECIPES: dict[str, _Recipe] = {
             "max_depth",
             "min_split_gain",
             "scale_pos_weight",
+            "class_weight",
             "max_delta_step",
             "path_smooth",
             "extra_trees",
         ),
     ),
-    "xgboost": _Recipe(
+    "xgboost": Recipe(
         _XGBOOST,
         _xgboost,
         (
@@ -170,13 +164,13 @@ _RECIPES: dict[str, _Recipe] = {
             "max_leaves",
         ),
     ),
-    "random_forest": _Recipe(
+    "random_forest": Recipe(
         _RANDOM_FOREST,
         _random_forest,
         ("criterion", "min_samples_split", "class_weight", "max_leaf_nodes", "ccp_alpha"),
     ),
-    "logistic": _Recipe(_LOGISTIC, _logistic, ("class_weight", "l1_ratio")),
-    "mlp": _Recipe(_MLP, _mlp, ("activation",)),
+    "logistic": Recipe(_LOGISTIC, _logistic, ("class_weight", "l1_ratio")),
+    "mlp": Recipe(_MLP, _mlp, ("activation",)),
 }
 
 
@@ -186,7 +180,7 @@ def default_settings(name: str) -> dict[str, Any]:
     Parameters
     ----------
     name : str
-        A learner, one of :data:`models.config.LEARNERS`.
+        A learner, one of :data:`models.config.ALL_LEARNERS`.
 
     Returns
     -------
@@ -207,7 +201,7 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
     Parameters
     ----------
     name : str
-        A learner, one of :data:`models.config.LEARNERS`.
+        A learner, one of :data:`models.config.ALL_LEARNERS`.
     seed : int
         Seed of all of its random choices.
     settings : mapping, optional
@@ -245,7 +239,11 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
 
 
 def fit_learners(
-    learners: Mapping[str, Any], X: np.ndarray, y: np.ndarray, sample_weight: np.ndarray | None = None
+    learners: Mapping[str, Any],
+    X: np.ndarray,
+    y: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+    facts: FitFacts = NO_FACTS,
 ) -> dict[str, Any]:
     """Fit several learners on the same rows, :data:`AT_ONCE` at a time.
 
@@ -259,6 +257,8 @@ def fit_learners(
         1 for a positive, 0 for a negative; both must occur.
     sample_weight : ndarray of float64, shape (n_rows,), optional
         Weight of each row.
+    facts : FitFacts, optional
+        Decision times and times to the incident, for the learners that ask for them.
 
     Returns
     -------
@@ -267,7 +267,10 @@ def fit_learners(
     """
     # One limit around all: set and lifted by each of two fits at a time, it would be lifted too early for the other.
     with threadpool_limits(limits=THREADS):
-        jobs = (joblib.delayed(learner.fit)(X, y, sample_weight=sample_weight) for learner in learners.values())
+        jobs = (
+            joblib.delayed(learner.fit)(X, y, sample_weight=sample_weight, **facts.wanted_by(learner))
+            for learner in learners.values()
+        )
         fitted = joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(jobs)
     return dict(zip(learners, fitted, strict=True))
 
@@ -298,10 +301,18 @@ def logit(probability: np.ndarray) -> np.ndarray:
     return np.log(inside) - np.log1p(-inside)
 
 
-def _recipe(name: str) -> _Recipe:
-    if name not in _RECIPES:
-        raise InputError(f"unknown learner '{name}'", "parameter models", _nearest(name, LEARNERS))
-    return _RECIPES[name]
+def _recipe(name: str) -> Recipe:
+    if name in _RECIPES:
+        return _RECIPES[name]
+    if name in OBJECTIVES:
+        from models.objectives import RECIPES  # noqa: PLC0415 - it builds on this module
+
+        return RECIPES[name]
+    if name in SEQUENCE:
+        from models.sequence.recipes import recipe  # noqa: PLC0415 - PyTorch is an extra
+
+        return recipe(name)
+    raise InputError(f"unknown learner '{name}'", "parameter models", _nearest(name, ALL_LEARNERS))
 
 
 def _nearest(name: str, valid: tuple[str, ...]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +14,16 @@ _SHOWN = (
     ("roc_auc", "ROC-AUC", 0),
     ("base_rate", "base rate", 1),
 )
+_BY_MODEL = (
+    ("precision_at_k", "precision at K", 1),
+    ("recall", "incidents caught", 1),
+    ("average_precision", "average precision", 0),
+    ("brier_skill", "Brier skill", 0),
+    ("risk_ratio", "mean risk / base rate", 0),
+)
+_PARAMS = ("decision", "labels", "training", "models", "backtest", "seed")
+_LONG = ("labels.xids", "labels.classes")
+_RARE = 10  # incidents of a class below which its recall is a guess
 
 
 def model_card(manifest: Mapping[str, Any]) -> str:
@@ -20,8 +32,9 @@ def model_card(manifest: Mapping[str, Any]) -> str:
     Parameters
     ----------
     manifest : mapping
-        A bundle's manifest, with ``profile``, ``fitted`` and ``features``; ``metrics`` as
-        :meth:`models.evaluation.Evaluation.to_metrics` gives them, if known.
+        A bundle's manifest, with ``profile``, ``fitted`` and ``features``; and as known ``data`` (``unit``, ``units``,
+        ``incidents``, ``first``, ``last``), ``params``, ``dataset_digest``, ``code_revision``, ``simulated``, and
+        ``metrics`` as :meth:`models.evaluation.Evaluation.to_metrics` gives them.
 
     Returns
     -------
@@ -29,9 +42,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         Markdown, the same for the same manifest.
     """
     fitted = manifest["fitted"]
-    days = fitted["span_seconds"] / 86_400
-    groups = sorted({column["group"] for column in manifest["features"]})
-    lines = [
+    parts = [
         "# Model card",
         "",
         f"The profile's model is `{manifest['profile']}`; the bundle also holds {_names(fitted['models'])}.",
@@ -44,53 +55,197 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         "",
         "## Trained on",
         "",
-        f"- Decision times from {fitted['train_start']} to {fitted['train_end']} ({days:g} days), refitted at "
-        f"{fitted['refit_at']}.",
+        *_trained(manifest),
+        "",
+        "## Features",
+        "",
+        *_features(manifest),
+        "",
+        "## How good",
+        "",
+        *_measured(manifest),
+        "",
+        "## Calibration",
+        "",
+        *_calibration(manifest),
+        "",
+        "## Limits",
+        "",
+        *_limits(manifest),
+        *_settings(manifest),
+    ]
+    return "\n".join(parts) + "\n"
+
+
+def promotion_section(decision: Mapping[str, Any]) -> str:
+    """Write how a version was compared when it was to be promoted, to follow its card.
+
+    Parameters
+    ----------
+    decision : mapping
+        As ``pipeline.promotion.Decision.to_json`` gives it: ``action``, ``model``, ``version``, ``champion_before``,
+        ``reason``, ``notes`` and ``verdict`` (null: nothing was compared).
+
+    Returns
+    -------
+    str
+        Markdown.
+    """
+    before = decision["champion_before"]
+    against = f"version {before}, the champion" if before is not None else "no champion: the baselines"
+    lines = ["", "## How it was compared at promotion", ""]
+    lines.append(f"Version {decision['version']} of `{decision['model']}` against {against}: **{decision['action']}**.")
+    if decision["reason"]:
+        lines.append(f"Reason given: {decision['reason']}.")
+    lines += [f"Note: {note}" for note in decision["notes"]]
+    verdict = decision["verdict"]
+    if verdict is None:
+        return "\n".join([*lines, "Nothing was compared."]) + "\n"
+    lines += [
+        "",
+        f"{verdict['rows']} decisions on {verdict['units']} units at {verdict['times']} times from "
+        f"{verdict['first_time']} to {verdict['last_time']}, {verdict['incidents']} incidents, {verdict['k']} alerts a "
+        "decision time on both sides. Neither side was trained on any of them.",
+        "",
+        "| criterion | against | other | this version | limit | outcome | finding |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in verdict["criteria"]:
+        cells = (
+            each["name"], each["against"], _plain(each["champion"]), _plain(each["challenger"]),
+            each["limit"], each["outcome"], each["why"],
+        )  # fmt: skip
+        lines.append("| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _trained(manifest: Mapping[str, Any]) -> list[str]:
+    fitted = manifest["fitted"]
+    lines = [
+        f"- Decision times from {fitted['train_start']} to {fitted['train_end']} "
+        f"({fitted['span_seconds'] / 86_400:g} days), refitted at {fitted['refit_at']}.",
         f"- {fitted['n_positive']} positive rows (of which {fitted['n_augmented']} augmented) of "
         f"{fitted['n_incidents']} incidents, {fitted['n_negative']} negative rows; negatives are sampled and scores "
         "corrected for it.",
-        f"- {len(manifest['features'])} features of the groups {', '.join(groups) or 'none'}.",
-        f"- Dataset `{manifest.get('dataset_digest', 'unknown')}`, code `{manifest.get('code_revision', 'unknown')}`.",
     ]
+    data = manifest.get("data")
+    if data:
+        lines.append(
+            f"- The dataset: {data['units']} units ({data['unit']}), {data['incidents']} incidents known by the refit, "
+            f"from {data['first']} to {data['last']}."
+        )
+    lines.append(
+        f"- Dataset `{manifest.get('dataset_digest', 'unknown')}`, code `{manifest.get('code_revision', 'unknown')}`."
+    )
     simulated = manifest.get("simulated")
     if simulated:
         lines.append(f"- **The fleet was simulated** ({_pairs(simulated)}).")
     if fitted["stand_in"]:
         lines.append(f"- **Nothing could be fitted**: every model is stood in for by `{fitted['stand_in']}`.")
-    if not fitted["calibrated"]:
-        lines.append("- **Risks are not calibrated on data**: too few incidents; they follow from the base rate.")
-    lines += ["", "## How good", "", *_measured(manifest), "", "## Limits", ""]
-    lines += [
-        "- A precision says as much about the fleet as about the model: compare it with the base rate.",
-        "- Risks age as the fleet changes; refit as often as the backtest did.",
-        "- Ranks and alerts need all units of a decision time in one call.",
-    ]
-    return "\n".join(lines) + "\n"
+    return lines
+
+
+def _features(manifest: Mapping[str, Any]) -> list[str]:
+    groups = Counter(column["group"] for column in manifest["features"])
+    lines = [f"{len(manifest['features'])} features.", "", "| group | features | made of |", "|---|---|---|"]
+    for group in sorted(groups):
+        made = sorted({str(c["channel"]) for c in manifest["features"] if c["group"] == group and c["channel"]})
+        more = f" and {len(made) - 8} more" if len(made) > 8 else ""
+        lines.append(f"| {group} | {groups[group]} | {', '.join(made[:8])}{more} |")
+    return lines
 
 
 def _measured(manifest: Mapping[str, Any]) -> list[str]:
     metrics = manifest.get("metrics") or {}
-    mine = ((metrics.get("models") or {}).get(manifest["profile"]) or {}).get("sliding")
+    mine = _profile(manifest)
     if not mine:
         return ["No backtest was given."]
     lines = [
         f"Backtest from {metrics.get('first_time')} to {metrics.get('last_time')} with a budget of {metrics.get('k')} "
         "at a decision time, refitted on a sliding span; brackets are 95 % intervals.",
-        "",
-        "| | value | interval |",
-        "|---|---|---|",
     ]
+    if metrics.get("dataset_digest") not in (None, manifest.get("dataset_digest")):
+        lines.append(f"**The backtest was of another dataset**, `{metrics['dataset_digest']}`.")
+    lines += ["", "| | value | interval |", "|---|---|---|"]
     for key, name, share in _SHOWN:
         low, high = mine.get(f"{key}_low"), mine.get(f"{key}_high")
         bounds = "" if low is None or high is None else f"[{_value(low, share)}, {_value(high, share)}]"
         lines.append(f"| {name} | {_value(mine.get(key), share)} | {bounds} |")
+    others = {name: found["sliding"] for name, found in metrics["models"].items() if found.get("sliding")}
+    if len(others) > 1:
+        lines += ["", "All models of that backtest:", "", "| model | " + " | ".join(n for _, n, _ in _BY_MODEL) + " |"]
+        lines.append("|---|" + "---|" * len(_BY_MODEL))
+        for name, found in others.items():
+            cells = " | ".join(_value(found.get(key), share) for key, _, share in _BY_MODEL)
+            lines.append(f"| `{name}` | {cells} |")
     return lines
 
 
+def _calibration(manifest: Mapping[str, Any]) -> list[str]:
+    fitted = manifest["fitted"]
+    found = (fitted.get("calibrators") or {}).get(manifest["profile"]) or {}
+    lines = []
+    if not fitted["calibrated"]:
+        lines.append("**Risks are not calibrated on data**: too few incidents; they follow from the base rate.")
+    elif found:
+        lines.append(f"A `{found['method']}` map from scores to risks, fitted on a slice later than the training rows.")
+    mine = _profile(manifest)
+    if mine and mine.get("risk_ratio") is not None:
+        lines.append(
+            f"Out of time, in the backtest: mean risk over base rate {_value(mine['risk_ratio'], 0)}, Brier skill "
+            f"{_value(mine.get('brier_skill'), 0)}."
+        )
+    return lines or ["Not known."]
+
+
+def _limits(manifest: Mapping[str, Any]) -> list[str]:
+    lines = [
+        "- A precision says as much about the fleet as about the model: compare it with the base rate.",
+        "- Failures without a precursor in telemetry or history cannot be predicted; no threshold changes that.",
+        "- Risks age as the fleet changes; refit as often as the backtest did.",
+        "- Ranks and alerts need all units of a decision time in one call.",
+    ]
+    classes = (_profile(manifest) or {}).get("by_class") or {}
+    for name, found in classes.items():
+        n, caught = found["incidents"], found["caught"]
+        told = ": too few to say more" if n < _RARE else ", hardly any" if caught < n / 10 else ""
+        lines.append(f"- Failures of class `{name}`: {caught} of {n} were alerted in the backtest{told}.")
+    return lines
+
+
+def _settings(manifest: Mapping[str, Any]) -> list[str]:
+    params = manifest.get("params") or {}
+    flat: dict[str, str] = {}
+    for key in _PARAMS:
+        _flatten(params.get(key), key, flat)
+    shown = {key: value for key, value in flat.items() if not key.startswith(_LONG)}
+    if not shown:
+        return []
+    return ["", "## Parameters", "", *(f"- `{key}`: {value}" for key, value in shown.items())]
+
+
+def _flatten(value: Any, name: str, into: dict[str, str]) -> None:
+    if isinstance(value, Mapping) and value:
+        for key in sorted(value):
+            _flatten(value[key], f"{name}.{key}", into)
+    elif value is not None:
+        into[name] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _profile(manifest: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    models = (manifest.get("metrics") or {}).get("models") or {}
+    found = (models.get(manifest["profile"]) or {}).get("sliding")
+    return found or None
+
+
 def _value(value: float | None, share: int) -> str:
-    if value is None:
+    if value is None or math.isnan(value):
         return "undefined"
     return f"{100 * value:.3g} %" if share else f"{value:.3f}"
+
+
+def _plain(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
 
 
 def _names(names: list[str]) -> str:

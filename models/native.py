@@ -1,6 +1,7 @@
 """Learners as files: each in its library's own format, none of which can run code when it is read.
 
-LightGBM as text, XGBoost as UBJSON, scikit-learn through skops with a fixed list of types. Nothing here pickles.
+LightGBM as text, XGBoost as UBJSON, networks on sequences as safetensors, scikit-learn through skops with a fixed list
+of types. Nothing here pickles.
 """
 
 from __future__ import annotations
@@ -18,8 +19,12 @@ import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
 from features.errors import InputError
+from models.config import SEQUENCE
 from models.learners import THREADS
+from models.objectives import KINDS
 from models.prepared import PreparedClassifier
+from models.sequence.native import dump_sequence, load_sequence
+from models.sequence.tabular import inner_of
 
 SUFFIXES: dict[str, str] = {
     "lightgbm": ".txt",
@@ -27,6 +32,9 @@ SUFFIXES: dict[str, str] = {
     "random_forest": ".skops",
     "logistic": ".skops",
     "mlp": ".skops",
+    "lstm": ".safetensors",
+    "cnn1d": ".safetensors",
+    **{name: ".txt" if library == "lightgbm" else ".ubj" for name, (_, library) in KINDS.items()},
 }
 """Suffix of a learner's file, by learner."""
 
@@ -82,7 +90,12 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
     OSError
         If it cannot be written.
     """
-    if name == "lightgbm":
+    learner = inner_of(learner)
+    if name in SEQUENCE:
+        path.write_bytes(dump_sequence(learner))
+    elif name in KINDS:
+        path.write_bytes(learner.to_bytes())
+    elif name == "lightgbm":
         path.write_text(learner.booster_.model_to_string(num_iteration=-1), encoding="utf-8", newline="\n")
     elif name == "xgboost":
         path.write_bytes(bytes(learner.get_booster().save_raw("ubj")))
@@ -119,6 +132,11 @@ def read_learner(name: str, content: bytes, where: str) -> Any:
             learner = xgboost.XGBClassifier(n_jobs=THREADS)
             learner.load_model(bytearray(content))
             return learner
+        if name in SEQUENCE:
+            return load_sequence(name, content)
+        if name in KINDS:
+            kind, library = KINDS[name]
+            return kind.from_bytes(content, library)
     except (lightgbm.basic.LightGBMError, xgboost.core.XGBoostError, UnicodeDecodeError, ValueError) as error:
         raise _unreadable(name, where, str(error)) from None
     return _read_sklearn(name, content, where)

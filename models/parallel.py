@@ -16,6 +16,7 @@ from features.errors import InputError
 from features.service import duration_ms
 from models.binary import BinaryClassifier, takes_nan
 from models.config import Combiner
+from models.fit_facts import FitFacts
 from models.learners import log_odds, logit
 from models.ranking import Bools, Floats, Hashes, Ints, group_sizes, name_hashes, rank_within
 from models.walk_forward import out_of_fold
@@ -211,7 +212,16 @@ class ParallelEnsemble(BinaryClassifier):
         self.min_votes = min_votes
         self.purge = purge
 
-    def fit(self, X: Any, y: Any, sample_weight: Any = None, *, times: Any = None, groups: Any = None) -> Self:
+    def fit(
+        self,
+        X: Any,
+        y: Any,
+        sample_weight: Any = None,
+        *,
+        times: Any = None,
+        groups: Any = None,
+        hours_to_incident: Any = None,
+    ) -> Self:
         """Fit every member and, for ``stacked``, the stacker on their walk-forward out-of-fold scores.
 
         Parameters
@@ -226,6 +236,8 @@ class ParallelEnsemble(BinaryClassifier):
             Decision times in milliseconds; without them the folds of ``stacked`` are not ordered in time.
         groups : array-like, shape (n_rows,), optional
             Units, kept whole by folds that are not ordered in time.
+        hours_to_incident : array-like, shape (n_rows,), optional
+            Hours to a positive row's incident, for members that ask for it.
 
         Returns
         -------
@@ -235,7 +247,11 @@ class ParallelEnsemble(BinaryClassifier):
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         if not self.members:
             raise ValueError("ParallelEnsemble has no members: give a list of (name, classifier).")
-        self.members_ = [(name, clone(member).fit(X, codes, sample_weight=weight)) for name, member in self.members]
+        facts = FitFacts.of(times, hours_to_incident)
+        self.members_ = [
+            (name, clone(member).fit(X, codes, sample_weight=weight, **facts.wanted_by(member)))
+            for name, member in self.members
+        ]
         self.stacker_ = Stacker.mean(len(self.members))
         if self.combiner == "stacked":
             scores = np.column_stack(
@@ -245,7 +261,7 @@ class ParallelEnsemble(BinaryClassifier):
                         X,
                         codes,
                         weight,
-                        times=None if times is None else np.asarray(times, dtype=np.int64),
+                        facts=facts,
                         groups=None if groups is None else np.asarray(groups),
                         purge_ms=0 if self.purge is None else duration_ms(self.purge),
                     )

@@ -1,13 +1,12 @@
 """MLflow: every run recorded, every bundle a model version; imported here and in ``models/pyfunc.py`` only.
 
 The store is a database (``sqlite:///``); MLflow 3 refuses its old folder of files. Nothing leaves the machine:
-telemetry is switched off before the import.
+telemetry is switched off before the import. Other modules reach MLflow through :func:`opened_store`.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,8 +22,10 @@ CHALLENGER = "challenger"
 CHAMPION = "champion"
 """Alias of the version that is served."""
 
-_PARAMS_PER_CALL = 100  # MLflow's own limit of one batch
-_PARAM_LENGTH = 6000  # likewise, of one value
+DIGEST_TAG = "bundle_digest"
+"""Tag of a version: the digest of its bundle."""
+
+_SQLITE = "sqlite:///"
 _LOGGERS = (
     "mlflow",
     "alembic",
@@ -74,34 +75,21 @@ def log_run(
     InputError
         If the store cannot be used.
     """
-    with _mlflow(tracking_uri) as mlflow:
+    from models.run_log import fill_run  # noqa: PLC0415 - it builds on this module
+
+    with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
-        run = client.create_run(_experiment(client, tracking_uri, experiment), run_name=name, tags=dict(tags))
-        run_id = str(run.info.run_id)
-        entities = mlflow.entities
-        flat = [entities.Param(key, str(value)[:_PARAM_LENGTH]) for key, value in sorted(params.items())]
-        for start in range(0, len(flat), _PARAMS_PER_CALL):
-            client.log_batch(run_id, params=flat[start : start + _PARAMS_PER_CALL])
-        defined = sorted((key, float(value)) for key, value in metrics.items() if value is not None)
-        numbers = [
-            entities.Metric(key, value, run.info.start_time, 0) for key, value in defined if math.isfinite(value)
-        ]
-        for start in range(0, len(numbers), _PARAMS_PER_CALL):
-            client.log_batch(run_id, metrics=numbers[start : start + _PARAMS_PER_CALL])
-        for path in artifacts:
-            if path.is_dir():
-                client.log_artifacts(run_id, str(path), path.name)
-            else:
-                client.log_artifact(run_id, str(path))
-        client.set_terminated(run_id, "FINISHED")
-    return run_id
+        run = client.create_run(experiment_id(client, tracking_uri, experiment), run_name=name, tags=dict(tags))
+        fill_run(mlflow, client, run, params=params, metrics=metrics, artifacts=artifacts)
+    return str(run.info.run_id)
 
 
 def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str, alias: str = CHALLENGER) -> int:
-    """Register a bundle as a new version of a model and give it an alias.
+    """Register a bundle as a version of a model and give it an alias.
 
     The version is a pyfunc logged from code (``models/pyfunc.py``) whose only artifact is the bundle's folder:
-    nothing is pickled, and ``mlflow models serve`` answers with risks.
+    nothing is pickled, and ``mlflow models serve`` answers with risks. A bundle that is a version already is not
+    registered again: the alias moves to that version.
 
     Parameters
     ----------
@@ -114,7 +102,7 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
     run_id : str
         The run it belongs to.
     alias : str
-        Alias to move to the new version.
+        Alias to move to the version.
 
     Returns
     -------
@@ -129,36 +117,25 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
     from models.bundle import load_bundle  # noqa: PLC0415 - who only records runs needs no learner libraries
 
     loaded = load_bundle(bundle)
-    with _mlflow(tracking_uri) as mlflow:
-        schema = mlflow.types
-        inputs = [schema.ColSpec("string", "unit"), schema.ColSpec("datetime", "decision_time", required=False)]
-        inputs += [schema.ColSpec("double", column.name) for column in loaded.fitted.columns]
-        outputs = [
-            schema.ColSpec("string", "unit"),
-            schema.ColSpec("double", "risk"),
-            schema.ColSpec("double", "score"),
-            schema.ColSpec("long", "rank"),
-            schema.ColSpec("boolean", "alert"),
-        ]
-        signature = mlflow.models.ModelSignature(inputs=schema.Schema(inputs), outputs=schema.Schema(outputs))
-        versions = loaded.manifest["libraries"]
-        with mlflow.start_run(run_id=run_id):
-            info = mlflow.pyfunc.log_model(
-                name="bundle",
-                python_model=str(Path(__file__).with_name("pyfunc.py")),
-                artifacts={"bundle": str(bundle.resolve())},
-                signature=signature,
-                # without predrain itself, which must come from where its user trusts it: serve with --env-manager local
-                pip_requirements=[f"{_package(name)}=={versions[name]}" for name in sorted(versions)],
-            )
+    with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
         if not any(found.name == model for found in client.search_registered_models(f"name = '{model}'")):
             client.create_registered_model(model)
-        version = client.create_model_version(
-            model, info.model_uri, run_id=run_id, model_id=info.model_id, tags={"bundle_digest": loaded.digest}
-        )
-        client.set_registered_model_alias(model, alias, version.version)
-    return int(version.version)
+        same = [
+            int(found.version)
+            for found in client.search_model_versions(f"name = '{model}'")
+            if found.tags.get(DIGEST_TAG) == loaded.digest
+        ]
+        if same:
+            version = max(same)
+        else:
+            info = _log_model(mlflow, loaded, bundle, run_id)
+            made = client.create_model_version(
+                model, info.model_uri, run_id=run_id, model_id=info.model_id, tags={DIGEST_TAG: loaded.digest}
+            )
+            version = int(made.version)
+        client.set_registered_model_alias(model, alias, str(version))
+    return version
 
 
 def move_alias(tracking_uri: str, model: str, alias: str, version: int) -> None:
@@ -171,7 +148,7 @@ def move_alias(tracking_uri: str, model: str, alias: str, version: int) -> None:
     model : str
         Name of the registered model.
     alias : str
-        Such as :data:`CHAMPION`.
+        Such as :data:`CHALLENGER`; the champion is moved by :mod:`models.champion`, which keeps its history.
     version : int
         The version.
 
@@ -180,7 +157,7 @@ def move_alias(tracking_uri: str, model: str, alias: str, version: int) -> None:
     InputError
         If there is no such model or version.
     """
-    with _mlflow(tracking_uri) as mlflow:
+    with opened_store(tracking_uri) as mlflow:
         mlflow.MlflowClient().set_registered_model_alias(model, alias, str(version))
 
 
@@ -206,43 +183,88 @@ def version_of(tracking_uri: str, model: str, alias: str) -> int | None:
     InputError
         If there is no such model.
     """
-    with _mlflow(tracking_uri) as mlflow:
+    with opened_store(tracking_uri) as mlflow:
         aliases = mlflow.MlflowClient().get_registered_model(model).aliases
     return int(aliases[alias]) if alias in aliases else None
 
 
-def _package(library: str) -> str:
-    # the plain package brings half a gigabyte of GPU libraries along for the same import
-    return "xgboost-cpu" if library == "xgboost" else library
+def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
+    """Find or make an experiment, its artifacts beside the database.
 
+    Parameters
+    ----------
+    client : mlflow.MlflowClient
+        Of the opened store.
+    tracking_uri : str
+        The store.
+    name : str
+        Name of the experiment.
 
-def _experiment(client: Any, tracking_uri: str, name: str) -> str:
+    Returns
+    -------
+    str
+        Its id.
+    """
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
     location = None
-    if tracking_uri.startswith("sqlite:///"):
+    database = database_of(tracking_uri)
+    if database is not None:
         # by default artifacts would go to the folder that the command happens to run in
-        location = (_database(tracking_uri).parent / "mlartifacts" / name).resolve().as_uri()
+        location = (database.parent / "mlartifacts" / name).resolve().as_uri()
     return str(client.create_experiment(name, artifact_location=location))
 
 
-def _database(tracking_uri: str) -> Path:
-    return Path(tracking_uri.removeprefix("sqlite:///"))
+def database_of(tracking_uri: str) -> Path | None:
+    """Give the file of a store that is one, None for a server."""
+    return Path(tracking_uri.removeprefix(_SQLITE)) if tracking_uri.startswith(_SQLITE) else None
+
+
+def refuse_absent(tracking_uri: str) -> None:
+    """Refuse a store that is not there, which MLflow would make.
+
+    Raises
+    ------
+    InputError
+        If the store is a database file that does not exist.
+    """
+    database = database_of(tracking_uri)
+    if database is not None and not database.is_file():
+        raise InputError(
+            "no store here", tracking_uri, "Give the store that `predrain train --track` registered a model in."
+        )
 
 
 @contextmanager
-def _mlflow(tracking_uri: str) -> Iterator[Any]:
-    """Import MLflow quietly, point it at a store for the length of a block, and translate its errors."""
-    if not tracking_uri.startswith(("sqlite:///", "http://", "https://")):
+def opened_store(tracking_uri: str) -> Iterator[Any]:
+    """Import MLflow quietly, point it at a store for the length of a block, and translate its errors.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        ``sqlite:///PATH`` or a tracking server's address.
+
+    Yields
+    ------
+    module
+        ``mlflow``.
+
+    Raises
+    ------
+    InputError
+        If the store cannot be used, or refuses what the block asks of it.
+    """
+    if not tracking_uri.startswith((_SQLITE, "http://", "https://")):
         raise InputError(
             f"'{tracking_uri}' is no store that MLflow 3 writes",
             "tracking store",
             "Give sqlite:///PATH or the address of a tracking server.",
         )
-    if tracking_uri.startswith("sqlite:///"):
+    database = database_of(tracking_uri)
+    if database is not None:
         try:
-            _database(tracking_uri).parent.mkdir(parents=True, exist_ok=True)
+            database.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(
                 f"cannot make the folder of the store: {error.strerror}", tracking_uri, "Choose another path."
@@ -274,3 +296,32 @@ def _mlflow(tracking_uri: str) -> Iterator[Any]:
             mlflow.set_registry_uri(before[1])
             for name, level in levels.items():
                 logging.getLogger(name).setLevel(level)
+
+
+def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
+    schema = mlflow.types
+    inputs = [schema.ColSpec("string", "unit"), schema.ColSpec("datetime", "decision_time", required=False)]
+    inputs += [schema.ColSpec("double", column.name) for column in loaded.fitted.columns]
+    outputs = [
+        schema.ColSpec("string", "unit"),
+        schema.ColSpec("double", "risk"),
+        schema.ColSpec("double", "score"),
+        schema.ColSpec("long", "rank"),
+        schema.ColSpec("boolean", "alert"),
+    ]
+    signature = mlflow.models.ModelSignature(inputs=schema.Schema(inputs), outputs=schema.Schema(outputs))
+    versions = loaded.manifest["libraries"]
+    with mlflow.start_run(run_id=run_id):
+        return mlflow.pyfunc.log_model(
+            name="bundle",
+            python_model=str(Path(__file__).with_name("pyfunc.py")),
+            artifacts={"bundle": str(bundle.resolve())},
+            signature=signature,
+            # without predrain itself, which must come from where its user trusts it: serve with --env-manager local
+            pip_requirements=[f"{_package(name)}=={versions[name]}" for name in sorted(versions)],
+        )
+
+
+def _package(library: str) -> str:
+    # the plain package brings half a gigabyte of GPU libraries along for the same import
+    return "xgboost-cpu" if library == "xgboost" else library

@@ -30,12 +30,20 @@ class Shared:
     times_ms : ndarray of int64, shape (times,)
         Decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it.
     k : int
-        Alert budget a decision time.
+        Alert budget a decision time; of several fleets together, the largest.
+    budgets : ndarray of int64, shape (times,), optional
+        Alert budget of each decision time, where fleets with budgets of their own are pooled.
     """
 
     units: np.ndarray
     times_ms: Ints
     k: int
+    budgets: Ints | None = None
+
+    @property
+    def budget(self) -> Ints:
+        """Alert budget of each decision time, shape (times,)."""
+        return np.full(len(self.times_ms), self.k) if self.budgets is None else self.budgets
 
 
 @dataclass(frozen=True, slots=True)

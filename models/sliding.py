@@ -4,102 +4,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import timedelta
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from features.errors import InputError
-from features.service import duration_ms, instant_ms, instants
-from models.alert_reasons import AlertReasons, alert_reasons, explain_rows, riskiest_alerts
+from features.service import duration_ms, instant_ms
+from models.alert_reasons import alert_reasons, explain_rows, riskiest_alerts
+from models.as_of import refit_time
 from models.attribution import attribute, attribution_frame
+from models.backtest_frames import VARIANTS, BacktestResult, Fold, Skipped, fold_frame, predictions_of, skipped_of
 from models.checkpoint import FoldStore, digest_of
 from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
+from models.drift.check import reference_at
+from models.drift.reference import LabelledRows
+from models.drift.verdict import Findings
+from models.drift.watch import DriftWatch, refit_reason
 from models.fitted import FittedModels, model_names
-from models.ranking import Ints
+from models.horizons import horizon_maps
+from models.precedent_table import precedent_frame
+from models.precedents import library_at
 from models.schedule import Schedule, alert_budget, format_days, format_instant, instant_of, plan_schedule
+from models.search import search_table
+from models.sequence.windows import with_windows
 from models.spans import candidates
-from models.trainer import STAND_IN, Trainer, Unfit, reach_of
+from models.trainer import Trainer, Unfit, reach_of
 from models.training_set import Labels, Matrix, Rows
+
+__all__ = ["VARIANTS", "BacktestResult", "Progress", "Skipped", "SlidingTrainer", "fit_final", "run_backtest"]
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of folds done, the number of all folds, and what is being done."""
-
-VARIANTS: tuple[str, ...] = ("sliding", "train_once")
-"""``sliding``: refitted for every fold; ``train_once``: fitted at the first refit that could be, never again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """Something a backtest left out or replaced, and why.
-
-    Attributes
-    ----------
-    what : str
-        ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit whose
-        slice had too few incidents.
-    fold : int or None
-        The fold; None if it concerns all.
-    why : str
-        In words.
-    """
-
-    what: str
-    fold: int | None
-    why: str
-
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}" if self.fold is None else f"{self.what} (fold {self.fold}): {self.why}"
-
-
-@dataclass(frozen=True, slots=True)
-class BacktestResult:
-    """What a backtest found.
-
-    Attributes
-    ----------
-    predictions : DataFrame
-        One row for each variant, model and grid row tested, in this order. Columns: ``decision_time``, ``node``,
-        ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32),
-        ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
-        ``incident_start``, ``fold`` (int32). Baselines stand under ``sliding`` only: they learn nothing that
-        training once could lack.
-    folds : DataFrame
-        One row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were fitted),
-        ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``, ``train_end``,
-        ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False: stand-ins).
-    k : int
-        Alert budget a decision time.
-    skipped : tuple of Skipped
-        What was left out or replaced.
-    models : tuple of str
-        Models, in the order of reports.
-    reasons : tuple of AlertReasons
-        Why the profile alerted, for the riskiest alerts of each fold.
-    attributions : DataFrame or None
-        What the profile's scores are made of, see :func:`models.attribution.attribution_frame`; None if nothing was
-        to be explained.
-    """
-
-    predictions: pd.DataFrame
-    folds: pd.DataFrame
-    k: int
-    skipped: tuple[Skipped, ...]
-    models: tuple[str, ...]
-    reasons: tuple[AlertReasons, ...] = ()
-    attributions: pd.DataFrame | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Fold:
-    """A finished fold, as a checkpoint holds it."""
-
-    table: pa.Table
-    facts: dict[str, Any]
 
 
 class SlidingTrainer:
@@ -123,39 +62,69 @@ class SlidingTrainer:
         self._profile = profile
         self._explain = explain
         self._fitted: dict[int, FittedModels] = {}
+        self._watch = DriftWatch(trainer, schedule.refits_ms, profile)
 
-    def run(self, fold: int, before: list[dict[str, Any]]) -> _Fold:
-        """Fit and score one fold, given the facts of all folds before it."""
+    def run(self, fold: int, before: list[Fold]) -> Fold:
+        """Check for drift, fit or keep the earlier models, and score one fold, given all folds before it."""
+        earlier = [each.facts for each in before]
         refit_ms = self._schedule.refits_ms[fold]
-        labels = self._trainer.labels_at(refit_ms)
-        current = timedelta(milliseconds=before[-1]["span_ms"]) if before else None
-        choice = self._trainer.choose_span(refit_ms, labels, current)
-        assert choice is not None  # the schedule begins where a span fits
-        own = self._trainer.fit(refit_ms, labels, choice.span)
-        why = own.why if isinstance(own, Unfit) else None
-        facts = {"fold": fold, "span_ms": duration_ms(choice.span), "why_span": choice.why, "unfit": why}
-        fitted_before = [past["fold"] for past in before if past["unfit"] is None]
-        once = fitted_before[0] if fitted_before else fold
-        if isinstance(own, FittedModels):
-            self._keep(fold, own, once)
-            used = own
-        elif fitted_before:
-            used = self._models_of(fitted_before[-1], before)
+        frame = self._trainer.matrix.labels(instant_of(refit_ms))
+        found = self._watch.check(fold, before, LabelledRows.of(self._trainer.rows, frame))
+        fits = [each["fold"] for each in earlier if each["scored"] is not None]
+        training = self._trainer.training
+        anew, why_refit = refit_reason(
+            found,
+            on=training.refit_on,
+            age_ms=refit_ms - self._schedule.refits_ms[fits[-1]] if fits else None,
+            every_ms=duration_ms(training.refit_every),
+            at_most_ms=duration_ms(training.refit_at_most),
+        )
+        facts: dict[str, Any] = {"fold": fold, "why_refit": why_refit, "scored": None, "kept": not anew}
+        facts["drift"] = None if found is None else found.to_json()
+        if anew:
+            used = self._refit(fold, earlier, Labels.of(frame), facts)
         else:
-            used = self._trainer.stand_in(refit_ms, labels, choice.span)
-        first = used if once == fold else self._models_of(once, before)
+            used = self._models_of(fits[-1], earlier)
+            facts |= {name: earlier[-1][name] for name in ("span_ms", "why_span")} | {"unfit": None}
+        once = (fits or [fold])[0]
+        first = used if once == fold else self._models_of(once, earlier)
+        facts["refit_fold"] = fold if facts["scored"] is not None or not fits else fits[-1]
+        facts["once_fold"] = once
         facts |= {"sliding": _facts(used), "train_once": _facts(first)}
+        facts["horizons"] = used.horizons[self._profile].to_json() if used.horizons else None
         table = self._score(fold, used, first)
         profile = used.models.index(self._profile)
         alerted = riskiest_alerts(table, model=profile, variant=0, count=self._explain)
         tested = self._schedule.fold_rows(self._trainer.rows, fold)
-        facts["reasons"] = explain_rows(used, self._trainer.matrix, self._profile, alerted, among=tested)
+        matrix, read = self._trainer.matrix, self._trainer.values
+        # incidents known at this refit, whichever refit's models are used
+        past = library_at(matrix, instant_of(refit_ms), seed=self._trainer.seed, values=read) if alerted.size else None
+        facts["reasons"] = explain_rows(used, matrix, self._profile, alerted, among=tested, library=past, values=read)
+        facts["library"] = {} if past is None else past.class_counts()
         if self._explain:
             facts["attributions"] = attribute(used, self._trainer.matrix, self._profile, alerted, tested)
-        return _Fold(table, facts)
+        return Fold(table, facts)
+
+    def _refit(self, fold: int, earlier: list[dict[str, Any]], labels: Labels, facts: dict[str, Any]) -> FittedModels:
+        """Fit a fold's models, or take the last before it where its span holds one class only."""
+        refit_ms = self._schedule.refits_ms[fold]
+        current = timedelta(milliseconds=earlier[-1]["span_ms"]) if earlier else None
+        choice = self._trainer.choose_span(refit_ms, labels, current)
+        assert choice is not None  # the schedule begins where a span fits
+        own = self._trainer.fit(refit_ms, labels, choice.span)
+        why = own.why if isinstance(own, Unfit) else None
+        facts |= {"span_ms": duration_ms(choice.span), "why_span": choice.why, "unfit": why}
+        fits = [each["fold"] for each in earlier if each["scored"] is not None]
+        if isinstance(own, FittedModels):
+            self._keep(fold, own, (fits or [fold])[0])
+            facts["scored"] = self._watch.scored(own)
+            return own
+        if fits:
+            return self._models_of(fits[-1], earlier)
+        return self._trainer.stand_in(refit_ms, labels, choice.span)
 
     def _keep(self, fold: int, models: FittedModels, once: int) -> None:
-        # Only two refits can be asked for again: the first, and the last before one that fails.
+        # Only two refits can be asked for again: the first, and the last.
         self._fitted = {kept: self._fitted[kept] for kept in (once,) if kept in self._fitted}
         self._fitted[fold] = models
 
@@ -240,12 +209,13 @@ def run_backtest(
         any) and is listed in ``skipped``.
     """
     names = model_names(models)
+    matrix = with_windows(matrix, models)
     rows = Rows.of(matrix.rows)
     reach_ms = reach_of(rows, Labels.of(matrix.labels(None)))
     schedule = plan_schedule(matrix, rows, training=training, backtest=backtest, reach_ms=reach_ms)
     first = schedule.refits_ms[0]
     k = alert_budget(rows, Labels.of(matrix.labels(instant_of(first))), backtest, as_of_ms=first)
-    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed)
+    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, search_at_ms=first)
     sliding = SlidingTrainer(trainer, schedule, profile=models.profile, explain=explain)
     store = None
     if checkpoint is not None:
@@ -254,12 +224,12 @@ def run_backtest(
         store = FoldStore(checkpoint, digest_of(matrix=matrix.digest, seed=seed, explain=explain, **content))
 
     total = len(schedule.refits_ms)
-    folds: list[_Fold] = []
+    folds: list[Fold] = []
     for fold, refit_ms in enumerate(schedule.refits_ms):
         if progress is not None:
             progress(fold, total, f"refit {format_instant(refit_ms)}")
         found = None if store is None else store.load(fold)
-        done = _Fold(*found) if found is not None else sliding.run(fold, [past.facts for past in folds])
+        done = Fold(*found) if found is not None else sliding.run(fold, folds)
         if store is not None and found is None:
             store.save(fold, done.table, done.facts)
         folds.append(done)
@@ -267,15 +237,19 @@ def run_backtest(
         progress(total, total, "done")
     _refuse_if_none_fitted(folds, schedule, training)
     return BacktestResult(
-        predictions=_predictions(matrix, folds, names),
-        folds=_fold_frame(folds, schedule, rows),
+        predictions=predictions_of(matrix, folds, names),
+        folds=fold_frame(folds, schedule, rows),
         k=k,
-        skipped=_skipped(folds, schedule),
+        horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),
+        skipped=skipped_of(folds, schedule),
         models=names,
+        searched=search_table(trainer.search()),
+        drift=tuple(None if f.facts["drift"] is None else Findings.from_json(f.facts["drift"]) for f in folds),
         reasons=alert_reasons(matrix, [told for fold in folds for told in fold.facts["reasons"]]),
         attributions=attribution_frame(matrix, models.profile, [fold.facts["attributions"] for fold in folds])
         if explain
         else None,
+        precedents=precedent_frame(matrix, [fold.facts for fold in folds]) if explain else None,
     )
 
 
@@ -286,6 +260,7 @@ def fit_final(
     models: ModelsSection,
     backtest: BacktestSection,
     seed: int,
+    until: datetime | None = None,
     progress: Progress | None = None,
 ) -> FittedModels:
     """Fit all models at the end of the data, for the bundle.
@@ -298,6 +273,8 @@ def fit_final(
         As for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto`` counts the whole dataset.
     seed : int
         Seed of everything random.
+    until : datetime, optional
+        Fit as of this time (aware), with labels as they were known then; default: the end of the data.
     progress : callable, optional
         See :data:`Progress`.
 
@@ -311,14 +288,16 @@ def fit_final(
     InputError
         If no span fits the data, or the span chosen holds one class only.
     """
-    refit_ms = instant_ms(matrix.span[1])
+    refit_ms = instant_ms(refit_time(matrix.span, until))
     if progress is not None:
         progress(0, 1, f"refit {format_instant(refit_ms)}")
+    matrix = with_windows(matrix, models)
     rows = Rows.of(matrix.rows)
-    labels = Labels.of(matrix.labels(instant_of(refit_ms)))
+    frame = matrix.labels(instant_of(refit_ms))
+    labels = Labels.of(frame)
     reach_of(rows, labels)
     k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
-    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed)
+    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, search_at_ms=refit_ms)
     choice = trainer.choose_span(refit_ms, labels, None)
     if choice is None:
         listed = ", ".join(format_days(span) for span in candidates(training))
@@ -335,6 +314,12 @@ def fit_final(
             "parameter training.span",
             "Give a longer span, or a dataset with more history.",
         )
+    reference = reference_at(fitted, models.profile, matrix, frame, read=trainer.values, seed=seed)
+    fitted = replace(
+        fitted,
+        reference=reference,
+        precedents=library_at(matrix, instant_of(refit_ms), seed=seed, values=trainer.values),
+    )
     if progress is not None:
         progress(1, 1, "done")
     return fitted
@@ -355,7 +340,7 @@ def _facts(models: FittedModels) -> dict[str, Any]:
     }
 
 
-def _refuse_if_none_fitted(folds: list[_Fold], schedule: Schedule, training: TrainingSection) -> None:
+def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: TrainingSection) -> None:
     if any(fold.facts["unfit"] is None for fold in folds):
         return
     last = folds[-1].facts
@@ -366,64 +351,3 @@ def _refuse_if_none_fitted(folds: list[_Fold], schedule: Schedule, training: Tra
         f"parameter training.span, candidates {listed}",
         "Give a longer span, or a dataset with more history; check labels.xids if failures seem to be missing.",
     )
-
-
-def _skipped(folds: list[_Fold], schedule: Schedule) -> tuple[Skipped, ...]:
-    out = [
-        Skipped("span", None, f"{format_days(span)} is longer than the history at every refit")
-        for span in schedule.never_fit
-    ]
-    for fold in folds:
-        facts = fold.facts
-        if facts["unfit"] is not None:
-            used = facts["sliding"]
-            instead = f"the models of {format_instant(used['refit_ms'])}" if used["fitted"] else f"{STAND_IN} alone"
-            out.append(Skipped("fold", facts["fold"], f"{facts['unfit']}; scored by {instead}"))
-        elif not facts["sliding"]["calibrated"]:
-            why = "too few incidents for a calibration slice; risks are the scores corrected for sampling"
-            out.append(Skipped("calibration", facts["fold"], why))
-    return tuple(out)
-
-
-def _fold_frame(folds: list[_Fold], schedule: Schedule, rows: Rows) -> pd.DataFrame:
-    records = []
-    for variant in VARIANTS:
-        for fold in folds:
-            times = rows.time[schedule.fold_rows(rows, fold.facts["fold"])]
-            ends = {"test_start_ms": int(times.min()), "test_end_ms": int(times.max())}
-            records.append({"fold": fold.facts["fold"], "variant": variant} | ends | fold.facts[variant])
-    frame = pd.DataFrame.from_records(records)
-    for name in ("refit", "test_start", "test_end", "train_start", "train_end"):
-        at = instants(frame.pop(f"{name}_ms").to_numpy(dtype=np.int64))
-        frame["refit_at" if name == "refit" else name] = at
-    frame["span"] = pd.to_timedelta(frame.pop("span_ms"), unit="ms")
-    order = [
-        "fold", "variant", "refit_at", "test_start", "test_end", "span", "train_start", "train_end",
-        "n_positive", "n_negative", "n_augmented", "n_incidents", "calibrated", "fitted",
-    ]  # fmt: skip
-    return frame[order]
-
-
-def _predictions(matrix: Matrix, folds: list[_Fold], names: tuple[str, ...]) -> pd.DataFrame:
-    tables = [
-        fold.table.append_column("fold", pa.array(np.full(len(fold.table), fold.facts["fold"], dtype=np.int32)))
-        for fold in folds
-    ]
-    table = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
-    arrays = {name: table[name].to_numpy() for name in table.column_names}
-    order = np.lexsort((arrays["row"], arrays["model"], arrays["variant"]))
-    arrays = {name: values[order] for name, values in arrays.items()}
-    row: Ints = arrays["row"]
-    labels = matrix.labels(None)
-    out: dict[str, Any] = {"decision_time": matrix.rows["decision_time"].array[row]}
-    for name in ("node", "gpu", "unit"):
-        out[name] = pd.Categorical(matrix.rows[name])[row]
-    out["model"] = pd.Categorical.from_codes(arrays["model"], categories=list(names))
-    out["variant"] = pd.Categorical.from_codes(arrays["variant"], categories=list(VARIANTS))
-    out |= {name: arrays[name] for name in ("score", "risk", "rank", "alert")}
-    out["label"] = labels["label"].array[row]
-    out["failure_class"] = pd.Categorical(labels["failure_class"])[row]
-    out["incident"] = labels["incident"].array[row]
-    out["incident_start"] = labels["incident_start"].array[row]
-    out["fold"] = arrays["fold"]
-    return pd.DataFrame(out)

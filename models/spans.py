@@ -1,4 +1,4 @@
-"""Which training span to fit on: a fixed one, or the best of several on a later, purged tail of the history."""
+"""Which training span to fit on: a fixed one, the whole history, or the best of several on later, purged tails."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from sklearn.metrics import average_precision_score
 
 from features.service import duration_ms
-from models.config import TrainingSection
+from models.config import JudgeSection, TrainingSection
 from models.learners import log_odds, make_learner
 from models.ranking import seed_of
-from models.training_set import Labels, RowReader, Rows, choose_rows, count_incidents, known_rows
+from models.training_set import Labels, RowReader, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 
 TAIL_SHARE = 0.2
 """Length of the validation tail over that of the longest span that fits."""
@@ -24,6 +24,14 @@ TAIL_AT_LEAST, TAIL_AT_MOST = timedelta(days=7), timedelta(days=14)
 MIN_TAIL_INCIDENTS = 5
 """With fewer distinct incidents in the tail, average precision is noise and the longest span is taken."""
 
+EXPANDING = "expanding"
+"""``training.span`` that takes everything since the data began, at each refit more."""
+
+CUT_AT_MOST = 0.1
+"""A candidate that the data's beginning shortens by no more than this share is still judged as itself."""
+
+_DAY = timedelta(days=1)
+_MS_PER_DAY = 86_400_000
 _REFERENCE = {"n_estimators": 60, "learning_rate": 0.1}
 _REFERENCE_RATIO = 10
 
@@ -48,10 +56,37 @@ class SpanChoice:
 
 
 def candidates(training: TrainingSection) -> tuple[timedelta, ...]:
-    """Give the spans that may be used, ascending: the fixed one, or those of ``training.spans``."""
+    """Give the spans that may be used, ascending: the fixed one, or those of ``training.spans``.
+
+    With ``expanding`` that is the shortest of ``training.spans``: the least history that a refit waits for.
+    """
     if isinstance(training.span, timedelta):
         return (training.span,)
-    return tuple(sorted(set(training.spans)))
+    spans = tuple(sorted(set(training.spans)))
+    return spans[:1] if training.span == EXPANDING else spans
+
+
+def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
+    """Give the spans that can be fitted at a refit, ascending; with ``expanding`` everything since the data began.
+
+    What expands is counted in whole days, so that spans read well and the first hours of a dataset do not matter.
+
+    Parameters
+    ----------
+    training : TrainingSection
+        ``span`` and ``spans``.
+    refit_ms, first_ms, reach_ms : int
+        As for :func:`fitting`.
+
+    Returns
+    -------
+    tuple of timedelta
+        Empty where the history is too short for each.
+    """
+    fit = fitting(candidates(training), refit_ms=refit_ms, first_ms=first_ms, reach_ms=reach_ms)
+    if training.span == EXPANDING and fit:
+        return (timedelta(days=(refit_ms - reach_ms - first_ms) // _MS_PER_DAY),) if fit[0] >= _DAY else fit
+    return fit
 
 
 def fitting(spans: Sequence[timedelta], *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
@@ -87,13 +122,19 @@ def choose_span(
     current: timedelta | None,
     negative_ratio: int,
     seed: int,
+    judge: JudgeSection | None = None,
 ) -> SpanChoice:
     """Choose among the spans that fit.
 
-    Each candidate is tried as it would have been used at the beginning of the tail: a small LightGBM model is fitted on
+    Each candidate is tried as it would have been used at the beginning of a tail: a small LightGBM model is fitted on
     the span that ends gap + horizon before the tail, and scored on the tail's grid rows by average precision. A
     span that would begin before the data is cut there. The span in use stays unless another is better by more
     than the share ``hysteresis``; among equals the longest wins.
+
+    With several judges or tails the score is the mean of what each says, each divided by the best of its candidates
+    first: average precision depends on the judge and on the tail's base rate, and a mean of raw ones would be the
+    loudest one's. Tails follow each other backwards; one without enough incidents says nothing, and a tail
+    before which no candidate could have been told from another ends the list.
 
     Parameters
     ----------
@@ -111,47 +152,84 @@ def choose_span(
         ``training.negative_ratio``.
     seed : int
         Seed of the reference model.
+    judge : JudgeSection, optional
+        ``training.judge``: who judges, on how many tails, and whether candidates that the data's beginning cuts before
+        the latest tail by more than :data:`CUT_AT_MOST` take part.
 
     Returns
     -------
     SpanChoice
-        The longest candidate where the tail holds fewer than :data:`MIN_TAIL_INCIDENTS` incidents.
+        The longest candidate where the latest tail holds fewer than :data:`MIN_TAIL_INCIDENTS` incidents.
     """
+    judge = judge or JudgeSection()
     longest = max(spans)
     if len(spans) == 1:
         return SpanChoice(longest, {}, "the only span that fits")
     newest = refit_ms - reach_ms
     tail_ms = min(max(int(TAIL_SHARE * duration_ms(longest)), duration_ms(TAIL_AT_LEAST)), duration_ms(TAIL_AT_MOST))
-    tail_start = newest - min(tail_ms, (newest - first_ms) // 3)
-    tail = known_rows(rows, labels, start_ms=tail_start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
-    judged = np.flatnonzero(tail & ~rows.augmented)
-    truth = labels.label[judged]
-    found = count_incidents(rows, labels, judged[truth == 1])
-    if found < MIN_TAIL_INCIDENTS or truth.min() == 1:
-        return SpanChoice(longest, {}, f"the longest that fits: {found} incidents in the tail are too few to compare")
-
-    values = read(judged)
-    scores: dict[timedelta, float] = {}
-    tried: dict[int, float] = {}
-    for span in sorted(spans):
-        start = max(tail_start - reach_ms - duration_ms(span), first_ms)
-        if start not in tried:
-            chosen = choose_rows(
-                rows,
-                labels,
-                start_ms=start,
-                complete_by_ms=tail_start,
-                as_of_ms=refit_ms,
-                negative_ratio=min(negative_ratio, _REFERENCE_RATIO),
-                seed=seed,
-            )
-            tried[start] = 0.0
-            if chosen.usable:
-                learner = make_learner("lightgbm", seed=seed_of(seed, "span", refit_ms), settings=_REFERENCE)
-                learner.fit(read(chosen.rows), chosen.label, sample_weight=chosen.weight)
-                tried[start] = float(average_precision_score(truth, log_odds(learner, values)))
-        scores[span] = tried[start]
+    tail_ms = min(tail_ms, (newest - first_ms) // 3)
+    if not judge.cut_spans:
+        history = newest - tail_ms - reach_ms - first_ms
+        spans = [span for span in spans if history >= (1 - CUT_AT_MOST) * duration_ms(span)]
+        if len(spans) < 2:
+            return SpanChoice(longest, {}, "the longest that fits: too little history to try two whole spans")
+    said: list[dict[timedelta, float]] = []
+    for back in range(judge.tails):
+        tail_start = newest - (back + 1) * tail_ms
+        if back and not _tells_apart(spans, tail_start - reach_ms - first_ms):
+            break
+        complete_by = refit_ms - back * tail_ms
+        tail = known_rows(rows, labels, start_ms=tail_start, complete_by_ms=complete_by, as_of_ms=refit_ms)
+        judged = np.flatnonzero(tail & ~rows.augmented)
+        truth = labels.label[judged]
+        found = count_incidents(rows, labels, judged[truth == 1])
+        if found < MIN_TAIL_INCIDENTS or truth.min() == 1:
+            if back == 0:
+                return SpanChoice(
+                    longest, {}, f"the longest that fits: {found} incidents in the tail are too few to compare"
+                )
+            continue
+        values = read(judged)
+        chosen: dict[int, TrainingSet] = {}
+        for span in sorted(spans):
+            start = max(tail_start - reach_ms - duration_ms(span), first_ms)
+            if start not in chosen:
+                chosen[start] = choose_rows(
+                    rows,
+                    labels,
+                    start_ms=start,
+                    complete_by_ms=tail_start,
+                    as_of_ms=refit_ms,
+                    negative_ratio=min(negative_ratio, _REFERENCE_RATIO),
+                    seed=seed,
+                )
+        for name in judge.learners or (None,):
+            own_seed = seed_of(seed, "span", refit_ms) if name is None else seed_of(seed, "span", name, refit_ms)
+            tried = {start: _judged(name, own_seed, read, each, values, truth) for start, each in chosen.items()}
+            said.append({span: tried[max(tail_start - reach_ms - duration_ms(span), first_ms)] for span in spans})
+    scores = said[0] if len(said) == 1 else _mean_of_shares(said)
     best = max(scores, key=lambda span: (scores[span], span))
     if current in scores and scores[best] <= scores[current] * (1 + hysteresis):
         return SpanChoice(current, scores, "no other is better by more than the hysteresis")
     return SpanChoice(best, scores, "best average precision on the tail")
+
+
+def _judged(
+    name: str | None, seed: int, read: RowReader, chosen: TrainingSet, values: np.ndarray, truth: np.ndarray
+) -> float:
+    """Average precision on the tail of a learner, or of the small reference where no name is given."""
+    if not chosen.usable:
+        return 0.0
+    learner = make_learner(name or "lightgbm", seed=seed, settings=None if name else _REFERENCE)
+    learner.fit(read(chosen.rows), chosen.label, sample_weight=chosen.weight)
+    return float(average_precision_score(truth, log_odds(learner, values)))
+
+
+def _tells_apart(spans: Sequence[timedelta], history_ms: int) -> bool:
+    """Whether at least two candidates differ on a history of this length."""
+    return len({min(duration_ms(span), history_ms) for span in spans}) > 1 and history_ms >= duration_ms(min(spans))
+
+
+def _mean_of_shares(said: Sequence[Mapping[timedelta, float]]) -> dict[timedelta, float]:
+    best = [max(each.values()) or 1.0 for each in said]
+    return {span: float(np.mean([each[span] / top for each, top in zip(said, best, strict=True)])) for span in said[0]}

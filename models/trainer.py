@@ -11,21 +11,27 @@ import numpy as np
 from features.errors import InputError
 from features.service import duration_ms, instant_ms
 from models.baselines import make_baseline
-from models.calibration import MIN_INCIDENTS, Calibrator, fit_calibrator
+from models.calibration import MIN_INCIDENTS, at_level, fit_calibrator
 from models.cascade import CascadeEnsemble
-from models.config import BASELINES, LEARNERS, ModelsSection, TrainingSection
+from models.config import ALL_LEARNERS, BASELINES, ModelsSection, TrainingSection
+from models.doubtful import doubtful_rows
+from models.failure_rate import rate_at
 from models.fitted import CASCADE, FittedModels, fitted_learners, model_names
+from models.hard_negatives import with_hard_negatives
+from models.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
 from models.learners import fit_learners, log_odds, make_learner
 from models.parallel import Stacker
 from models.ranking import Bools, Floats, Ints, seed_of
 from models.schedule import format_days, format_instant, instant_of
-from models.spans import SpanChoice, candidates, choose_span, fitting
+from models.search import Searched, search_all
+from models.sequence.windows import fitted_to, tabular_values
+from models.spans import SpanChoice, choose_span, usable_spans
 from models.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows, row_reader
 
 STAND_IN = "history_count"
 """The baseline that speaks for every model while nothing could be fitted yet."""
 
-_LOG_ODDS = frozenset({*LEARNERS, "stacked", CASCADE})
+_LOG_ODDS = frozenset({*ALL_LEARNERS, "stacked", CASCADE})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +58,7 @@ class _Split:
     slice_incidents: int
     held_out: bool
     base_rate: float
+    horizons: SliceHorizons | None
 
 
 class Trainer:
@@ -69,15 +76,28 @@ class Trainer:
         Alert budget a decision time.
     seed : int
         Seed of everything random.
+    search_at_ms : int, optional
+        The instant before which ``training.search`` may look, in milliseconds since the epoch; None: no search.
     """
 
-    def __init__(self, matrix: Matrix, *, training: TrainingSection, models: ModelsSection, k: int, seed: int) -> None:
+    def __init__(
+        self,
+        matrix: Matrix,
+        *,
+        training: TrainingSection,
+        models: ModelsSection,
+        k: int,
+        seed: int,
+        search_at_ms: int | None = None,
+    ) -> None:
         self.matrix = matrix
         self.training = training
         self.models = models
         self.names = model_names(models)
         self.k = k
         self.seed = seed
+        self.search_at_ms = search_at_ms
+        self._searched: dict[str, Searched] | None = None
         self.rows = Rows.of(matrix.rows)
         self.values = row_reader(matrix)
         self.first_ms = instant_ms(matrix.span[0])
@@ -89,7 +109,7 @@ class Trainer:
 
     def spans_at(self, refit_ms: int) -> tuple[timedelta, ...]:
         """Give the candidate spans that fit at a refit, ascending."""
-        return fitting(candidates(self.training), refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
+        return usable_spans(self.training, refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
 
     def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> SpanChoice | None:
         """Choose the span at a refit; None if none fits."""
@@ -97,7 +117,7 @@ class Trainer:
         if not spans:
             return None
         return choose_span(
-            self.values,
+            tabular_values(self.matrix, self.values),
             self.rows,
             labels,
             spans,
@@ -108,6 +128,7 @@ class Trainer:
             current=current,
             negative_ratio=self.training.negative_ratio,
             seed=self.seed,
+            judge=self.training.judge,
         )
 
     def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels | Unfit:
@@ -143,7 +164,7 @@ class Trainer:
             return Unfit(f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives")
         X = self.values(chosen.rows)
         unfitted = {name: self._learner(name, refit_ms) for name in fitted_learners(self.models)}
-        learners = fit_learners(unfitted, X, chosen.label, chosen.weight)
+        learners = fit_learners(unfitted, X, chosen.label, chosen.weight, chosen.facts)
         reference = self.values(split.slice_rows)
         fitted = FittedModels(
             refit_at=instant_of(refit_ms),
@@ -166,7 +187,7 @@ class Trainer:
             n_incidents=chosen.n_incidents,
             calibrated=split.held_out,
         )
-        calibrated = replace(fitted, calibrators=self._calibrators(fitted, reference, split))
+        calibrated = self._calibrated(fitted, reference, split)
         if not split.held_out or not self.models.calibration.refit:
             return calibrated
         return self._on_everything(calibrated, split.whole, refit_ms)
@@ -175,7 +196,7 @@ class Trainer:
         """Fit the learners again on the whole span; what was set on its last slice stays as it was set."""
         X = self.values(whole.rows)
         learners = fit_learners(
-            {name: self._learner(name, refit_ms) for name in held.learners}, X, whole.label, whole.weight
+            {name: self._learner(name, refit_ms) for name in held.learners}, X, whole.label, whole.weight, whole.facts
         )
         assert held.cascade is not None
         return replace(
@@ -189,6 +210,7 @@ class Trainer:
                 groups=self.rows.tie[whole.rows],
                 thresholds=held.cascade.thresholds_,
                 fitted_first=learners[self.models.cascade.stages[0]] if len(self.models.cascade.stages) > 1 else None,
+                hours_to_incident=whole.facts.hours_to_incident,
             ),
             prior_shift=whole.prior_shift,
             n_positive=whole.n_positive,
@@ -219,7 +241,7 @@ class Trainer:
             n_negative=split.training.n_negative,
             stand_in=STAND_IN,
         )
-        return replace(fitted, calibrators=self._calibrators(fitted, self.values(split.slice_rows), split))
+        return self._calibrated(fitted, self.values(split.slice_rows), split)
 
     def _split(self, refit_ms: int, labels: Labels, span: timedelta) -> _Split:
         newest = refit_ms - self.reach_ms
@@ -239,8 +261,19 @@ class Trainer:
                 as_of_ms=refit_ms,
                 negative_ratio=self.training.negative_ratio,
                 seed=self.seed,
+                doubtful=doubtful,
             )
 
+        def harder(made: TrainingSet, complete_by_ms: int) -> TrainingSet:
+            share = self.training.hard_negatives
+            if share == 0:
+                return made
+            pool = in_span & (labels.label == 0) & (labels.complete <= complete_by_ms)
+            pool &= True if doubtful is None else ~doubtful
+            read = tabular_values(self.matrix, self.values)
+            return with_hard_negatives(made, read, self.rows, labels, pool, share=share, seed=self.seed)
+
+        doubtful = self._doubtful(refit_ms, labels)
         in_span = known(start)
         slice_rows = np.flatnonzero(in_span & (self.rows.time >= slice_start))
         slice_label = labels.label[slice_rows]
@@ -250,19 +283,39 @@ class Trainer:
         positives = int((labels.label[in_span] == 1).sum())
         whole = choose(refit_ms)
         return _Split(
-            training=held if held_out else whole,
-            whole=whole,
+            training=harder(held, slice_start) if held_out else harder(whole, refit_ms),
+            whole=harder(whole, refit_ms) if held_out and self.models.calibration.refit else whole,
             slice_rows=slice_rows,
             # Rows that the models are fitted on must not calibrate them; their scores still say where the scale lies.
             slice_label=slice_label if held_out else np.full(len(slice_label), -1),
             slice_incidents=incidents,
             held_out=held_out,
-            base_rate=max(positives, 0.5) / max(int(in_span.sum()), 1),
+            base_rate=rate_at(self.rows, labels, refit_ms)
+            if self.models.calibration.level == "recent"
+            else max(positives, 0.5) / max(int(in_span.sum()), 1),
+            horizons=slice_horizons(
+                self.matrix, self.rows, labels, slice_rows, self.models.horizons, refit_ms=refit_ms
+            ),
         )
+
+    def _doubtful(self, refit_ms: int, labels: Labels) -> Bools | None:
+        margin = duration_ms(self.training.margin)
+        if margin == 0:
+            return None
+        return doubtful_rows(self.rows, labels, self.matrix.incidents(instant_of(refit_ms)), margin_ms=margin)
+
+    def search(self) -> dict[str, Searched]:
+        """Search the learners' settings before ``search_at_ms``: at the first call, and only if it was asked for."""
+        if self._searched is None:
+            self._searched = {} if self.search_at_ms is None else search_all(self, self.search_at_ms)
+        return self._searched
 
     def _learner(self, name: str, refit_ms: int) -> Any:
         settings = next((value for key, value in self.models.settings.items() if key == name), {})
-        return make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
+        if name in self.search():
+            settings = self.search()[name].settings
+        learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
+        return fitted_to(self.matrix, learner, timedelta(milliseconds=self.reach_ms))
 
     def _baselines(self) -> dict[str, Any]:
         columns = tuple(self.matrix.columns)
@@ -288,6 +341,7 @@ class Trainer:
             groups=self.rows.tie[chosen.rows],
             validation=(reference, split.slice_label) if split.held_out else None,
             fitted_first=learners[stages[0]] if len(stages) > 1 else None,
+            hours_to_incident=chosen.facts.hours_to_incident,
         )
 
     def _new_cascade(self, refit_ms: int) -> CascadeEnsemble:
@@ -295,13 +349,15 @@ class Trainer:
             [(name, self._learner(name, refit_ms)) for name in self.models.cascade.stages],
             self.models.cascade.recall_floor,
             timedelta(milliseconds=self.reach_ms),
+            self.models.cascade.score,
         )
 
-    def _calibrators(self, fitted: FittedModels, reference: np.ndarray, split: _Split) -> dict[str, Calibrator]:
-        scores = fitted.score_arrays(reference, self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows])
-        return {
+    def _calibrated(self, fitted: FittedModels, reference: np.ndarray, split: _Split) -> FittedModels:
+        scored = fitted.score_arrays(reference, self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows])
+        scores = {name: each.score.astype(np.float64) for name, each in scored.items()}
+        calibrators = {
             name: fit_calibrator(
-                scores[name].score.astype(np.float64),
+                scores[name],
                 split.slice_label,
                 method=self.models.calibration.method,
                 n_incidents=split.slice_incidents if split.held_out else 0,
@@ -310,6 +366,23 @@ class Trainer:
             )
             for name in fitted.models
         }
+        if split.held_out and self.models.calibration.level == "recent":
+            calibrators = {name: at_level(each, scores[name], split.base_rate) for name, each in calibrators.items()}
+        if split.horizons is None:
+            return replace(fitted, calibrators=calibrators)
+        main = HorizonLabels(split.slice_label, split.slice_incidents if split.held_out else 0)
+        nothing = HorizonLabels(np.full(len(split.slice_rows), -1), 0)
+        maps = {
+            name: fit_horizons(
+                calibrators[name].risk(scores[name]),
+                main,
+                {each: found if split.held_out else nothing for each, found in split.horizons.others.items()},
+                horizon=split.horizons.main,
+                base_rate=split.base_rate,
+            )
+            for name in fitted.models
+        }
+        return replace(fitted, calibrators=calibrators, horizons=maps)
 
 
 def reach_of(rows: Rows, labels: Labels) -> int:

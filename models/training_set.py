@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +17,7 @@ import pandas as pd
 
 from features.service import NEVER, milliseconds
 from features.vocabulary import FeatureColumn
+from models.fit_facts import NO_FACTS, FitFacts
 from models.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, position_in_group, seed_of
 
 
@@ -42,8 +43,11 @@ class Matrix(Protocol):
     def values(self, row_indices: Any = None) -> np.ndarray:
         """Features of rows, float32, shape (n_rows, n_features); NaN: unknown."""
 
-    def labels(self, as_of: datetime | None = None) -> pd.DataFrame:
-        """Labels of all rows as known at a time."""
+    def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
+        """Incidents as known at a time: ``incident``, ``unit``, ``start``, ``known_at`` and more."""
+
+    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
+        """Labels of all rows as known at a time, for the matrix's own horizon or another."""
 
 
 MAX_HELD_BYTES = 2**30
@@ -121,11 +125,15 @@ class Labels:
         When the label can first be known: decision time + gap + horizon, in milliseconds since the epoch.
     incident : ndarray of int64
         The incident of a positive; -1: none.
+    start : ndarray of int64, or None
+        When that incident starts, in milliseconds since the epoch; :data:`features.service.NEVER` where there is none.
+        None: the matrix does not say.
     """
 
     label: np.ndarray
     complete: Ints
     incident: Ints
+    start: Ints | None = None
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Labels:
@@ -135,6 +143,9 @@ class Labels:
             label=frame["label"].fillna(-1).to_numpy(dtype=np.int8),
             complete=milliseconds(frame["complete_at"], "complete_at"),
             incident=incident.fillna(-1).to_numpy(dtype=np.int64),
+            start=milliseconds(frame["incident_start"], "incident_start")
+            if "incident_start" in frame.columns
+            else None,
         )
 
 
@@ -159,6 +170,10 @@ class TrainingSet:
         Distinct incidents among the positives.
     n_unmatched : int
         Augmented positives left out because no negative stood at their time.
+    facts : FitFacts
+        Decision times, and hours to the incident of positives.
+    n_hard, n_doubtful : int
+        Negatives drawn because a model of earlier rows took them for positives, and negatives left out as doubtful.
     """
 
     rows: Ints
@@ -170,6 +185,9 @@ class TrainingSet:
     n_augmented: int
     n_incidents: int
     n_unmatched: int
+    facts: FitFacts = NO_FACTS
+    n_hard: int = 0
+    n_doubtful: int = 0
 
     @property
     def usable(self) -> bool:
@@ -213,6 +231,7 @@ def choose_rows(
     as_of_ms: int,
     negative_ratio: int,
     seed: int,
+    doubtful: Bools | None = None,
 ) -> TrainingSet:
     """Choose all positives and ``negative_ratio`` negatives for each.
 
@@ -228,6 +247,9 @@ def choose_rows(
         Negatives for each positive.
     seed : int
         Seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
+    doubtful : ndarray of bool, shape (n_rows,), optional
+        Negatives to leave out (:func:`models.doubtful.doubtful_rows`). They still count in the odds that
+        ``prior_shift`` restores.
 
     Returns
     -------
@@ -236,7 +258,8 @@ def choose_rows(
     """
     known = known_rows(rows, labels, start_ms=start_ms, complete_by_ms=complete_by_ms, as_of_ms=as_of_ms)
     positive = known & (labels.label == 1)
-    negative = known & (labels.label == 0)
+    every_negative = known & (labels.label == 0)
+    negative = every_negative if doubtful is None else every_negative & ~doubtful
     priority = mix(mix(rows.tie, rows.time), seed_of(seed, "negatives"))
 
     on_rows, on_weight = _on_grid(
@@ -255,7 +278,7 @@ def choose_rows(
     shift = 0.0
     if len(positives) and len(on_rows) + len(off_rows):
         # Half a positive stands for none: the span has augmented windows of an incident but no grid row of it.
-        true_odds = max(len(on_positive), 0.5) / max(int((negative & ~rows.augmented).sum()), 1)
+        true_odds = max(len(on_positive), 0.5) / max(int((every_negative & ~rows.augmented).sum()), 1)
         shift = float(np.log(true_odds) - np.log(len(positives) / (on_weight.sum() + off_weight.sum())))
     return TrainingSet(
         rows=chosen[order],
@@ -267,7 +290,18 @@ def choose_rows(
         n_augmented=len(matched),
         n_incidents=count_incidents(rows, labels, positives),
         n_unmatched=int((positive & rows.augmented).sum()) - len(matched),
+        facts=facts_of(rows, labels, chosen[order]),
+        n_doubtful=int((every_negative & ~negative).sum()),
     )
+
+
+def facts_of(rows: Rows, labels: Labels, taken: Ints) -> FitFacts:
+    """Give decision times of rows, and hours to the incident of those that are positive and whose start is known."""
+    time = rows.time[taken]
+    if labels.start is None:
+        return FitFacts(time)
+    start = labels.start[taken]
+    return FitFacts(time, np.where((labels.label[taken] == 1) & (start < NEVER), (start - time) / 3_600_000, np.nan))
 
 
 def count_incidents(rows: Rows, labels: Labels, positives: Ints) -> int:

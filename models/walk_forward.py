@@ -9,6 +9,7 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.model_selection import GroupKFold, StratifiedKFold
 
+from models.fit_facts import FitFacts
 from models.learners import log_odds
 from models.ranking import Floats, Ints
 
@@ -67,7 +68,7 @@ def out_of_fold(
     y: Ints,
     weight: Floats,
     *,
-    times: Ints | None,
+    facts: FitFacts,
     groups: np.ndarray | None,
     purge_ms: int,
 ) -> Floats:
@@ -79,7 +80,9 @@ def out_of_fold(
         Cloned for each fold.
     X, y, weight
         Training rows: features, 0 or 1, weights.
-    times, groups, purge_ms
+    facts : FitFacts
+        What learners may ask for; its times order the folds, see :func:`splits`.
+    groups, purge_ms
         See :func:`splits`.
 
     Returns
@@ -88,7 +91,8 @@ def out_of_fold(
         Log-odds; NaN for rows that no fold scored.
     """
     scores = np.full(len(y), np.nan)
-    for fit_on, scored in splits(y, times=times, groups=groups, purge_ms=purge_ms):
-        fitted = clone(learner).fit(X[fit_on], y[fit_on], sample_weight=weight[fit_on])
+    for fit_on, scored in splits(y, times=facts.times, groups=groups, purge_ms=purge_ms):
+        more = facts.take(fit_on).wanted_by(learner)
+        fitted = clone(learner).fit(X[fit_on], y[fit_on], sample_weight=weight[fit_on], **more)
         scores[scored] = log_odds(fitted, X[scored])
     return scores

@@ -31,6 +31,8 @@ EVALUATION_FOLDER = "evaluation"
 _ATTRIBUTIONS = "attributions.parquet"
 # `predrain doctor` reads this file to say what a missing channel was worth.
 
+_EXTRA = "extra_"
+
 _FRAMES = tuple(field.name for field in dataclasses.fields(Evaluation) if field.type in ("pd.DataFrame", pd.DataFrame))
 _SCALARS = ("k", "replicates", "units", "times", "oracle_coverage")
 
@@ -71,13 +73,15 @@ def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -
         write_frame(context.folds, swap.path / "context_folds.parquet")
         if context.attributions is not None:
             write_frame(context.attributions, swap.path / _ATTRIBUTIONS)
+        for name, frame in context.extras.items():
+            write_frame(frame, swap.path / f"{_EXTRA}{name}.parquet")
         content = {
             "evaluation": {name: _plain(getattr(evaluation, name)) for name in _SCALARS}
             | {"first_time": evaluation.first_time.isoformat(), "last_time": evaluation.last_time.isoformat()},
             "context": {
                 field.name: _plain(getattr(context, field.name))
                 for field in dataclasses.fields(context)
-                if field.name not in ("folds", "attributions")
+                if field.name not in ("folds", "attributions", "extras")
             },
         }
         write_json(content, swap.path / "context.json")
@@ -99,6 +103,9 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
         folds = pd.read_parquet(folder / "context_folds.parquet")
         made_of = folder / _ATTRIBUTIONS
         attributions = pd.read_parquet(made_of) if made_of.exists() else None
+        extras = {
+            path.stem.removeprefix(_EXTRA): pd.read_parquet(path) for path in sorted(folder.glob(f"{_EXTRA}*.parquet"))
+        }
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InputError(
             f"not the output of a backtest: {error.filename} is missing",
@@ -122,6 +129,7 @@ def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
             "alerts": tuple(_alert(each) for each in told["alerts"]),
             "folds": folds,
             "attributions": attributions,
+            "extras": extras,
         }
     )
     return Evaluation(**measured, **frames), context

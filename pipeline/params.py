@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from models.config import BacktestSection, ModelsSection, TrainingSection
+from models.config import BacktestSection, ModelsSection, PromotionSection, TrainingSection
 from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection
 from telemetry.errors import InputError
 
@@ -60,6 +60,7 @@ class Params(Section):
     training: TrainingSection = TrainingSection()
     models: ModelsSection = ModelsSection()
     backtest: BacktestSection = BacktestSection()
+    promotion: PromotionSection = PromotionSection()
 
 
 def load_params(paths: Iterable[Path]) -> Params:

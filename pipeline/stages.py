@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ import pandas as pd
 
 from features.building import build_matrix
 from features.matrix import FeatureMatrix
-from models.bundle import save_bundle
+from models.bundle import CARD, save_bundle
+from models.drift.frames import drift_frames
 from models.evaluation import evaluate
 from models.oracle import read_truth
 from models.sliding import BacktestResult, fit_final, run_backtest
 from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, write_json
+from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.params import Params
 from pipeline.provenance import code_revision, library_versions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
+from pipeline.tracking import measurements_of, record_backtest, record_training
 from telemetry.errors import InputError
 from telemetry.store import Dataset
 
@@ -71,21 +75,38 @@ def make_matrix(dataset: Path, params: Params, out: Path, *, progress: Progress 
 
 
 def train_bundle(
-    matrix: FeatureMatrix, params: Params, out: Path, *, track: str | None = None, progress: Progress | None = None
+    matrix: FeatureMatrix,
+    params: Params,
+    out: Path,
+    *,
+    track: str | None = None,
+    until: datetime | None = None,
+    backtest: Path | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fit all models as of the end of the data, save them as a bundle, record the run and register the bundle.
+
+    Parameters
+    ----------
+    until : datetime, optional
+        Fit as of this earlier time (aware), so that newer decisions are left for `predrain promote`.
+    backtest : Path, optional
+        Output of a backtest whose measurements go into the model card.
 
     Returns
     -------
     dict
         What was fitted on what, for the terminal.
     """
+    measured = {} if backtest is None else {"metrics": measurements_of(backtest)}  # before hours of fitting
+    decisions = bundle_decisions(backtest, params.models.profile, matrix.config.dataset_digest)
     fitted = fit_final(
         matrix,
         training=params.training,
         models=params.models,
         backtest=params.backtest,
         seed=params.seed,
+        until=until,
         progress=_counted(progress),
     )
     bundle = save_bundle(
@@ -98,6 +119,9 @@ def train_bundle(
             "dataset_digest": matrix.config.dataset_digest,
             "code_revision": code_revision(),
             "simulated": _simulated_facts(matrix),
+            "data": _data_facts(matrix, fitted.refit_at),
+            **measured,
+            "decisions": decisions,
         },
     )
     summary = {
@@ -110,10 +134,16 @@ def train_bundle(
         "incidents": fitted.n_incidents,
     }
     if track is not None:
-        from models.registry import register_bundle  # noqa: PLC0415 - as in _record
+        from models.registry import register_bundle  # noqa: PLC0415 - MLflow takes seconds to import
 
-        metrics = {key: float(value) for key, value in summary.items() if isinstance(value, int)}
-        run_id = _record(track, "train", params, metrics, matrix, {"bundle_digest": bundle.digest})
+        run_id = record_training(
+            track,
+            EXPERIMENT,
+            params=_flatten(params.model_dump(mode="json")),
+            tags=_tags(matrix) | {"bundle_digest": bundle.digest, "refit_at": fitted.refit_at.isoformat()},
+            metrics={key: float(value) for key, value in summary.items() if isinstance(value, int)},
+            card=out / CARD,
+        )
         summary["challenger"] = f"{MODEL} version {register_bundle(track, MODEL, out, run_id=run_id)}"
     return summary
 
@@ -168,9 +198,20 @@ def replay(
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
         attributions=result.attributions,
+        extras=({} if result.precedents is None else {"precedents": result.precedents})
+        | ({} if result.searched is None else {"search": result.searched})
+        | decision_extras(result, matrix, params.models, risks)
+        | drift_frames(
+            result.drift,
+            result.folds,
+            result.predictions,
+            profile=params.models.profile,
+            every=params.training.refit_every,
+        ),
     )
     metrics = evaluation.to_metrics()
-    write_frame(profile_predictions(result.predictions, params.models.profile), out / "predictions.parquet")
+    chosen = with_horizons(profile_predictions(result.predictions, params.models.profile), result)
+    write_frame(chosen, out / "predictions.parquet")
     write_frame(result.predictions, out / "predictions_all.parquet")
     save_evaluation(out, evaluation, context)
     write_json(
@@ -187,15 +228,15 @@ def replay(
     )
     shutil.rmtree(folds, ignore_errors=True)
     if track is not None:
-        flat = {
-            f"{model}.{variant}.{name}": value
-            for model, variants in metrics["models"].items()
-            for variant, measured in variants.items()
-            for name, value in measured.items()
-            if isinstance(value, int | float) and not name.endswith(("_low", "_high"))
-        }
-        tags = {"bootstrap": str(params.backtest.bootstrap)}
-        _record(track, "backtest", params, flat, matrix, tags, [out / "metrics.json"])
+        record_backtest(
+            track,
+            EXPERIMENT,
+            params=_flatten(params.model_dump(mode="json")),
+            tags=_tags(matrix) | {"bootstrap": str(params.backtest.bootstrap)},
+            result=result,
+            evaluation=evaluation,
+            artifacts=(out / "metrics.json",),
+        )
 
 
 def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame:
@@ -274,23 +315,19 @@ def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _record(
-    track: str,
-    name: str,
-    params: Params,
-    metrics: Mapping[str, float | None],
-    matrix: FeatureMatrix,
-    tags: Mapping[str, str],
-    artifacts: Sequence[Path] = (),
-) -> str:
-    from models.registry import log_run  # noqa: PLC0415 - MLflow takes seconds to import, and only tracked runs need it
+def _tags(matrix: FeatureMatrix) -> dict[str, str]:
+    return {
+        "dataset_digest": matrix.config.dataset_digest,
+        "matrix_digest": matrix.digest,
+        "code_revision": code_revision(),
+    }
 
-    return log_run(
-        track,
-        EXPERIMENT,
-        params=_flatten(params.model_dump(mode="json")),
-        metrics=metrics,
-        tags={"dataset_digest": matrix.config.dataset_digest, "code_revision": code_revision(), **tags},
-        artifacts=artifacts,
-        name=name,
-    )
+
+def _data_facts(matrix: FeatureMatrix, as_of: datetime) -> dict[str, Any]:
+    return {
+        "unit": matrix.unit,
+        "units": int(matrix.rows["unit"].nunique()),
+        "incidents": len(matrix.incidents(as_of)),
+        "first": matrix.span[0].isoformat(),
+        "last": matrix.span[1].isoformat(),
+    }

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from predrain import backtest, collect, doctor, features_verb, import_files, prepare, report, simulate, train
+from predrain import backtest, collect, doctor, features_verb, import_files, prepare, promote, report, simulate, train
 from predrain.version import VERSION
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ collect.add_to(app)
 prepare.add_to(app)
 features_verb.add_to(app)
 train.add_to(app)
+promote.add_to(app)
 backtest.add_to(app)
 report.add_to(app)
 doctor.add_to(app)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +51,16 @@ def doctor(
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that says which metric and label is what, and in which unit.")
     ] = None,
+    model: Annotated[
+        Path | None,
+        typer.Option(help="Instead of SOURCE: a trained bundle; with --matrix, says what changed since it was fitted."),
+    ] = None,
+    matrix: Annotated[
+        Path | None, typer.Option(help="With --model: a feature matrix with decisions after the bundle's fit.")
+    ] = None,
+    until: Annotated[
+        datetime | None, typer.Option(help="With --model: time of the check (UTC). Default: the end of the matrix.")
+    ] = None,
     watch: Annotated[
         str, typer.Option(help="How long to look at a page, such as 90s: tells its interval and what never changes.")
     ] = "0s",
@@ -65,13 +76,25 @@ def doctor(
 ) -> None:
     """Look at a source of telemetry: which channels are there, which are missing, what that costs, what to do.
 
-    Exit code 0: all that the model uses is there; 1: something is missing or amiss; 2: wrong usage.
+    Or at a trained model (--model and --matrix): whether fleet, telemetry, workload, failures or scores changed.
+
+    Exit code 0: all that the model uses is there, and no drift; 1: something is missing or amiss; 2: wrong usage.
 
     Example: predrain doctor http://node07:9400/metrics --watch 90s
     """
-    given = sum((source is not None, prometheus is not None, nvml, channels))
+    given = sum((source is not None, prometheus is not None, nvml, channels, model is not None))
     if given != 1:
-        raise typer.BadParameter("give one of SOURCE, --prometheus, --nvml and --channels")
+        raise typer.BadParameter("give one of SOURCE, --prometheus, --nvml, --channels and --model")
+    if (model is None) != (matrix is None):
+        raise typer.BadParameter("--model and --matrix go together")
+    if until is not None and model is None:
+        raise typer.BadParameter("--until goes with --model and --matrix")
+    if model is not None and matrix is not None:
+        with reported():
+            sound = _model(model, matrix, until, as_json=as_json)
+        if not sound:
+            raise typer.Exit(FAILED)
+        return
     with reported():
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
@@ -101,6 +124,18 @@ def doctor(
         raise typer.Exit(FAILED)
 
 
+def _model(model: Path, matrix: Path, until: datetime | None, *, as_json: bool) -> bool:
+    import json
+
+    from pipeline.health import check_health
+
+    if until is not None and until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
+    health = check_health(model, matrix, until=until)
+    sys.stdout.write(json.dumps(health.to_json(), sort_keys=True) + "\n" if as_json else health.to_text())
+    return health.healthy
+
+
 def _prometheus(
     url: str,
     match: str | None,
@@ -109,8 +144,6 @@ def _prometheus(
     access: Mapping[str, Any],
     timeout_s: float,
 ) -> Observation:
-    from datetime import UTC, datetime
-
     from telemetry.doctor.prometheus_source import Questions, observe_prometheus
     from telemetry.prometheus.connection import connect_to
     from telemetry.prometheus.selectors import check_match
@@ -122,8 +155,6 @@ def _prometheus(
 
 
 def _nvml(known: Mapping[str, Channel]) -> Observation:
-    from datetime import UTC, datetime
-
     from telemetry.doctor.nvml_source import observe_nvml
 
     return observe_nvml(channels=known, now=datetime.now(UTC))
@@ -132,8 +163,6 @@ def _nvml(known: Mapping[str, Channel]) -> Observation:
 def _source(
     source: str, mapping: Path | None, known: Mapping[str, Channel], access: Mapping[str, Any], timing: dict[str, float]
 ) -> Observation:
-    from datetime import UTC, datetime
-
     from telemetry.errors import InputError
     from telemetry.landing.folder import landing_of
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -17,19 +18,38 @@ def train(
     track: Annotated[
         str | None, typer.Option(help="MLflow tracking URI to record the run at, e.g. sqlite:///mlflow.db.")
     ] = None,
+    until: Annotated[
+        datetime | None,
+        typer.Option(
+            help="Fit as of this time (UTC), with labels as known then: the newest decisions stay untouched for "
+            "`predrain promote`.  Default: the end of the data.",
+            formats=["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%SZ", "%Y-%m-%dT%H:%M:%S%z"],
+        ),
+    ] = None,
+    backtest: Annotated[
+        Path | None, typer.Option(help="Output of a backtest whose measurements the model card shows.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit learners and ensembles as of the end of the data, and save the bundle that scoring loads.
 
     Example: predrain train --matrix matrix --out bundle --track sqlite:///mlflow.db
     """
+    if until is not None and until.tzinfo is None:
+        until = until.replace(tzinfo=UTC)
     with reported(), progress("training") as advance:
         from features.matrix import FeatureMatrix
         from pipeline.params import load_params
         from pipeline.stages import train_bundle
 
         summary = train_bundle(
-            FeatureMatrix.open(matrix), load_params(params_files(params)), out, track=track, progress=advance
+            FeatureMatrix.open(matrix),
+            load_params(params_files(params)),
+            out,
+            track=track,
+            until=until,
+            backtest=backtest,
+            progress=advance,
         )
         show(summary, as_json=as_json)
 

@@ -110,7 +110,7 @@ def resolve_columns(
     source: dict[str, str] = {}
     for name in names:
         own = _own_name(name, names, mapping, known, aliases)
-        if own == _UNKNOWN and name in ignored:
+        if own == _UNKNOWN and (name in ignored or mapping.ignore_others):
             continue
         if own == _UNKNOWN and extras:
             own = name
@@ -119,6 +119,7 @@ def resolve_columns(
             do = "map it to null in the mapping to leave it out."
             if declare:
                 do = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " + do
+            do = do[:-1] + ", or set `ignore_others: true` there for all such columns."
             raise InputError(f"unknown column {name!r}", where, f"{hint} Otherwise {do}".strip())
         if own is None or own in mapping.constants:
             continue

@@ -14,14 +14,15 @@ import pandas as pd
 from telemetry.columns import KEY_ALIASES, Columns, as_text, map_values, require, resolve_columns
 from telemetry.errors import InputError
 from telemetry.instants import PROBLEMS, parse_instants
-from telemetry.mapping import TableMapping
+from telemetry.mapping import InventoryMapping
 from telemetry.meta import instant_text
 from telemetry.pci import normalise_pci_bus_id
 from telemetry.quarantine import Quarantine, row_text
 from telemetry.reading import expand_sources, read_batches
 from telemetry.schema import INVENTORY, Unit
+from telemetry.sightings import SEEN_AT, condense_sightings, stays_of
 
-_TIMES = ("installed_at", "removed_at")
+_TIMES = ("installed_at", "removed_at", SEEN_AT)
 _MIG_OLD = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z")
 
 
@@ -41,15 +42,16 @@ class InventorySource:
     parents: dict[str, str] = field(default_factory=dict)
 
 
-def read_inventory(path: Path, mapping: TableMapping, quarantine: Quarantine) -> InventorySource:
+def read_inventory(path: Path, mapping: InventoryMapping, quarantine: Quarantine) -> InventorySource:
     """Read an inventory file.
 
     Parameters
     ----------
     path : pathlib.Path
         One row a stay. ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU of a
-        MIG instance; rows of instances are left out and their names become other names of the parent.
-    mapping : TableMapping
+        MIG instance; rows of instances are left out and their names become other names of the parent. ``seen_at`` makes
+        rows sightings, see :mod:`telemetry.sightings`.
+    mapping : InventoryMapping
     quarantine : Quarantine
         Takes rows without a node, with an unusable instant, that end before they begin, and MIG instances whose parent
         cannot be found.
@@ -62,24 +64,32 @@ def read_inventory(path: Path, mapping: TableMapping, quarantine: Quarantine) ->
     frames: list[pd.DataFrame] = []
     for file in expand_sources((path,), "inventory"):
         for batch in read_batches(file, "inventory", quarantine):
-            known = [*INVENTORY.names, "parent", "mig_instance"]
+            known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
             columns = resolve_columns(batch.table.column_names, mapping, known, KEY_ALIASES, str(file), extras=True)
             require(columns, ["node"], batch.table.column_names, str(file))
-            frames.append(_batch_frame(batch.rows, batch.table, columns, mapping, file, quarantine))
+            frame = _batch_frame(batch.rows, batch.table, columns, mapping, file, quarantine)
+            frames.append(condense_sightings(frame) if SEEN_AT in columns else frame)
     whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    if SEEN_AT in whole:
+        whole = stays_of([whole], mapping.absent)
     if whole.empty:
         raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
     return _fold_mig(whole, quarantine)
 
 
 def _batch_frame(
-    rows: npt.NDArray[np.int64], table: Any, columns: Columns, mapping: TableMapping, file: Path, quarantine: Quarantine
+    rows: npt.NDArray[np.int64],
+    table: Any,
+    columns: Columns,
+    mapping: InventoryMapping,
+    file: Path,
+    quarantine: Quarantine,
 ) -> pd.DataFrame:
     length = table.num_rows
     content: dict[str, Any] = {"_row": rows, "_file": np.full(length, file.name, dtype=object)}
     bad = np.zeros(length, dtype=bool)
     extras = [name for name in columns.source if name not in INVENTORY.names]
-    for name in [*INVENTORY.names, *extras]:
+    for name in dict.fromkeys([*INVENTORY.names, *extras]):
         column = columns.get(table, name)
         if name in _TIMES:
             if column is None:
@@ -89,7 +99,9 @@ def _batch_frame(
             if length and np.all(np.isin(instants.status, (1, 3))) and np.any(instants.status == 3):
                 raise naive_error(f"{file}, column {name!r}", "inventory", column)
             for status, reason in PROBLEMS.items():
-                if status == 1:  # a missing end is "in service", a missing start "before anything observed"
+                if (
+                    status == 1 and name != SEEN_AT
+                ):  # a missing end is "in service", a missing start "before anything observed"
                     continue
                 chosen = (instants.status == status) & ~bad
                 quarantine.add_rows(reason, "inventory", file.name, chosen, rows, table)

@@ -19,6 +19,7 @@ A YAML file with a section for each kind of source; every key may be left out::
       offset: {gpu_temp_c: -273.15}
       values:                       # our column -> value in the source -> our value; null drops the row, counted
         type: {fault_start: failure, fault_end: repair, heartbeat: null}
+      ignore_others: true           # source columns that are neither ours nor mapped are left out; without it, an error
     events: {}                      # the same keys; our columns are those of events
     inventory: {}
     jobs: {}
@@ -37,7 +38,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
@@ -45,7 +46,7 @@ from zoneinfo import ZoneInfo
 import yaml
 from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
 
-from telemetry.config import Section
+from telemetry.config import Duration, Section
 from telemetry.errors import InputError
 
 Scalar = str | int | float | bool | None
@@ -104,6 +105,9 @@ class TableMapping(Section):
     values: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
     """Our column to source value to our value; None drops the row."""
 
+    ignore_others: bool = False
+    """Whether source columns that are neither ours nor mapped are left out without a word."""
+
     @field_validator("columns")
     @classmethod
     def _once(cls, value: dict[str, str | None]) -> dict[str, str | None]:
@@ -122,6 +126,20 @@ class TableMapping(Section):
             column: {str(key): mapped for key, mapped in table.items()} if isinstance(table, Mapping) else table
             for column, table in value.items()
         }
+
+
+class InventoryMapping(TableMapping):
+    """How an inventory source becomes stays; with a column ``seen_at`` its rows are sightings."""
+
+    absent: Duration = timedelta(days=7)
+    """For sightings: a unit last seen this long before the newest sighting of any is taken to be removed then."""
+
+    @field_validator("absent")
+    @classmethod
+    def _some_time(cls, value: timedelta) -> timedelta:
+        if value <= timedelta(0):
+            raise ValueError("must be positive, such as '7d'")
+        return value
 
 
 class KernelLogMapping(Section):
@@ -154,7 +172,7 @@ class ImportMapping(Section):
     events: TableMapping = TableMapping()
     """Events."""
 
-    inventory: TableMapping = TableMapping()
+    inventory: InventoryMapping = InventoryMapping()
     """Inventory."""
 
     jobs: TableMapping = TableMapping()

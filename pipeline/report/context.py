@@ -95,6 +95,9 @@ class ReportContext:
         Parameters worth showing, by dotted name.
     attributions : DataFrame, optional
         What the profile's scores are made of, see :func:`models.attribution.attribution_frame`.
+    extras : mapping of str to DataFrame
+        What further sections of the report tell, by the name that their maker gave; each is kept as a file
+        ``evaluation/extra_NAME.parquet``.
     """
 
     dataset: str
@@ -112,6 +115,7 @@ class ReportContext:
     alerts: Sequence[AlertEntry] = ()
     params: Mapping[str, str] = field(default_factory=dict)
     attributions: pd.DataFrame | None = None
+    extras: Mapping[str, pd.DataFrame] = field(default_factory=dict)
 
     @property
     def unit_word(self) -> str:

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from models.comparison import SLIDING, TRAIN_ONCE
-from models.config import LEARNERS
+from models.config import ALL_LEARNERS
 from models.evaluation import Evaluation
 from models.oracle import ORACLE
 from pipeline.report import wording
@@ -86,10 +86,12 @@ def precision_recall(evaluation: Evaluation, profile: str) -> Plot | None:
         return None
 
     def draw(axes: Axes) -> None:
-        others = [model for model in LEARNERS if model in by_model and model != profile]
+        others = [model for model in ALL_LEARNERS if model in by_model and model != profile]
         for at, model in enumerate(others):
             curve = by_model[model]
-            axes.plot(curve["recall"], curve["precision"], color=_COLOURS[at], linestyle=_STYLES[at], label=model)
+            # colours and styles repeat at different lengths, so that thirty learners could be told apart
+            colour, style = _COLOURS[at % len(_COLOURS)], _STYLES[at % len(_STYLES)]
+            axes.plot(curve["recall"], curve["precision"], color=colour, linestyle=style, label=model)
         if ORACLE in by_model:
             curve = by_model[ORACLE]
             axes.plot(

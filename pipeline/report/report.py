@@ -10,7 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from models.evaluation import Evaluation
-from pipeline.report import plots, summary, tables, wording
+from pipeline.report import plots, sections, summary, tables, wording
 from pipeline.report.context import ReportContext
 from telemetry.errors import InputError
 
@@ -111,6 +111,7 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         uncaught=tables.uncaught_table(evaluation, context),
         folds=tables.folds(evaluation, context),
         made_of=tables.made_of(context),
+        sections=sections.sections(evaluation, context),
         alerts=tables.alert_rows(tuple(context.alerts)),
         methods=sorted({alert.method for alert in context.alerts if alert.method}),
         day=wording.day,

@@ -11,6 +11,7 @@ from models.evaluation import Evaluation
 from models.lead_time import TOP_SHARE
 from models.oracle import ORACLE
 from pipeline.report import wording
+from pipeline.report.comparisons import trend_sentence
 from pipeline.report.context import ReportContext
 from pipeline.report.wording import between, count, day, duration, hours, join, percent, points, verdict
 
@@ -159,6 +160,8 @@ def _helped(evaluation: Evaluation, context: ReportContext) -> str:
             f"Against training {each.model} once, refitting it on a sliding span changed precision at K by "
             f"{_difference(each)}."
         )
+        grown = trend_sentence(evaluation, context.profile)
+        parts += [grown] if grown else []
     ensembles = paired[paired["comparison"] == "ensemble"]
     if not ensembles.empty:
         against = ensembles["other_model"].iloc[0]

@@ -8,7 +8,7 @@ import pandas as pd
 
 from models.attribution import by_group
 from models.comparison import SLIDING, TRAIN_ONCE
-from models.config import BASELINES, LEARNERS
+from models.config import ALL_LEARNERS, BASELINES
 from models.evaluation import Evaluation
 from models.oracle import ORACLE
 from pipeline.report.context import AlertEntry, ReportContext
@@ -110,7 +110,8 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
     )
     caption = (
         f"Every model, pooled over all folds. In brackets: 95 % intervals from {evaluation.replicates} resamples of "
-        f"whole {context.unit_word}s."
+        f"whole {context.unit_word}s; a share of 0 or 100 %, which resampling cannot vary, has exact bounds instead "
+        f"(Clopper and Pearson's, each {context.unit_word} counted once)."
         if evaluation.replicates
         else "Every model, pooled over all folds. No intervals: backtest.bootstrap is 0."
     )
@@ -149,7 +150,7 @@ def paired(evaluation: Evaluation, comparison: str, caption: str) -> Table | Non
 def equal_alerts(evaluation: Evaluation) -> Table | None:
     """Models that alert less than K allows, against the others cut to as many alerts."""
     table = evaluation.equal_alerts
-    table = table[table["variant"] == SLIDING]
+    table = table[(table["variant"] == SLIDING) & table["sparing"].astype(bool)]
     if table.empty:
         return None
     rows = tuple(
@@ -317,7 +318,7 @@ def _outcome(alert: AlertEntry) -> str:
 
 def _ordered(table: pd.DataFrame) -> pd.DataFrame:
     kinds = {"ensemble": 0, "learner": 1, "baseline": 2, "oracle": 3}
-    place = {name: at for at, name in enumerate((*LEARNERS, *BASELINES))}
+    place = {name: at for at, name in enumerate((*ALL_LEARNERS, *BASELINES))}
     key = pd.DataFrame(
         {
             "kind": table["kind"].map(kinds),

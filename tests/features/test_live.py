@@ -9,7 +9,7 @@ import pytest
 
 from features.blocks import table_of
 from features.errors import InputError
-from features.live import fleet_reference, live_plan, live_rows
+from features.live import fleet_reference, live_plan, live_rows, look_back
 from features.matrix import ROW_COLUMNS
 from tests.features.small_fleet import (
     HOUR,
@@ -48,8 +48,8 @@ def world(tmp_path_factory):
 
 def as_known(t, samples, events, inventory, config):
     """What a live system holds at t: the look-back, what has happened, no removal to come."""
-    look_back = live_plan(config).look_back
-    recent = samples[(samples["timestamp"] <= t) & (samples["timestamp"] > t - look_back)]
+    oldest = look_back(config)
+    recent = samples[(samples["timestamp"] <= t) & (samples["timestamp"] > t - oldest)]
     stays = inventory[inventory["installed_at"] <= t].copy()
     stays["removed_at"] = stays["removed_at"].where(stays["removed_at"] <= t)
     return recent, events[events["known_at"] <= t], stays
@@ -89,8 +89,8 @@ def test_one_node_needs_only_its_own_samples_and_the_fleets_medians(world):
     matrix, frame, *data = world
     t = T0 + 18 * HOUR
     samples, events, inventory = as_known(t, *data, matrix.config)
-    reference = fleet_reference(samples, inventory, t, matrix.config)
-    assert reference.index.tolist() == ["A100", "H100"]
+    reference = fleet_reference(samples, events, inventory, t, matrix.config)
+    assert reference.medians.index.tolist() == ["A100", "H100"]
     live = live_rows(
         samples[samples["node"] == "node1"], events, inventory, t, matrix.config, reference, nodes={"node1"}
     )
@@ -162,4 +162,7 @@ def test_columns_of_another_version_are_refused(world):
 
 
 def test_the_look_back_covers_windows_and_delay(world):
-    assert live_plan(world[0].config).look_back == 8 * HOUR + timedelta(minutes=10)
+    config = world[0].config
+    assert live_plan(config).look_back == timedelta(days=7, minutes=10)
+    # Off the grid the fleet is looked at as it was at the last decision time.
+    assert look_back(config) == timedelta(days=7, minutes=10) + config.decision.every

@@ -109,14 +109,14 @@ class FakeMatrix:
     def incidents(self, as_of=None):
         return self.events if as_of is None else self.events[self.events["known_at"] <= as_of]
 
-    def labels(self, as_of=None):
+    def labels(self, as_of=None, *, horizon=None):
         known = self.incidents(as_of)
-        return self.label_frame(known, as_of)
+        return self.label_frame(known, as_of, horizon=horizon)
 
-    def label_frame(self, incidents, as_of, censor=True):
+    def label_frame(self, incidents, as_of, censor=True, horizon=None):
         rows = self.rows
         time = rows["decision_time"]
-        complete = time + GAP + HORIZON
+        complete = time + GAP + (HORIZON if horizon is None else horizon)
         out = pd.DataFrame(
             {
                 "label": pd.array(np.zeros(len(rows)), dtype="Int8"),

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models import alert_reasons
 from models.attribution import SAMPLED_ROWS, attribute, attribution_frame, by_group
 from tests.models.small_models import COLUMNS, fitted_models, rows
 
@@ -62,3 +63,35 @@ def test_a_backtest_writes_them(small_backtest):
     sums = frame.groupby("fold")["share"].sum()
     assert sums.tolist() == pytest.approx([1.0] * len(sums))
     assert "What the scores are made of" in (small_backtest / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("model", ["mean_rank", "stacked", "intersection", "cascade"])
+def test_ensembles_have_shares_too(model: str):
+    found = attribute(fitted_models(), Held(), model, np.array([3, 5]), np.arange(300))
+    assert sum(found["shares"]) == pytest.approx(1)
+
+
+def test_alerts_are_placed_among_the_units_of_their_own_time():
+    matrix = Held()
+    times = pd.date_range("2026-02-01", periods=3, freq="6h", tz="UTC").repeat(100).as_unit("ms")
+    units = [f"g{i % 100}" for i in range(300)]
+    matrix.rows = pd.DataFrame({"decision_time": times, "unit": units, "gpu": units})
+    asked = np.array([5, 120, 7])
+    fleets, sampled = alert_reasons._fleets(matrix, matrix.values, asked, np.arange(300))
+    assert not sampled
+    for row, fleet in zip(asked, fleets, strict=True):
+        same = np.flatnonzero(times == times[row])
+        assert np.array_equal(fleet, matrix.X[same], equal_nan=True)
+    told = alert_reasons.explain_rows(fitted_models(), matrix, "mean_rank", asked, among=np.arange(300))
+    assert [each["row"] for each in told] == asked.tolist()
+    assert all("fleet at that time" in reason for each in told for reason in each["reasons"])
+
+
+def test_a_large_fleet_is_sampled_and_the_alerts_stay_in(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(alert_reasons, "_FLEET_UNITS", 20)
+    matrix = Held()
+    matrix.rows = pd.DataFrame({"decision_time": pd.to_datetime(["2026-02-01"] * 300, utc=True).as_unit("ms")})
+    fleets, sampled = alert_reasons._fleets(matrix, matrix.values, np.array([7]), np.arange(300))
+    assert sampled
+    assert len(fleets[0]) == 21  # every fifteenth, and the alert itself
+    assert any(np.array_equal(row, matrix.X[7], equal_nan=True) for row in fleets[0])

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.stats import binomtest
 
-from models.bootstrap import interval, resample_units
+from models.bootstrap import honest_interval, interval, resample_units
 
 
 @given(st.integers(1, 40), st.integers(1, 20), st.integers(0, 5))
@@ -43,3 +44,38 @@ def test_interval_of_mostly_undefined_replicates_is_nan():
     assert interval(values).low == 1
     assert np.isnan(interval(np.ones(19)).high)
     assert np.isnan(interval(np.empty(0)).high)
+
+
+def test_a_share_without_a_hit_has_the_exact_bound_of_its_units():
+    counts = np.array([4.0] * 30 + [0.0] * 10)
+    bounds = honest_interval(np.zeros(50), point=0.0, counts=counts)
+    assert bounds.low == 0
+    assert bounds.high == pytest.approx(binomtest(0, 30).proportion_ci(0.95, method="exact").high)
+    full = honest_interval(np.ones(50), point=1.0, counts=counts)
+    assert full.high == 1
+    assert full.low == pytest.approx(binomtest(30, 30).proportion_ci(0.95, method="exact").low)
+
+
+def test_units_that_hold_most_rows_count_for_less():
+    even = honest_interval(np.zeros(50), point=0.0, counts=np.full(30, 2.0)).high
+    uneven = honest_interval(np.zeros(50), point=0.0, counts=np.array([31.0] + [1.0] * 29)).high
+    assert uneven > 2 * even
+
+
+def test_the_exact_bound_covers_rare_hits_where_the_percentiles_cannot():
+    rng = np.random.default_rng(5)
+    rate, honest, naive = 0.02, 0, 0
+    for seed in range(120):
+        hits = (rng.random(60) < rate) * 3.0  # all three rows of a unit share its fate
+        counts = np.full(60, 3.0)
+        values = resample_units(60, 100, seed) @ hits / 180
+        honest += honest_interval(values, point=float(hits.sum() / 180), counts=counts).high >= rate
+        naive += interval(values).high >= rate
+    assert naive < 0.85 * 120 < 0.93 * 120 < honest
+
+
+def test_without_resamples_or_rows_nothing_is_said():
+    assert np.isnan(honest_interval(np.empty(0), point=0.0, counts=np.ones(5)).high)
+    assert np.isnan(honest_interval(np.full(50, np.nan), point=np.nan, counts=np.zeros(5)).high)
+    halves = np.linspace(0, 1, 101)
+    assert honest_interval(halves, point=0.5, counts=np.ones(5)) == interval(halves)

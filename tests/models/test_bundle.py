@@ -5,8 +5,11 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -15,6 +18,7 @@ import skops.io
 
 from features.errors import InputError
 from models.bundle import load_bundle, save_bundle
+from models.bundle_files import sealed
 from tests.models.small_models import COLUMNS, fitted_models, score
 
 FACTS = {"profile": "mean_rank", "dataset_digest": "d1", "code_revision": "c1", "params": {"seed": 42}}
@@ -32,7 +36,7 @@ def manifest_of(path):
 def rewrite(path, change):
     content = manifest_of(path)
     change(content)
-    (path / "manifest.json").write_text(json.dumps(content))
+    (path / "manifest.json").write_bytes(sealed(content))
 
 
 def refuse(path, **kwargs):
@@ -138,7 +142,7 @@ def test_no_bundle_and_no_json_are_told_apart(tmp_path, bundle):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format=99), "the bundle's layout is version 99, this code reads 1"),
+        (lambda m: m.update(format=99), "the bundle's layout is version 99, this code reads 2"),
         (lambda m: m["libraries"].update(lightgbm="3.3.1"), "the bundle was written with lightgbm 3.3.1, this is "),
         (lambda m: m["libraries"].pop("skops"), "the bundle was written with skops None, this is "),
         (lambda m: m["fitted"].pop("stacker"), "manifest.json lacks or misstates 'stacker'"),
@@ -194,6 +198,131 @@ def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
 def test_a_file_that_is_no_model_is_refused(bundle, file, content, message, capfd):
     replaced(bundle, file, content)
     assert refuse(bundle).what.startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (
+            lambda b: (b / "a.txt").write_text("hello"),
+            "a.txt is not the manifest's: a bundle holds nothing else",
+        ),
+        (lambda b: (b / "learners" / "more").mkdir(), "more is not the manifest's: a bundle holds nothing else"),
+        (lambda b: (b / "learners" / "mlp.skops").write_bytes(b""), "mlp.skops is empty"),
+        (lambda b: linked(b / "learners" / "mlp.skops"), "mlp.skops is a link: a bundle holds its files itself"),
+        (lambda b: linked(b / "learners"), "learners is a link: a bundle holds its files itself"),
+        (
+            lambda b: edited(b, lambda raw: raw.replace(b'"k": 5', b'"k": 6')),
+            "manifest.json is not the file that was saved: its seal does not fit its content",
+        ),
+        (
+            lambda b: edited(b, lambda raw: raw + b" "),
+            "manifest.json is not the file that was saved: its seal does not fit its content",
+        ),
+    ],
+)
+def test_a_folder_that_is_not_exactly_the_bundle_is_refused(bundle, spoil, message):
+    spoil(bundle)
+    assert refuse(bundle).what == message
+
+
+def edited(bundle, change):
+    file = bundle / "manifest.json"
+    file.write_bytes(change(file.read_bytes()))
+
+
+def linked(path):
+    """Put what stands at a path elsewhere, and a link in its place."""
+    elsewhere = path.parent.parent.parent / "elsewhere"
+    shutil.move(path, elsewhere)
+    path.symlink_to(elsewhere)
+
+
+def test_a_link_to_a_whole_bundle_is_followed(bundle, tmp_path):
+    (tmp_path / "current").symlink_to(bundle)
+    assert load_bundle(tmp_path / "current").profile == "mean_rank"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m["features"].pop(), "not a readable "),
+        (lambda m: m["features"].append(m["features"][0]), "not a readable "),
+        (lambda m: m["fitted"]["members"].append("svm"), "manifest.json lacks or misstates members: one is no learner"),
+        (
+            lambda m: m["fitted"]["calibrators"].pop("mlp"),
+            "manifest.json lacks or misstates calibrators: one",
+        ),
+        (lambda m: m["fitted"].update(k=0), "manifest.json lacks or misstates k, span or shift"),
+        (lambda m: m["fitted"].update(cascade=None), "manifest.json lacks or misstates cascade"),
+        (lambda m: m["fitted"]["models"].append("oracle"), "manifest.json lacks or misstates "),
+        (
+            lambda m: m["fitted"]["stacker"]["weights"].pop(),
+            "manifest.json lacks or misstates stacker: a weight",
+        ),
+    ],
+)
+def test_parts_that_do_not_fit_each_other_are_refused(bundle, change, message):
+    rewrite(bundle, change)
+    assert refuse(bundle).what.startswith(message)
+
+
+def test_a_learner_of_other_features_is_refused(bundle):
+    content = (bundle / "learners/lightgbm.txt").read_bytes()
+    replaced(bundle, "learners/lightgbm.txt", content.replace(b"max_feature_idx=5", b"max_feature_idx=4"))
+    assert refuse(bundle).what == "not a readable lightgbm model: it is of 5 features"
+
+
+HOSTILE = """
+import hashlib, json, random, sys
+from pathlib import Path
+from features.errors import InputError
+from models.bundle import load_bundle
+from models.bundle_files import sealed
+from tests.models.small_models import score
+
+bundle, resealed = Path(sys.argv[1]), sys.argv[2] == "resealed"
+names = sorted(p.relative_to(bundle).as_posix() for p in bundle.rglob("*") if p.is_file())
+manifest = json.loads((bundle / "manifest.json").read_text())
+original = {name: (bundle / name).read_bytes() for name in names}
+count = 0
+for name in names:
+    if resealed and not name.startswith("learners/"):
+        continue
+    for at in range(int(sys.argv[3])):
+        rng = random.Random(f"{name} {at}")
+        spoiled = bytearray(original[name])
+        if at % 3 == 0:
+            spoiled = spoiled[: rng.randrange(len(spoiled))]
+        else:
+            spoiled[rng.randrange(len(spoiled))] ^= 1 << rng.randrange(8)
+        print(name, at, flush=True)
+        (bundle / name).write_bytes(spoiled)
+        if resealed:
+            files = manifest["files"] | {name: hashlib.sha256(bytes(spoiled)).hexdigest()}
+            (bundle / "manifest.json").write_bytes(sealed(manifest | {"files": files}))
+        try:
+            score(load_bundle(bundle).fitted)  # a bit in a threshold gives another model, and only the hash can tell
+            assert resealed, "a changed file was loaded"
+        except InputError:
+            count += 1
+        (bundle / name).write_bytes(original[name])
+        (bundle / "manifest.json").write_bytes(original["manifest.json"])
+print("refused", count)
+"""
+
+
+@pytest.mark.parametrize(("mode", "times"), [("as it is", 9), ("resealed", 15)])
+def test_no_damage_to_any_file_crashes_the_process(bundle, mode, times):
+    """Truncated and flipped, with hashes that notice and with hashes that were forged: always an InputError."""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", HOSTILE, str(bundle), mode, str(times)],
+        capture_output=True, check=False, timeout=300, cwd=root, env=os.environ | {"PYTHONPATH": str(root)},
+    )  # fmt: skip
+    said = done.stdout.decode(errors="replace").strip().splitlines()
+    assert done.returncode == 0, (said[-1:], done.stderr[-2000:])
+    assert int(said[-1].split()[1]) > times
 
 
 def test_other_columns_are_refused_with_the_difference(bundle):

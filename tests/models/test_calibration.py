@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from datetime import timedelta
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from models.calibration import Calibrator, fit_calibrator
+from models.calibration import Calibrator, at_level, fit_calibrator
+from models.failure_rate import rate_at, recent_rate
+from models.training_set import Labels, Rows
+from tests.models.fake_matrix import FakeMatrix
 
 
 def sample(n=4000, slope=0.6, intercept=-2.0, seed=0):
@@ -82,3 +87,61 @@ def test_unlabelled_rows_do_not_count():
     hidden = label.copy()
     hidden[::2] = -1
     assert fit(score, hidden) == fit(score[1::2], label[1::2])
+
+
+@pytest.mark.parametrize("method", ["sigmoid", "isotonic"])
+@pytest.mark.parametrize("rate", [0.0005, 0.01, 0.2])
+def test_a_level_moves_the_mean_risk_and_leaves_the_order(method, rate):
+    score, label = sample()
+    before = fit(score, label, method)
+    after = at_level(before, score, rate)
+    assert after.risk(score).mean() == pytest.approx(rate, rel=1e-4)
+    assert (np.diff(after.risk(np.sort(score))) >= 0).all()
+    assert after.method == before.method
+
+
+def test_a_level_that_nobody_knows_changes_nothing():
+    score, label = sample()
+    calibrator = fit(score, label)
+    assert at_level(calibrator, score, 0.0) == calibrator
+    assert at_level(calibrator, np.zeros(0), 0.01) == calibrator
+
+
+def test_a_steady_rate_is_kept_and_a_growing_one_followed_half_of_the_way():
+    assert recent_rate((100, 50_000), (200, 100_000), 4.0) == pytest.approx(0.008)
+    grown = recent_rate((400, 50_000), (200, 100_000), 4.0)
+    assert 0.032 < grown < 0.064
+    fallen = recent_rate((50, 50_000), (400, 100_000), 4.0)
+    assert 0.5 * 0.004 < fallen < 0.008
+
+
+def test_a_handful_of_incidents_moves_the_rate_little():
+    calm, busy = recent_rate((0, 50_000), (6, 100_000), 4.0), recent_rate((4, 50_000), (2, 100_000), 4.0)
+    pooled = 4.0 * 6 / 150_000
+    assert 0.6 * pooled < calm < pooled < busy < 1.6 * pooled
+
+
+def test_no_incident_or_no_row_gives_no_rate():
+    assert recent_rate((0, 1000), (0, 2000), 4.0) == 0.0
+    assert recent_rate((0, 0), (0, 0), 4.0) == 0.0
+
+
+def test_the_rate_counts_labels_known_by_the_refit_only():
+    matrix = FakeMatrix(units=40, days=60, incidents=60)
+    refit = matrix.span[0] + timedelta(days=50)
+    refit_ms = int(refit.timestamp() * 1000)
+    rows = Rows.of(matrix.rows)
+    rate = rate_at(rows, Labels.of(matrix.labels(refit)), refit_ms)
+
+    told = matrix.labels(refit)
+    time = matrix.rows["decision_time"]
+    known = ~matrix.rows["augmented"] & (told["complete_at"] <= refit) & told["label"].notna()
+    known &= time >= refit - timedelta(days=42)
+    late = known & (time > time[known].max() - timedelta(days=14))
+    seen = [(told.loc[part, "incident"].nunique(), int(part.sum())) for part in (late, known & ~late)]
+    per_incident = (told.loc[known, "label"] == 1).sum() / (seen[0][0] + seen[1][0])
+    assert rate == pytest.approx(recent_rate(seen[0], seen[1], per_incident))
+    assert rate > 0
+
+    matrix.events.loc[matrix.events["known_at"] > refit, "unit"] = "gpu-000"
+    assert rate_at(rows, Labels.of(matrix.labels(refit)), refit_ms) == rate

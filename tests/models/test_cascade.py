@@ -13,10 +13,14 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from models.cascade import CascadeEnsemble, keep_threshold
+from models.learners import log_odds
+from models.objectives.hazard import HazardClassifier
+from models.objectives.ranker import RankClassifier
 from models.walk_forward import splits
 
 STAGES = [("wide", LogisticRegression()), ("sharp", DecisionTreeClassifier(max_depth=4, random_state=0))]
 DAY = 86_400_000
+FEW = {"n_estimators": 10, "min_child_samples": 5, "verbose": -1}
 
 
 def known_deviations(estimator):
@@ -25,7 +29,11 @@ def known_deviations(estimator):
 
 
 @parametrize_with_checks(
-    [CascadeEnsemble(STAGES), CascadeEnsemble([*STAGES, ("last", LogisticRegression())])],
+    [
+        CascadeEnsemble(STAGES),
+        CascadeEnsemble([*STAGES, ("last", LogisticRegression())]),
+        CascadeEnsemble([*STAGES, ("last", LogisticRegression())], order_by="mean"),
+    ],
     expected_failed_checks=known_deviations,
 )
 def test_sklearn_contract(estimator, check):
@@ -147,3 +155,45 @@ def test_too_little_data_degrades_to_fitting_on_everything():
 def test_a_cascade_without_stages_says_so():
     with pytest.raises(ValueError, match="has no stages: give a list"):
         CascadeEnsemble().fit(np.eye(4), [0, 1, 0, 1])
+
+
+def test_an_unknown_score_is_refused():
+    with pytest.raises(ValueError, match="order_by is 'first': give 'last' or 'mean'"):
+        CascadeEnsemble(STAGES, order_by="first").fit(np.eye(4), [0, 1, 0, 1])
+
+
+def test_survivors_may_be_ordered_by_the_mean_of_all_stages():
+    X, y, times = timed()
+    stages = [*STAGES, ("last", LogisticRegression(C=0.1))]
+    cascade = CascadeEnsemble(stages, 0.8, timedelta(days=1), order_by="mean").fit(X, y, times=times)
+    score, survived = cascade.score_rows(X)
+    mean = np.mean([log_odds(stage, X) for _, stage in cascade.stages_], axis=0)
+    assert np.array_equal(np.argsort(score[survived]), np.argsort(mean[survived]))
+    assert score[~survived].max() < score[survived].min()
+    last = CascadeEnsemble(stages, 0.8, timedelta(days=1)).fit(X, y, times=times)
+    assert np.array_equal(last.survives(X), survived)
+    assert last.thresholds_ == cascade.thresholds_
+
+
+def test_alerts_are_at_most_k_and_survivors_only():
+    X, y, times = timed()
+    cascade = CascadeEnsemble(STAGES, 0.6, timedelta(days=1), k=3).fit(X, y, times=times)
+    chosen = cascade.select(X, times, [f"u{i}" for i in range(len(X))])
+    survived = cascade.survives(X)
+    for time in np.unique(times):
+        here = times == time
+        assert chosen.alert[here].sum() == min(3, survived[here].sum())
+        assert sorted(chosen.rank[here].tolist()) == list(range(1, here.sum() + 1))
+    assert not (chosen.alert & ~survived).any()
+    assert cascade.select(X).alert.sum() == 3
+
+
+def test_a_stage_may_ask_for_times_and_hours_to_the_incident():
+    X, y, times = timed(900)
+    hours = np.where(y == 1, 2.0 + X[:, 2].clip(0, 5) * 4, np.nan)
+    stages = [("rank", RankClassifier(settings=FEW)), ("hazard", HazardClassifier(edges_hours=(6.0,), settings=FEW))]
+    cascade = CascadeEnsemble(stages, 0.9, timedelta(days=1)).fit(X, y, times=times, hours_to_incident=hours)
+    assert cascade.stages_[1][1].edges_ == [6.0]
+    assert np.isfinite(cascade.log_odds(X)).all()
+    without = CascadeEnsemble(stages, 0.9, timedelta(days=1)).fit(X, y, times=times)
+    assert without.stages_[1][1].edges_ == []

@@ -266,3 +266,47 @@ def test_truth_of_another_dataset_is_refused(tmp_path):
         read_truth(tmp_path / "nowhere")
     truth_of(frame).to_parquet(tmp_path / "risk.parquet")
     assert list(read_truth(tmp_path).columns) == ["timestamp", "gpu", "risk"]
+
+
+def test_every_ensemble_stands_beside_every_learner_at_as_many_alerts():
+    models = [("mean_rank", "sliding", 0.3), ("xgboost", "sliding", 0.5), ("mlp", "sliding", 3.0),
+              ("random", "sliding", 9.0)]  # fmt: skip
+    table = evaluate(fleet(15, models, units=30, incidents=20), k=2, bootstrap=40, seed=0).equal_alerts
+    assert list(zip(table["model"], table["other_model"], strict=True)) == [
+        ("mean_rank", "mlp"),
+        ("mean_rank", "xgboost"),
+    ]
+    assert not table["sparing"].any()
+    assert list(table["best"]) == [False, True]
+    row = table[table["best"]].iloc[0]
+    measured = evaluate(fleet(15, models, units=30, incidents=20), k=2, bootstrap=0, seed=0)
+    assert row["precision"] == measured.row("mean_rank", "sliding")["precision_at_k"]
+    assert row["other_precision"] == measured.row("xgboost", "sliding")["precision_at_k"]
+
+
+def test_budgets_are_counted_by_rank():
+    frame = fleet(16, k=4)
+    table = evaluate(frame, k=4, bootstrap=30, seed=0).budgets
+    assert list(table["k"]) == [2, 4, 8, 20]
+    known = frame[frame["label"].notna()]
+    for row in table.itertuples():
+        top = known[known["rank"] <= row.k]
+        assert (row.alerts, row.hits) == (len(top), top["label"].sum())
+        assert row.precision == pytest.approx(top["label"].mean())
+        assert row.row_recall == pytest.approx(top["label"].sum() / known["label"].sum())
+    assert list(evaluate(fleet(16), k=1, bootstrap=0, seed=0).budgets["k"]) == [1, 2, 5]
+
+
+def test_no_hit_is_not_told_as_certainty():
+    frame = fleet(17, [("xgboost", "sliding", 1.0), ("mean_rank", "sliding", 1.0)], units=30, incidents=8)
+    last = frame["rank"].max()
+    frame["rank"] = np.where(frame["label"].fillna(0) == 1, last, frame["rank"])
+    frame["alert"] = frame["rank"] <= 2
+    measured = evaluate(frame, k=2, bootstrap=50, seed=0, truth=truth_of(frame))
+    row = measured.row("xgboost", "sliding")
+    assert row["precision_at_k"] == row["precision_at_k_low"] == row["oracle_share_precision_at_k"] == 0
+    assert row["precision_at_k_high"] > 3 / 30
+    assert row["oracle_share_precision_at_k_high"] > row["precision_at_k_high"]
+    pairs = measured.paired[measured.paired["statistic"] == "precision_at_k"]
+    assert pairs[["low", "high"]].isna().all(axis=None)
+    assert measured.equal_alerts[["low", "high"]].isna().all(axis=None)

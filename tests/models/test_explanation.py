@@ -1,14 +1,34 @@
 """Reasons of alerts: contributions against slow oracles, and what is said of them."""
 
 import itertools
+import math
 
+import lightgbm
 import numpy as np
 import pytest
+import xgboost
+from sklearn.ensemble import RandomForestClassifier
 
-from features.vocabulary import describe
+from features.standing import Standing, describe_standing
+from features.vocabulary import FeatureColumn, describe
 from models.bundle import load_bundle, save_bundle
-from models.explanation import LINEAR, OCCLUSION, PATHS, TREES, UNKNOWN, contributions, explain, members_of
-from models.learners import logit
+from models.contributions import explainable
+from models.explanation import (
+    GRADIENTS,
+    LINEAR,
+    OCCLUSION,
+    TREES,
+    UNKNOWN,
+    attribute_score,
+    contributions,
+    explain,
+    explained_by,
+    members_of,
+    told_as,
+    weights_in,
+)
+from models.forest_trees import forest_as_booster
+from models.learners import log_odds, logit
 from tests.models.small_models import COLUMNS, fitted_models, rows
 
 
@@ -21,37 +41,97 @@ def margin(learner, X):
     return logit(learner.predict_proba(X)[:, 1])
 
 
-@pytest.mark.parametrize("name", ["lightgbm", "xgboost"])
-def test_contributions_of_boosted_trees_add_up_to_the_log_odds(X, name):
+def shapley(value, features):
+    """Shapley values by the definition: the mean over all orders of what each feature adds."""
+    out = np.zeros(features)
+    for subset_size in range(features):
+        share = math.factorial(subset_size) * math.factorial(features - subset_size - 1) / math.factorial(features)
+        for feature in range(features):
+            others = [at for at in range(features) if at != feature]
+            for subset in itertools.combinations(others, subset_size):
+                out[feature] += share * (value({*subset, feature}) - value(set(subset)))
+    return out
+
+
+def expected_leaf(tree, row, known, node=0):
+    """What a tree of scikit-learn expects when only some features are known: by cover where a feature is not."""
+    left, right = tree.children_left[node], tree.children_right[node]
+    if left < 0:
+        return tree.value[node, 0, 1] / tree.value[node, 0].sum()
+    feature = tree.feature[node]
+    if feature in known:
+        goes = tree.missing_go_to_left[node] if math.isnan(row[feature]) else row[feature] <= tree.threshold[node]
+        return expected_leaf(tree, row, known, left if goes else right)
+    cover = tree.weighted_n_node_samples
+    one, two = (expected_leaf(tree, row, known, child) for child in (left, right))
+    return (cover[left] * one + cover[right] * two) / cover[node]
+
+
+def expected_margin(nodes, row, known, name="0-0"):
+    """The same for a tree of XGBoost as its frame tells it."""
+    node = nodes[name]
+    if node["Feature"] == "Leaf":
+        return node["Gain"]
+    feature = int(node["Feature"][1:])
+    if feature in known:
+        if math.isnan(row[feature]):
+            return expected_margin(nodes, row, known, node["Missing"])
+        return expected_margin(nodes, row, known, node["Yes" if row[feature] < np.float32(node["Split"]) else "No"])
+    one, two = (nodes[node[way]]["Cover"] for way in ("Yes", "No"))
+    return (
+        one * expected_margin(nodes, row, known, node["Yes"]) + two * expected_margin(nodes, row, known, node["No"])
+    ) / (one + two)
+
+
+def small_problem(seed):
+    rng = np.random.default_rng(seed)
+    X = rng.normal(size=(240, 4)).astype(np.float32)
+    X[rng.random(X.shape) < 0.1] = np.nan
+    y = (np.nan_to_num(X[:, 0]) * np.nan_to_num(X[:, 1]) + 0.5 * np.nan_to_num(X[:, 2]) > 0.4).astype(int)
+    return X, y, rng.random(240) + 0.5
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_forest_is_taken_apart_as_the_definition_of_shapley_values_says(seed):
+    X, y, weight = small_problem(seed)
+    forest = RandomForestClassifier(3, max_depth=3, random_state=seed).fit(X, y, sample_weight=weight)
+    found = forest_as_booster(forest).predict(X[:6], pred_contrib=True)
+    for row in range(6):
+
+        def value(known, row=row):
+            return np.mean([expected_leaf(each.tree_, X[row], known) for each in forest.estimators_])
+
+        np.testing.assert_allclose(found[row, :-1], shapley(value, 4), atol=1e-7)
+        assert found[row, -1] == pytest.approx(value(set()), abs=1e-7)
+
+
+def test_xgboosts_contributions_are_shapley_values_by_the_rows_that_went_each_way():
+    X, y, weight = small_problem(2)
+    learner = xgboost.XGBClassifier(n_estimators=1, max_depth=3, random_state=0).fit(X, y, sample_weight=weight)
+    frame = learner.get_booster().trees_to_dataframe()
+    nodes = {row["ID"]: row for row in frame.to_dict("records")}
+    values, _ = contributions(learner, X[:6])
+    for row in range(6):
+        expected = shapley(lambda known, row=row: expected_margin(nodes, X[row], known), 4)
+        np.testing.assert_allclose(values[row], expected, atol=1e-5)
+
+
+def test_a_forest_as_boosted_trees_gives_the_forests_probabilities(X):
+    forest = fitted_models().learners["random_forest"]
+    np.testing.assert_allclose(forest_as_booster(forest).predict(X), forest.predict_proba(X)[:, 1], atol=1e-12)
+    stump = RandomForestClassifier(2, max_depth=1, random_state=0).fit(np.zeros((20, 2)), np.arange(20) % 2)
+    assert forest_as_booster(stump).predict(np.zeros((1, 2)))[0] == pytest.approx(stump.predict_proba([[0, 0]])[0, 1])
+    assert not contributions(stump, np.zeros((1, 2), np.float32))[0].any()
+
+
+@pytest.mark.parametrize("name", ["lightgbm", "xgboost", "random_forest"])
+def test_contributions_of_trees_add_up_to_the_log_odds(X, name):
     learner = fitted_models().learners[name]
     values, method = contributions(learner, X)
     assert method == TREES
     assert values.shape == X.shape
     rest = margin(learner, X) - values.sum(axis=1)
     np.testing.assert_allclose(rest, rest[0], atol=1e-5)  # what is left is the same for every row: the average
-
-
-def test_contributions_of_a_forest_follow_its_paths(X):
-    forest = fitted_models().learners["random_forest"]
-    values, method = contributions(forest, X)
-    assert method == PATHS
-    expected = np.zeros(X.shape)
-    root = 0.0
-    for estimator in forest.estimators_:
-        tree = estimator.tree_
-        share = tree.value[:, 0, 1] / tree.value[:, 0].sum(axis=1)
-        root += share[0] / len(forest.estimators_)
-        for row, path in enumerate(estimator.decision_path(X)):
-            nodes = path.indices
-            for parent, child in itertools.pairwise(nodes):
-                expected[row, tree.feature[parent]] += (share[child] - share[parent]) / len(forest.estimators_)
-    change = expected.sum(axis=1)
-    np.testing.assert_allclose(root + change, forest.predict_proba(X)[:, 1], atol=1e-9)
-    np.testing.assert_allclose(values.sum(axis=1), margin(forest, X) - logit(np.array(root)), atol=1e-9)
-    moved = np.abs(change) > 1e-9
-    scale = (values.sum(axis=1)[moved] / change[moved])[:, None]
-    np.testing.assert_allclose(values[moved], expected[moved] * scale, atol=1e-9)
-    assert (scale > 0).all()
 
 
 def test_contributions_of_a_linear_model_add_up_to_its_decision(X):
@@ -62,19 +142,20 @@ def test_contributions_of_a_linear_model_add_up_to_its_decision(X):
     assert (values[np.isnan(X)] == 0).all()
 
 
-def test_contributions_of_a_network_are_what_its_score_loses(X):
+@pytest.mark.parametrize("activation", ["relu", "tanh", "logistic", "identity"])
+def test_contributions_of_a_network_add_up_to_its_distance_from_the_median_unit(X, activation):
     learner = fitted_models().learners["mlp"]
+    if activation != "relu":
+        from models.learners import make_learner
+
+        own = {"hidden_layer_sizes": [4, 3], "epochs": 3, "batch_size": 16, "activation": activation}
+        learner = make_learner("mlp", seed=1, settings=own).fit(*rows())
     values, method = contributions(learner, X)
-    assert method == OCCLUSION
-    scaled = learner.scaler_.transform(X)
-    for row in range(3):
-        for feature in range(X.shape[1]):
-            without = scaled[row : row + 1].copy()
-            without[0, feature] = 0
-            one, two = (
-                logit(learner.classifier_.predict_proba(each)[:, 1]) for each in (scaled[row : row + 1], without)
-            )
-            assert values[row, feature] == pytest.approx(float((one - two)[0]), abs=1e-5)
+    assert method == GRADIENTS
+    median = logit(learner.classifier_.predict_proba(np.zeros((1, X.shape[1]), np.float32))[:, 1])
+    change = margin(learner, X) - median
+    np.testing.assert_allclose(values.sum(axis=1), change, atol=0.02 * np.abs(change).max())
+    assert (values[np.isnan(X)] == 0).all()
 
 
 def test_baselines_are_explained_by_what_they_count():
@@ -87,18 +168,114 @@ def test_baselines_are_explained_by_what_they_count():
     assert chance.reasons == ()
 
 
-def test_an_ensemble_is_explained_by_the_mean_of_its_boosted_members(X):
+def test_an_ensemble_is_explained_by_the_mean_of_its_members(X):
     fitted = fitted_models()
     explained = explain(members_of(fitted, "mean_rank"), X, COLUMNS, top=2)
-    mean = np.mean([contributions(fitted.learners[name], X)[0] for name in ("lightgbm", "xgboost")], axis=0)
-    assert len(explained) == len(X)
+    mean = np.mean([contributions(fitted.learners[name], X)[0] for name in fitted.members], axis=0)
+    np.testing.assert_allclose(explained_by(fitted, "mean_rank", X), mean, atol=1e-12)
     for row, explanation in enumerate(explained):
         best = [at for at in np.argsort(-mean[row], kind="stable")[:2] if mean[row, at] > 0]
         assert [reason.column for reason in explanation.reasons] == [COLUMNS[at].name for at in best]
         for at, reason in zip(best, explanation.reasons, strict=True):
             assert reason.contribution == pytest.approx(mean[row, at])
             assert reason.text == describe(COLUMNS[at], float(X[row, at]))
-    assert explained[0].method == "exact tree contributions of lightgbm, xgboost (without random_forest)"
+    assert explained[0].method == "exact tree contributions of lightgbm, xgboost, random_forest"
+
+
+def test_a_stacked_score_is_taken_apart_exactly_by_its_weights(X):
+    fitted = fitted_models()
+    assert weights_in(fitted, "stacked") == fitted.stacker.weights
+    members = np.column_stack([log_odds(fitted.learners[name], X) for name in fitted.members])
+    score = fitted.stacker.log_odds(members)
+    rest = score - explained_by(fitted, "stacked", X).sum(axis=1)
+    np.testing.assert_allclose(rest, rest[0], atol=1e-5)
+
+
+def test_members_that_do_not_add_up_are_left_out_and_named(X):
+    fitted = fitted_models()
+    members = [("xgboost", fitted.learners["xgboost"]), ("odd", object()), ("count", fitted.baselines["history_count"])]
+    values, method = attribute_score(members, X)
+    np.testing.assert_allclose(values, contributions(fitted.learners["xgboost"], X)[0])
+    assert method == "exact tree contributions of xgboost (without odd, count)"
+    nothing, method = attribute_score([("odd", object()), ("strange", object())], X)
+    assert not nothing.any()
+    assert method == "(without odd, strange)"
+
+
+def test_learners_that_explain_themselves_are_asked():
+    class Sequence:
+        n_features_in_ = 2
+
+        def occluded(self, X):
+            return np.ones(X.shape)
+
+    values, method = contributions(Sequence(), np.zeros((1, 3), np.float32))
+    assert values.tolist() == [[1, 1, 0]]  # what it does not read adds nothing
+    assert method == OCCLUSION
+    assert explainable(Sequence())
+    trees = lightgbm.LGBMClassifier(n_estimators=2, verbose=-1).fit(*rows())
+    wider = np.column_stack([rows(3)[0], np.zeros((3, 2), np.float32)])
+    assert contributions(trees, wider)[0].shape == wider.shape
+
+
+def test_windows_of_one_thing_are_told_once_and_added_up():
+    hours = [1, 6, 24]
+    from datetime import timedelta
+
+    columns = [
+        FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", window=timedelta(hours=each), unit="errors")
+        for each in hours
+    ]
+    columns.append(FeatureColumn.of("telemetry", "gpu_temp_c", "max", window=timedelta(hours=1), unit="C"))
+    columns.append(FeatureColumn.of("history", "xid_memory", "count", window=timedelta(days=30), scope="gpu"))
+    columns.append(FeatureColumn.of("history", "xid_memory", "since", scope="gpu", unit="h"))
+    assert len({told_as(column) for column in columns}) == 3
+    values = np.array([[0.5, 0.2, 1.0, 1.5, 0.4, -0.6]])
+    X = np.array([[100, 900, 17_700, 80, 1, 5]], np.float32)
+    [told] = explain([("any", None)], X, columns, attributed=(values, "by hand"), top=5)
+    assert [reason.contribution for reason in told.reasons] == pytest.approx([1.7, 1.5])  # the history took off 0.2
+    assert told.reasons[0].column == columns[2].name
+    assert told.reasons[0].columns == tuple(column.name for column in columns[:3])
+    assert told.reasons[0].text == "correctable ECC errors (volatile) rose by 17,700 in the last 24 h"
+
+
+def test_a_reason_says_where_the_value_stands_in_the_fleet():
+    X = np.array([[80, 400, 0, 0, 0, 0]], dtype=np.float32)
+    fleet = np.repeat(np.array([[60, 400, 0, 0, 0, 0]], np.float32), 500, axis=0)
+    fleet[0] = X[0]
+    [hot] = explain(members_of(fitted_models(), "xgboost"), X, COLUMNS, fleets=[fleet])
+    assert hot.reasons[0].text == (
+        "GPU temperature averaged 80.0 °C over the last 6 h (fleet at that time: median 60.0 °C, "
+        "99th percentile 60.0 °C; the highest of 500 GPUs)"
+    )
+
+
+RISE = FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", unit="errors")
+CODE = FeatureColumn.of("static", "model", "code", categories=("A", "B"))
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "fleet", "words"),
+    [
+        (
+            RISE,
+            5.0,
+            [*range(200)],
+            "fleet at that time: median 100, 1st percentile 2; lower than 97% of 200 GPUs",
+        ),
+        (
+            RISE,
+            198.0,
+            [*range(200)],
+            "fleet at that time: median 100, 99th percentile 197; among the 2 highest of 200 GPUs",
+        ),
+        (RISE, 0.0, [0, 0, 0, 9], "fleet at that time: median 0, the same"),
+        (RISE, math.nan, [0, math.nan, 1, math.nan], "as of 50% of the fleet at that time"),
+        (CODE, 1.0, [0, 0, 0, 1], "as of 25% of the fleet at that time"),
+    ],
+)
+def test_standings_in_words(column, value, fleet, words):
+    assert describe_standing(column, value, Standing.of(np.array(fleet, np.float32), value)) == words
 
 
 def test_an_alert_on_a_hot_gpu_says_that_it_is_hot():
@@ -107,8 +284,6 @@ def test_an_alert_on_a_hot_gpu_says_that_it_is_hot():
     assert hot.reasons[0].column == "telemetry__gpu_temp_c__mean__6h"
     assert hot.reasons[0].value == 80
     assert "80" in hot.reasons[0].text
-    [compared] = explain(members_of(fitted_models(), "xgboost"), X[:1], COLUMNS, usual=np.full(len(COLUMNS), 61.5))
-    assert compared.reasons[0].text == describe(COLUMNS[0], 80.0, 61.5) != hot.reasons[0].text
 
 
 def test_members_are_those_that_make_the_alerts():
@@ -118,6 +293,7 @@ def test_members_are_those_that_make_the_alerts():
     assert names["intersection"] == names["stacked"] == ["lightgbm", "xgboost", "random_forest"]
     assert names["cascade"] == ["mlp"]
     assert names["vendor_rules"] == ["vendor_rules"]
+    assert weights_in(fitted, "mean_rank") == pytest.approx((1 / 3,) * 3)
     with pytest.raises(ValueError, match="svm is not among random"):
         members_of(fitted, "svm")
 
@@ -125,7 +301,7 @@ def test_members_are_those_that_make_the_alerts():
 def test_a_loaded_bundle_explains_the_same(X, tmp_path):
     fitted = fitted_models()
     loaded = load_bundle(save_bundle(tmp_path / "b", fitted, {"profile": "mean_rank"}).path).fitted
-    for model in ("mean_rank", "random_forest", "logistic", "cascade", "vendor_rules"):
+    for model in ("mean_rank", "stacked", "random_forest", "logistic", "cascade", "vendor_rules"):
         one, two = (explain(members_of(each, model), X, COLUMNS) for each in (fitted, loaded))
         assert repr(one) == repr(two)
 

@@ -6,9 +6,12 @@ from sklearn.metrics import average_precision_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
-from models.config import LEARNERS
+from models.config import LEARNERS, OBJECTIVES
+from models.fit_facts import FitFacts
 from models.learners import default_settings, log_odds, make_learner
 from models.prepared import PreparedClassifier, SignedLogScaler
+
+ALL = (*LEARNERS, *OBJECTIVES)
 
 
 def rare_signal(seed: int, n: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
@@ -29,7 +32,7 @@ def test_sklearn_contract(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("name", ["lightgbm", "xgboost"])
+@pytest.mark.parametrize("name", ["lightgbm", "xgboost", *OBJECTIVES])
 def test_boosting_does_not_collapse_when_positives_are_rare(name):
     X, y = rare_signal(1)
     X_new, y_new = rare_signal(2)
@@ -38,7 +41,7 @@ def test_boosting_does_not_collapse_when_positives_are_rare(name):
     assert average_precision_score(y_new, score) > 25 * y_new.mean()
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", ALL)
 def test_learns_with_missing_values_and_an_empty_column(name):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(1500, 6)).astype(np.float32)
@@ -47,14 +50,16 @@ def test_learns_with_missing_values_and_an_empty_column(name):
     X[:, 5] = np.nan
     X[:, 4] = 1e12
     weight = np.ones(1500)
-    proba = make_learner(name, seed=1).fit(X, y, sample_weight=weight).predict_proba(X)
+    learner = make_learner(name, seed=1)
+    facts = FitFacts.of(np.arange(1500) // 30)
+    proba = learner.fit(X, y, sample_weight=weight, **facts.wanted_by(learner)).predict_proba(X)
     assert proba.shape == (1500, 2)
     assert np.isfinite(proba).all()
     assert average_precision_score(y, proba[:, 1]) > 0.5
     np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", ALL)
 def test_same_seed_same_model_bit_for_bit(name):
     X, y = rare_signal(5, 3000)
     y[:40] = 1
@@ -63,7 +68,7 @@ def test_same_seed_same_model_bit_for_bit(name):
     assert np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("name", LEARNERS)
+@pytest.mark.parametrize("name", ALL)
 def test_a_row_of_weight_two_is_not_ignored(name):
     rng = np.random.default_rng(2)
     X = rng.normal(size=(600, 3)).astype(np.float32)
@@ -96,3 +101,22 @@ def test_a_network_learns_from_fewer_rows_than_a_batch():
     X, y = rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 4 == 0
     risk = make_learner("mlp", seed=1).fit(X, y.astype(int)).predict_proba(X)[:, 1]
     assert np.isfinite(risk).all()
+
+
+@pytest.mark.parametrize("name", ["random_forest", "logistic", "lightgbm", "lightgbm_focal", "lightgbm_hazard"])
+def test_balanced_classes_raise_every_risk_and_keep_the_order(name):
+    X, y = rare_signal(5, 6000)
+    y[:60] = 1
+    plain = make_learner(name, seed=1).fit(X, y).predict_proba(X)[:, 1]
+    balanced = make_learner(name, seed=1, settings={"class_weight": "balanced"}).fit(X, y).predict_proba(X)[:, 1]
+    assert balanced.mean() > 3 * plain.mean()
+    assert average_precision_score(y, balanced) > 0.3 * average_precision_score(y, plain)
+
+
+@pytest.mark.parametrize("name", ["xgboost", "xgboost_hazard", "lightgbm", "lightgbm_hazard"])
+def test_a_weight_of_positives_raises_every_risk(name):
+    X, y = rare_signal(5, 6000)
+    y[:60] = 1
+    plain = make_learner(name, seed=1).fit(X, y).predict_proba(X)[:, 1]
+    weighted = make_learner(name, seed=1, settings={"scale_pos_weight": 20.0}).fit(X, y).predict_proba(X)[:, 1]
+    assert weighted.mean() > 3 * plain.mean()

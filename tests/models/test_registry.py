@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 from features.errors import InputError
-from models import registry
+from models import champion, registry, run_log
 from models.bundle import save_bundle
+from models.champion import PREVIOUS_TAG, crown, standing_of, step_back, version_at
+from models.run_log import RunRecord, log_series
 from tests.models.small_models import COLUMNS, T0, fitted_models, rows
 
 
@@ -31,12 +33,13 @@ def store(tmp_path_factory):
         artifacts=[note, bundle.path],
         name="first",
     )
-    versions = [registry.register_bundle(uri, "predrain", bundle.path, run_id=run) for _ in range(2)]
+    first = save_bundle(folder / "first", fitted_models(), {"profile": "lightgbm"})
+    versions = [registry.register_bundle(uri, "predrain", each.path, run_id=run) for each in (first, bundle, bundle)]
     return uri, run, versions, bundle
 
 
 def client(uri):
-    with registry._mlflow(uri) as mlflow:
+    with registry.opened_store(uri) as mlflow:
         return mlflow.MlflowClient(uri, uri)
 
 
@@ -49,16 +52,16 @@ def test_a_run_keeps_params_metrics_tags_and_artifacts(store):
     assert run.data.params["models.p7"] == "7"
     assert run.data.metrics == {"precision": 0.25}
     assert run.data.tags["dataset_digest"] == "d1"
-    with registry._mlflow(uri) as mlflow:
+    with registry.opened_store(uri) as mlflow:
         kept = mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path="bundle/manifest.json")
     assert Path(kept).read_bytes() == (bundle.path / "manifest.json").read_bytes()
 
 
-def test_the_challenger_is_the_version_registered_last(store):
+def test_the_challenger_is_the_version_registered_last_and_a_bundle_is_one_version(store):
     uri, _, versions, bundle = store
-    assert versions == [1, 2]
+    assert versions == [1, 2, 2]
     assert registry.version_of(uri, "predrain", registry.CHALLENGER) == 2
-    assert client(uri).get_model_version("predrain", "1").tags["bundle_digest"] == bundle.digest
+    assert client(uri).get_model_version("predrain", "2").tags["bundle_digest"] == bundle.digest
 
 
 def test_an_alias_moves(store):
@@ -75,7 +78,7 @@ def test_the_registered_model_answers_with_the_profiles_risks(store):
     X[np.isnan(X)] = 0
     frame = pd.DataFrame(X.astype(float), columns=[column.name for column in COLUMNS])
     frame["unit"] = [f"g{at:02d}" for at in range(30)]
-    with registry._mlflow(uri) as mlflow:
+    with registry.opened_store(uri) as mlflow:
         model = mlflow.pyfunc.load_model("models:/predrain/2")
         answered = model.predict(frame)
         timed = model.predict(frame.assign(decision_time=pd.Timestamp(T0).tz_localize(None)))
@@ -93,6 +96,86 @@ def test_nothing_is_pickled_and_artifacts_stand_beside_the_database(store):
     kept = [each for each in folder.rglob("*") if each.is_file()]
     assert {"pyfunc.py", "manifest.json", "note.txt", "mlflow.db"} <= {each.name for each in kept}
     assert not [each for each in kept if each.suffix in (".pkl", ".pickle")]
+
+
+def record(at):
+    return RunRecord(f"refit {at}", {"p": at}, {"precision": at / 10, "none": None}, {"fold": str(at)})
+
+
+def test_a_series_is_recorded_once_and_goes_on_after_a_kill(store, monkeypatch):
+    uri, parent, children = store[0], RunRecord("backtest", {"seed": 1}, {"all": 0.5}), [record(at) for at in range(3)]
+    real, calls = run_log.fill_run, []
+
+    def killed(*args, **kwargs):
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        calls.append(1)
+        real(*args, **kwargs)
+
+    monkeypatch.setattr(run_log, "fill_run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        log_series(uri, "series", parent, children)
+    monkeypatch.setattr(run_log, "fill_run", real)
+    went_on = log_series(uri, "series", parent, children)
+    assert (went_on.added, went_on.kept) == (2, 2)
+    again = log_series(uri, "series", parent, children)
+    assert (again.run_id, again.added, again.kept) == (went_on.run_id, 0, 4)
+    found = client(uri)
+    home = found.get_experiment_by_name("series").experiment_id
+    runs = found.search_runs([home])
+    assert len(runs) == 4
+    nested = {run.info.run_name: run for run in runs if run.data.tags.get("mlflow.parentRunId") == again.run_id}
+    assert sorted(nested) == ["refit 0", "refit 1", "refit 2"]
+    assert nested["refit 2"].data.metrics == {"precision": 0.2}
+    assert {run.info.status for run in runs} == {"FINISHED"}
+    other = log_series(uri, "series", parent, [*children[:2], record(5)])
+    assert other.run_id != again.run_id
+
+
+def test_champions_follow_each_other_and_are_unwound_step_by_step(store):
+    uri = store[0]
+    crown(uri, "predrain", 2, expected=standing_of(uri, "predrain").champion, tags={"why": "first"})
+    start = standing_of(uri, "predrain").history
+    crown(uri, "predrain", 1, expected=2, tags={})
+    assert standing_of(uri, "predrain").history == (*start, 1)
+    assert version_at(uri, "predrain", 1).tags[PREVIOUS_TAG] == "2"
+    with pytest.raises(InputError, match="the champion was version 2 when the comparison began and is version 1 now"):
+        crown(uri, "predrain", 2, expected=2, tags={})
+    assert step_back(uri, "predrain", expected=1, tags={"rolled_back_reason": "worse"}) == 2
+    assert standing_of(uri, "predrain").history == start
+    assert registry.version_of(uri, "predrain", registry.CHAMPION) == 2
+
+
+@pytest.mark.parametrize(
+    ("written", "alias", "history"),
+    [
+        ("[1,2]", 2, (1, 2)),
+        ("[1,2,3]", 2, (1, 2)),  # killed between the two writes of a promotion, or of a rollback
+        ("[1,2]", 7, (1, 2, 7)),  # moved by other hands
+        ("[1]", None, ()),  # killed before the first champion had the alias
+        ("nonsense", 2, (2,)),
+        (None, None, ()),
+    ],
+)
+def test_the_history_ends_with_the_alias_wherever_a_kill_came(written, alias, history):
+    assert champion._history(written, alias) == history
+
+
+def test_two_promotions_at_once_do_not_interleave(store):
+    with (
+        champion.alone(store[0]),
+        pytest.raises(InputError, match="another promotion is at work on this store"),
+        champion.alone(store[0]),
+    ):
+        pass
+    with champion.alone(store[0]):
+        pass
+
+
+def test_an_absent_store_is_not_made(tmp_path):
+    with pytest.raises(InputError, match="no store here"):
+        standing_of(f"sqlite:///{tmp_path / 'absent.db'}", "predrain")
+    assert not (tmp_path / "absent.db").exists()
 
 
 def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):

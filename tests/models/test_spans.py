@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from features.service import instant_ms
-from models.config import TrainingSection
-from models.spans import candidates, choose_span, fitting
+from models.config import JudgeSection, TrainingSection
+from models.spans import candidates, choose_span, fitting, usable_spans
 from models.training_set import Labels, Rows
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
@@ -31,10 +31,16 @@ def test_spans_longer_than_the_history_do_not_fit():
     assert fitting(SPANS, refit_ms=refit - 1, first_ms=first, reach_ms=REACH_MS) == days(7)
 
 
-def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None):
+def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, judge=None, seen=None):
     refit = START + timedelta(days=day)
+
+    def read(rows):
+        if seen is not None:
+            seen.append(rows)
+        return matrix.values(rows)
+
     return choose_span(
-        matrix.values,
+        read,
         Rows.of(matrix.rows),
         Labels.of(matrix.labels(refit)),
         spans,
@@ -45,6 +51,7 @@ def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None):
         current=current,
         negative_ratio=10,
         seed=3,
+        judge=judge,
     )
 
 
@@ -109,3 +116,51 @@ def test_the_choice_is_the_same_every_time(drifting):
     first, second = choose(drifting), choose(drifting)
     assert first == second
     assert np.isfinite(list(first.scores.values())).all()
+
+
+def test_an_expanding_span_is_the_whole_history_in_whole_days():
+    training = TrainingSection(span="expanding", spans=("14d", "28d"))
+    first = instant_ms(START)
+    assert candidates(training) == days(14)
+    at = {"first_ms": first, "reach_ms": REACH_MS}
+    assert usable_spans(training, refit_ms=first + REACH_MS + 14 * 86_400_000 - 1, **at) == ()
+    assert usable_spans(training, refit_ms=first + REACH_MS + 14 * 86_400_000, **at) == days(14)
+    assert usable_spans(training, refit_ms=first + REACH_MS + 40 * 86_400_000 + 5_000, **at) == days(40)
+    assert usable_spans(TrainingSection(spans=("14d", "28d")), refit_ms=first + 40 * 86_400_000, **at) == days(14, 28)
+
+
+def test_spans_that_the_data_cut_may_be_left_out_until_they_fit(drifting):
+    """On day 40 the tail begins on day 31.6: 28 days before it are whole, 38 are not."""
+    every, whole = (
+        choose(drifting, spans=days(7, 28, 38), hysteresis=0.0, judge=JudgeSection(cut_spans=cut))
+        for cut in (True, False)
+    )
+    assert set(every.scores) == set(days(7, 28, 38))
+    assert set(whole.scores) == set(days(7, 28))
+    early = choose(drifting, day=20, spans=days(14, 18), judge=JudgeSection(cut_spans=False))
+    assert early.span == timedelta(days=18)
+    assert "too little history to try two whole spans" in early.why
+
+
+def test_several_tails_and_judges_are_averaged_as_shares_of_the_best(drifting):
+    choice = choose(drifting, spans=days(7, 14), judge=JudgeSection(learners=("logistic", "lightgbm"), tails=2))
+    assert set(choice.scores) == set(days(7, 14))
+    assert all(0 < score <= 1 for score in choice.scores.values())
+    assert max(choice.scores.values()) > 0.5
+    one = choose(drifting, spans=days(7, 14), judge=JudgeSection(learners=("logistic",)))
+    assert one != choice
+
+
+def test_no_tail_is_ever_fitted_on_by_its_own_judge(drifting):
+    """Each tail is read first, then the candidates' rows before it."""
+    seen = []
+    choose(drifting, spans=days(7, 14), judge=JudgeSection(tails=3), seen=seen)
+    labels = Labels.of(drifting.labels(START + timedelta(days=40)))
+    rows = Rows.of(drifting.rows)
+    assert len(seen) == 9
+    for at in (0, 3, 6):
+        tail, fitted = seen[at], seen[at + 1 : at + 3]
+        for each in fitted:
+            assert labels.complete[each].max() <= rows.time[tail].min()
+    assert rows.time[seen[3]].max() < rows.time[seen[0]].min()
+    assert rows.time[seen[6]].max() < rows.time[seen[3]].min()

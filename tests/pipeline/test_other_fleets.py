@@ -14,6 +14,8 @@ from pipeline.stages import make_matrix, replay, write_report_for
 from telemetry.channels import resolve_channels
 from telemetry.errors import InputError
 from telemetry.importing import import_dataset
+from tests.fleets.disks import write_disks
+from tests.fleets.lifetimes import write_lifetimes
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 DAYS, UNITS = 60, 40
@@ -181,3 +183,129 @@ def test_a_channel_that_nobody_declared_is_refused_with_the_way_out(tmp_path: Pa
             events=write_events(tmp_path / "events.csv", found, with_gpus=True),
             samples=write_samples(tmp_path / "samples.csv", found, np.random.default_rng(5)),
         )
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+LIGHT = """
+models: {settings: {lightgbm: {n_estimators: 40}, xgboost: {n_estimators: 20}}}
+backtest: {bootstrap: 0}
+"""
+
+
+def run_shipped(tmp_path: Path, names: list[str], more: str, mapping: str | None, **sources: Path | list[Path]) -> dict:
+    """Import, build and replay with the parameters of ``params/`` alone."""
+    (tmp_path / "more.yaml").write_text(LIGHT + more)
+    params = load_params([*(ROOT / "params" / f"{name}.yaml" for name in names), tmp_path / "more.yaml"])
+    imported = import_dataset(
+        tmp_path / "dataset",
+        samples=sources.get("samples", ()),
+        events=sources["events"],
+        inventory=sources["inventory"],
+        step=params.telemetry.step,
+        channels=resolve_channels(params.channels),
+        dedupe=params.events.dedupe,
+        delay=params.features.delay,
+        mapping=None if mapping is None else ROOT / "params" / f"{mapping}.yaml",
+    )
+    assert imported.quarantined == {}
+    matrix = make_matrix(tmp_path / "dataset", params, tmp_path / "matrix")
+    replay(matrix, params, tmp_path / "out")
+    return json.loads((tmp_path / "out" / "metrics.json").read_text())
+
+
+SHORT = "training: {span: 56d, refit_every: 56d}\n"
+
+
+def test_a_fleet_of_disks_is_learned_with_the_shipped_parameters_alone(tmp_path: Path) -> None:
+    write_disks(tmp_path / "raw", devices=1200, days=154, seed=100, acceleration=15.0)
+    metrics = run_shipped(
+        tmp_path,
+        ["disks"],
+        SHORT,
+        "disks-mapping",
+        samples=[tmp_path / "raw" / "samples"],
+        events=[tmp_path / "raw" / "events.parquet"],
+        inventory=tmp_path / "raw" / "inventory.parquet",
+    )
+    measured = metrics["models"][metrics["profile"]]["sliding"]
+    assert measured["average_precision"] > 3 * measured["base_rate"]
+    assert measured["capture"] > 0.15
+
+
+def test_daily_files_of_disks_are_samples_events_and_inventory_at_once(tmp_path: Path) -> None:
+    write_disks(tmp_path / "raw", devices=500, days=126, seed=100, acceleration=25.0)
+    days = daily_files(tmp_path / "raw", tmp_path / "days")
+    metrics = run_shipped(
+        tmp_path,
+        ["disks", "disks-daily"],
+        SHORT,
+        "disks-daily-mapping",
+        samples=[days],
+        events=[days],
+        inventory=days,
+    )
+    measured = metrics["models"][metrics["profile"]]["sliding"]
+    assert measured["incidents"] > 10
+    assert measured["roc_auc"] > 0.5
+    matrix = FeatureMatrix.open(tmp_path / "matrix")
+    assert matrix.unit == "node"
+    assert {column.channel for column in matrix.columns if column.group == "static"} == {
+        *("model", "age", "capacity_bytes"),
+    }
+
+
+def daily_files(raw: Path, out: Path) -> Path:
+    """Write a generated fleet as daily files: dates without times, a 0/1 column for failures, odd values among them."""
+    samples = pd.concat([pd.read_parquet(file) for file in sorted((raw / "samples").iterdir())])
+    samples["day"] = samples["date"].dt.strftime("%Y-%m-%d")
+    samples = samples.sort_values("date").drop_duplicates(["serial_number", "day"], keep="last")
+    failed = set(pd.read_parquet(raw / "events.parquet")["serial_number"])
+    last = samples.groupby("serial_number")["date"].transform("max") == samples["date"]
+    inventory = pd.read_parquet(raw / "inventory.parquet").set_index("serial_number")
+    rows = samples.assign(
+        date=samples["day"],
+        model=inventory["model"].reindex(samples["serial_number"]).to_numpy(),
+        capacity_bytes=inventory["capacity_bytes"].reindex(samples["serial_number"]).to_numpy(),
+        failure=(last & samples["serial_number"].isin(failed)).astype(int),
+        smart_240_raw=2**55 + 1,
+    ).drop(columns="day")
+    rows.loc[rows.index[::97], "capacity_bytes"] = 0
+    out.mkdir()
+    for day, part in rows.groupby("date"):
+        part.to_csv(out / f"{day}.csv", index=False)
+    return out
+
+
+def test_lifetimes_without_telemetry_are_learned_with_the_shipped_parameters_alone(tmp_path: Path) -> None:
+    write_lifetimes(tmp_path / "raw", devices=1200, years=5, seed=100)
+    metrics = run_shipped(
+        tmp_path,
+        ["lifetimes"],
+        "training: {refit_every: 364d}\n",
+        None,
+        events=[tmp_path / "raw" / "events.csv"],
+        inventory=tmp_path / "raw" / "inventory.csv",
+    )
+    measured = metrics["models"][metrics["profile"]]["sliding"]
+    assert measured["roc_auc"] > 0.6
+    assert measured["average_precision"] > 1.3 * measured["base_rate"]
+
+
+def test_thousands_of_models_are_one_column(tmp_path: Path) -> None:
+    write_lifetimes(tmp_path / "raw", devices=2500, years=3, seed=100)
+    inventory = pd.read_csv(tmp_path / "raw" / "inventory.csv")
+    inventory["model"] = [f"MAKER {i % 2100} REV {i % 2100}" for i in range(len(inventory))]
+    inventory.to_csv(tmp_path / "raw" / "inventory.csv", index=False)
+    metrics = run_shipped(
+        tmp_path,
+        ["lifetimes"],
+        "features: {static: [model, age, cage]}\ntraining: {refit_every: 364d, span: 182d}\n",
+        None,
+        events=[tmp_path / "raw" / "events.csv"],
+        inventory=tmp_path / "raw" / "inventory.csv",
+    )
+    matrix = FeatureMatrix.open(tmp_path / "matrix")
+    (column,) = [each for each in matrix.columns if each.channel == "model"]
+    assert len(column.categories) > 1400
+    assert metrics["models"][metrics["profile"]]["sliding"]["incidents"] > 0

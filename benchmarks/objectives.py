@@ -1,0 +1,397 @@
+"""What boosted trees should learn when failures are rare: objectives, weights, hard negatives, doubtful rows, cascades.
+
+Walks forward over development fleets (seeds from 100 on; reports use 1 to 5): at every refit all variants are fitted on
+the same span and scored on the same later decisions, K alerts a decision time each. Fleets are pooled; intervals of the
+differences from ``lightgbm`` resample GPUs, the same ones for all variants. Before anything is measured, each objective
+is fitted twice and must give the same bits.
+
+    python benchmarks/objectives.py [--seeds 101 102] [--gpus 1000] [--quick] [--matrix FOLDER ...] [--only NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import expit
+
+from features.building import build_matrix
+from features.matrix import FeatureMatrix
+from features.service import duration_ms, instant_ms
+from models.assessment import Assessment, assess
+from models.bootstrap import interval, resample_units
+from models.cascade import CascadeEnsemble
+from models.config import OBJECTIVES
+from models.doubtful import doubtful_rows
+from models.hard_negatives import with_hard_negatives
+from models.learners import fit_learners, log_odds, make_learner
+from models.ranking import rank_within, seed_of
+from models.schedule import alert_budget, instant_of
+from models.scored import split_predictions
+from models.training_set import Labels, Rows, TrainingSet, choose_rows
+from pipeline.params import Params, load_params
+from simulator.simulate import simulate
+from telemetry.store import Dataset
+
+ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = "lightgbm"
+SPAN = timedelta(days=56)
+APART = 3653 * 86_400_000
+"""Milliseconds between the fleets' clocks, so that pooled fleets share no decision time."""
+
+SHOWN = ("precision_at_k", "average_precision", "recall", "capture")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to learn.
+
+    Attributes
+    ----------
+    stages : tuple of str
+        A learner, or the learners of a cascade.
+    settings : mapping
+        Overrides of the last stage's settings.
+    hard, margin : float, timedelta
+        ``training.hard_negatives`` and ``training.margin``.
+    score : str
+        ``models.cascade.score``.
+    """
+
+    stages: tuple[str, ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    hard: float = 0.0
+    margin: timedelta = timedelta(0)
+    score: str = "last"
+
+    @property
+    def rows(self) -> tuple[float, timedelta]:
+        """What decides which rows it is fitted on."""
+        return self.hard, self.margin
+
+
+VARIANTS: dict[str, Variant] = {
+    "lightgbm": Variant(("lightgbm",)),
+    "xgboost": Variant(("xgboost",)),
+    "random_forest": Variant(("random_forest",)),
+    **{name: Variant((name,)) for name in OBJECTIVES},
+    "focal, gamma 2": Variant(("lightgbm_focal",), {"focal_gamma": 2.0}),
+    "rank, xendcg": Variant(("lightgbm_rank",), {"objective": "rank_xendcg"}),
+    "rank, by day": Variant(("lightgbm_rank",), {"group_hours": 24}),
+    "rank, by week": Variant(("lightgbm_rank",), {"group_hours": 168}),
+    "rank, pairwise": Variant(("xgboost_rank",), {"objective": "rank:pairwise"}),
+    "xgboost_rank, by week": Variant(("xgboost_rank",), {"group_hours": 168}),
+    "positives x 5": Variant(("lightgbm",), {"scale_pos_weight": 5.0}),
+    "balanced": Variant(("lightgbm",), {"scale_pos_weight": 20.0}),
+    "hard negatives 20 %": Variant(("lightgbm",), hard=0.2),
+    "hard negatives 40 %": Variant(("lightgbm",), hard=0.4),
+    "margin 12 h": Variant(("lightgbm",), margin=timedelta(hours=12)),
+    "margin 48 h": Variant(("lightgbm",), margin=timedelta(hours=48)),
+    "cascade lightgbm, mlp": Variant(("lightgbm", "mlp")),
+    "cascade lightgbm, mlp, mean": Variant(("lightgbm", "mlp"), score="mean"),
+    "cascade lightgbm, logistic": Variant(("lightgbm", "logistic")),
+    "cascade lightgbm, logistic, mean": Variant(("lightgbm", "logistic"), score="mean"),
+    "cascade lightgbm, random_forest": Variant(("lightgbm", "random_forest")),
+    "cascade lightgbm, random_forest, mean": Variant(("lightgbm", "random_forest"), score="mean"),
+    "cascade logistic, lightgbm, mean": Variant(("logistic", "lightgbm"), score="mean"),
+}
+"""Variants in the order of the table."""
+
+QUICK = (
+    "lightgbm",
+    "xgboost",
+    *OBJECTIVES,
+    "hard negatives 20 %",
+    "margin 12 h",
+    "cascade lightgbm, random_forest, mean",
+)
+
+
+class Held:
+    """A feature matrix whose values lie in one memory-mapped file, so that many small reads are cheap."""
+
+    def __init__(self, matrix: FeatureMatrix, file: Path) -> None:
+        self.matrix = matrix
+        if not file.is_file():
+            partial = file.with_suffix(".partial.npy")
+            np.save(partial, matrix.values())
+            partial.rename(file)
+        self.held = np.load(file, mmap_mode="r")
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Give the features of rows."""
+        return np.asarray(self.held[rows])
+
+
+def fleet(seed: int, params: Params, work: Path, gpus: int, days: int) -> Held:
+    """Simulate a development fleet and compute its features, or take what an earlier call left."""
+    folder = work / f"{params.simulate.scenario}-{gpus}-{days}-{seed}"
+    if not (folder / "matrix").is_dir():
+        simulate(
+            folder / "dataset",
+            gpus=gpus,
+            days=days,
+            seed=seed,
+            scenario=params.simulate.scenario,
+            acceleration=params.simulate.acceleration,
+        )
+        build_matrix(
+            Dataset.open(folder / "dataset"),
+            folder / "matrix",
+            decision=params.decision,
+            labels=params.labels,
+            features=params.features,
+            training=params.training,
+            seed=params.seed,
+        )
+    return Held(FeatureMatrix.open(folder / "matrix"), folder / "values.npy")
+
+
+def training_sets(
+    held: Held,
+    rows: Rows,
+    labels: Labels,
+    refit_ms: int,
+    reach_ms: int,
+    variants: Mapping[str, Variant],
+    params: Params,
+) -> dict[tuple[float, timedelta], TrainingSet]:
+    """Choose the rows of every way to choose them."""
+    start = refit_ms - reach_ms - duration_ms(SPAN)
+    incidents = held.matrix.incidents(instant_of(refit_ms))
+    found = {}
+    for hard, margin in {variant.rows: None for variant in variants.values()}:
+        doubtful = doubtful_rows(rows, labels, incidents, margin_ms=duration_ms(margin))
+        chosen = choose_rows(
+            rows,
+            labels,
+            start_ms=start,
+            complete_by_ms=refit_ms,
+            as_of_ms=refit_ms,
+            negative_ratio=params.training.negative_ratio,
+            seed=params.seed,
+            doubtful=doubtful,
+        )
+        if hard > 0:
+            pool = ~rows.augmented & (labels.label == 0) & (rows.time >= start) & (labels.complete <= refit_ms)
+            chosen = with_hard_negatives(
+                chosen, held.read, rows, labels, pool & ~doubtful, share=hard, seed=params.seed
+            )
+        found[hard, margin] = chosen
+    return found
+
+
+def folds(
+    held: Held, variants: Mapping[str, Variant], params: Params, refit_every: timedelta
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray], dict[str, float]]]:
+    """Fit at every refit; give the rows tested, every variant's log-odds of them, and the seconds each took to fit."""
+    rows = Rows.of(held.matrix.rows)
+    first_ms, end_ms = (instant_ms(each) for each in held.matrix.span)
+    reach_ms = int((Labels.of(held.matrix.labels(None)).complete - rows.time).max())
+    refit = max(first_ms + (end_ms - first_ms) // 2, first_ms + reach_ms + duration_ms(SPAN))
+    while refit < end_ms - reach_ms:
+        labels = Labels.of(held.matrix.labels(instant_of(refit)))
+        sets = training_sets(held, rows, labels, refit, reach_ms, variants, params)
+        values = {key: held.read(chosen.rows) for key, chosen in sets.items()}
+        following = refit + duration_ms(refit_every)
+        tested = np.flatnonzero(~rows.augmented & (rows.time >= refit) & (rows.time < following))
+        X = held.read(tested)
+        scores, seconds = {}, {}
+        for name, variant in variants.items():
+            chosen, fitted_on = sets[variant.rows], values[variant.rows]
+            began = time.perf_counter()
+            stages = [
+                (
+                    stage,
+                    make_learner(
+                        stage,
+                        seed=seed_of(params.seed, stage, refit),
+                        settings=variant.settings if stage == variant.stages[-1] else None,
+                    ),
+                )
+                for stage in variant.stages
+            ]
+            if len(stages) == 1:
+                model = fit_learners(dict(stages), fitted_on, chosen.label, chosen.weight, chosen.facts)[stages[0][0]]
+                seconds[name] = time.perf_counter() - began
+                scores[name] = log_odds(model, X) + chosen.prior_shift
+            else:
+                cascade = CascadeEnsemble(
+                    stages, params.models.cascade.recall_floor, timedelta(milliseconds=reach_ms), variant.score
+                )
+                cascade.fit(
+                    fitted_on,
+                    chosen.label,
+                    chosen.weight,
+                    times=chosen.facts.times,
+                    hours_to_incident=chosen.facts.hours_to_incident,
+                )
+                seconds[name] = time.perf_counter() - began
+                scores[name] = cascade.score_rows(X)[0] + chosen.prior_shift
+        yield tested, scores, seconds
+        refit = following
+
+
+def same_bits(held: Held, params: Params) -> None:
+    """Fit every objective twice on a few rows and stop if a bit differs."""
+    rows, labels = Rows.of(held.matrix.rows), Labels.of(held.matrix.labels(None))
+    chosen = choose_rows(
+        rows,
+        labels,
+        start_ms=instant_ms(held.matrix.span[0]),
+        complete_by_ms=instant_ms(held.matrix.span[1]),
+        as_of_ms=instant_ms(held.matrix.span[1]),
+        negative_ratio=1,
+        seed=params.seed,
+    )
+    X = held.read(chosen.rows)
+    for name in OBJECTIVES:
+        first, second = (
+            fit_learners(
+                {name: make_learner(name, seed=1, settings={"n_estimators": 20})},
+                X,
+                chosen.label,
+                chosen.weight,
+                chosen.facts,
+            )[name].predict_proba(X)
+            for _ in range(2)
+        )
+        if not np.array_equal(first, second):
+            sys.exit(f"{name} differs between two fits of the same rows: nothing is measured")
+
+
+def predictions(
+    held: Held, place: int, tested: np.ndarray, score: np.ndarray, fold: np.ndarray, k: int
+) -> pd.DataFrame:
+    """Make one fleet's predictions of one variant, on a clock and with unit names of their own."""
+    rows = held.matrix.rows.iloc[tested].reset_index(drop=True)
+    labels = held.matrix.labels(None).iloc[tested].reset_index(drop=True)
+    tie = Rows.of(held.matrix.rows).tie[tested]
+    time_ms = rows["decision_time"].to_numpy(dtype="datetime64[ms]").astype(np.int64)
+    rank = rank_within(time_ms, score, tie)
+    shift = timedelta(milliseconds=place * APART)
+    return pd.DataFrame(
+        {
+            "decision_time": rows["decision_time"] + shift,
+            "unit": f"f{place}-" + rows["unit"].astype("str"),
+            "model": "variant",
+            "variant": "sliding",
+            "score": score,
+            "risk": expit(score),
+            "rank": rank,
+            "alert": rank <= k,
+            "label": labels["label"],
+            "failure_class": labels["failure_class"],
+            "incident": labels["incident"] + place * 1_000_000,
+            "incident_start": labels["incident_start"] + shift,
+            "fold": fold,
+        }
+    )
+
+
+def main() -> None:
+    """Walk forward over all fleets, pool them, print the table and the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102], help="from 100 on: development fleets")
+    parser.add_argument("--gpus", type=int, default=1000)
+    parser.add_argument("--days", type=int, default=120)
+    parser.add_argument("--params", type=Path, nargs="+", default=[ROOT / "params.yaml"])
+    parser.add_argument("--matrix", type=Path, nargs="+", help="feature matrices to use in place of simulated fleets")
+    parser.add_argument("--only", nargs="+", help="variants, by name; the reference is always among them")
+    parser.add_argument("--refit-every", type=int, default=14, help="days")
+    parser.add_argument("--bootstrap", type=int, default=300)
+    parser.add_argument("--work", type=Path, default=ROOT / "benchmarks" / "work" / "objectives")
+    parser.add_argument("--quick", action="store_true", help="one small fleet, fewer variants, two minutes")
+    args = parser.parse_args()
+    params = load_params(args.params)
+    names = list(VARIANTS)
+    if args.quick:
+        args.seeds, args.gpus, args.days, args.bootstrap, names = args.seeds[:1], 192, 120, 100, list(QUICK)
+    if args.only:
+        names = [REFERENCE, *(name for name in args.only if name != REFERENCE)]
+        unknown = [name for name in names if name not in VARIANTS]
+        if unknown:
+            sys.exit(f"unknown variant {unknown[0]!r}: choose among {', '.join(VARIANTS)}")
+    variants = {name: VARIANTS[name] for name in names}
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.matrix:
+        fleets = [
+            Held(FeatureMatrix.open(folder), args.work / f"{folder.resolve().name}-values.npy")
+            for folder in args.matrix
+        ]
+    else:
+        fleets = [fleet(seed, params, args.work, args.gpus, args.days) for seed in args.seeds]
+    same_bits(fleets[0], params)
+
+    seconds = dict.fromkeys(variants, 0.0)
+    frames: dict[str, list[pd.DataFrame]] = {name: [] for name in variants}
+    budgets = []
+    for place, held in enumerate(fleets):
+        found = list(folds(held, variants, params, timedelta(days=args.refit_every)))
+        tested = np.concatenate([rows for rows, _, _ in found])
+        number = np.repeat(np.arange(len(found)), [len(rows) for rows, _, _ in found])
+        began = int(Rows.of(held.matrix.rows).time[tested].min())
+        labels = Labels.of(held.matrix.labels(instant_of(began)))
+        budgets.append(alert_budget(Rows.of(held.matrix.rows), labels, params.backtest, as_of_ms=began))
+        for name in variants:
+            score = np.concatenate([scores[name] for _, scores, _ in found])
+            frames[name].append(predictions(held, place, tested, score, number, budgets[-1]))
+            seconds[name] += sum(took[name] for _, _, took in found) / len(found) / len(fleets)
+        sys.stderr.write(f"fleet {place + 1} of {len(fleets)}: {len(found)} refits\n")
+    assessed: dict[str, Assessment] = {}
+    for name, mine in frames.items():
+        scored = split_predictions(pd.concat(mine, ignore_index=True), max(budgets))[0]
+        assessed[name] = assess(scored, resample_units(scored.n_units, args.bootstrap, 1))
+    report(assessed, seconds, max(budgets))
+
+
+def report(assessed: Mapping[str, Assessment], seconds: Mapping[str, float], k: int) -> None:
+    """Print the table and the line of JSON."""
+    peer = assessed[REFERENCE]
+    shared = peer.scored.shared
+    print(
+        f"{len(shared.units):,} GPUs, {len(shared.times_ms)} decision times, {len(peer.incidents)} incidents, K = {k}; "
+        f"differences from {REFERENCE} in points, 95 % intervals by GPU"
+    )
+    print(
+        f"{'variant':<40}{'P@K %':>8}{'difference':>24}{'AP x 100':>10}{'difference':>24}{'recall %':>10}"
+        f"{'top 5 %':>9}{'risk ratio':>12}{'fit s':>8}"
+    )
+    others = {}
+    for name, each in assessed.items():
+        told = []
+        for statistic in ("precision_at_k", "average_precision"):
+            bounds = interval(100 * (each.replicates[statistic] - peer.replicates[statistic]))
+            difference = 100 * (each.point[statistic] - peer.point[statistic])
+            told.append("" if name == REFERENCE else f"{difference:+.2f} [{bounds.low:+.2f}, {bounds.high:+.2f}]")
+        point = {statistic: 100 * each.point[statistic] for statistic in SHOWN}
+        print(
+            f"{name:<40}{point['precision_at_k']:>8.2f}{told[0]:>24}{point['average_precision']:>10.2f}{told[1]:>24}"
+            f"{point['recall']:>10.1f}{point['capture']:>9.1f}{each.calibration.risk_ratio:>12.2f}{seconds[name]:>8.2f}"
+        )
+        others[name] = {key: round(float(value), 3) for key, value in point.items()}
+    best = max((name for name in assessed if name != REFERENCE), key=lambda name: others[name]["precision_at_k"])
+    line = {
+        "name": "objectives",
+        "value": others[best]["precision_at_k"],
+        "unit": f"precision@K in % of {best}",
+        "peer": REFERENCE,
+        "ratio": round(others[best]["precision_at_k"] / max(others[REFERENCE]["precision_at_k"], 1e-9), 3),
+        "limit_share": None,
+        "checked": True,
+        "others": others,
+    }
+    print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

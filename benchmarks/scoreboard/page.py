@@ -1,0 +1,283 @@
+"""The page of results in Markdown; every number and every word of judgement comes from the measurements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import pandas as pd
+
+from benchmarks.scoreboard.claims import (
+    Gain,
+    bracket,
+    calibration_rows,
+    profile_gains,
+    relative,
+    trend_sentences,
+)
+from benchmarks.scoreboard.plan import Plan
+from benchmarks.scoreboard.pooled import Measured
+from benchmarks.scoreboard.promised import promise_lines
+from models.comparison import SLIDING, TRAIN_ONCE
+from pipeline.report.comparisons import combiner_advice
+from pipeline.report.wording import NONE, between, count, hours, join, number, percent, points, verdict
+
+DEVELOPMENT = 100
+"""Seeds from here on are for development; parameters may have been chosen on them."""
+
+_KINDS = {"ensemble": 0, "learner": 1, "baseline": 2, "oracle": 3}
+_VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once"}
+
+
+def opening(plan: Plan, command: str, fresh: int, spent: Mapping[str, float]) -> list[str]:
+    """Say first what the fleets are, then how the page was made."""
+    size = plan.parts[0].size
+    warning = (
+        ["> **The quick table.** Small fleets and few seeds: it shows that the machinery works and proves nothing.", ""]
+        if plan.quick
+        else []
+    )
+    paces = {part.size.acceleration for part in plan.parts}
+    slow = (
+        "; the last section shows by how much on one fleet at its own pace" if 1.0 in paces and len(paces) > 1 else ""
+    )
+    development = min(part.seed for part in plan.parts) >= DEVELOPMENT
+    seeds = (
+        f"The seeds are those of development (from {DEVELOPMENT} on): nothing here may be quoted."
+        if development
+        else "No parameter was chosen on these seeds."
+    )
+    return [
+        "# Results",
+        "",
+        *warning,
+        f"**Every fleet here is simulated, and its failures are accelerated**: {count(size.gpus)} GPUs over "
+        f"{size.days} days with all failure rates multiplied by {size.acceleration:g}, so that there is something to "
+        f"count. Real fleets fail more rarely, and every precision below would be lower there{slow}. {seeds}",
+        "",
+        f"Made by `{command}`; nothing is typed by hand. The parts took {spent['cpu'] / 3600:.1f} hours of CPU and "
+        f"{spent['wall'] / 3600:.1f} of the clock in all ({fresh} of {len(plan.parts)} were run by the last call, the "
+        f"others taken from earlier ones with the same code and parameters), at most {spent['peak_mb'] / 1024:.1f} GB "
+        "of memory.",
+        "",
+        f"Brackets are 95 % intervals from {plan.replicates} resamples of GPUs within their fleets. Where a model had "
+        "no hit at all, resampling cannot vary it; the bound is then Clopper and Pearson's with each GPU counted once "
+        "(its effective number where GPUs differ in alerts). The best single model is always chosen after the fact, "
+        "on the decisions that it is compared on, which favours it. Each statement is worded by its interval: "
+        "*shown* or *better* only where the interval of the difference leaves out zero.",
+        "",
+    ]
+
+
+def claims(found: Mapping[str, Measured], against_paper: Sequence[Gain], promises: pd.DataFrame) -> list[str]:
+    """Give the claims: gains, growth, calibration, promises."""
+    gained = {scenario: each for scenario, each in found.items() if scenario in ("base", "drift")}
+    gains = [*(profile_gains(gained) if gained else []), *against_paper]
+    lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
+    if gains:
+        lines += [
+            "| on | against | alerts | its precision | theirs | the oracle's | gain | asked | verdict |",
+            "|---|---|---|---|---|---|---|---|---|",
+        ]
+        for each in gains:
+            cells = [
+                each.where, each.other, count(each.alerts), percent(each.mine), percent(each.theirs),
+                percent(each.oracle), f"{relative(each.gain)} {bracket(each.low, each.high)}",
+                "" if each.needed is None else relative(each.needed), each.verdict,
+            ]  # fmt: skip
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += ["", *[f"- {each.sentence}" for each in gains], ""]
+    if not against_paper:
+        lines += ["The paper's profile was not run, so nothing is said of it.", ""]
+    lines += ["### Does sliding training gain with time", ""]
+    for scenario, measured in gained.items():
+        lines += [f"- {sentence}" for sentence in trend_sentences(measured, scenario)]
+    lines += ["", "### Are the risks right out of time", ""]
+    lines += [
+        "| scenario | mean risk over base rate | Brier skill | calibration error | holds |",
+        "|---|---|---|---|---|",
+    ]
+    for row in calibration_rows(found).itertuples():
+        lines.append(
+            f"| `{row.scenario}` | {number(row.risk_ratio)} | {number(row.brier_skill, 4)} | "
+            f"{percent(row.calibration_error)} | {'yes' if row.holds else 'no'} |"
+        )
+    lines += ["", "Asked: a ratio from 0.7 to 1.4 and a Brier skill above zero, but on `noprecursor`.", ""]
+    lines += ["### Promises", "", *promise_lines(promises), ""]
+    return lines
+
+
+def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
+    """Write one scenario: the table of models, months, ensembles, budgets, slopes."""
+    base = measured.table.iloc[0]
+    budgets = join([str(each) for each in dict.fromkeys(measured.k)])
+    return [
+        f"## `{name}`",
+        "",
+        f"{measured.fleets} fleet{'s' if measured.fleets > 1 else ''}, {count(measured.units)} GPUs, "
+        f"{count(measured.times)} decision times, {count(incidents)} incidents that an alert could have caught, base "
+        f"rate {percent(base['base_rate'])}, K = {budgets} alerts a decision time.",
+        "",
+        *model_table(measured),
+        "",
+        "### Precision at K by month",
+        "",
+        *month_table(measured),
+        "",
+        "### Sliding against trained once",
+        "",
+        *paired_table(measured, "sliding"),
+        "",
+        *slope_table(measured),
+        "",
+        "### Ensembles beside their best member, at as many alerts",
+        "",
+        *equal_table(measured),
+        "",
+        *[
+            f"- {sentence}"
+            for sentence in combiner_advice(measured.table, measured.equal, measured.budgets, measured.profile)
+        ],
+        "",
+        "### Precision at other budgets, sliding",
+        "",
+        *budget_table(measured),
+        "",
+        f"### Recall by failure class, {measured.profile}",
+        "",
+        *class_table(measured),
+        "",
+    ]
+
+
+def model_table(measured: Measured) -> list[str]:
+    """Every model, sliding and trained once, ensembles first, with intervals and the oracle's share."""
+    lines = [
+        "| model | training | precision@K | incidents caught | average precision | top 5 % capture | lead time "
+        "(quartiles) | share of the oracle's precision@K | of its average precision | of its capture | mean risk over "
+        "base rate | Brier skill |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for _, row in _ordered(measured.table).iterrows():
+        lead = hours(row["lead_time_median_hours"])
+        if lead != NONE:
+            lead += f" ({number(row['lead_time_q25_hours'], 1)} to {number(row['lead_time_q75_hours'], 1)})"
+        cells = [
+            f"**{row['model']}**" if (row["model"], row["variant"]) == (measured.profile, SLIDING) else row["model"],
+            _VARIANTS.get(row["variant"], ""),
+            _share(row, "precision_at_k"),
+            _share(row, "recall"),
+            f"{number(row['average_precision'], 4)} "
+            f"{between(number(row['average_precision_low'], 4), number(row['average_precision_high'], 4))}",
+            _share(row, "capture"),
+            lead,
+            _share(row, "oracle_share_precision_at_k"),
+            _share(row, "oracle_share_average_precision"),
+            _share(row, "oracle_share_capture"),
+            number(row["risk_ratio"]),
+            number(row["brier_skill"], 4),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def month_table(measured: Measured) -> list[str]:
+    """Precision at K of every model by calendar month, sliding and once."""
+    frame = measured.monthly[measured.monthly["labelled"] > 0]
+    months = sorted(frame["month"].unique())
+    wide = frame.pivot_table(index=["model", "variant"], columns="month", values="precision_at_k", dropna=False)
+    lines = [
+        "| model | training | " + " | ".join(months) + " |",
+        "|---|---|" + "---|" * len(months),
+    ]
+    for _, row in _ordered(measured.table).iterrows():
+        values = [
+            percent(wide.loc[(row["model"], row["variant"])].get(month, math.nan)) if month in wide.columns else NONE
+            for month in months
+        ]
+        lines.append(f"| {row['model']} | {_VARIANTS.get(row['variant'], '')} | " + " | ".join(values) + " |")
+    return lines
+
+
+def paired_table(measured: Measured, comparison: str) -> list[str]:
+    """Differences in precision at K and average precision on the same resamples."""
+    frame = measured.paired[measured.paired["comparison"] == comparison]
+    lines = ["| model | precision@K, points | verdict | average precision | verdict |", "|---|---|---|---|---|"]
+    for model, mine in frame.groupby("model", sort=False):
+        one = mine[mine["statistic"] == "precision_at_k"].iloc[0]
+        two = mine[mine["statistic"] == "average_precision"].iloc[0]
+        lines.append(
+            f"| {model} | {points(one['difference'])} {between(points(one['low']), points(one['high']))} | "
+            f"{verdict(one['low'], one['high'])} | {two['difference']:+.4f} "
+            f"{between(number(two['low'], 4), number(two['high'], 4))} | {verdict(two['low'], two['high'])} |"
+        )
+    return lines
+
+
+def slope_table(measured: Measured) -> list[str]:
+    """Slopes of the difference by month since the first fit."""
+    lines = [
+        "| model | statistic | change of the difference a month, points | interval | grows |",
+        "|---|---|---|---|---|",
+    ]
+    for row in measured.trends.itertuples():
+        said = "shown" if row.low > 0 else "shown to shrink" if row.high < 0 else "not proven"
+        bounds = between(number(100 * row.low, 2), number(100 * row.high, 2))
+        lines.append(f"| {row.model} | {row.statistic} | {number(100 * row.slope, 2)} | {bounds} | {said} |")
+    return lines
+
+
+def equal_table(measured: Measured) -> list[str]:
+    """Each ensemble beside its members and the other learners, at as many alerts."""
+    lines = [
+        "| ensemble | alerts | its precision | against | member | at as many alerts | difference, points | verdict |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in measured.equal.itertuples():
+        said = "best member" if row.best else "yes" if row.member else "no"
+        lines.append(
+            f"| {row.model} | {count(row.alerts)} | {percent(row.precision)} | {row.other_model} | {said} | "
+            f"{percent(row.other_precision)} | {points(row.difference)} {between(points(row.low), points(row.high))} | "
+            f"{verdict(row.low, row.high)} |"
+        )
+    return lines
+
+
+def budget_table(measured: Measured) -> list[str]:
+    """Precision at half of K, K, twice and five times K."""
+    frame = measured.budgets[measured.budgets["variant"] != TRAIN_ONCE]
+    steps = sorted(frame["k"].unique())
+    lines = ["| model | " + " | ".join(f"K = {step}" for step in steps) + " |", "|---|" + "---|" * len(steps)]
+    for model, mine in frame.groupby("model", sort=False):
+        at = mine.set_index("k")
+        cells = [f"{percent(at.loc[k, 'precision'])} {_bounds(at.loc[k, 'low'], at.loc[k, 'high'])}" for k in steps]
+        lines.append(f"| {model} | " + " | ".join(cells) + " |")
+    return lines
+
+
+def class_table(measured: Measured) -> list[str]:
+    """Recall and lead time by failure class, the oracle's recall beside it."""
+    mine = measured.by_class[
+        (measured.by_class["model"] == measured.profile) & (measured.by_class["variant"] == SLIDING)
+    ]
+    best = measured.by_class[measured.by_class["model"] == "oracle"].set_index("failure_class")["recall"]
+    lines = ["| class | incidents | caught | recall | the oracle's | median lead time |", "|---|---|---|---|---|---|"]
+    for row in mine.itertuples():
+        lines.append(
+            f"| {row.failure_class} | {count(row.incidents)} | {count(row.caught)} | {percent(row.recall)} | "
+            f"{percent(best.get(row.failure_class, math.nan))} | {hours(row.lead_time_median_hours)} |"
+        )
+    return lines
+
+
+def _ordered(table: pd.DataFrame) -> pd.DataFrame:
+    key = table.assign(kind=table["kind"].map(_KINDS), once=table["variant"] == TRAIN_ONCE)
+    return table.loc[key.sort_values(["kind", "model", "once"], kind="stable").index]
+
+
+def _share(row: pd.Series, name: str) -> str:
+    return f"{percent(row[name])} {_bounds(row[f'{name}_low'], row[f'{name}_high'])}".strip()
+
+
+def _bounds(low: float, high: float) -> str:
+    return between(percent(low), percent(high))

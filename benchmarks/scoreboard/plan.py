@@ -1,0 +1,197 @@
+"""Which fleets the table of results is made of, and with which parameters each is replayed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from pipeline.params import Params, load_params
+
+ROOT = Path(__file__).resolve().parents[2]
+
+RECOMMENDED = "recommended"
+"""The profile of params.yaml."""
+
+PAPER = "paper"
+"""The paper's setting: params.yaml and params/paper.yaml on top of it."""
+
+ROOMS = ("telemetry", "features", "models", "policy", "simulator")
+"""Rooms whose code shapes what a fleet leaves."""
+
+ONLY_READ = frozenset(
+    f"models/{name}.py"
+    for name in (
+        "alert_reasons", "assessment", "attribution", "bootstrap", "bundle", "comparison", "evaluation", "explanation",
+        "lead_time", "metrics", "model_card", "native", "precedents", "pyfunc", "registry", "scored", "trends",
+    )
+)  # fmt: skip
+"""Sources that only read predictions, or what bundles and explanations are made by: changing them spoils no fleet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of the fleets.
+
+    Attributes
+    ----------
+    gpus, days : int
+        GPUs and days of each.
+    acceleration : float
+        Factor on all failure rates.
+    """
+
+    gpus: int
+    days: int
+    acceleration: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One fleet replayed with one profile.
+
+    Attributes
+    ----------
+    scenario : str
+        Scenario of the simulator.
+    seed : int
+        Seed of the fleet.
+    profile : str
+        :data:`RECOMMENDED` or :data:`PAPER`.
+    size : Size
+        Of the fleet.
+    """
+
+    scenario: str
+    seed: int
+    profile: str
+    size: Size
+
+    @property
+    def fleet(self) -> str:
+        """Name of the fleet, as a folder."""
+        return f"{self.scenario}-{self.seed}-{self.size.gpus}x{self.size.days}-x{self.size.acceleration:g}"
+
+    @property
+    def name(self) -> str:
+        """Name of the part, as a folder."""
+        return f"{self.fleet}-{self.profile}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """All parts, and how they are told.
+
+    Attributes
+    ----------
+    parts : tuple of Part
+        In the order in which they are run; parts of one fleet follow each other.
+    replicates : int
+        Bootstrap resamples.
+    quick : bool
+        Whether this is the small table, which proves nothing.
+    """
+
+    parts: tuple[Part, ...]
+    replicates: int
+    quick: bool
+
+    def of(self, scenario: str, profile: str, acceleration: float | None = None) -> list[Part]:
+        """Give the parts of a scenario and profile, by seed; those of the usual acceleration unless told."""
+        usual = self.parts[0].size.acceleration if acceleration is None else acceleration
+        return [
+            part
+            for part in self.parts
+            if (part.scenario, part.profile, part.size.acceleration) == (scenario, profile, usual)
+        ]
+
+    @property
+    def scenarios(self) -> tuple[str, ...]:
+        """Scenarios in order."""
+        return tuple(dict.fromkeys(part.scenario for part in self.parts))
+
+
+FULL = Size(gpus=2000, days=120, acceleration=5.0)
+QUICK = Size(gpus=384, days=80, acceleration=10.0)
+SEEDS: dict[str, int] = {"base": 5, "drift": 5, "announced": 5, "epidemic": 2, "noprecursor": 2}
+"""Seeds of each scenario in the whole table."""
+
+PAPER_SCENARIOS = {False: ("base", "drift"), True: ("drift",)}
+"""Scenarios whose first fleet is replayed with the paper's profile too, in the whole table and in the quick one."""
+
+QUICK_SEEDS: dict[str, int] = {"base": 1, "drift": 2, "announced": 1}
+
+
+def make_plan(
+    *,
+    quick: bool,
+    first_seed: int = 1,
+    scenarios: Sequence[str] | None = None,
+    seeds: int | None = None,
+    gpus: int | None = None,
+    days: int | None = None,
+    with_paper: bool = True,
+) -> Plan:
+    """Lay out the table.
+
+    Parameters
+    ----------
+    quick : bool
+        Small fleets and few seeds.
+    first_seed : int
+        Seeds are counted from here; reports use 1, development 100 and more.
+    scenarios : sequence of str, optional
+        Only these.
+    seeds : int, optional
+        At most so many seeds of each scenario.
+    gpus, days : int, optional
+        Another size.
+    with_paper : bool
+        Replay the first fleet of :data:`PAPER_SCENARIOS` with the paper's profile too.
+
+    Returns
+    -------
+    Plan
+        The parts; at the end the first fleet of ``base`` at the failure rates as calibrated.
+    """
+    usual = QUICK if quick else FULL
+    size = Size(gpus or usual.gpus, days or usual.days, usual.acceleration)
+    table = QUICK_SEEDS if quick else SEEDS
+    parts: list[Part] = []
+    for scenario in scenarios or table:
+        for seed in range(first_seed, first_seed + min(table.get(scenario, 2), seeds or 99)):
+            parts.append(Part(scenario, seed, RECOMMENDED, size))
+            if with_paper and seed == first_seed and scenario in PAPER_SCENARIOS[quick]:
+                parts.append(Part(scenario, seed, PAPER, size))
+    if not quick and "base" in (scenarios or table):
+        parts.append(Part("base", first_seed, RECOMMENDED, Size(size.gpus, size.days, 1.0)))
+    return Plan(tuple(parts), replicates=100 if quick else 500, quick=quick)
+
+
+def params_of(profile: str, files: Sequence[Path]) -> Params | None:
+    """Read the parameters of a profile; None where the paper's file is not there."""
+    if profile != PAPER:
+        return load_params(files)
+    paper = ROOT / "params" / "paper.yaml"
+    return load_params([*files, paper]) if paper.is_file() else None
+
+
+def code_digest(rooms: Iterable[str] = ROOMS, root: Path = ROOT) -> str:
+    """Return the SHA-256 over the sources that shape what a fleet leaves."""
+    total = hashlib.sha256()
+    for room in rooms:
+        for path in sorted((root / room).rglob("*.py")):
+            name = str(path.relative_to(root))
+            if name not in ONLY_READ:
+                total.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+def key_of(part: Part, params: Params, code: str) -> str:
+    """Return what a part's result depends on, as one digest: code, parameters, fleet."""
+    content = params.model_dump(mode="json", exclude={"simulate", "data"})
+    content["backtest"].pop("bootstrap")
+    told = json.dumps([code, content, part.name], sort_keys=True)
+    return hashlib.sha256(told.encode()).hexdigest()

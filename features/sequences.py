@@ -1,0 +1,414 @@
+"""Raw windows: the last day of a few channels, step by step, for learners that read a window as a sequence.
+
+Kept as one array of (unit, step, channel) beside a matrix's rows, so that overlapping windows cost nothing. The steps
+end where a decision's newest usable sample can lie (decision times less the reporting delay): a window at t is made of
+whole steps that ended by t - delay, and holds nothing that was not known at t. At a time off the decision grid the
+newest whole step may have ended up to one step earlier.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from features.blocks import SampleBlock, blocks_of, key_columns, table_of
+from features.config import DecisionSection, SequenceSection
+from features.errors import InputError
+from features.fleet import Fleet
+from features.kernel import FloatArray, IntArray
+from features.layout import ChannelLayout
+from features.service import duration_ms, instant_ms
+from features.vocabulary import FeatureColumn
+from telemetry.atomic import write_bytes
+from telemetry.channel import Channel
+from telemetry.store import Dataset
+
+PAPER_CHANNELS = ("gpu_temp_c", "power_w", "gpu_util_pct", "mem_util_pct")
+"""The dynamic attributes of Liu et al., arXiv 2201.11853, Table 1, under our names: what ``auto`` takes of them."""
+
+ARRAY_NAME = "sequences.npy"
+"""Name of the array inside a matrix's folder: float32, shape (pairs, steps, channels), NaN where unknown."""
+
+META_NAME = "sequences.json"
+"""Name of the file that says what the array holds."""
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SequencePlan:
+    """What a raw window is made of.
+
+    Parameters
+    ----------
+    channels : tuple of Channel
+        Gauges (averaged over a step) and counters (their reset-aware rise within it), in the order asked for.
+    window, step : timedelta
+        Length of a window and of its steps.
+    delay_ms : int
+        ``features.delay``.
+    """
+
+    channels: tuple[Channel, ...]
+    window: timedelta
+    step: timedelta
+    delay_ms: int
+
+    @classmethod
+    def of(cls, section: SequenceSection, channels: Mapping[str, Channel], *, delay: timedelta) -> SequencePlan:
+        """Plan the windows of a dataset.
+
+        Parameters
+        ----------
+        section : SequenceSection
+            ``features.sequence``.
+        channels : mapping of str to Channel
+            Channels of the dataset.
+        delay : timedelta
+            ``features.delay``.
+
+        Raises
+        ------
+        InputError
+            If a channel is not there or is neither gauge nor counter, or ``auto`` finds none.
+        """
+        where = "parameter features.sequence.channels"
+        if section.channels == "auto":
+            names = [name for name in PAPER_CHANNELS if name in channels]
+            if not names:
+                raise InputError(
+                    f"the dataset has none of the channels that 'auto' takes: {', '.join(PAPER_CHANNELS)}",
+                    where,
+                    "Name channels of the dataset: " + (", ".join(sorted(channels)) or "it has none") + ".",
+                )
+        else:
+            names = list(section.channels)
+        for name in names:
+            if name not in channels:
+                near = difflib.get_close_matches(name, channels, n=1, cutoff=0.4)
+                hint = f"Did you mean '{near[0]}'?" if near else f"It has: {', '.join(sorted(channels)) or 'none'}."
+                raise InputError(f"the dataset has no channel '{name}'", where, hint)
+            if channels[name].kind not in ("gauge", "counter"):
+                raise InputError(
+                    f"channel '{name}' is of kind {channels[name].kind}, which has no average and no rise",
+                    where,
+                    "Name gauges and counters only.",
+                )
+        return cls(tuple(channels[name] for name in names), section.window, section.step, duration_ms(delay))
+
+    @property
+    def steps(self) -> int:
+        """Steps of a window."""
+        return int(self.window / self.step)
+
+    @property
+    def step_ms(self) -> int:
+        """Length of a step in milliseconds."""
+        return duration_ms(self.step)
+
+    @property
+    def columns(self) -> tuple[FeatureColumn, ...]:
+        """What the numbers of a flattened window are, in order: oldest step first, in it channel by channel.
+
+        A column's ``window`` is how long before the newest usable sample its step began.
+        """
+        return tuple(
+            FeatureColumn.of(
+                "telemetry",
+                channel.name,
+                "step_mean" if channel.kind == "gauge" else "step_rise",
+                window=self.step * (self.steps - at),
+                unit=channel.unit,
+            )
+            for at in range(self.steps)
+            for channel in self.channels
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Give channels, window and step as a JSON object, as a bundle's manifest says them."""
+        return {
+            "channels": [channel.name for channel in self.channels],
+            "window_seconds": self.window.total_seconds(),
+            "step_seconds": self.step.total_seconds(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class StepAxis:
+    """The steps of an array: step j covers the samples after ``first_ms + (j - 1) * step_ms`` up to its end.
+
+    Parameters
+    ----------
+    first_ms : int
+        End of step 0, in milliseconds since the epoch.
+    step_ms : int
+        Length.
+    count : int
+        How many.
+    """
+
+    first_ms: int
+    step_ms: int
+    count: int
+
+    @classmethod
+    def over(cls, plan: SequencePlan, origin_ms: int, begin_ms: int, end_ms: int) -> StepAxis:
+        """Lay whole steps over a span so that they end at decision times on the grid, less the delay."""
+        anchor = origin_ms - plan.delay_ms
+        first = begin_ms + (anchor - begin_ms) % plan.step_ms
+        return cls(first, plan.step_ms, max((end_ms - first) // plan.step_ms + 1, 0))
+
+    def newest(self, border_ms: IntArray) -> IntArray:
+        """Give the newest step that had ended by each border; below 0 or past the last where there is none."""
+        return (border_ms - self.first_ms) // self.step_ms
+
+    def step_of(self, time_ms: IntArray) -> IntArray:
+        """Give the step that covers each sample time."""
+        return -((self.first_ms - time_ms) // self.step_ms)
+
+
+def fill_steps(
+    plan: SequencePlan,
+    layout: ChannelLayout,
+    block: SampleBlock,
+    fleet: Fleet,
+    axis: StepAxis,
+    out: Float32Array,
+) -> None:
+    """Fill the steps of a block's pairs.
+
+    Parameters
+    ----------
+    plan : SequencePlan
+    layout : ChannelLayout
+        Of the block: see :func:`layout_of`.
+    block : SampleBlock
+        All samples of some pairs.
+    fleet : Fleet
+        Whose pair numbers are the first axis of ``out``; samples of a pair it does not know are passed over.
+    axis : StepAxis
+    out : float32 array, shape (pairs, steps, channels)
+        Filled in place.
+    """
+    counters = [channel.name for channel in layout.counters]
+    own = {counters[owner]: layout.rises[i] for i, owner in enumerate(layout.rise_of)}
+    column = {name: at for at, name in enumerate(layout.numbers)}
+    for pair, (begin, end) in block.spans.items():
+        number = fleet.index.get(pair)
+        if number is None or begin == end:
+            continue
+        step = axis.step_of(block.times[begin:end])
+        inside = (step >= 0) & (step < axis.count)
+        for at, channel in enumerate(plan.channels):
+            values = block.values[begin:end, column[channel.name]]
+            if channel.kind == "counter":
+                rises = block.values[begin:end, column[own[channel.name]]] if channel.name in own else None
+                values = _rises(values, rises)
+            known = inside & ~np.isnan(values)
+            sums = np.bincount(step[known], values[known], minlength=axis.count)
+            counts = np.bincount(step[known], minlength=axis.count)
+            filled = counts > 0
+            if channel.kind == "gauge":
+                sums[filled] = sums[filled] / counts[filled]
+            out[number, filled, at] = sums[filled]
+
+
+def layout_of(plan: SequencePlan, channels: Mapping[str, Channel]) -> ChannelLayout:
+    """Lay out a plan's channels, with the rises of its counters where a roll-up has them."""
+    chosen = {channel.name: channel for channel in plan.channels}
+    for channel in plan.channels:
+        rise = f"{channel.name}_rise"
+        if channel.kind == "counter" and rise in channels:
+            chosen[rise] = channels[rise]
+    return ChannelLayout.of(chosen)
+
+
+def write_sequences(
+    dataset: Dataset, fleet: Fleet, plan: SequencePlan, decision: DecisionSection, folder: Path, *, digest: str
+) -> None:
+    """Write the raw windows of a dataset into a matrix's folder while it is being built.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        With telemetry.
+    fleet : Fleet
+        Of its inventory.
+    plan : SequencePlan
+    decision : DecisionSection
+        Whose ``origin`` the steps are aligned to.
+    folder : Path
+        The folder; a file that is there is replaced.
+    digest : str
+        The matrix's.
+
+    Notes
+    -----
+    One bucket of samples is in memory at a time; the array itself is a file mapped into memory.
+    """
+    begin, end = dataset.meta.span
+    axis = StepAxis.over(plan, instant_ms(decision.origin), instant_ms(begin), instant_ms(end))
+    shape = (len(fleet.pairs), axis.count, len(plan.channels))
+    layout = layout_of(plan, dataset.meta.channels)
+    out = np.lib.format.open_memmap(folder / ARRAY_NAME, mode="w+", dtype=np.float32, shape=shape)
+    out[:] = np.nan
+    wanted = [*key_columns(dataset.meta.unit), *layout.numbers]
+    for bucket in sorted({dataset.bucket_of(node) for node, _ in fleet.pairs}):
+        for block in blocks_of(dataset.read_bucket(bucket, wanted), layout, unit=dataset.meta.unit):
+            fill_steps(plan, layout, block, fleet, axis, out)
+    out.flush()
+    content = {"matrix": digest, "first_ms": axis.first_ms, "shape": list(shape), **plan.to_json()}
+    write_bytes(folder / META_NAME, (json.dumps(content, indent=1) + "\n").encode())
+
+
+class Sequences:
+    """The raw windows of a matrix, mapped into memory; make them with :func:`open_sequences`.
+
+    Parameters
+    ----------
+    plan : SequencePlan
+    axis : StepAxis
+    array : float32 array, shape (pairs, steps, channels)
+    fleet : Fleet
+        Whose pair numbers are the first axis.
+    """
+
+    def __init__(self, plan: SequencePlan, axis: StepAxis, array: Float32Array, fleet: Fleet) -> None:
+        self.plan = plan
+        self.axis = axis
+        self._array = array
+        self._fleet = fleet
+
+    def pairs(self, node: Sequence[str], unit: Sequence[str]) -> IntArray:
+        """Give the number of each (node, unit); -1 for one that the inventory does not know."""
+        return self._fleet.numbers(node, unit)
+
+    def windows(self, pair: IntArray, time_ms: IntArray) -> Float32Array:
+        """Read windows.
+
+        Parameters
+        ----------
+        pair : int64 array, shape (n,)
+            From :meth:`pairs`; -1: everything is unknown.
+        time_ms : int64 array, shape (n,)
+            Decision times in milliseconds since the epoch, on the grid or off it.
+
+        Returns
+        -------
+        float32 array, shape (n, steps, channels)
+            Oldest step first; NaN where nothing is known.
+        """
+        steps = self.plan.steps
+        newest = self.axis.newest(time_ms - self.plan.delay_ms)
+        at = newest[:, np.newaxis] + np.arange(1 - steps, 1)
+        usable = (at >= 0) & (at < self.axis.count) & (pair >= 0)[:, np.newaxis]
+        out = np.full((len(pair), steps, len(self.plan.channels)), np.nan, dtype=np.float32)
+        if usable.any():
+            row, column = np.nonzero(usable)
+            out[row, column] = self._array[pair[row], at[row, column]]
+        return out
+
+
+def open_sequences(
+    folder: Path,
+    section: SequenceSection,
+    channels: Mapping[str, Channel],
+    inventory: pd.DataFrame,
+    *,
+    delay: timedelta,
+    digest: str,
+) -> Sequences:
+    """Open the raw windows in a matrix's folder.
+
+    Parameters
+    ----------
+    folder : Path
+        The matrix's.
+    section, channels, inventory, delay, digest
+        What the matrix was made with.
+
+    Raises
+    ------
+    InputError
+        If the files are missing, damaged, or another matrix's.
+    """
+    plan = SequencePlan.of(section, channels, delay=delay)
+    fleet = Fleet.of(inventory)
+    again = "Run the features stage again: `predrain features` or `dvc repro features`."
+    try:
+        said = json.loads((folder / META_NAME).read_text(encoding="utf-8"))
+        array = np.load(folder / ARRAY_NAME, mmap_mode="r", allow_pickle=False)
+        axis = StepAxis(int(said["first_ms"]), plan.step_ms, int(array.shape[1]))
+        whole = said["matrix"] == digest and list(array.shape) == said["shape"] and array.dtype == np.float32
+    except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise InputError(f"the raw windows cannot be read: {error}", str(folder / ARRAY_NAME), again) from None
+    if not whole or array.shape[0] != len(fleet.pairs) or array.shape[2] != len(plan.channels):
+        raise InputError("the raw windows are not those of this matrix", str(folder / ARRAY_NAME), again)
+    return Sequences(plan, axis, array, fleet)
+
+
+def live_windows(
+    samples: Any,
+    rows: pd.DataFrame,
+    inventory: pd.DataFrame,
+    t: datetime,
+    *,
+    plan: SequencePlan,
+    channels: Mapping[str, Channel],
+    origin: datetime,
+    unit: str,
+) -> Float32Array:
+    """Compute the windows of one decision time from recent samples, as a matrix would hold them.
+
+    Parameters
+    ----------
+    samples : pyarrow.Table or DataFrame
+        At least those of the last ``plan.window + plan.step + delay``; counters need one sample before that. One
+        sample a unit and time.
+    rows : DataFrame
+        ``node`` and ``unit`` of the rows, as :func:`features.live.live_rows` gives them.
+    inventory : DataFrame
+    t : datetime
+        Decision time, aware.
+    plan : SequencePlan
+    channels : mapping of str to Channel
+        The matrix's.
+    origin : datetime
+        ``decision.origin``.
+    unit : {"gpu", "node"}
+
+    Returns
+    -------
+    float32 array, shape (rows, steps, channels)
+    """
+    fleet = Fleet.of(inventory)
+    border = instant_ms(t) - plan.delay_ms
+    begin = border - duration_ms(plan.window) - plan.step_ms
+    axis = StepAxis.over(plan, instant_ms(origin), begin, border)
+    array = np.full((len(fleet.pairs), axis.count, len(plan.channels)), np.nan, dtype=np.float32)
+    layout = layout_of(plan, channels)
+    table = table_of(samples) if isinstance(samples, pd.DataFrame) else samples
+    for block in blocks_of(table, layout, unit=unit):
+        fill_steps(plan, layout, block, fleet, axis, array)
+    found = Sequences(plan, axis, array, fleet)
+    pair = found.pairs(rows["node"].astype(str).tolist(), rows["unit"].astype(str).tolist())
+    return found.windows(pair, np.full(len(rows), instant_ms(t), dtype=np.int64))
+
+
+def _rises(values: FloatArray, own: FloatArray | None) -> FloatArray:
+    """Give each sample's rise since the last known value: what a counter shows after a reset counts as its rise."""
+    out = np.full(len(values), np.nan)
+    known = np.flatnonzero(~np.isnan(values))
+    if known.size > 1:
+        now, before = values[known[1:]], values[known[:-1]]
+        out[known[1:]] = np.where(now >= before, now - before, now)
+    return out if own is None else np.where(np.isnan(own), out, own)

@@ -1,0 +1,98 @@
+"""Where a value stands in the fleet at the same time, in words."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.vocabulary import FeatureColumn, amount
+from features.wording import percent
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """One feature's value among all units at one decision time.
+
+    Attributes
+    ----------
+    low, median, high : float
+        First percentile, median and 99th percentile of the known values; NaN where no unit has one.
+    above, below, same, known, units : int
+        Units whose value is higher, lower and equal (the unit itself among these; a row without a value equals those
+        without one), units with a value, and all.
+    """
+
+    low: float
+    median: float
+    high: float
+    above: int
+    below: int
+    same: int
+    known: int
+    units: int
+
+    @classmethod
+    def of(cls, fleet: NDArray[np.float32], value: float) -> Standing:
+        """Place a value among those of the fleet, shape (n_units,), the unit's own among them; NaN: unknown."""
+        known = fleet[~np.isnan(fleet)]
+        # percentiles that a unit has: half an error is none
+        edges = np.percentile(known, [1, 50, 99], method="nearest") if known.size else np.full(3, np.nan)
+        low, median, high = (float(each) for each in edges)
+        same = fleet.size - known.size if math.isnan(value) else int((known == np.float32(value)).sum())
+        return cls(
+            low,
+            median,
+            high,
+            above=int((known > np.float32(value)).sum()),
+            below=int((known < np.float32(value)).sum()),
+            same=same,
+            known=int(known.size),
+            units=int(fleet.size),
+        )
+
+
+def describe_standing(column: FeatureColumn, value: float, standing: Standing, noun: str = "GPUs") -> str:
+    """Say where a value stands.
+
+    Parameters
+    ----------
+    column : FeatureColumn
+        What the value is of.
+    value : float
+        The value; NaN: unknown.
+    standing : Standing
+        Among whom.
+    noun : str
+        What the units are called.
+
+    Returns
+    -------
+    str
+        A clause to stand in brackets.
+
+    Examples
+    --------
+    >>> rise = FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", unit="errors")
+    >>> describe_standing(rise, 17700.0, Standing(0.0, 0.0, 2.0, 0, 1999, 1, 2000, 2000))
+    'fleet at that time: median 0, 99th percentile 2; the highest of 2,000 GPUs'
+    """
+    if math.isnan(value) or column.categories or column.unit == "bool" or standing.known == 0:
+        return f"as of {percent(standing.same / max(standing.units, 1))} of the fleet at that time"
+    middle = f"fleet at that time: median {amount(column, standing.median)}"
+    if value == standing.median:
+        return f"{middle}, the same"
+    high = value > standing.median
+    edge = f"{'99th' if high else '1st'} percentile {amount(column, standing.high if high else standing.low)}"
+    others = (standing.above if high else standing.below) + standing.same - 1
+    word = "highest" if high else "lowest"
+    if others <= 0:
+        place = f"the {word} of {standing.known:,} {noun}"
+    elif others < standing.known / 100:
+        place = f"among the {others + 1:,} {word} of {standing.known:,} {noun}"
+    else:
+        beaten = (standing.below if high else standing.above) / standing.known
+        place = f"{'higher' if high else 'lower'} than {percent(beaten)} of {standing.known:,} {noun}"
+    return f"{middle}, {edge}; {place}"

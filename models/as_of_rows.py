@@ -1,0 +1,66 @@
+"""Where the rows of a prediction frame stand in the matrix, and their labels as known at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+import numpy as np
+import pandas as pd
+
+from features.service import milliseconds
+from models.ranking import Ints
+from models.training_set import Labels, Matrix
+
+LabelsAt = Callable[[datetime], Labels]
+"""From an instant to the labels of the predictions' rows as they were known then."""
+
+
+def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
+    """Find the rows of a prediction frame.
+
+    Parameters
+    ----------
+    matrix : Matrix
+        The matrix that the predictions were made on.
+    predictions : DataFrame
+        ``decision_time`` and ``unit``, all on the decision grid.
+
+    Returns
+    -------
+    ndarray of int64, shape (n,)
+        Positions in the matrix.
+
+    Raises
+    ------
+    KeyError
+        If a row is not in the matrix: the predictions belong to another.
+    """
+    rows = matrix.rows
+    grid = np.flatnonzero(~rows["augmented"].to_numpy(dtype=bool))
+    units = rows["unit"].astype("str")
+    names = pd.Index(units.unique())
+    held = pd.MultiIndex.from_arrays(
+        [milliseconds(rows["decision_time"])[grid], names.get_indexer(pd.Index(units))[grid]]
+    )
+    wanted = pd.MultiIndex.from_arrays(
+        [milliseconds(predictions["decision_time"]), names.get_indexer(pd.Index(predictions["unit"].astype("str")))]
+    )
+    found = held.get_indexer(wanted)
+    if (found < 0).any():
+        at = int(np.flatnonzero(found < 0)[0])
+        raise KeyError(
+            f"{predictions['unit'].iloc[at]} at {predictions['decision_time'].iloc[at]} is not in the matrix"
+        )
+    return grid[found].astype(np.int64)
+
+
+def labels_of_rows(matrix: Matrix, predictions: pd.DataFrame) -> LabelsAt:
+    """Give a reader of the labels of a prediction frame's rows as known at any time; see :func:`row_positions`."""
+    at = row_positions(matrix, predictions)
+
+    def read(as_of: datetime) -> Labels:
+        known = Labels.of(matrix.labels(as_of))
+        return Labels(known.label[at], known.complete[at], known.incident[at])
+
+    return read

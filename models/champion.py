@@ -1,0 +1,355 @@
+"""Which version is the champion, which ones were before it, and how it changes hands.
+
+The alias ``champion`` says who serves; the tag :data:`HISTORY_TAG` of the registered model lists all champions in
+order, the present one last. MLflow has no transaction over both, so each change is two writes in an order that leaves
+a state with one reading (:func:`_history`) wherever a kill comes: a promotion adds to the list and then moves the
+alias, a rollback moves the alias and then shortens the list. A list that goes on past the alias is cut there.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from features.errors import InputError
+from models.registry import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent
+
+HISTORY_TAG = "predrain.champions"
+"""Tag of a registered model: its champions' versions in order, as a JSON list."""
+
+PREVIOUS_TAG = "previous_champion"
+"""Tag of a version: whom it followed as champion (``none``: nobody)."""
+
+MANIFEST = "manifest.json"
+"""Name of the file that makes a folder a bundle (not imported: that would load every learner's library)."""
+
+_KEPT = 200  # versions in the list; MLflow takes 5,000 characters
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version of a registered model.
+
+    Attributes
+    ----------
+    number : int
+        The version.
+    digest : str
+        Digest of its bundle; empty where none was noted.
+    tags : mapping of str to str
+        All tags.
+    """
+
+    number: int
+    digest: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A model's aliases and its champions so far.
+
+    Attributes
+    ----------
+    aliases : mapping of str to int
+        Version by alias.
+    history : tuple of int
+        Champions in order, the present one last; empty where there is none.
+    """
+
+    aliases: Mapping[str, int]
+    history: tuple[int, ...]
+
+    @property
+    def champion(self) -> int | None:
+        """The present champion; None where there is none."""
+        return self.history[-1] if self.history else None
+
+    @property
+    def previous(self) -> int | None:
+        """The champion before it; None where there was none."""
+        return self.history[-2] if len(self.history) > 1 else None
+
+
+def standing_of(tracking_uri: str, model: str) -> Standing:
+    """Read who is champion and who was.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store.
+    model : str
+        Name of the registered model.
+
+    Returns
+    -------
+    Standing
+        As it is now.
+
+    Raises
+    ------
+    InputError
+        If there is no such store or model.
+    """
+    refuse_absent(tracking_uri)
+    with opened_store(tracking_uri) as mlflow:
+        return _standing(mlflow.MlflowClient(), model)
+
+
+def version_at(tracking_uri: str, model: str, number: int) -> Version:
+    """Read a version.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store.
+    model : str
+        Name of the registered model.
+    number : int
+        The version.
+
+    Returns
+    -------
+    Version
+        Its digest and tags.
+
+    Raises
+    ------
+    InputError
+        If there is no such version.
+    """
+    with opened_store(tracking_uri) as mlflow:
+        found = mlflow.MlflowClient().get_model_version(model, str(number))
+    return Version(number, str(found.tags.get(DIGEST_TAG, "")), dict(found.tags))
+
+
+def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) -> Path:
+    """Find the folder of a version's bundle, downloading it where the store is elsewhere.
+
+    Only files are fetched: no code of the version runs. Whoever loads the bundle must compare its digest with
+    ``version.digest``.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store.
+    model : str
+        Name of the registered model.
+    version : Version
+        Which one.
+    folder : Path
+        Where a download goes.
+
+    Returns
+    -------
+    Path
+        The bundle's folder.
+
+    Raises
+    ------
+    InputError
+        If the version holds no bundle or its files are gone.
+    """
+    where = f"{model} version {version.number}"
+    do = "Register the bundle again with `predrain train --track`."
+    with opened_store(tracking_uri) as mlflow:
+        try:
+            found = mlflow.artifacts.download_artifacts(
+                artifact_uri=f"models:/{model}/{version.number}", dst_path=str(folder)
+            )
+        except OSError as error:
+            raise InputError(f"its files cannot be read: {error.strerror or error}", where, do) from None
+    # MLflow keeps the name that the folder had when it was registered
+    bundles = [each.parent for each in (Path(found) / "artifacts").glob(f"*/{MANIFEST}")]
+    if len(bundles) != 1:
+        raise InputError(f"it holds {len(bundles) or 'no'} bundles", where, do)
+    return bundles[0]
+
+
+def crown(tracking_uri: str, model: str, version: int, *, expected: int | None, tags: Mapping[str, str]) -> None:
+    """Make a version the champion, if the champion is still who it was.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store.
+    model : str
+        Name of the registered model.
+    version : int
+        The new champion.
+    expected : int or None
+        The champion that the decision was made against; None: there was none.
+    tags : mapping of str to str
+        Tags for the version, such as the run that holds the verdict.
+
+    Raises
+    ------
+    InputError
+        If another version became champion meanwhile; nothing is changed then.
+    """
+    with opened_store(tracking_uri) as mlflow:
+        client = mlflow.MlflowClient()
+        for key, value in {**tags, PREVIOUS_TAG: str(expected or "none")}.items():
+            client.set_model_version_tag(model, str(version), key, value)
+        now = _expect(client, model, expected)
+        _write_history(client, model, (*now.history, version))
+        _expect_alias(client, model, expected)
+        client.set_registered_model_alias(model, CHAMPION, str(version))
+
+
+def step_back(tracking_uri: str, model: str, *, expected: int, tags: Mapping[str, str]) -> int:
+    """Give the crown back to the champion before the present one.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store.
+    model : str
+        Name of the registered model.
+    expected : int
+        The champion to be unseated.
+    tags : mapping of str to str
+        Tags for that version, such as the reason.
+
+    Returns
+    -------
+    int
+        The version that is champion again.
+
+    Raises
+    ------
+    InputError
+        If there was none before, it is gone, or another version became champion meanwhile; nothing is changed then.
+    """
+    with opened_store(tracking_uri) as mlflow:
+        client = mlflow.MlflowClient()
+        now = _expect(client, model, expected)
+        if now.previous is None:
+            raise nothing_before(model, expected)
+        client.get_model_version(model, str(now.previous))  # a version that was deleted cannot serve
+        for key, value in tags.items():
+            client.set_model_version_tag(model, str(expected), key, value)
+        client.set_registered_model_alias(model, CHAMPION, str(now.previous))
+        _write_history(client, model, now.history[:-1])
+        return now.previous
+
+
+def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, str]) -> None:
+    """Tag a version.
+
+    Parameters
+    ----------
+    tracking_uri : str
+        The store.
+    model : str
+        Name of the registered model.
+    version : int
+        The version.
+    tags : mapping of str to str
+        The tags; older ones of the same keys are replaced.
+
+    Raises
+    ------
+    InputError
+        If there is no such version.
+    """
+    with opened_store(tracking_uri) as mlflow:
+        for key, value in tags.items():
+            mlflow.MlflowClient().set_model_version_tag(model, str(version), key, value)
+
+
+def nothing_before(model: str, version: int | None) -> InputError:
+    """Say that there is nothing to go back to."""
+    what = f"version {version} is the first champion" if version is not None else "there is no champion"
+    return InputError(
+        f"{what}: nothing to go back to", f"model {model}", "Promote another version with `predrain promote --to`."
+    )
+
+
+@contextmanager
+def alone(tracking_uri: str) -> Iterator[None]:
+    """Hold off every other promotion in a store that is a file; for a server this does nothing.
+
+    Raises
+    ------
+    InputError
+        If another promotion is at work.
+    """
+    database = database_of(tracking_uri)
+    if database is None:
+        yield  # the comparison in `crown` is all there is
+        return
+    path = database.with_name(database.name + ".promotion-lock")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise InputError(
+            f"cannot lock the store: {error.strerror}", str(path), "Run as a user who may write beside the store."
+        ) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                "another promotion is at work on this store", tracking_uri, "Wait until it has ended, then run again."
+            ) from None
+        yield
+    finally:
+        # the file stays: removed, it could be locked by two who opened it before and after
+        os.close(descriptor)
+
+
+def _standing(client: Any, model: str) -> Standing:
+    found = client.get_registered_model(model)
+    aliases = {name: int(version) for name, version in found.aliases.items()}
+    return Standing(aliases, _history(found.tags.get(HISTORY_TAG), aliases.get(CHAMPION)))
+
+
+def _history(written: str | None, champion: int | None) -> tuple[int, ...]:
+    """Read the list of champions so that it ends with the alias, whatever was killed or moved by hand."""
+    if champion is None:
+        return ()
+    try:
+        listed = tuple(int(each) for each in json.loads(written or "[]"))
+    except (ValueError, TypeError):
+        listed = ()
+    if listed and listed[-1] == champion:
+        return listed
+    if len(listed) > 1 and listed[-2] == champion:  # killed between the two writes of a change
+        return listed[:-1]
+    return (*listed, champion)  # moved by other hands
+
+
+def _write_history(client: Any, model: str, history: tuple[int, ...]) -> None:
+    client.set_registered_model_tag(model, HISTORY_TAG, json.dumps(history[-_KEPT:], separators=(",", ":")))
+
+
+def _expect(client: Any, model: str, expected: int | None) -> Standing:
+    now = _standing(client, model)
+    if now.champion != expected:
+        raise _changed(model, expected, now.champion)
+    return now
+
+
+def _expect_alias(client: Any, model: str, expected: int | None) -> None:
+    found = client.get_registered_model(model).aliases.get(CHAMPION)
+    if (None if found is None else int(found)) != expected:
+        raise _changed(model, expected, found)
+
+
+def _changed(model: str, expected: int | None, found: Any) -> InputError:
+    return InputError(
+        f"the champion was {_name(expected)} when the comparison began and is {_name(found)} now",
+        f"model {model}",
+        "Run the promotion again: it will compare with the new champion.",
+    )
+
+
+def _name(version: Any) -> str:
+    return "nobody" if version is None else f"version {version}"

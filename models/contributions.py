@@ -1,0 +1,174 @@
+"""What each feature added to one learner's score, on the scale of log-odds.
+
+Boosted trees and forests are taken apart exactly, by path-dependent TreeSHAP (Lundberg et al., 2020): the game is what
+the trees expect when a feature is unknown, by the rows that went each way in training, so that features that move
+together share what they tell. A linear model is taken apart exactly as well, and a network by integrated gradients
+(Sundararajan et al., 2017), both against a unit with the median of every feature (the interventional game with one
+reference). All of these add up to the row's log-odds minus those of their reference; a member of an ensemble can
+therefore be weighed as the ensemble weighs it. Networks on sequences say what their log-odds lose when a whole channel
+is put to its median, baselines what their points lose when a feature is unknown: neither adds up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import lightgbm
+import numpy as np
+import xgboost
+from scipy.special import expit
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+
+from models.baselines import Baseline
+from models.forest_trees import forest_as_booster
+from models.learners import logit
+from models.metrics import Floats
+from models.prepared import PreparedClassifier
+from models.sequence.tabular import inner_of
+
+TREES: Final = "exact tree contributions"
+LINEAR: Final = "coefficient times distance from the median"
+GRADIENTS: Final = "gradients summed on the way from the median"
+UNKNOWN: Final = "change in points when the feature is put to unknown"
+
+OCCLUSION: Final = "change when a channel is put to its median"
+
+ADDITIVE: Final = frozenset({TREES, LINEAR, GRADIENTS})
+"""Methods whose contributions add up to a difference of log-odds."""
+
+_STEPS: Final = 64
+"""Points of the midpoint rule along the way; the error of the sum is tested to stay within 2 %."""
+
+
+def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
+    """Contribution of each feature to each row's score.
+
+    Parameters
+    ----------
+    learner : scikit-learn classifier
+        A fitted learner as :func:`models.learners.make_learner` makes it, or a baseline.
+    X : ndarray of float32, shape (rows, features)
+        Rows to explain; NaN: unknown.
+
+    Returns
+    -------
+    values : ndarray of float64, shape (rows, features)
+        Additions to the log-odds.
+    method : str
+        How they were computed: :data:`TREES`, :data:`LINEAR`, :data:`GRADIENTS`, :data:`OCCLUSION` or :data:`UNKNOWN`.
+
+    Raises
+    ------
+    TypeError
+        If the learner is of another type.
+    """
+    learner = inner_of(learner)
+    own, method = _of_own_features(learner, X[:, : _features_of(learner, X.shape[1])])
+    if own.shape[1] == X.shape[1]:
+        return own, method
+    # a learner that reads the first columns only, where the rest is for others
+    return np.pad(own, ((0, 0), (0, X.shape[1] - own.shape[1]))), method
+
+
+def explainable(learner: Any) -> bool:
+    """Whether :func:`contributions` knows the learner's type."""
+    learner = inner_of(learner)
+    if isinstance(learner, PreparedClassifier):
+        return isinstance(learner.classifier_, LogisticRegression | MLPClassifier)
+    if hasattr(learner, "contributions") or hasattr(learner, "occluded"):
+        return True
+    known = xgboost.XGBModel | RandomForestClassifier | Baseline
+    return isinstance(learner, known) or isinstance(getattr(learner, "booster_", None), lightgbm.Booster)
+
+
+def _features_of(learner: Any, width: int) -> int:
+    booster = getattr(learner, "booster_", None)
+    if not hasattr(learner, "n_features_in_") and isinstance(booster, lightgbm.Booster):
+        return min(booster.num_feature(), width)
+    return min(int(getattr(learner, "n_features_in_", width)), width)
+
+
+def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
+    booster = getattr(learner, "booster_", None)
+    if hasattr(learner, "contributions"):  # boosted trees of another objective: TreeSHAP of their margin
+        found, method = learner.contributions(X), TREES
+    elif hasattr(learner, "occluded"):
+        found, method = learner.occluded(X), OCCLUSION
+    elif isinstance(learner, Baseline):
+        found, method = _unknown(learner, X), UNKNOWN
+    elif isinstance(booster, lightgbm.Booster):
+        found, method = np.asarray(booster.predict(X, pred_contrib=True))[:, :-1], TREES
+    elif isinstance(learner, xgboost.XGBModel):
+        boosted = learner.get_booster()
+        matrix = xgboost.DMatrix(X, feature_names=boosted.feature_names)
+        found, method = np.asarray(boosted.predict(matrix, pred_contribs=True))[:, :-1], TREES
+    elif isinstance(learner, RandomForestClassifier):
+        found, method = _forest(learner, X), TREES
+    elif isinstance(learner, PreparedClassifier) and isinstance(learner.classifier_, LogisticRegression):
+        found, method = learner.scaler_.transform(X).astype(np.float64) * learner.classifier_.coef_[0], LINEAR
+    elif isinstance(learner, PreparedClassifier) and isinstance(learner.classifier_, MLPClassifier):
+        scaled = learner.scaler_.transform(X).astype(np.float64)
+        found, method = _along_gradients(learner.classifier_, scaled), GRADIENTS
+    else:
+        raise TypeError(f"no way to explain a {type(learner).__name__}")
+    return np.asarray(found, np.float64), method
+
+
+def _forest(forest: RandomForestClassifier, X: np.ndarray) -> Floats:
+    """Take the forest's probability apart, and scale each row's parts by one factor to its difference in log-odds.
+
+    The forest is additive in probability, not in log-odds; one factor a row keeps order, signs and proportions.
+    """
+    found = np.asarray(forest_as_booster(forest).predict(X, pred_contrib=True), np.float64)
+    values, base = found[:, :-1], found[:, -1]
+    change = values.sum(axis=1)
+    log_change = logit(base + change) - logit(base)
+    slope = 1 / np.clip(base * (1 - base), 1e-7, None)  # where nothing changes in sum, parts still cancel each other
+    factor = np.divide(log_change, change, out=slope, where=np.abs(change) > 1e-12)
+    return values * factor[:, None]
+
+
+_SLOPES: dict[str, Callable[[Floats], Floats]] = {
+    "relu": lambda z: (z > 0).astype(np.float64),
+    "tanh": lambda z: 1 - np.tanh(z) ** 2,
+    "logistic": lambda z: expit(z) * (1 - expit(z)),
+    "identity": np.ones_like,
+}
+_ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
+    "relu": lambda z: np.maximum(z, 0),
+    "tanh": np.tanh,
+    "logistic": expit,
+    "identity": lambda z: z,
+}
+
+
+def _along_gradients(network: MLPClassifier, scaled: Floats) -> Floats:
+    """Integrate the gradient of the log-odds along the straight way from 0, the median of every feature, to the row."""
+    total = np.zeros(scaled.shape)
+    for step in range(_STEPS):
+        hidden = scaled * ((step + 0.5) / _STEPS)
+        slopes = []
+        for weights, bias in zip(network.coefs_[:-1], network.intercepts_[:-1], strict=True):
+            before = hidden @ weights.astype(np.float64) + bias
+            slopes.append(_SLOPES[network.activation](before))
+            hidden = _ACTIVATIONS[network.activation](before)
+        back = np.broadcast_to(network.coefs_[-1][:, 0].astype(np.float64), hidden.shape)
+        for weights, slope in zip(network.coefs_[-2::-1], slopes[::-1], strict=True):
+            back = (back * slope) @ weights.astype(np.float64).T
+        total += back
+    return total / _STEPS * scaled
+
+
+def _unknown(baseline: Baseline, X: np.ndarray) -> Floats:
+    identity = np.zeros(1, np.uint64)  # chance depends on nothing but who the row is: no feature moves it
+    out = np.zeros(X.shape)
+    for row in range(len(X)):
+        known = np.flatnonzero(~np.isnan(X[row]))
+        without = np.repeat(X[row : row + 1], len(known), axis=0)
+        without[np.arange(len(known)), known] = np.nan
+        whole = baseline.points(X[row : row + 1], identity)
+        out[row, known] = whole - baseline.points(without, np.repeat(identity, len(known)))
+    return out

@@ -1,0 +1,242 @@
+"""One check for drift: recent rows, scores and outcomes against what the models in use were fitted on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pandas as pd
+
+from features.service import instant_ms
+from features.wording import percent
+from models.drift.causes import (
+    Recent,
+    failure_verdicts,
+    fleet_verdicts,
+    reading_verdicts,
+    score_verdicts,
+)
+from models.drift.distribution import Distribution, summarise
+from models.drift.movement import by_group, movements, worst
+from models.drift.outcomes import AlertCounts, RateChange, precision_fell, rate_changes
+from models.drift.reference import SAMPLE, SCORED, LabelledRows, Reference, dated, make_reference, sample_rows
+from models.drift.score_drift import score_drift
+from models.drift.verdict import Findings
+from models.fitted import FittedModels
+from models.ranking import Floats, Hashes, Ints
+from models.sequence.windows import WindowedMatrix, tabular_values
+from models.training_set import Matrix, RowReader, Rows
+
+RECENT = SAMPLE // 2
+"""Rows of the recent window that features are compared on, at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores of one model since it was fitted.
+
+    Attributes
+    ----------
+    time : ndarray of int64, shape (n_rows,)
+        Decision times, milliseconds since the epoch.
+    tie : ndarray of uint64, shape (n_rows,)
+        Hashes of the units.
+    score : ndarray of float64, shape (n_rows,)
+        Scores.
+    """
+
+    time: Ints
+    tie: Hashes
+    score: Floats
+
+
+def score_model(models: FittedModels, profile: str) -> str:
+    """Choose the model whose scores are watched: the profile, or ``stacked`` where that only orders rows.
+
+    A mean of ranks has the same distribution whatever happens; the stacked members' log-odds have not.
+    """
+    orders_only = profile in ("intersection", "min_votes", "mean_rank")
+    return "stacked" if orders_only and "stacked" in models.models and models.stand_in is None else profile
+
+
+def summarise_scores(
+    models: FittedModels, profile: str, read: RowReader, rows: Rows, *, seed: int
+) -> tuple[str, Distribution]:
+    """Summarise the watched model's scores of a draw of the rows in its training span.
+
+    Parameters
+    ----------
+    models : FittedModels
+        The models of one refit.
+    profile : str
+        The profile; see :func:`score_model`.
+    read : callable
+        Reader of rows.
+    rows : Rows
+        The rows.
+    seed : int
+        Seed of the draw, of :data:`models.drift.reference.SCORED` rows.
+
+    Returns
+    -------
+    (str, Distribution)
+        The model and its scores.
+    """
+    name = score_model(models, profile)
+    first, last = instant_ms(models.train_start), instant_ms(models.train_end)
+    chosen = sample_rows(rows, first, last, most=SCORED, seed=seed)
+    if not len(chosen):
+        return name, summarise(np.zeros(0))
+    return name, summarise(models.score_arrays(read(chosen), rows.time[chosen], rows.tie[chosen])[name].score)
+
+
+def reference_at(
+    models: FittedModels, profile: str, matrix: Matrix, labels: pd.DataFrame, *, read: RowReader, seed: int
+) -> Reference:
+    """Summarise what models were fitted on, for their bundle.
+
+    Parameters
+    ----------
+    models : FittedModels
+        The models of one refit.
+    profile : str
+        The profile.
+    matrix : Matrix
+        What they were fitted on.
+    labels : DataFrame
+        The matrix's labels as of the refit.
+    read : callable
+        Reader of the matrix's rows.
+    seed : int
+        Seed of the draws.
+
+    Returns
+    -------
+    Reference
+        With scores.
+    """
+    rows = Rows.of(matrix.rows)
+    columns = tuple(matrix.columns)
+    made = make_reference(
+        LabelledRows.of(rows, labels),
+        tabular_values(matrix, read),
+        columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns,
+        start_ms=instant_ms(models.train_start),
+        end_ms=instant_ms(models.train_end),
+        as_of_ms=instant_ms(models.refit_at),
+        seed=seed,
+    )
+    name, scores = summarise_scores(models, profile, read, rows, seed=seed)
+    return replace(made, model=name, scores=scores)
+
+
+def examine(
+    reference: Reference,
+    labelled: LabelledRows,
+    read: RowReader,
+    nodes: pd.Series,
+    *,
+    start_ms: int,
+    end_ms: int,
+    seed: int,
+    scores: Scores | None = None,
+    alerts: tuple[AlertCounts, AlertCounts] | None = None,
+    failures_from_ms: int | None = None,
+) -> Findings:
+    """Check the rows since a fit.
+
+    Parameters
+    ----------
+    reference : Reference
+        What the models were fitted on.
+    labelled : LabelledRows
+        Rows and labels as of ``end_ms``.
+    read : callable
+        Reader of rows.
+    nodes : Series, shape (n_rows,)
+        Node of each row.
+    start_ms, end_ms : int
+        Recent decision times: from ``start_ms`` to before ``end_ms``, the time of the check. Nothing that was not known
+        then is looked at.
+    seed : int
+        Seed of the draws of rows.
+    scores : Scores, optional
+        Scores since the fit.
+    alerts : (AlertCounts, AlertCounts), optional
+        What became of alerts before and now.
+    failures_from_ms : int, optional
+        Failures are compared from this decision time on; default: right after the reference.
+
+    Returns
+    -------
+    Findings
+        Without verdicts where there are no rows to compare.
+    """
+    rows = labelled.rows
+    recent = sample_rows(rows, start_ms, end_ms - 1, most=RECENT, seed=seed)
+    if not len(recent) or not any(each.present + each.missing for each in reference.features):
+        return Findings(start_ms, end_ms, 0)
+    # Rows of the reference stand beside them where the matrix has any, so that before and after can be told apart.
+    earlier = sample_rows(rows, reference.start_ms, min(reference.end_ms, start_ms - 1), most=RECENT, seed=seed)
+    both = np.concatenate([earlier, recent])
+    inside = rows.time[(rows.time >= start_ms) & (rows.time < end_ms) & ~rows.augmented]
+    pool = Recent(
+        values=dated(read(both), rows.time[both], reference.columns),
+        time=rows.time[both],
+        unit=np.unique(rows.tie[both], return_inverse=True)[1].astype(np.int64),
+        node=pd.factorize(nodes.iloc[both])[0].astype(np.int64),
+        now=np.repeat([False, True], [len(earlier), len(recent)]),
+        rows_per_time=len(inside) / max(len(np.unique(inside)), 1),
+    )
+    moves = movements(reference.columns, reference.features, pool.values[pool.now])
+    verdicts = [*fleet_verdicts(reference, pool), *reading_verdicts(reference, pool, moves)]
+    since = reference.end_ms + 1 if failures_from_ms is None else failures_from_ms
+    changes = rate_changes(reference.outcomes, labelled.outcomes(since, end_ms - 1, known_by_ms=end_ms))
+    moved = any(verdict.drift for verdict in verdicts)
+    verdicts += failure_verdicts(changes, _fell(alerts), anything_moved=moved)
+    found = (
+        {}
+        if scores is None
+        else score_drift(reference.scores, reference.model, scores.time, scores.tie, scores.score, seed=seed)
+    )
+    verdicts += score_verdicts(found)
+    return Findings(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        rows=len(recent),
+        verdicts=tuple(verdicts),
+        groups=tuple(by_group(moves)),
+        features=tuple(worst(moves)),
+        scores=found,
+        outcomes=_outcomes(changes),
+    )
+
+
+def _fell(alerts: tuple[AlertCounts, AlertCounts] | None) -> tuple[float, str] | None:
+    if alerts is None:
+        return None
+    before, now = alerts
+    said = (
+        f"{now.right} of {now.right + now.wrong} alerted units failed, {percent(now.precision)}; before "
+        f"{before.right} of {before.right + before.wrong}, {percent(before.precision)}"
+    )
+    return precision_fell(before, now), said
+
+
+def _outcomes(changes: Sequence[RateChange]) -> dict[str, float | int | None]:
+    if not changes:
+        return {}
+    whole = changes[0]
+
+    def plain(value: float) -> float | None:
+        return round(value, 6) if np.isfinite(value) else None
+
+    return {
+        "incidents_before": whole.before,
+        "incidents_now": whole.now,
+        "ratio": plain(whole.ratio),
+        "ratio_low": plain(whole.low),
+        "ratio_high": plain(whole.high),
+        "p": plain(whole.p),
+    }

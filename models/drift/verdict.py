@@ -1,0 +1,131 @@
+"""What a check for drift says: causes told apart, in plain words, with the facts behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "scores"]
+
+CAUSES: Mapping[Cause, str] = {
+    "fleet": "the fleet changed",
+    "telemetry": "the telemetry changed",
+    "workload": "the workload changed",
+    "readings": "the readings changed, for no reason that could be told",
+    "failures": "the failures changed",
+    "scores": "the scores changed",
+}
+"""Each cause in words, in the order of reports."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One thing found.
+
+    Attributes
+    ----------
+    cause : str
+        One of :data:`CAUSES`.
+    drift : bool
+        Whether it is reason to refit; False: worth knowing only, such as a driver upgrade that moved nothing else.
+    text : str
+        One sentence.
+    facts : tuple of str
+        The evidence, with numbers.
+    """
+
+    cause: Cause
+    drift: bool
+    text: str
+    facts: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the verdict as a JSON object."""
+        return {"cause": self.cause, "drift": self.drift, "text": self.text, "facts": list(self.facts)}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Verdict:
+        """Read what :meth:`to_json` wrote."""
+        return cls(content["cause"], bool(content["drift"]), str(content["text"]), tuple(content["facts"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What one check found.
+
+    Attributes
+    ----------
+    start_ms, end_ms : int
+        The recent window: first decision time, and the time of the check (not included).
+    rows : int
+        Recent rows looked at; 0: nothing could be checked.
+    verdicts : tuple of Verdict
+        In the order of :data:`CAUSES`.
+    groups : tuple of dict
+        For each feature group ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (the largest), ``worst`` (the
+        feature of the largest index), ``missing_before`` and ``missing_now`` (means over the features),
+        ``missing_moved`` (features).
+    features : tuple of dict
+        The features furthest from the reference: ``feature``, ``group``, ``psi``, ``usual_psi``, ``ks``, ``moved``,
+        ``missing_before``, ``missing_now``, ``median_before``, ``median_now``.
+    scores : dict
+        ``model``, ``psi`` and ``ks`` of its scores against those of the reference (which the model was fitted on, so
+        that some distance is usual), ``cut_ms`` (when ADWIN found a change, or None), ``before`` and ``now`` (mean rank
+        among the reference's scores); empty without scores.
+    outcomes : dict
+        ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``.
+    """
+
+    start_ms: int
+    end_ms: int
+    rows: int
+    verdicts: tuple[Verdict, ...] = ()
+    groups: tuple[dict[str, Any], ...] = ()
+    features: tuple[dict[str, Any], ...] = ()
+    scores: dict[str, Any] = field(default_factory=dict)
+    outcomes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def drift(self) -> bool:
+        """Whether anything was found that is reason to refit."""
+        return any(verdict.drift for verdict in self.verdicts)
+
+    @property
+    def causes(self) -> tuple[Cause, ...]:
+        """Causes of the verdicts that are reason to refit."""
+        return tuple(dict.fromkeys(verdict.cause for verdict in self.verdicts if verdict.drift))
+
+    @property
+    def summary(self) -> str:
+        """One line: the causes in words, or that nothing was found."""
+        if not self.rows:
+            return "nothing to compare"
+        return "; ".join(CAUSES[cause] for cause in self.causes) or "no drift found"
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the findings as a JSON object."""
+        return {
+            "start_ms": self.start_ms,
+            "end_ms": self.end_ms,
+            "rows": self.rows,
+            "verdicts": [verdict.to_json() for verdict in self.verdicts],
+            "groups": [dict(each) for each in self.groups],
+            "features": [dict(each) for each in self.features],
+            "scores": dict(self.scores),
+            "outcomes": dict(self.outcomes),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Findings:
+        """Read what :meth:`to_json` wrote."""
+        return cls(
+            start_ms=int(content["start_ms"]),
+            end_ms=int(content["end_ms"]),
+            rows=int(content["rows"]),
+            verdicts=tuple(Verdict.from_json(each) for each in content["verdicts"]),
+            groups=tuple(content["groups"]),
+            features=tuple(content["features"]),
+            scores=dict(content["scores"]),
+            outcomes=dict(content["outcomes"]),
+        )

@@ -1,0 +1,65 @@
+"""What some learners want to know of training rows beside features, label and weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from sklearn.utils.validation import has_fit_parameter
+
+from models.ranking import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class FitFacts:
+    """Facts of training rows, handed to those learners whose ``fit`` has a parameter of that name.
+
+    They say when a row was, never anything that a score may use: a learner gets them in ``fit`` only.
+
+    Attributes
+    ----------
+    times : ndarray of int64, shape (n_rows,), or None
+        Decision times in milliseconds since the epoch (UTC).
+    hours_to_incident : ndarray of float64, shape (n_rows,), or None
+        Hours from the decision time to the start of the incident that makes a row positive; NaN for negatives, and
+        where the start is not known.
+    """
+
+    times: Ints | None = None
+    hours_to_incident: Floats | None = None
+
+    @classmethod
+    def of(cls, times: Any = None, hours_to_incident: Any = None) -> FitFacts:
+        """Make facts of array-likes."""
+        return cls(
+            None if times is None else np.asarray(times, dtype=np.int64),
+            None if hours_to_incident is None else np.asarray(hours_to_incident, dtype=np.float64),
+        )
+
+    def take(self, rows: Ints) -> FitFacts:
+        """Give the facts of some rows, by their positions or a mask."""
+        return FitFacts(
+            None if self.times is None else self.times[rows],
+            None if self.hours_to_incident is None else self.hours_to_incident[rows],
+        )
+
+    def wanted_by(self, learner: Any) -> dict[str, Any]:
+        """Give the keyword arguments that a learner's ``fit`` takes of these facts; none for most learners.
+
+        Parameters
+        ----------
+        learner : scikit-learn classifier
+            Fitted or not.
+
+        Returns
+        -------
+        dict of str to ndarray
+            ``times`` and ``hours_to_incident``, each only if ``fit`` has a parameter of that name and it is known.
+        """
+        known = {"times": self.times, "hours_to_incident": self.hours_to_incident}
+        return {name: value for name, value in known.items() if value is not None and has_fit_parameter(learner, name)}
+
+
+NO_FACTS = FitFacts()
+"""Nothing is known beside features, label and weight."""

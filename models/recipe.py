@@ -1,0 +1,26 @@
+"""How a learner is made from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A learner's settings and its maker.
+
+    Attributes
+    ----------
+    defaults : mapping
+        Settings the learner is made with unless they are overridden.
+    build : callable
+        From a seed below 2**31 and all settings to an unfitted scikit-learn classifier.
+    more : tuple of str
+        Further settings that may be overridden; the library's own default holds until they are.
+    """
+
+    defaults: Mapping[str, Any]
+    build: Callable[[int, dict[str, Any]], Any]
+    more: tuple[str, ...] = ()

@@ -1,0 +1,40 @@
+"""Whether the extra ``sequence`` is there, and what to say where it is not."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+
+from features.errors import InputError
+
+NEEDED = ("torch", "safetensors")
+"""Packages of the extra."""
+
+
+def versions() -> dict[str, str]:
+    """Give the versions of the extra's packages, without the build that a wheel names (``+cpu``)."""
+    return {package: importlib.metadata.version(package).split("+")[0] for package in NEEDED}
+
+
+def require_torch(name: str) -> None:
+    """Refuse to go on without PyTorch.
+
+    Parameters
+    ----------
+    name : str
+        The learner that needs it.
+
+    Raises
+    ------
+    InputError
+        If PyTorch or safetensors is not installed.
+    """
+    absent = [package for package in NEEDED if importlib.util.find_spec(package) is None]
+    if absent:
+        raise InputError(
+            f"the learner {name} needs {' and '.join(absent)}, which predrain does not install by itself",
+            "parameter models.learners",
+            "Run: pip install 'predrain[sequence]'. To be spared gigabytes of CUDA libraries, first run: "
+            "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu, which is PyTorch's own index "
+            "of CPU builds.",
+        )

@@ -1,0 +1,261 @@
+"""The two networks, in PyTorch; nothing else imports it. Arrays in, arrays out: weights are plain NumPy.
+
+Nothing here touches PyTorch's global random state: weights and the order of batches are drawn from NumPy's generators,
+so two networks may be fitted in two threads at once and each gets the same bits as alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.learners import THREADS
+
+Weights = dict[str, np.ndarray]
+"""A network's weights by PyTorch's names, float32."""
+
+_SCORED_AT_ONCE = 512
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkShape:
+    """What a network is made of.
+
+    Parameters
+    ----------
+    kind : str
+        ``lstm`` (one layer, last state) or ``cnn1d`` (three times convolution of width 5, ReLU and pooling by two, then
+        the average over time and a dense layer). Both put out one log-odds.
+    inputs : int
+        Numbers a step: channels, their masks, and the repeated statics.
+    hidden : int
+        Units of the LSTM, or of the dense layer.
+    filters : int
+        Filters of each convolution.
+    """
+
+    kind: str
+    inputs: int
+    hidden: int
+    filters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How a network is fitted (Adam on the weighted binary cross-entropy).
+
+    Parameters
+    ----------
+    learning_rate, weight_decay : float
+        Of Adam; the decay is decoupled from the gradient.
+    batch_size : int
+    epochs : int
+        Passes over the rows, at most if there is a tail.
+    patience : int
+        Passes without a lower loss on the tail after which fitting ends; the best pass's weights are kept.
+    """
+
+    learning_rate: float
+    weight_decay: float
+    batch_size: int
+    epochs: int
+    patience: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Rows as a network takes them.
+
+    Parameters
+    ----------
+    window : float32 array, shape (n, steps, values a step)
+    static : float32 array, shape (n, statics)
+    label : float32 array, shape (n,)
+    weight : float32 array, shape (n,)
+    """
+
+    window: np.ndarray
+    static: np.ndarray
+    label: np.ndarray
+    weight: np.ndarray
+
+
+def fit_network(
+    shape: NetworkShape, rows: Inputs, tail: Inputs | None, schedule: Schedule, *, seed: int
+) -> tuple[Weights, int]:
+    """Fit a network.
+
+    Parameters
+    ----------
+    shape : NetworkShape
+    rows : Inputs
+        To fit on.
+    tail : Inputs or None
+        Later rows whose loss ends the fitting; None: all epochs are run.
+    schedule : Schedule
+    seed : int
+        Of the first weights and of the order of batches.
+
+    Returns
+    -------
+    weights : dict of str to ndarray
+    epochs : int
+        Passes over the rows that the weights have seen.
+    """
+    random = np.random.default_rng(seed)
+    with _settled():
+        network = _Network(shape)
+        _draw(network, random, _log_odds_of(rows))
+        window, static = torch.from_numpy(rows.window), torch.from_numpy(rows.static)
+        label = torch.from_numpy(rows.label)
+        weight = torch.from_numpy((rows.weight / rows.weight.mean()).astype(np.float32))
+        step = torch.optim.AdamW(
+            network.parameters(), lr=schedule.learning_rate, weight_decay=schedule.weight_decay, foreach=False
+        )
+        best, best_loss, best_epoch = _weights(network), math.inf, 0
+        for epoch in range(1, schedule.epochs + 1):
+            network.train()
+            order = random.permutation(len(rows.label))
+            for begin in range(0, len(order), schedule.batch_size):
+                batch = torch.from_numpy(order[begin : begin + schedule.batch_size])
+                step.zero_grad(set_to_none=True)
+                loss = nn.functional.binary_cross_entropy_with_logits(
+                    network(window[batch], static[batch]), label[batch], weight=weight[batch]
+                )
+                loss.backward()
+                nn.utils.clip_grad_norm_(network.parameters(), 1.0)
+                step.step()
+            if tail is None:
+                best, best_epoch = _weights(network), epoch
+                continue
+            reached = _loss(network, tail)
+            if reached < best_loss:
+                best, best_loss, best_epoch = _weights(network), reached, epoch
+            elif epoch - best_epoch >= schedule.patience:
+                break
+        return best, best_epoch
+
+
+def network_log_odds(
+    shape: NetworkShape, weights: Mapping[str, np.ndarray], inputs: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
+    rows: int,
+) -> np.ndarray:  # fmt: skip
+    """Score rows, some hundreds at a time, so that what lies between two layers stays in the cache.
+
+    Parameters
+    ----------
+    shape : NetworkShape
+    weights : mapping of str to ndarray
+        From :func:`fit_network`.
+    inputs : callable
+        From (begin, end) to windows and statics of those rows, so that all need not be scaled at once.
+    rows : int
+        How many there are.
+
+    Returns
+    -------
+    ndarray of float64, shape (rows,)
+        Log-odds.
+    """
+    out = np.empty(rows)
+    with _settled(), torch.no_grad():
+        network = _Network(shape)
+        network.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in weights.items()})
+        network.eval()
+        for begin in range(0, rows, _SCORED_AT_ONCE):
+            end = min(begin + _SCORED_AT_ONCE, rows)
+            window, static = inputs(begin, end)
+            out[begin:end] = network(torch.from_numpy(window), torch.from_numpy(static)).numpy()
+    return out
+
+
+def weight_shapes(shape: NetworkShape) -> dict[str, tuple[int, ...]]:
+    """Give the shape of each of a network's weights, by PyTorch's names."""
+    return {name: tuple(value.shape) for name, value in _Network(shape).state_dict().items()}
+
+
+class _Network(nn.Module):
+    def __init__(self, shape: NetworkShape) -> None:
+        super().__init__()
+        self.kind = shape.kind
+        with torch.device("meta"):  # weights are drawn or loaded, never PyTorch's own
+            if shape.kind == "lstm":
+                self.lstm = nn.LSTM(shape.inputs, shape.hidden, batch_first=True)
+            else:
+                widths = (shape.inputs, shape.filters, shape.filters)
+                self.convolutions = nn.ModuleList(
+                    nn.Conv1d(width, shape.filters, kernel_size=5, padding=2) for width in widths
+                )
+                self.dense = nn.Linear(shape.filters, shape.hidden)
+            self.out = nn.Linear(shape.hidden, 1)
+        self.to_empty(device="cpu")
+
+    def forward(self, window: Tensor, static: Tensor) -> Tensor:
+        repeated = static.unsqueeze(1).expand(-1, window.shape[1], -1)
+        steps = torch.cat([window, repeated], dim=2)
+        if self.kind == "lstm":
+            _, (last, _) = self.lstm(steps)
+            return self.out(last[-1]).squeeze(1)
+        found = steps.transpose(1, 2)
+        for convolution in self.convolutions:
+            found = nn.functional.max_pool1d(torch.relu(convolution(found)), 2, ceil_mode=True)
+        return self.out(torch.relu(self.dense(found.mean(dim=2)))).squeeze(1)
+
+
+@contextmanager
+def _settled() -> Iterator[None]:
+    """Hold the number of threads and the algorithms, on which the last bits depend."""
+    before = torch.get_num_threads()
+    torch.use_deterministic_algorithms(True)
+    torch.set_num_threads(THREADS)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _draw(network: _Network, random: np.random.Generator, log_odds: float) -> None:
+    """Draw first weights as PyTorch does (uniform within 1 / sqrt(fan in)); the output begins at the base rate."""
+    with torch.no_grad():
+        for name, weight in network.named_parameters():
+            hidden = network.lstm.hidden_size if name.startswith("lstm.") else 0
+            if weight.ndim > 1:
+                fan_in = hidden or int(np.prod(weight.shape[1:]))
+            bound = 1 / math.sqrt(fan_in)
+            weight.copy_(torch.from_numpy(random.uniform(-bound, bound, tuple(weight.shape)).astype(np.float32)))
+            if name == "lstm.bias_ih_l0":  # remember at first: what a cell forgets, no gradient can bring back
+                weight[hidden : 2 * hidden] = 1.0
+        network.out.bias.fill_(log_odds)
+
+
+def _log_odds_of(rows: Inputs) -> float:
+    positive = float(rows.weight[rows.label == 1].sum())
+    return math.log(positive / max(float(rows.weight.sum()) - positive, 1e-9)) if positive > 0 else 0.0
+
+
+def _loss(network: _Network, tail: Inputs) -> float:
+    network.eval()
+    total = 0.0
+    with torch.no_grad():
+        for begin in range(0, len(tail.label), _SCORED_AT_ONCE):
+            part = slice(begin, begin + _SCORED_AT_ONCE)
+            total += float(
+                nn.functional.binary_cross_entropy_with_logits(
+                    network(torch.from_numpy(tail.window[part]), torch.from_numpy(tail.static[part])),
+                    torch.from_numpy(tail.label[part]),
+                    weight=torch.from_numpy(tail.weight[part]),
+                    reduction="sum",
+                )
+            )
+    return total
+
+
+def _weights(network: Any) -> Weights:
+    return {name: value.detach().numpy().copy() for name, value in network.state_dict().items()}

@@ -1,0 +1,160 @@
+"""Rows that hold the flattened raw window after their features, for the runs that have a sequence learner.
+
+One array of rows serves every learner: those that read sequences take the window and the static features out of it,
+all others are wrapped to see the columns before the window, and what is built on learners (ensembles, calibration,
+scoring, explanation) need not know. Runs without a sequence learner have exactly the matrix's own rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any, Protocol, cast
+
+import numpy as np
+import pandas as pd
+
+from features.errors import InputError
+from features.vocabulary import FeatureColumn
+from models.config import SEQUENCE, ModelsSection
+from models.sequence.classifier import SequenceClassifier
+from models.sequence.extra import require_torch, versions
+from models.sequence.layout import WindowFacts, window_of
+from models.sequence.tabular import FirstColumns
+from models.training_set import Matrix
+
+
+class _WindowPlan(Protocol):
+    @property
+    def columns(self) -> tuple[FeatureColumn, ...]: ...
+
+
+class _Sequences(Protocol):
+    @property
+    def plan(self) -> _WindowPlan: ...
+
+
+class SequenceMatrix(Matrix, Protocol):
+    """A matrix that holds raw windows as well; :class:`features.matrix.FeatureMatrix` does if asked to."""
+
+    @property
+    def sequences(self) -> _Sequences | None:
+        """What the windows are made of; None: there are none."""
+
+    def windows(self, row_indices: Any = None) -> np.ndarray:
+        """Raw windows of rows, float32, shape (n_rows, steps, channels)."""
+
+
+def sequence_learners(models: ModelsSection) -> tuple[str, ...]:
+    """List the sequence learners that a run needs: among its learners, its members, and its cascade's stages."""
+    needed = {*models.learners, *models.parallel.members, *models.cascade.stages}
+    return tuple(name for name in SEQUENCE if name in needed)
+
+
+def with_windows(matrix: Matrix, models: ModelsSection) -> Matrix:
+    """Give the matrix itself, or one whose rows hold the raw windows if a learner of the run reads them.
+
+    Raises
+    ------
+    InputError
+        If a sequence learner is asked for and PyTorch is not installed, or the matrix has no raw windows.
+    """
+    asked = sequence_learners(models)
+    if not asked or isinstance(matrix, WindowedMatrix):
+        return matrix
+    require_torch(asked[0])
+    if getattr(matrix, "sequences", None) is None:
+        raise InputError(
+            f"the learner {asked[0]} reads raw windows, and the feature matrix was made without",
+            "parameter features.sequence.channels",
+            "Set it to 'auto' (as params/paper.yaml does) and make the features again.",
+        )
+    return WindowedMatrix(cast(SequenceMatrix, matrix))
+
+
+class WindowedMatrix:
+    """A matrix whose rows hold the flattened raw window after their features; otherwise the matrix it is made of.
+
+    Parameters
+    ----------
+    matrix : SequenceMatrix
+        With raw windows.
+    """
+
+    def __init__(self, matrix: SequenceMatrix) -> None:
+        assert matrix.sequences is not None
+        self._matrix = matrix
+        self._columns = (*matrix.columns, *matrix.sequences.plan.columns)
+        found = window_of(self._columns)
+        assert found is not None
+        self.facts: WindowFacts = found
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """The rows' keys."""
+        return self._matrix.rows
+
+    @property
+    def columns(self) -> Sequence[FeatureColumn]:
+        """The features, then the numbers of the window."""
+        return self._columns
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        """First and last instant of the dataset."""
+        return self._matrix.span
+
+    @property
+    def digest(self) -> str:
+        """Digest of the matrix and of the PyTorch that reads the windows: another one gives other bits."""
+        read_by = json.dumps([self._matrix.digest, versions()], sort_keys=True)
+        return hashlib.sha256(read_by.encode()).hexdigest()
+
+    def values(self, row_indices: Any = None) -> np.ndarray:
+        """Give features and windows of rows, float32, shape (n_rows, columns); NaN: unknown."""
+        tabular = self._matrix.values(row_indices)
+        window = self._matrix.windows(row_indices)
+        return np.concatenate([tabular, window.reshape(len(window), -1)], axis=1)
+
+    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
+        """Give the labels of all rows as known at a time."""
+        return self._matrix.labels(as_of, horizon=horizon)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # not set yet, as while it is copied
+            raise AttributeError(name)
+        return getattr(self._matrix, name)
+
+
+def fitted_to(matrix: Matrix, learner: Any, purge: timedelta) -> Any:
+    """Make a learner read its part of a matrix's rows.
+
+    Parameters
+    ----------
+    matrix : Matrix
+    learner : classifier
+        Unfitted, as :func:`models.learners.make_learner` makes it.
+    purge : timedelta
+        Gap + horizon.
+
+    Returns
+    -------
+    classifier
+        The learner itself where the matrix holds no windows; else one that sees window and statics, or is wrapped to
+        see the columns before the window.
+    """
+    if not isinstance(matrix, WindowedMatrix):
+        return learner
+    if isinstance(learner, SequenceClassifier):
+        return learner.set_params(layout=matrix.facts.layout, purge=purge)
+    return FirstColumns(learner, matrix.facts.tabular)
+
+
+def tabular_values(matrix: Matrix, values: Any) -> Any:
+    """Give a reader of the columns before the window, of a reader of a matrix's rows."""
+    if not isinstance(matrix, WindowedMatrix):
+        return values
+    tabular = matrix.facts.tabular
+    return lambda rows: values(rows)[:, :tabular]

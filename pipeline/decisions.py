@@ -1,0 +1,140 @@
+"""From score to decision, for files: promises, further horizons and unforeseen failures of a backtest; the bundle's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from models.backtest_frames import BacktestResult
+from models.config import ModelsSection
+from models.horizon_check import horizon_table
+from models.horizons import add_risks, horizon_column
+from models.oracle import oracle_predictions
+from models.promises import decisions_frame, walk_promises
+from models.training_set import Matrix
+from models.unforeseen import unforeseen_incidents
+from pipeline.artefacts import load_evaluation
+
+
+def decision_extras(
+    result: BacktestResult, matrix: Matrix, models: ModelsSection, truth: pd.DataFrame | None
+) -> dict[str, pd.DataFrame]:
+    """Work out what the report's section on decisions shows and what a bundle takes over.
+
+    Parameters
+    ----------
+    result : BacktestResult
+        The backtest.
+    matrix : Matrix
+        The matrix it ran on.
+    models : ModelsSection
+        Profile and promises.
+    truth : DataFrame, optional
+        The simulator's true risks.
+
+    Returns
+    -------
+    dict of str to DataFrame
+        ``promises`` and ``promise_folds`` (:class:`models.promises.Promises`), ``decisions`` (the promises that all
+        outcomes at the end allow), ``unforeseen`` (:func:`models.unforeseen.unforeseen_incidents`), and ``horizons``
+        (:func:`models.horizon_check.horizon_table`) where further horizons were asked for.
+    """
+    made = walk_promises(result.predictions, result.folds, matrix, models.promises, k=result.k)
+    best = None if truth is None else oracle_predictions(result.predictions, truth, result.k)
+    extras = {
+        "promises": made.pooled,
+        "promise_folds": made.folds,
+        "decisions": decisions_frame(made),
+        "unforeseen": unforeseen_incidents(result.predictions, best),
+    }
+    if result.horizons:
+        extras["horizons"] = horizon_table(_profile(result, models.profile), matrix, result.horizons)
+    return extras
+
+
+def with_horizons(predictions: pd.DataFrame, result: BacktestResult) -> pd.DataFrame:
+    """Add the risks at further horizons to the profile's predictions, behind all other columns.
+
+    Parameters
+    ----------
+    predictions : DataFrame
+        The profile's rows, with ``risk`` and ``fold``.
+    result : BacktestResult
+        Holds the maps of all folds; without maps nothing is added.
+
+    Returns
+    -------
+    DataFrame
+        With ``risk_1h`` and so on, ascending; the main horizon's is ``risk`` and not told twice.
+    """
+    if not result.horizons:
+        return predictions
+    main = horizon_column(result.horizons[0].main_hours)
+    columns = add_risks(predictions["risk"].to_numpy(), predictions["fold"].to_numpy(), result.horizons)
+    return predictions.assign(**{name: values for name, values in columns.items() if name != main})
+
+
+def bundle_decisions(backtest: Path | None, profile: str, dataset_digest: str) -> dict[str, Any]:
+    """Give the thresholds that a bundle carries, or why it carries none.
+
+    Parameters
+    ----------
+    backtest : Path, optional
+        Output of a backtest.
+    profile : str
+        The bundle's model.
+    dataset_digest : str
+        Of the dataset that the bundle is fitted on.
+
+    Returns
+    -------
+    dict
+        ``thresholds`` (a list of :meth:`policy.thresholds.Decision.to_json`; null: none), ``until`` (last outcome
+        they look back on) and ``why``. Thresholds are risks: they hold for later refits as far as those stay
+        calibrated.
+
+    Raises
+    ------
+    InputError
+        If the backtest's folder holds none.
+    """
+
+    def none(why: str) -> dict[str, Any]:
+        return {"thresholds": None, "until": None, "why": why}
+
+    if backtest is None:
+        return none("no backtest was given, and without outcomes of earlier refits nothing can be promised")
+    _, context = load_evaluation(backtest)
+    frame = context.extras.get("decisions")
+    if frame is None:
+        return none("the backtest was made before decisions were recorded")
+    if context.dataset_digest != dataset_digest:
+        return none("the backtest ran on another dataset")
+    mine = frame[(frame["model"] == profile).to_numpy()]
+    if mine.empty:
+        return none(f"the backtest did not score the profile {profile}")
+    return {
+        "thresholds": [_decision(record) for record in mine.to_dict("records")],
+        "until": mine["until"].iloc[0].isoformat(),
+        "why": "",
+    }
+
+
+def _profile(result: BacktestResult, profile: str) -> pd.DataFrame:
+    chosen = (result.predictions["model"] == profile) & (result.predictions["variant"] == "sliding")
+    return result.predictions[chosen.to_numpy()]
+
+
+def _decision(record: Mapping[Any, Any]) -> dict[str, Any]:
+    plain = {str(key): _plain(value) for key, value in record.items() if key not in ("model", "until")}
+    bound = {key.removeprefix("bound_"): value for key, value in plain.items() if key.startswith("bound_")}
+    return {key: value for key, value in plain.items() if not key.startswith("bound_")} | {"bound": bound}
+
+
+def _plain(value: Any) -> Any:
+    value = value.item() if hasattr(value, "item") else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value

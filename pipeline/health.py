@@ -1,0 +1,237 @@
+"""Health of a bundle in operation: recent rows of a feature matrix against what the bundle was fitted on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from features.errors import InputError
+from features.matrix import FeatureMatrix
+from features.service import duration_ms, instant_ms
+from models.bundle import Bundle, load_bundle
+from models.config import ModelsSection
+from models.drift.check import Scores, examine
+from models.drift.outcomes import AlertCounts, count_alerts, exact_interval, poisson_interval
+from models.drift.reference import LabelledRows, Reference
+from models.drift.verdict import CAUSES, Findings
+from models.drift.watch import RECENT_SPAN
+from models.ranking import Ints
+from models.schedule import format_days, format_instant, instant_of
+from models.sequence.windows import tabular_values, with_windows
+from models.training_set import Rows, row_reader
+
+MOST_SCORED = 200_000
+"""Rows that are scored, at most: the newest decision times, each as a whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How a bundle fares.
+
+    Attributes
+    ----------
+    bundle : str
+        Its digest.
+    profile : str
+        The model whose risks are the bundle's.
+    fitted_at, checked_at : datetime
+        When it was fitted, and the time of the check (UTC).
+    findings : Findings
+        What changed since.
+    alerts : AlertCounts
+        What became of the units it would have alerted since it was fitted, each once.
+    positives, incidents : int
+        Rows with a known label that failed since, and incidents behind them.
+    expected : float
+        Sum of the risks of the rows with a known label.
+    """
+
+    bundle: str
+    profile: str
+    fitted_at: datetime
+    checked_at: datetime
+    findings: Findings
+    alerts: AlertCounts
+    positives: int
+    incidents: int
+    expected: float
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing was found that is reason to refit."""
+        return not self.findings.drift
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the health as a JSON object."""
+        low, high = exact_interval(self.alerts.right, self.alerts.right + self.alerts.wrong)
+        decided = self.alerts.right + self.alerts.wrong
+        return {
+            "healthy": self.healthy,
+            "summary": self.findings.summary,
+            "bundle": self.bundle,
+            "profile": self.profile,
+            "fitted_at": self.fitted_at.isoformat(),
+            "checked_at": self.checked_at.isoformat(),
+            "alerts": {
+                "right": self.alerts.right,
+                "wrong": self.alerts.wrong,
+                "open": self.alerts.open,
+                "precision": self.alerts.precision if decided else None,
+                "precision_low": low if decided else None,
+                "precision_high": high if decided else None,
+            },
+            "calibration": {"positives": self.positives, "incidents": self.incidents, "expected": self.expected},
+            "findings": self.findings.to_json(),
+        }
+
+    def to_text(self) -> str:
+        """Give the health in plain words, for a terminal."""
+        found = self.findings
+        age = self.checked_at - self.fitted_at
+        lines = [
+            f"model {self.bundle[:12]}, {self.profile}: fitted {format_instant(instant_ms(self.fitted_at))}, "
+            f"{format_days(age)} before the check at {format_instant(found.end_ms)}",
+            f"compared: {found.rows:,} rows from {format_instant(found.start_ms)} on",
+            "",
+        ]
+        for verdict in found.verdicts:
+            mark = "DRIFT" if verdict.drift else "note"
+            lines.append(f"{mark}: {CAUSES[verdict.cause]}. {verdict.text}")
+            lines += [f"    {fact}" for fact in verdict.facts]
+        if not found.verdicts:
+            lines.append("nothing changed that was looked for")
+        lines += ["", f"{'group':<12}{'moved':>14}{'largest index':>16}  furthest feature"]
+        lines += [
+            f"{each['group']:<12}{each['moved']:>7} of {each['features']:<4}{each['psi']:>15.2f}  {each['worst']}"
+            for each in found.groups
+        ]
+        lines += ["", self._outcomes_text(), f"verdict: {found.summary}", ""]
+        return "\n".join(lines)
+
+    def _outcomes_text(self) -> str:
+        decided = self.alerts.right + self.alerts.wrong
+        low, high = exact_interval(self.alerts.right, decided)
+        said = (
+            f"{self.alerts.right} of {decided} alerted units failed ({low:.0%} to {high:.0%}), {self.alerts.open} open"
+            if decided
+            else f"no alert has an outcome yet, {self.alerts.open} open"
+        )
+        if self.expected <= 0:
+            return f"outcomes since the fit: {said}"
+        few, many = poisson_interval(self.incidents)
+        scale = self.positives / self.incidents if self.incidents else 1.0
+        return (
+            f"outcomes since the fit: {said}; positives over risk {self.positives / self.expected:.2f} "
+            f"[{few * scale / self.expected:.2f}, {many * scale / self.expected:.2f}]"
+        )
+
+
+def check_health(
+    bundle: Path, matrix: Path, *, until: datetime | None = None, recent: timedelta = RECENT_SPAN
+) -> Health:
+    """Hold the rows of a matrix since a bundle was fitted against what it was fitted on.
+
+    Parameters
+    ----------
+    bundle : Path
+        What `predrain train` wrote.
+    matrix : Path
+        A feature matrix with decisions after that, made with the same parameters.
+    until : datetime, optional
+        Time of the check (aware); nothing that was not known then is looked at. Default: the end of the data.
+    recent : timedelta
+        Features are compared on the rows of this much time before the check.
+
+    Returns
+    -------
+    Health
+        Findings and outcomes.
+
+    Raises
+    ------
+    InputError
+        If either cannot be read, the bundle keeps no reference, the columns differ, or the matrix has no decision
+        between the fit and the check.
+    """
+    opened = FeatureMatrix.open(matrix)
+    loaded = load_bundle(bundle)
+    reference = loaded.fitted.reference
+    if reference is None:
+        raise InputError(
+            "the bundle keeps no reference of what it was fitted on",
+            str(bundle),
+            "Train it again with this version of predrain.",
+        )
+    return _check(loaded, reference, opened, matrix, until, recent)
+
+
+def _check(
+    loaded: Bundle,
+    reference: Reference,
+    opened: FeatureMatrix,
+    where: Path,
+    until: datetime | None,
+    recent: timedelta,
+) -> Health:
+    fitted = loaded.fitted
+    matrix = with_windows(opened, ModelsSection.model_validate({"learners": sorted(fitted.learners)}))
+    if [column.name for column in matrix.columns] != [column.name for column in fitted.columns]:
+        raise InputError(
+            "the matrix's features are not those that the bundle was trained on",
+            str(where),
+            "Compute it with the params that the bundle was trained with, or train the bundle again.",
+        )
+    rows = Rows.of(matrix.rows)
+    fit_ms = instant_ms(fitted.refit_at)
+    end_ms = min(instant_ms(until), instant_ms(opened.span[1])) + 1
+    since = np.flatnonzero((rows.time >= fit_ms) & (rows.time < end_ms) & ~rows.augmented)
+    if not len(since):
+        raise InputError(
+            f"no decision between the fit at {format_instant(fit_ms)} and the check at {format_instant(end_ms - 1)}",
+            str(where),
+            "Bring the matrix up to date with `predrain features`, or give a later --until.",
+        )
+    frame = opened.labels(instant_of(end_ms))
+    labelled = LabelledRows.of(rows, frame)
+    read = row_reader(matrix)
+    scored = _newest_times(rows, since)
+    found = fitted.score_arrays(read(scored), rows.time[scored], rows.tie[scored])
+    profile = found[loaded.profile]
+    watched = found[reference.model or loaded.profile]
+    findings = examine(
+        reference,
+        labelled,
+        tabular_values(matrix, read),
+        matrix.rows["node"],
+        start_ms=max(fit_ms, end_ms - 1 - duration_ms(recent)),
+        end_ms=end_ms,
+        seed=int((loaded.manifest.get("params") or {}).get("seed", 0)),
+        scores=Scores(rows.time[scored], rows.tie[scored], watched.score.astype(np.float64)),
+    )
+    risk = fitted.risk(loaded.profile, profile.score)
+    label = labelled.label[scored]
+    known = (label >= 0) & (labelled.complete[scored] <= end_ms)
+    positive = scored[known & (label == 1)]
+    return Health(
+        bundle=loaded.digest,
+        profile=loaded.profile,
+        fitted_at=fitted.refit_at,
+        checked_at=instant_of(end_ms - 1),
+        findings=findings,
+        alerts=count_alerts(rows.tie[scored][profile.alert], np.where(known, label, -1)[profile.alert]),
+        positives=len(positive),
+        incidents=len(np.unique(labelled.incident[positive])),
+        expected=float(risk[known].sum(dtype=np.float64)),
+    )
+
+
+def _newest_times(rows: Rows, since: Ints) -> Ints:
+    """Keep whole decision times, the newest, with at most :data:`MOST_SCORED` rows, but at least one time."""
+    times, counts = np.unique(rows.time[since], return_counts=True)
+    newest = np.cumsum(counts[::-1])
+    kept = max(1, int((newest <= MOST_SCORED).sum()))
+    return since[rows.time[since] >= times[-kept]]

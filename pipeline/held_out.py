@@ -1,0 +1,283 @@
+"""Decisions that none of several bundles was trained on, and the bundles' predictions of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from features.matrix import FeatureMatrix
+from features.service import instant_ms, instants, milliseconds
+from models.baselines import make_baseline
+from models.bundle import Bundle
+from models.config import ModelsSection
+from models.promotion import LATENCY_ROWS, Contender
+from models.ranking import mix, name_hashes, rank_within
+from models.scored import Scored, split_predictions
+from models.sequence.windows import with_windows
+from telemetry.config import Duration
+from telemetry.errors import InputError
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+SUGGESTED = timedelta(days=14)
+"""How much of the newest decisions `train --until` is advised to leave for the gate."""
+
+_ROWS_AT_ONCE = 20_000
+_REPEATS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """Rows of a matrix to compare bundles on.
+
+    Attributes
+    ----------
+    matrix : FeatureMatrix
+        Where they stand.
+    rows : ndarray of int64
+        Their positions, by decision time.
+    """
+
+    matrix: FeatureMatrix
+    rows: Ints
+
+
+def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], period: timedelta) -> Decisions:
+    """Find the newest decisions that no bundle was trained on and whose labels are complete.
+
+    A bundle knows labels up to its refit, gap + horizon after its last training decision. So decisions from the
+    latest refit on share nothing with any training set: neither a row, nor the future of one.
+
+    Parameters
+    ----------
+    matrix : FeatureMatrix
+        A matrix of recent data.
+    bundles : sequence of (str, Bundle)
+        Names in words, and bundles.
+    period : timedelta
+        Longest stretch to take, counted back from the newest such decision.
+
+    Returns
+    -------
+    Decisions
+        At least one labelled row.
+
+    Raises
+    ------
+    InputError
+        If a bundle answers another question than the matrix's labels, or there is no such decision yet; then the
+        message says from when on there will be, and which `train --until` gives some at once.
+    """
+    for name, bundle in bundles:
+        _same_question(matrix, name, bundle)
+    labels = matrix.labels(None)
+    at, complete = milliseconds(matrix.rows["decision_time"]), milliseconds(labels["complete_at"])
+    grid = ~matrix.rows["augmented"].to_numpy(dtype=bool)
+    name, last = max(((name, bundle.fitted.refit_at) for name, bundle in bundles), key=lambda each: each[1])
+    whole = grid & (complete <= instant_ms(matrix.span[1]))
+    fresh = whole & (at >= instant_ms(last))
+    if not (fresh & labels["label"].notna().to_numpy()).any():
+        raise _too_early(matrix, name, last)
+    newest = int(at[fresh].max())
+    fresh &= at > newest - int(period / timedelta(milliseconds=1))
+    return Decisions(matrix, np.flatnonzero(fresh))
+
+
+def contend(
+    decisions: Decisions, bundles: Sequence[tuple[str, Bundle]], baselines: Sequence[str], *, k: int, seed: int
+) -> list[Contender]:
+    """Score the same decisions with bundles and baselines; each alerts its K riskiest of a decision time.
+
+    Parameters
+    ----------
+    decisions : Decisions
+        The rows.
+    bundles : sequence of (str, Bundle)
+        Names in words, and bundles; each is scored by its own profile.
+    baselines : sequence of str
+        Baselines to score beside them, made of the first bundle's features.
+    k : int
+        Alert budget a decision time, the same for all.
+    seed : int
+        Seed of the baselines.
+
+    Returns
+    -------
+    list of Contender
+        In the order given, baselines last.
+
+    Raises
+    ------
+    InputError
+        If a bundle needs a feature that the matrix does not have.
+    """
+    matrix, rows = decisions.matrix, decisions.rows
+    readers = [_Reader(matrix, bundle, name) for name, bundle in bundles]
+    times = milliseconds(matrix.rows["decision_time"])[rows]
+    ties = name_hashes(matrix.rows["unit"])[rows]
+    first = bundles[0][1].fitted
+    made = {name: make_baseline(name, columns=first.columns, seed=seed) for name in baselines}
+    names = [name for name, _ in bundles] + list(baselines)
+    rank = {name: np.zeros(len(rows), np.int64) for name in names}
+    risk = {name: np.full(len(rows), np.nan) for name in names}
+    for part in _batches(times):
+        for (name, bundle), reader in zip(bundles, readers, strict=True):
+            scored = bundle.fitted.score_arrays(reader.values(rows[part]), times[part], ties[part])[bundle.profile]
+            rank[name][part] = scored.rank
+            risk[name][part] = bundle.fitted.risk(bundle.profile, scored.score)
+        for name, baseline in made.items():
+            points = baseline.points(readers[0].values(rows[part]), mix(ties[part], times[part]))
+            rank[name][part] = rank_within(times[part], points.astype(np.float32), ties[part])
+    parts = _as_scored(decisions, names, rank, risk, k)
+    seconds = _seconds(decisions, bundles, readers)
+    return [
+        Contender(name, parts[name], _size(bundle.path), took)
+        for (name, bundle), took in zip(bundles, seconds, strict=True)
+    ] + [Contender(name, parts[name]) for name in baselines]
+
+
+class _Reader:
+    """Reads a matrix's rows in the columns that a bundle was trained on, its codes of categories included."""
+
+    def __init__(self, matrix: FeatureMatrix, bundle: Bundle, name: str) -> None:
+        wanted = bundle.fitted.columns
+        section = ModelsSection.model_validate({"learners": sorted(bundle.fitted.learners)})
+        source = with_windows(matrix, section)
+        have = {column.name: (at, column) for at, column in enumerate(source.columns)}
+        absent = [column.name for column in wanted if column.name not in have]
+        if absent:
+            raise InputError(
+                f"{len(absent)} of its {len(wanted)} features are not in the matrix ({', '.join(absent[:3])})",
+                f"the bundle of {name}",
+                "Compute the matrix with the params that it was trained with.",
+            )
+        order = [have[column.name][0] for column in wanted]
+        names = [column.name for column in wanted]
+        # only a matrix without windows can read some columns and leave the others on the disk
+        self._read: Callable[[Ints], Any] = (
+            (lambda rows: matrix.values(rows, columns=names))
+            if source is matrix
+            else (lambda rows: source.values(rows)[:, order])
+        )
+        self._codes = {
+            at: np.array([_code(each, column.categories) for each in have[column.name][1].categories], np.float32)
+            for at, column in enumerate(wanted)
+            if column.categories != have[column.name][1].categories
+        }
+
+    def values(self, rows: Ints) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Read rows, float32, shape (n_rows, n_features)."""
+        values: np.ndarray[Any, np.dtype[np.float32]] = self._read(rows)
+        for at, codes in self._codes.items():
+            known = np.isfinite(values[:, at])
+            values[known, at] = codes[values[known, at].astype(np.int64)] if len(codes) else np.nan
+        return values
+
+
+def _code(category: str, categories: Sequence[str]) -> float:
+    return float(categories.index(category)) if category in categories else np.nan
+
+
+def _batches(times: Ints) -> list[Ints]:
+    """Cut rows into batches of whole decision times: ranks are taken within one."""
+    order = np.argsort(times, kind="stable")
+    distinct, starts = np.unique(times[order], return_index=True)
+    batches: list[Ints] = []
+    begin = 0
+    for at in range(1, len(distinct) + 1):
+        end = int(starts[at]) if at < len(distinct) else len(order)
+        following = int(starts[at + 1]) if at + 1 < len(distinct) else len(order)
+        if at == len(distinct) or following - begin > _ROWS_AT_ONCE:
+            batches.append(order[begin:end])
+            begin = end
+    return batches
+
+
+def _as_scored(
+    decisions: Decisions, names: Sequence[str], rank: dict[str, Ints], risk: dict[str, Any], k: int
+) -> dict[str, Scored]:
+    rows, labels = decisions.matrix.rows.iloc[decisions.rows], decisions.matrix.labels(None).iloc[decisions.rows]
+    shared = {
+        "decision_time": rows["decision_time"].array,
+        "unit": rows["unit"].array,
+        "label": labels["label"].array,
+        "failure_class": labels["failure_class"].array,
+        "incident": labels["incident"].array,
+        "incident_start": labels["incident_start"].array,
+    }
+    frames = [
+        pd.DataFrame(
+            {
+                **shared,
+                "model": name,
+                "variant": "held out",
+                "score": -rank[name].astype(np.float64),
+                "risk": risk[name],
+                "rank": rank[name],
+                "alert": rank[name] <= k,
+                "fold": 0,
+            }
+        )
+        for name in names
+    ]
+    return {each.model: each for each in split_predictions(pd.concat(frames, ignore_index=True), k)}
+
+
+def _seconds(decisions: Decisions, bundles: Sequence[tuple[str, Bundle]], readers: Sequence[_Reader]) -> list[float]:
+    """Time the scoring of the same rows by each bundle in turn; the fastest of some repeats, as other work disturbs."""
+    rows = decisions.rows[:LATENCY_ROWS]
+    rows = np.resize(rows, LATENCY_ROWS)
+    at = np.zeros(len(rows), np.int64)
+    ties = mix(np.arange(len(rows), dtype=np.uint64), 0)
+    values = [reader.values(rows) for reader in readers]
+    best = [np.inf] * len(bundles)
+    for _ in range(_REPEATS):
+        for number, (_name, bundle) in enumerate(bundles):
+            begin = time.perf_counter()
+            bundle.fitted.score_arrays(values[number], at, ties)
+            best[number] = min(best[number], time.perf_counter() - begin)
+    return best
+
+
+def _size(folder: Path) -> int:
+    return sum(each.stat().st_size for each in folder.rglob("*") if each.is_file())
+
+
+def _same_question(matrix: FeatureMatrix, name: str, bundle: Bundle) -> None:
+    said = (bundle.manifest.get("params") or {}).get("labels") or {}
+    mine = matrix.config.labels.model_dump(mode="json")
+    for key in ("gap", "horizon"):
+        if key in said and said[key] != mine[key]:
+            raise InputError(
+                f"{name} was trained for labels.{key} {said[key]}, the matrix has {mine[key]}",
+                f"bundle {bundle.digest[:12]}",
+                "Compare bundles that answer the same question; train the other one again.",
+            )
+
+
+def _too_early(matrix: FeatureMatrix, name: str, refit: datetime) -> InputError:
+    section = matrix.config.labels
+    reach: Duration = section.gap + section.horizon
+    end = matrix.span[1]
+    first = _next_decision(matrix, refit)
+    leave = end - reach - SUGGESTED
+    until = instants(np.array([instant_ms(max(leave, matrix.span[0]))]))[0].floor("h").isoformat()
+    return InputError(
+        f"no decision to compare on: {name} knows labels up to {refit.isoformat()}, the data end {end.isoformat()}",
+        f"matrix {matrix.path}",
+        f"Wait for data beyond {(first + reach).isoformat()} (the first decision after it, gap and horizon included; "
+        f"better some weeks), or train a challenger that leaves the newest decisions alone: "
+        f"`predrain train --until {until}`.",
+    )
+
+
+def _next_decision(matrix: FeatureMatrix, after: datetime) -> datetime:
+    every, origin = matrix.config.decision.every, matrix.config.decision.origin
+    return origin + -(-(after - origin) // every) * every

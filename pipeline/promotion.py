@@ -1,0 +1,331 @@
+"""From challenger to champion: compare, judge, move the alias, record; and back again."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from features.matrix import FeatureMatrix
+from models.bundle import Bundle, load_bundle
+from models.champion import (
+    Standing,
+    Version,
+    alone,
+    crown,
+    fetch_bundle,
+    nothing_before,
+    standing_of,
+    step_back,
+    tag_version,
+    version_at,
+)
+from models.model_card import promotion_section
+from models.promotion import Verdict, judge
+from models.registry import CHALLENGER, log_run
+from models.run_log import tag_run
+from pipeline.held_out import contend, untouched
+from pipeline.params import Params
+from pipeline.provenance import code_revision
+from telemetry.errors import InputError
+
+EXPERIMENT = "predrain-promotions"
+"""Name of the MLflow experiment that decisions are recorded in."""
+
+BASELINES = ("history_count", "vendor_rules")
+"""What the first champion is compared with."""
+
+_APPLIED = "applied"  # tag of a record: whether the alias was moved after it
+
+MatrixSource = Callable[[], FeatureMatrix]
+"""Gives the recent data; called only when a comparison is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a promotion did.
+
+    Attributes
+    ----------
+    action : str
+        ``promoted``, ``refused``, ``forced`` or ``rolled back``.
+    model : str
+        Name of the registered model.
+    version : int
+        The version it was about: the challenger, or the champion that was unseated.
+    champion_before, champion : int or None
+        Champion before and after; None: nobody.
+    dry_run : bool
+        Whether nothing was changed or recorded.
+    verdict : Verdict or None
+        The gate's; None where nothing was compared.
+    reason : str
+        Why it was forced or rolled back, in the user's words.
+    run_id : str or None
+        The MLflow run that holds the record.
+    notes : tuple of str
+        What a reader should know besides.
+    """
+
+    action: str
+    model: str
+    version: int
+    champion_before: int | None
+    champion: int | None
+    dry_run: bool
+    verdict: Verdict | None = None
+    reason: str = ""
+    run_id: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def done(self) -> bool:
+        """Whether the champion was (or, in a dry run, would have been) changed as asked."""
+        return self.action != "refused"
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the decision as a JSON object."""
+        return {
+            "action": self.action,
+            "done": self.done,
+            "model": self.model,
+            "version": self.version,
+            "champion_before": self.champion_before,
+            "champion": self.champion,
+            "dry_run": self.dry_run,
+            "reason": self.reason,
+            "run_id": self.run_id,
+            "notes": list(self.notes),
+            "verdict": None if self.verdict is None else self.verdict.to_json(),
+        }
+
+
+def promote(
+    source: MatrixSource | None,
+    params: Params,
+    *,
+    track: str,
+    model: str,
+    to: int | None = None,
+    dry_run: bool = False,
+    force_reason: str | None = None,
+) -> Decision:
+    """Compare a version with the champion on decisions that neither was trained on; promote it if it passes the gate.
+
+    Parameters
+    ----------
+    source : callable or None
+        Gives the recent data; None only together with ``force_reason``: then nothing is compared.
+    params : Params
+        ``promotion``, ``seed``, ``backtest.k``.
+    track : str
+        The store.
+    model : str
+        Name of the registered model.
+    to : int, optional
+        The version to promote; default: the challenger.
+    dry_run : bool
+        Judge, but change and record nothing.
+    force_reason : str, optional
+        Promote whatever the verdict is, for this reason, which is recorded.
+
+    Returns
+    -------
+    Decision
+        What was found and done.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to promote, the bundles or the data cannot be used, or another promotion is at work.
+    """
+    standing_of(track, model)  # refuses an absent store before a lock file is made beside it
+    with alone(track), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
+        standing = standing_of(track, model)
+        number = to if to is not None else standing.aliases.get(CHALLENGER)
+        if number is None:
+            raise InputError(
+                "there is no challenger",
+                f"model {model}",
+                "Register one with `predrain train --track`, or name a version with --to.",
+            )
+        if number == standing.champion:
+            raise InputError(
+                f"version {number} is the champion already",
+                f"model {model}",
+                "Train a new challenger with `predrain train --track`, or name another version with --to.",
+            )
+        bundle, version = _load(track, model, number, Path(folder))
+        if source is None and force_reason is None:
+            raise ValueError("nothing to compare on")
+        verdict, notes = None, []
+        if source is not None:
+            try:
+                verdict = _compare(source(), params, standing, (number, bundle), track, model, Path(folder))
+            except InputError as error:
+                if force_reason is None:
+                    raise
+                notes.append(f"nothing was compared: {error}")
+        passed = verdict is not None and verdict.passed
+        action = "promoted" if passed else "forced" if force_reason is not None else "refused"
+        decision = Decision(
+            action=action,
+            model=model,
+            version=number,
+            champion_before=standing.champion,
+            champion=standing.champion if action == "refused" else number,
+            dry_run=dry_run,
+            verdict=verdict,
+            reason=force_reason or "",
+            notes=tuple(notes),
+        )
+        return decision if dry_run else _carry_out(track, decision, standing, version, bundle, params, Path(folder))
+
+
+def roll_back(*, track: str, model: str, dry_run: bool = False, reason: str = "") -> Decision:
+    """Make the champion before the present one champion again; repeated, this goes back step by step.
+
+    Parameters
+    ----------
+    track : str
+        The store.
+    model : str
+        Name of the registered model.
+    dry_run : bool
+        Say who would be champion, and change nothing.
+    reason : str
+        Why, for the record.
+
+    Returns
+    -------
+    Decision
+        What was done.
+
+    Raises
+    ------
+    InputError
+        If there was no champion before, its bundle is damaged, or another promotion is at work.
+    """
+    standing_of(track, model)
+    with alone(track), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
+        standing = standing_of(track, model)
+        now, before = standing.champion, standing.previous
+        if now is None or before is None:
+            raise nothing_before(model, now)
+        _, version = _load(track, model, before, Path(folder))  # who serves must get a bundle that loads
+        decision = Decision("rolled back", model, now, now, before, dry_run, reason=reason)
+        if dry_run:
+            return decision
+        tags = {"rolled_back_at": _now(), "rolled_back_reason": reason or "none given"}
+        recorded = _recorded(track, decision, {}, (), version)
+        assert recorded.run_id is not None
+        step_back(track, model, expected=now, tags=tags | {"rollback_run": recorded.run_id})
+        tag_run(track, recorded.run_id, {_APPLIED: "yes"})
+        return recorded
+
+
+def _load(track: str, model: str, number: int, folder: Path) -> tuple[Bundle, Version]:
+    version = version_at(track, model, number)
+    target = folder / f"version-{number}"
+    target.mkdir()
+    bundle = load_bundle(fetch_bundle(track, model, version, target))
+    if version.digest != bundle.digest:
+        raise InputError(
+            f"its bundle's digest is {bundle.digest[:12]}, registered was {version.digest[:12] or 'none'}",
+            f"{model} version {number}",
+            "Do not use this version; train and register a bundle again.",
+        )
+    return bundle, version
+
+
+def _compare(
+    matrix: FeatureMatrix,
+    params: Params,
+    standing: Standing,
+    challenger: tuple[int, Bundle],
+    track: str,
+    model: str,
+    folder: Path,
+) -> Verdict:
+    sides = [(f"version {challenger[0]}", challenger[1])]
+    if standing.champion is not None:
+        sides.append((f"version {standing.champion}", _load(track, model, standing.champion, folder)[0]))
+    decisions = untouched(matrix, sides, params.promotion.period)
+    # the budget is what operations can handle: the champion's, as long as nobody says otherwise
+    k = params.backtest.k if isinstance(params.backtest.k, int) else sides[-1][1].fitted.k
+    contenders = contend(decisions, sides, () if standing.champion is not None else BASELINES, k=k, seed=params.seed)
+    return judge(
+        contenders[0], contenders[1:], params.promotion, seed=params.seed, champion=standing.champion is not None
+    )
+
+
+def _carry_out(
+    track: str,
+    decision: Decision,
+    standing: Standing,
+    version: Version,
+    bundle: Bundle,
+    params: Params,
+    folder: Path,
+) -> Decision:
+    papers = folder / "record"
+    papers.mkdir()
+    (papers / "verdict.json").write_text(json.dumps(decision.to_json(), indent=1, sort_keys=True) + "\n")
+    card = (bundle.path / "MODEL_CARD.md").read_text(encoding="utf-8")
+    (papers / "MODEL_CARD.md").write_text(card + promotion_section(decision.to_json()), encoding="utf-8")
+    flat = {f"promotion.{key}": value for key, value in params.promotion.model_dump(mode="json").items()}
+    recorded = _recorded(track, decision, flat, (papers / "verdict.json", papers / "MODEL_CARD.md"), version)
+    assert recorded.run_id is not None
+    tags = {"promotion": decision.action, "promotion_run": recorded.run_id}
+    if decision.action == "refused":
+        tag_version(track, decision.model, decision.version, tags)
+        return recorded
+    tags |= {"promoted_at": _now(), "promotion_reason": decision.reason or "passed the gate"}
+    crown(track, decision.model, decision.version, expected=standing.champion, tags=tags)
+    tag_run(track, recorded.run_id, {_APPLIED: "yes"})
+    return recorded
+
+
+def _recorded(
+    track: str, decision: Decision, params: dict[str, Any], artifacts: tuple[Path, ...], version: Version
+) -> Decision:
+    """Write the record before the deed: a kill between them leaves a run that says it was not applied."""
+    metrics: dict[str, float | None] = {}
+    if decision.verdict is not None:
+        for each in decision.verdict.criteria:
+            name = _metric_name(f"{each.name} vs {each.against}" if each.against else each.name)
+            metrics |= {f"{name}/challenger": each.challenger, f"{name}/other": each.champion}
+        metrics |= {"incidents": decision.verdict.incidents, "rows": decision.verdict.rows}
+    run_id = log_run(
+        track,
+        EXPERIMENT,
+        params=params | {"model": decision.model, "version": decision.version},
+        metrics=metrics,
+        tags={
+            "decision": decision.action,
+            _APPLIED: "nothing to apply" if decision.action == "refused" else "no",
+            "version": str(decision.version),
+            "previous_champion": str(decision.champion_before or "none"),
+            "champion": str(decision.champion or "none"),
+            "reason": decision.reason or "none given",
+            "by": os.environ.get("USER", "unknown"),
+            "code_revision": code_revision(),
+            "bundle_digest": version.digest,
+        },
+        artifacts=artifacts,
+        name=f"{decision.action} {decision.model} {decision.version}",
+    )
+    return replace(decision, run_id=run_id)
+
+
+def _metric_name(text: str) -> str:
+    return "".join(each if each.isalnum() or each in "_-. /" else "" for each in text)
+
+
+def _now() -> str:
+    return datetime.now(tz=UTC).isoformat(timespec="seconds")

@@ -1,0 +1,228 @@
+"""The report's section on decisions: what may be promised, at what recall, and what no threshold can catch."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from models.evaluation import Evaluation
+from models.lead_time import TOP_SHARE
+from pipeline.report.context import ReportContext
+from pipeline.report.sections import Section
+from pipeline.report.tables import Cell, Table
+from pipeline.report.wording import NONE, count, number, percent
+
+
+def decisions(_evaluation: Evaluation, context: ReportContext) -> Section | None:
+    """Make the section; None where promises were not worked out."""
+    promises, now = context.extras.get("promises"), context.extras.get("decisions")
+    if promises is None or now is None or promises.empty:
+        return None
+    folds = context.extras["promise_folds"]
+    mine = promises[promises["model"] == context.profile]
+    tables = [_now(now[now["model"] == context.profile], context), _kept(promises, context)]
+    made = folds[(folds["model"] == context.profile) & folds["promised"].astype(bool)]
+    if len(made):
+        tables.append(_by_fold(made, context))
+    horizons, unforeseen = context.extras.get("horizons"), context.extras.get("unforeseen")
+    if horizons is not None:
+        tables.append(_horizons(horizons))
+    after = [
+        "A promise is made at a refit and judged on the decisions until the next. It looks back on decisions of "
+        "earlier refits whose outcome was known by then, and never on its own. Its bound takes alerts of one "
+        f"{context.unit_word} as dependent and pays for the search for the threshold. It holds as far as the future "
+        "is like the past.",
+    ]
+    if unforeseen is not None and not unforeseen.empty:
+        tables.append(_classes(unforeseen))
+        after.extend(_unforeseen(unforeseen))
+    return Section(
+        key="decisions",
+        name="Decisions",
+        title="From score to decision: what can be promised",
+        before=(_made(mine, context), _counted(promises)),
+        tables=tuple(tables),
+        after=tuple(after),
+    )
+
+
+def _made(mine: pd.DataFrame, context: ReportContext) -> str:
+    """Say for the profile what was promised and what became of it."""
+    parts = []
+    for row in mine.itertuples():
+        if row.promised == 0:
+            could = (
+                f"at the last refit no more than {percent(row.best)} could be promised"
+                if row.best > 0
+                else "no precision at all could be promised at the last refit"
+            )
+            parts.append(f"A precision of {percent(row.target)} was never promised: {could}.")
+        elif row.known_alerts == 0:
+            parts.append(
+                f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
+                "refits, and no risk reached the threshold."
+            )
+        else:
+            parts.append(
+                f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
+                f"refits and {'kept' if row.kept else 'broken'}: {count(row.hits)} of {count(row.known_alerts)} alerts "
+                f"were right ({percent(row.precision)}), catching {percent(row.recall)} of all incidents, or "
+                f"{percent(row.recall_promised)} of those while a promise stood."
+            )
+    return f"{context.profile}: " + " ".join(parts)
+
+
+def _counted(promises: pd.DataFrame) -> str:
+    judged = promises[promises["kept"].notna()]
+    if judged.empty:
+        return "No model of this run gave reason for a promise that could be judged."
+    kept = int(judged["kept"].sum())
+    return (
+        f"Over all models and targets {count(len(judged))} promises could be judged, and {count(kept)} were kept. "
+        "Models share their incidents, so these are not independent."
+    )
+
+
+def _now(mine: pd.DataFrame, context: ReportContext) -> Table:
+    rows = []
+    for row in mine.itertuples():
+        asked = {
+            "precision": f"a precision of {percent(row.asked)}",
+            "budget": f"{number(row.asked, 1)} alerts a decision time",
+            "cost": "the least cost",
+        }[str(row.kind)]
+        stands = row.threshold == row.threshold  # NaN: nothing is alerted
+        rows.append(
+            (
+                Cell(asked),
+                Cell("yes" if row.promised else "no"),
+                Cell(_risk(row.threshold)),
+                Cell(percent(row.bound_lower) if stands else NONE),
+                Cell(number(row.alerts_per_decision, 2) if stands else NONE),
+                Cell(percent(row.recall) if stands else NONE),
+                Cell(str(row.why)),
+            )
+        )
+    return Table(
+        f"What the outcomes known at the end of the data allow {context.profile} for the time after, with a confidence "
+        f"of {percent(float(mine['confidence'].iloc[0])) if len(mine) else NONE}.",
+        ("asked", "promised", "alert from a risk of", "precision at least", "alerts a decision", "recall", "why"),
+        tuple(rows),
+        words=frozenset({0, 1, 6}),
+    )
+
+
+def _kept(promises: pd.DataFrame, context: ReportContext) -> Table:
+    rows, strong = [], set()
+    shown = promises[(promises["promised"] > 0) | (promises["model"] == context.profile)]
+    for at, row in enumerate(shown.itertuples()):
+        judged = row.known_alerts > 0
+        if row.model == context.profile:
+            strong.add(at)
+        rows.append(
+            (
+                Cell(str(row.model)),
+                Cell(percent(row.target)),
+                Cell(f"{count(row.promised)} of {count(row.folds)}"),
+                Cell(count(row.alerts)),
+                Cell(percent(row.precision) if judged else NONE),
+                Cell(("kept" if row.kept else "broken") if judged else NONE),
+                Cell(percent(row.recall) if judged else NONE),
+                Cell(percent(row.recall_promised) if row.promised else NONE),
+                Cell(percent(row.best) if row.best > 0 else NONE),
+            )
+        )
+    return Table(
+        "Promises walked forward: made at a refit on earlier outcomes, judged until the next. Models without any "
+        "promise are left out.",
+        ("model", "target", "refits with a promise", "alerts", "precision", "", "recall", "recall while it stood",
+         "most that could be promised"),
+        tuple(rows),
+        frozenset(strong),
+        words=frozenset({0, 5}),
+    )  # fmt: skip
+
+
+def _by_fold(made: pd.DataFrame, context: ReportContext) -> Table:
+    rows = tuple(
+        (
+            Cell(f"{row.refit_at:%Y-%m-%d}"),
+            Cell(percent(row.target)),
+            Cell(_risk(row.threshold)),
+            Cell(percent(row.lower), f"{count(row.earlier_hits)} of {count(row.earlier_alerts)} earlier alerts"),
+            Cell(count(row.alerts)),
+            Cell(count(row.hits)),
+            Cell(f"{count(row.caught)} of {count(row.incidents)}"),
+        )
+        for row in made.itertuples()
+    )
+    return Table(
+        f"The promises of {context.profile}, refit by refit.",
+        ("refit", "target", "alert from a risk of", "precision at least", "alerts", "right", "incidents caught"),
+        rows,
+    )
+
+
+def _horizons(frame: pd.DataFrame) -> Table:
+    rows = tuple(
+        (
+            Cell(f"{row.hours:g} h"),
+            Cell(count(row.positives)),
+            Cell(_risk(row.mean_risk)),
+            Cell(_risk(row.rate)),
+            Cell(number(row.ratio)),
+            Cell(number(100 * row.brier_skill, 2)),
+        )
+        for row in frame.itertuples()
+    )
+    return Table(
+        "Risks at several horizons, out of time: a risk never falls as its horizon grows.",
+        ("within", "rows followed by an incident", "mean risk", "rate", "mean risk over rate", "Brier skill in %"),
+        rows,
+    )
+
+
+def _classes(frame: pd.DataFrame) -> Table:
+    told = frame["announced"].notna().any()
+    rows = []
+    for name, part in [("all", frame), *frame.groupby("failure_class", sort=True)]:
+        cells = [
+            Cell(str(name)),
+            Cell(count(len(part))),
+            Cell(count(int((~part["seen"]).sum())), percent(1 - float(part["seen"].mean()))),
+            Cell(number(float((1 - part["chance"]).sum()), 1)),
+        ]
+        if told:
+            known = part[part["announced"].notna()]
+            silent = int((~known["announced"].astype(bool)).sum())
+            cells.append(Cell(count(silent), percent(silent / len(known)) if len(known) else NONE))
+        rows.append(tuple(cells))
+    header = ("failure class", "incidents", "seen by no model", "seen by none, by chance")
+    return Table(
+        f"Failures without a precursor: no model ranked the unit in its top {percent(TOP_SHARE)} at any decision "
+        "within the horizon.",
+        (*header, "true risk never above the fleet's") if told else header,
+        tuple(rows),
+        frozenset({0}),
+    )
+
+
+def _unforeseen(frame: pd.DataFrame) -> list[str]:
+    missed = 1 - float(frame["seen"].mean())
+    chance = 1 - float(frame["chance"].mean())
+    said = [
+        f"{percent(missed)} of the incidents stood out to no model of this run; had the models ranked at random in the "
+        f"same way, it would have been {percent(chance)}. For those no threshold helps: only redundancy and frequent "
+        "checkpoints do."
+    ]
+    known = frame[frame["announced"].notna()]
+    if len(known):
+        silent = 1 - float(known["announced"].astype(bool).mean())
+        said.append(
+            f"By the simulator's truth, {percent(silent)} of the incidents came without their risk ever rising above "
+            "the fleet's mean: no model could have seen them."
+        )
+    return said
+
+
+def _risk(value: float) -> str:
+    return NONE if value != value else f"{100 * value:.3g} %"  # noqa: PLR0124 - NaN alone differs from itself

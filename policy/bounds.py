@@ -1,0 +1,203 @@
+"""Lower confidence bounds of a precision whose alerts are not independent of each other."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Floats = npt.NDArray[np.float64]
+
+_TINY = 1e-300
+_ROUNDS = 500
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionBound:
+    """A precision and how far below it the truth may lie.
+
+    Attributes
+    ----------
+    alerts, hits : int
+        Alerts with a known outcome, and how many of them were right.
+    clusters : int
+        Groups (GPUs) that the alerts come from.
+    effective : float
+        How many independent alerts they are worth; at most ``clusters``.
+    precision : float
+        ``hits / alerts``; NaN without alerts.
+    lower : float
+        One-sided lower confidence bound; 0 without alerts.
+    """
+
+    alerts: int
+    hits: int
+    clusters: int
+    effective: float
+    precision: float
+    lower: float
+
+
+def beta_cdf(x: float, a: float, b: float) -> float:
+    """Give the regularised incomplete beta function I_x(a, b).
+
+    Parameters
+    ----------
+    x : float
+        From 0 to 1.
+    a, b : float
+        Positive.
+
+    Returns
+    -------
+    float
+        The probability that a Beta(a, b) variable is at most ``x``.
+
+    Notes
+    -----
+    The continued fraction of Abramowitz and Stegun 26.5.8, evaluated by Lentz's method, on the side where it
+    converges fast. numpy has no such function, and this room asks for nothing else.
+    """
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    if x < (a + 1) / (a + b + 2):
+        return math.exp(log_front) * _fraction(x, a, b) / a
+    return 1 - math.exp(log_front) * _fraction(1 - x, b, a) / b
+
+
+def _fraction(x: float, a: float, b: float) -> float:
+    c, d = 1.0, 1 / _away(1 - (a + b) * x / (a + 1))
+    value = d
+    for m in range(1, _ROUNDS):
+        even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
+        odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
+        for step in (even, odd):
+            d = 1 / _away(1 + step * d)
+            c = _away(1 + step / c)
+            value *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return value
+
+
+def _away(value: float) -> float:
+    return value if abs(value) > _TINY else _TINY
+
+
+def binomial_lower(hits: float, trials: float, confidence: float) -> float:
+    """Give the one-sided lower bound of Clopper and Pearson (1934) of a share.
+
+    Parameters
+    ----------
+    hits, trials : float
+        Need not be whole: an effective sample size may stand for ``trials``.
+    confidence : float
+        Between 0 and 1; 0.9: the bound lies above the truth in at most one of ten samples.
+
+    Returns
+    -------
+    float
+        The bound; 0 without hits.
+    """
+    if trials <= 0 or hits <= 0:
+        return 0.0
+    alpha = 1 - confidence
+    if hits >= trials:
+        return float(alpha ** (1 / trials))
+    low, high = 0.0, hits / trials
+    for _ in range(60):
+        middle = (low + high) / 2
+        # P(at least `hits` of `trials` | middle) = I_middle(hits, trials - hits + 1)
+        if beta_cdf(middle, hits, trials - hits + 1) < alpha:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBound:
+    """Bound the precision of alerts of which those of one cluster share their fate.
+
+    Parameters
+    ----------
+    hit : ndarray of bool, shape (alerts,)
+        Whether an alert was right.
+    cluster : ndarray of int64, shape (alerts,)
+        Whose alert it is: alerts of one cluster may depend on each other in any way, clusters do not.
+    confidence : float
+        One-sided, between 0 and 1.
+
+    Returns
+    -------
+    PrecisionBound
+        With Clopper and Pearson's bound at an effective number of alerts.
+
+    Notes
+    -----
+    The effective number is the smallest of three: the alerts themselves; alerts over the design effect of a cluster
+    sample (Korn and Graubard, Survey Methodology 24, 1998), which counts what was seen; and Kish's
+    ``(sum n)^2 / sum n^2``, which takes all alerts of a cluster for one and never exceeds the number of clusters: it
+    keeps a sample without a single false alert from promising too much.
+    """
+    hit = np.asarray(hit, dtype=np.bool_)
+    if len(hit) == 0:
+        return PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
+    _, group = np.unique(cluster, return_inverse=True)
+    size = np.bincount(group).astype(np.float64)
+    right = np.bincount(group, weights=hit.astype(np.float64)).astype(np.float64)
+    return bound_of_sizes(size, right, confidence)
+
+
+def bound_of_sizes(size: Floats, right: Floats, confidence: float) -> PrecisionBound:
+    """As :func:`precision_bound`, from the alerts and the hits of each cluster.
+
+    Parameters
+    ----------
+    size, right : ndarray of float64, shape (clusters,)
+        Alerts and right ones of each cluster; clusters without alerts do not count.
+    confidence : float
+        One-sided, between 0 and 1.
+
+    Returns
+    -------
+    PrecisionBound
+        See :func:`precision_bound`.
+    """
+    kept = size > 0
+    size, right = size[kept], right[kept]
+    clusters, alerts, hits = len(size), float(size.sum()), float(right.sum())
+    if clusters == 0:
+        return PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
+    precision = hits / alerts
+    effective = min(alerts, alerts**2 / float((size**2).sum()))
+    if clusters > 1 and 0 < precision < 1:
+        spread = float(((right - precision * size) ** 2).sum())
+        variance = clusters / (clusters - 1) * spread / alerts**2
+        if variance > 0:
+            effective = min(effective, precision * (1 - precision) / variance)
+    effective = max(effective, 1.0)
+    lower = binomial_lower(precision * effective, effective, confidence)
+    return PrecisionBound(int(alerts), int(hits), clusters, effective, precision, lower)
+
+
+def clusters_needed(target: float, confidence: float) -> int:
+    """Give how many independent alerts, all right, it takes before a precision can be promised.
+
+    Parameters
+    ----------
+    target : float
+        The precision, between 0 and 1.
+    confidence : float
+        One-sided, between 0 and 1.
+
+    Returns
+    -------
+    int
+        The smallest n with ``(1 - confidence) ** (1 / n) >= target``.
+    """
+    return max(1, math.ceil(math.log(1 - confidence) / math.log(target) - 1e-9))

@@ -1,0 +1,70 @@
+"""Decisions of the past whose outcome is known: what a threshold is chosen on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from policy.bounds import Bools, Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """Scored decisions with known labels, each array of shape (n,).
+
+    They must have been scored by models that had not seen their labels; else no bound holds.
+
+    Attributes
+    ----------
+    risk : ndarray of float64
+        What thresholds are set on: the riskiest highest. Any monotone score does, except for costs.
+    hit : ndarray of bool
+        Whether an incident followed within the horizon.
+    unit : ndarray of int64
+        Whose decision it is; decisions of one unit may depend on each other.
+    time : ndarray of int64
+        Decision times in milliseconds since the epoch.
+    incident : ndarray of int64
+        The incident behind a hit; -1: none, or unknown.
+    """
+
+    risk: Floats
+    hit: Bools
+    unit: Ints
+    time: Ints
+    incident: Ints
+
+    def __post_init__(self) -> None:
+        lengths = {len(each) for each in (self.risk, self.hit, self.unit, self.time, self.incident)}
+        if len(lengths) > 1:
+            raise ValueError(f"evidence arrays differ in length: {sorted(lengths)}")
+        if not np.isfinite(self.risk).all():
+            raise ValueError("evidence holds a risk that is not a number")
+
+    @property
+    def times(self) -> int:
+        """Number of distinct decision times."""
+        return len(np.unique(self.time))
+
+    @property
+    def incidents(self) -> int:
+        """Number of distinct incidents that a decision could have caught."""
+        return len(np.unique(self.incident[self.hit & (self.incident >= 0)]))
+
+    def recall(self, alert: Bools) -> float:
+        """Give the share of incidents that at least one alert caught; NaN without incidents."""
+        caught = np.unique(self.incident[alert & self.hit & (self.incident >= 0)])
+        total = self.incidents
+        return len(caught) / total if total else float("nan")
+
+
+def join(parts: list[Evidence]) -> Evidence:
+    """Put evidence together; units and incidents must be numbered alike in all parts."""
+    return Evidence(
+        risk=np.concatenate([part.risk for part in parts]) if parts else np.zeros(0),
+        hit=np.concatenate([part.hit for part in parts]) if parts else np.zeros(0, np.bool_),
+        unit=np.concatenate([part.unit for part in parts]) if parts else np.zeros(0, np.int64),
+        time=np.concatenate([part.time for part in parts]) if parts else np.zeros(0, np.int64),
+        incident=np.concatenate([part.incident for part in parts]) if parts else np.zeros(0, np.int64),
+    )

@@ -1,0 +1,328 @@
+"""Thresholds with a stated guarantee: a precision that may be promised, or a budget of alerts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from policy.bounds import Ints, PrecisionBound, bound_of_sizes, clusters_needed
+from policy.evidence import Evidence
+
+STARTS = 3
+"""Chains of tests, each at its share of the allowed error; each begins at twice the units of the one before."""
+
+DEEPEST = 0.1
+"""Share of the riskiest rows among which thresholds are looked for: who alerts more has none worth a promise."""
+
+_STEP = 1.1
+_BEST_AT = (12, 24, 48, 96, 192, 384)
+"""Numbers of GPUs alerted at which the highest precision is looked for: set beforehand, so that looking is paid for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A threshold and what may be expected of it.
+
+    Attributes
+    ----------
+    kind : str
+        ``precision``, ``budget`` or ``cost``.
+    asked : float
+        The target precision, the budget a decision time, or the cost of an unneeded drain over that of a missed
+        failure.
+    confidence : float
+        One-sided confidence of every bound in here.
+    promised : bool
+        Whether the lower bound of the precision reaches what was asked; for a budget and for costs, whether there is
+        evidence at all.
+    threshold : float or None
+        Alert where the risk is at least this; None: alert nothing.
+    bound : PrecisionBound
+        Of the alerts on earlier data; of the nearest try where nothing is promised.
+    alerts_per_decision : float
+        Alerts a decision time on earlier data.
+    recall : float
+        Share of the earlier data's incidents that were caught; NaN without any.
+    best, best_threshold : float or None
+        The highest precision that can be promised at this confidence, and where; None: not looked for, or none.
+    saving : float or None
+        For costs: what is saved a decision time against alerting nothing, and
+    saving_lower : float or None
+        its lower confidence bound.
+    why : str
+        In words.
+    """
+
+    kind: Literal["precision", "budget", "cost"]
+    asked: float
+    confidence: float
+    promised: bool
+    threshold: float | None
+    bound: PrecisionBound
+    alerts_per_decision: float
+    recall: float
+    best: float | None = None
+    best_threshold: float | None = None
+    saving: float | None = None
+    saving_lower: float | None = None
+    why: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the decision as a JSON object; NaN is null."""
+        return {key: _plain(value) for key, value in asdict(self).items()}
+
+
+def for_precision(evidence: Evidence, target: float, confidence: float) -> Decision:
+    """Choose the lowest threshold whose precision can be promised.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        Earlier decisions, scored out of time.
+    target : float
+        The precision, between 0 and 1 exclusive.
+    confidence : float
+        One-sided, between 0 and 1 exclusive: the chance that the true precision of the chosen threshold lies below
+        the target is at most ``1 - confidence``, if later decisions are like the earlier ones.
+
+    Returns
+    -------
+    Decision
+        ``promised`` False where no threshold passes; ``best`` then says what could be promised.
+
+    Raises
+    ------
+    ValueError
+        If target or confidence is not between 0 and 1.
+
+    Notes
+    -----
+    Choosing the best of many thresholds would promise too much. So thresholds are tested in an order fixed beforehand,
+    from strict to loose by the number of units alerted (which the outcomes do not tell), and each chain stops at its
+    first failure: fixed-sequence testing with several starts (Angelopoulos, Bates, Candes, Jordan and Lei, Learn then
+    Test, 2021, section 4), whose family-wise error is the sum of the chains'. The first chain starts at
+    twice the units that would be enough if all their alerts were right.
+    """
+    return for_precisions(evidence, (target,), confidence)[0]
+
+
+def for_precisions(evidence: Evidence, targets: Sequence[float], confidence: float) -> list[Decision]:
+    """As :func:`for_precision` for several targets, each a promise on its own; the rows are put in order once."""
+    for target in targets:
+        _between("target", target)
+    _between("confidence", confidence)
+    ordered = _Ordered.of(evidence)
+    best = _best(ordered, confidence)
+    return [_precision(ordered, target, confidence, best) for target in targets]
+
+
+def _precision(
+    ordered: _Ordered, target: float, confidence: float, highest: tuple[float | None, int | None]
+) -> Decision:
+    evidence = ordered.evidence
+    each = 1 - (1 - confidence) / STARTS
+    first = 2 * clusters_needed(target, each)
+    passed: tuple[int, PrecisionBound] | None = None
+    tried: PrecisionBound | None = None
+    for chain in range(STARTS):
+        units = first * 2**chain
+        while (end := ordered.end_of(units)) is not None:
+            bound = ordered.bound(end, each)
+            tried = tried if tried is not None and tried.lower >= bound.lower else bound
+            if bound.lower < target:
+                break
+            if passed is None or end > passed[0]:
+                passed = end, bound
+            units = max(units + 1, math.ceil(units * _STEP))
+    best, best_end = highest
+    best_threshold = None if best_end is None else ordered.threshold(best_end)
+    if passed is not None:
+        end, bound = passed
+        why = (
+            f"{bound.hits} of {bound.alerts} earlier alerts on {bound.clusters} units were right; with "
+            f"{confidence:.0%} confidence at least {_low(bound.lower)}"
+        )
+        return Decision(
+            kind="precision",
+            asked=target,
+            confidence=confidence,
+            promised=True,
+            threshold=ordered.threshold(end),
+            bound=bound,
+            alerts_per_decision=end / ordered.times,
+            recall=evidence.recall(ordered.chosen(end)),
+            best=max(best or 0.0, bound.lower),
+            best_threshold=best_threshold if (best or 0.0) >= bound.lower else ordered.threshold(end),
+            why=why,
+        )
+    return Decision(
+        kind="precision",
+        asked=target,
+        confidence=confidence,
+        promised=False,
+        threshold=None,
+        bound=tried or PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0),
+        alerts_per_decision=0.0,
+        recall=0.0 if evidence.incidents else math.nan,
+        best=best,
+        best_threshold=best_threshold,
+        why=_refusal(evidence, target, confidence, tried, best),
+    )
+
+
+def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
+    """Choose the threshold that alerts ``k`` rows a decision time on earlier data, and bound its precision.
+
+    Parameters
+    ----------
+    evidence : Evidence
+        Earlier decisions, scored out of time.
+    k : float
+        Alerts a decision time, on average; positive.
+    confidence : float
+        One-sided, between 0 and 1 exclusive.
+
+    Returns
+    -------
+    Decision
+        The one threshold is set by the risks alone, so its bound needs no correction for a search. Rows of equal risk
+        are alerted together or not at all: never more than the budget.
+
+    Raises
+    ------
+    ValueError
+        If ``k`` or the confidence is out of range.
+    """
+    _between("confidence", confidence)
+    if not k > 0:
+        raise ValueError(f"k is {k}: give a positive number")
+    ordered = _Ordered.of(evidence, 1.0)
+    end = ordered.at_most(math.floor(k * ordered.times)) if len(evidence.risk) else 0
+    if end == 0:
+        why = (
+            "there are no earlier decisions" if not len(evidence.risk) else "the riskiest rows are more than the budget"
+        )
+        bound = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
+        return Decision("budget", k, confidence, False, None, bound, 0.0, math.nan, why=why)
+    bound = ordered.bound(end, confidence)
+    return Decision(
+        kind="budget",
+        asked=k,
+        confidence=confidence,
+        promised=True,
+        threshold=ordered.threshold(end),
+        bound=bound,
+        alerts_per_decision=end / ordered.times,
+        recall=evidence.recall(ordered.chosen(end)),
+        best=bound.lower,
+        best_threshold=ordered.threshold(end),
+        why=f"{bound.hits} of {bound.alerts} alerts within the budget were right; with {confidence:.0%} confidence "
+        f"at least {_low(bound.lower)}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Ordered:
+    """Rows from the riskiest on; a set of alerts is a prefix that splits no ties."""
+
+    evidence: Evidence
+    order: Ints
+    unit: Ints
+    units_before: Ints
+    ends: Ints
+    times: int
+
+    @classmethod
+    def of(cls, evidence: Evidence, deepest: float = DEEPEST) -> _Ordered:
+        kept = np.arange(len(evidence.risk))
+        rows = math.ceil(deepest * len(kept))
+        if rows < len(kept):
+            # Ties at the edge stay together, so a prefix means the same as it would among all rows.
+            kept = np.flatnonzero(evidence.risk >= np.partition(evidence.risk, len(kept) - rows)[len(kept) - rows])
+        within = np.lexsort((evidence.unit[kept], evidence.time[kept], -evidence.risk[kept]))
+        order = kept[within].astype(np.int64)
+        risk = evidence.risk[order]
+        _, first, unit = np.unique(evidence.unit[order], return_index=True, return_inverse=True)
+        fresh = np.zeros(len(order), dtype=np.int64)
+        fresh[first] = 1
+        ends = np.flatnonzero(np.append(np.diff(risk) != 0, True)) + 1 if len(order) else np.zeros(0, np.int64)
+        return cls(evidence, order, unit.astype(np.int64), np.cumsum(fresh), ends.astype(np.int64), evidence.times)
+
+    def end_of(self, units: int) -> int | None:
+        """Give the shortest prefix that alerts this many units; None if there are not so many."""
+        if not len(self.order) or units > self.units_before[-1]:
+            return None
+        row = int(np.searchsorted(self.units_before, units)) + 1
+        return int(self.ends[np.searchsorted(self.ends, row)])
+
+    def at_most(self, rows: int) -> int:
+        """Give the longest prefix of at most this many rows."""
+        at = int(np.searchsorted(self.ends, rows, side="right"))
+        return int(self.ends[at - 1]) if at else 0
+
+    def bound(self, end: int, confidence: float) -> PrecisionBound:
+        chosen = self.unit[:end]
+        size = np.bincount(chosen).astype(np.float64)
+        hit = self.evidence.hit[self.order[:end]].astype(np.float64)
+        right = np.bincount(chosen, weights=hit).astype(np.float64)
+        return bound_of_sizes(size, right, confidence)
+
+    def threshold(self, end: int) -> float:
+        return float(self.evidence.risk[self.order[end - 1]])
+
+    def chosen(self, end: int) -> np.ndarray:
+        out = np.zeros(len(self.evidence.risk), dtype=np.bool_)
+        out[self.order[:end]] = True
+        return out
+
+
+def _best(ordered: _Ordered, confidence: float) -> tuple[float | None, int | None]:
+    """Find the highest bound at a few sizes set beforehand; the allowed error is shared among them (Bonferroni)."""
+    each = 1 - (1 - confidence) / len(_BEST_AT)
+    best: float | None = None
+    best_end: int | None = None
+    for units in _BEST_AT:
+        end = ordered.end_of(units)
+        if end is None:
+            break
+        lower = ordered.bound(end, each).lower
+        if lower > (best or 0.0):
+            best, best_end = lower, end
+    return best, best_end
+
+
+def _refusal(
+    evidence: Evidence, target: float, confidence: float, tried: PrecisionBound | None, best: float | None
+) -> str:
+    needed = 2 * clusters_needed(target, 1 - (1 - confidence) / STARTS)
+    could = "nothing can be promised" if not best else f"the highest precision that can be promised is {_low(best)}"
+    if not evidence.hit.any():
+        return f"no incident among {len(evidence.hit)} earlier decisions: {could}"
+    if tried is None:
+        return f"fewer than {needed} units among the riskiest tenth of earlier decisions, too few to begin: {could}"
+    return (
+        f"{tried.hits} of {tried.alerts} earlier alerts on {tried.clusters} units were right: with {confidence:.0%} "
+        f"confidence no more than {_low(tried.lower)} is certain, {target:.0%} was asked; {could}"
+    )
+
+
+def _low(value: float) -> str:
+    """Write a lower bound, rounded down."""
+    return f"{math.floor(1000 * value) / 10:.1f}%"
+
+
+def _between(name: str, value: float) -> None:
+    if not 0 < value < 1:
+        raise ValueError(f"{name} is {value}: give a number between 0 and 1")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,144 @@
+"""``predrain promote``: make a version of the model the champion if it passes the gate, or go back a step."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from predrain.console import FAILED, JsonOption, ParamsOption, params_files, progress, reported
+
+if TYPE_CHECKING:
+    from features.matrix import FeatureMatrix
+    from pipeline.params import Params
+    from pipeline.promotion import Decision
+
+DEFAULT_STORE = "sqlite:///mlflow.db"
+
+
+def promote(
+    dataset: Annotated[
+        Path | None, typer.Option(help="Folder of a dataset of recent data; its features go to DATASET-matrix.")
+    ] = None,
+    matrix: Annotated[Path | None, typer.Option(help="Folder of a feature matrix, instead of a dataset.")] = None,
+    track: Annotated[
+        str | None,
+        typer.Option(help=f"MLflow tracking URI.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="Name of the registered model.")] = "predrain",
+    to: Annotated[int | None, typer.Option(help="Version to promote.  Default: the challenger.", min=1)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Judge, but change and record nothing.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Promote whatever the gate says; needs --reason.")] = False,
+    reason: Annotated[str, typer.Option(help="Why it is forced or rolled back, for the record.")] = "",
+    rollback: Annotated[
+        bool, typer.Option("--rollback", help="Go back to the champion before; again: one step further.")
+    ] = False,
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare champion and challenger on recent decisions that neither was trained on; promote past a gate only.
+
+    Exits with 0 if the champion was changed, with 1 if the gate refused (or on an error, which is one line on stderr),
+    with 2 on wrong usage.
+
+    Example: predrain promote --dataset fleet --track sqlite:///mlflow.db
+    """
+    _refuse_nonsense(dataset, matrix, to, force, reason, rollback)
+    with reported():
+        from pipeline.params import load_params
+        from pipeline.promotion import promote as run_promote
+        from pipeline.promotion import roll_back
+
+        store = track or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE
+        if rollback:
+            decision = roll_back(track=store, model=model, dry_run=dry_run, reason=reason)
+        else:
+            loaded = load_params(params_files(params))
+            compared = dataset is not None or matrix is not None
+            decision = run_promote(
+                (lambda: _matrix(dataset, matrix, loaded)) if compared else None,
+                loaded,
+                track=store,
+                model=model,
+                to=to,
+                dry_run=dry_run,
+                force_reason=reason if force else None,
+            )
+        sys.stdout.write(json.dumps(decision.to_json(), sort_keys=True) + "\n" if as_json else _told(decision))
+    if not decision.done:
+        raise typer.Exit(FAILED)
+
+
+def _refuse_nonsense(
+    dataset: Path | None, matrix: Path | None, to: int | None, force: bool, reason: str, rollback: bool
+) -> None:
+    if rollback and (dataset is not None or matrix is not None or to is not None or force):
+        raise typer.BadParameter("--rollback takes no --dataset, --matrix, --to or --force: it goes back one step")
+    if force and not reason.strip():
+        raise typer.BadParameter("--force needs --reason")
+    if dataset is not None and matrix is not None:
+        raise typer.BadParameter("give either --dataset or --matrix")
+    if not rollback and not force and dataset is None and matrix is None:
+        raise typer.BadParameter("give either --dataset or --matrix: the gate compares on recent data")
+
+
+def _matrix(dataset: Path | None, matrix: Path | None, params: Params) -> FeatureMatrix:
+    from features.matrix import FeatureMatrix
+    from pipeline.stages import make_matrix
+
+    if dataset is None:
+        assert matrix is not None
+        return FeatureMatrix.open(matrix)
+    dataset = dataset.resolve()
+    with progress("features") as advance:
+        return make_matrix(dataset, params, dataset.with_name(dataset.name + "-matrix"), progress=advance)
+
+
+def _told(decision: Decision) -> str:
+    """Give the decision as text: the table of criteria, then what was done."""
+    lines = []
+    verdict = decision.verdict
+    if verdict is not None:
+        lines.append(
+            f"{verdict.challenger} against {verdict.champion}: {verdict.rows:,} decisions on {verdict.units:,} units, "
+            f"{verdict.first_time:%Y-%m-%d %H:%M} to {verdict.last_time:%Y-%m-%d %H:%M} UTC, {verdict.incidents} "
+            f"incidents, {verdict.k} alerts a decision time"
+        )
+        header = ("criterion", "against", "other", "challenger", "limit", "", "finding")
+        rows = [
+            (c.name, c.against, _number(c.champion), _number(c.challenger), c.limit, c.outcome, c.why)
+            for c in verdict.criteria
+        ]
+        widths = [max(len(row[at]) for row in [header, *rows]) for at in range(len(header) - 1)]
+        for row in (header, *rows):
+            cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=True)]
+            lines.append("  ".join([*cells, row[-1]]).rstrip())
+    lines += [f"note: {note}" for note in decision.notes]
+    lines.append(_sentence(decision))
+    return "\n".join(lines) + "\n"
+
+
+def _sentence(decision: Decision) -> str:
+    name = f"{decision.model} version {decision.version}"
+    would = "would be " if decision.dry_run else ""
+    before = "nobody" if decision.champion_before is None else f"version {decision.champion_before}"
+    if decision.action == "refused":
+        assert decision.verdict is not None
+        return f"{name} {would}refused, the champion stays {before}: {'; '.join(decision.verdict.reasons)}"
+    if decision.action == "rolled back":
+        return f"{name} {would}rolled back: version {decision.champion} {'would be' if would else 'is'} champion again"
+    how = f"by force ({decision.reason})" if decision.action == "forced" else "past the gate"
+    return f"{name} {would}promoted {how}, after {before}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("promote")(promote)

@@ -1,0 +1,235 @@
+"""Raw windows: what they hold, what they must not hold, and that they live with the matrix."""
+
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.config import SequenceSection
+from features.errors import InputError
+from features.matrix import FeatureMatrix
+from features.sequences import SequencePlan, live_windows
+from tests.features.small_fleet import (
+    CHANNELS,
+    HOUR,
+    SMALL,
+    STEP,
+    T0,
+    events_of,
+    gpus,
+    inventory_of,
+    make_matrix,
+    samples_of,
+    write_dataset,
+    xid,
+)
+
+NAMES = ("gpu_temp_c", "power_w", "ecc_sbe_volatile_total")
+SECTION = SequenceSection(channels=NAMES, window=6 * HOUR, step=timedelta(minutes=30))
+WINDOWS = SMALL.model_copy(update={"sequence": SECTION})
+EVENTS = [xid(15.3, "gpu01", "node0"), xid(20.1, "gpu06", "node1", known_at=T0 + 21 * HOUR)]
+DELAY = timedelta(minutes=10)
+
+
+def fleet(path, samples=None, features=WINDOWS, **kwargs):
+    inventory = inventory_of(gpus(8))
+    samples = samples_of(inventory, 24) if samples is None else samples
+    dataset = write_dataset(path / "data", inventory, samples=samples, events=events_of(EVENTS))
+    return dataset, make_matrix(dataset, path / "matrix", features=features, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    return fleet(tmp_path_factory.mktemp("sequences"))
+
+
+def by_hand(samples, node, unit, t, section=SECTION):
+    """One window, slowly: steps end at the newest usable instant that the grid of decisions allows."""
+    border = t - DELAY
+    anchor = pd.Timestamp(T0) - DELAY
+    end = anchor + ((border - anchor) // section.step) * section.step
+    steps = int(section.window / section.step)
+    own = samples[(samples["node"] == node) & (samples["gpu"] == unit)].sort_values("timestamp")
+    at = pd.DatetimeIndex(own["timestamp"])
+    at = at.tz_localize("UTC") if at.tz is None else at
+    out = np.full((steps, len(section.channels)), np.nan)
+    for j, name in enumerate(section.channels):
+        values = own[name].astype("float64").to_numpy(dtype=float, na_value=np.nan)
+        if name.endswith("_total"):
+            rises = np.full(len(values), np.nan)
+            last = None
+            for i, value in enumerate(values):
+                if np.isnan(value):
+                    continue
+                if last is not None:
+                    rises[i] = value - last if value >= last else value
+                last = value
+            values = rises
+        for step in range(steps):
+            stop = end - (steps - 1 - step) * section.step
+            inside = (at > stop - section.step) & (at <= stop)
+            known = values[inside][~np.isnan(values[inside])]
+            if known.size:
+                out[step, j] = known.sum() if name.endswith("_total") else known.mean()
+    return out
+
+
+def test_windows_equal_the_same_taken_by_hand(small):
+    _, matrix = small
+    samples = samples_of(inventory_of(gpus(8)), 24)
+    rows = matrix.rows
+    rng = np.random.default_rng(0)
+    grid, off = np.flatnonzero(~rows["augmented"]), np.flatnonzero(rows["augmented"])
+    chosen = np.concatenate([rng.choice(grid, 15), rng.choice(off, 10)])
+    found = matrix.windows(chosen)
+    assert found.shape == (25, 12, 3)
+    assert found.dtype == np.float32
+    assert np.isfinite(found).any()
+    for row, window in zip(chosen, found, strict=True):
+        key = rows.iloc[row]
+        expected = by_hand(samples, key["node"], key["unit"], key["decision_time"])
+        np.testing.assert_allclose(window, expected, rtol=1e-6)
+
+
+def test_steps_end_where_a_decision_s_newest_usable_sample_can_lie(small):
+    minutes = (small[1].sequences.axis.first_ms // 60_000) % 30
+    assert minutes == 20  # at :20 and :50, ten minutes before decisions
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(30, 140), st.integers(0, 10**6))
+def test_a_poisoned_future_changes_no_window(tmp_path_factory, at_step, seed):
+    inventory = inventory_of(gpus(8))
+    samples = samples_of(inventory, 24, seed=seed)
+    poisoned = samples.copy()
+    border = T0 + at_step * STEP
+    late = pd.DatetimeIndex(poisoned["timestamp"]).tz_convert("UTC") > pd.Timestamp(border)
+    for name in NAMES:
+        poisoned.loc[late, name] = 1e6
+    kept = samples[~late | (np.random.default_rng(seed).random(len(samples)) < 0.5)]
+    found = {}
+    for name, frame in (("whole", samples), ("poisoned", poisoned), ("thinned", kept)):
+        _, matrix = fleet(tmp_path_factory.mktemp(name), frame)
+        found[name] = matrix
+    known = found["whole"].rows["decision_time"] <= pd.Timestamp(border + DELAY)
+    rows = np.flatnonzero(known)
+    keys = found["whole"].rows.iloc[rows][["decision_time", "unit"]]
+    expected = found["whole"].windows(rows)
+    for name in ("poisoned", "thinned"):
+        other = found[name].rows.reset_index(names="at").merge(keys, on=["decision_time", "unit"], how="inner")
+        assert len(other) == len(rows)
+        np.testing.assert_array_equal(found[name].windows(other["at"].to_numpy()), expected)
+
+
+def test_a_live_window_is_the_matrix_s(small):
+    dataset, matrix = small
+    config = matrix.config
+    plan = matrix.sequences.plan
+    for t in (T0 + 9 * HOUR, T0 + 15 * HOUR):
+        rows = np.flatnonzero((matrix.rows["decision_time"] == pd.Timestamp(t)) & ~matrix.rows["augmented"])
+        samples = samples_of(inventory_of(gpus(8)), 24)
+        young = pd.DatetimeIndex(samples["timestamp"]) > pd.Timestamp(t - 8 * HOUR)
+        live = live_windows(
+            samples[young], matrix.rows.iloc[rows], dataset.inventory(), t,
+            plan=plan, channels=config.channels, origin=config.decision.origin, unit="gpu",
+        )  # fmt: skip
+        np.testing.assert_allclose(live, matrix.windows(rows), rtol=1e-6)
+
+
+def test_a_roll_up_s_own_rise_is_taken(tmp_path):
+    counter = CHANNELS["ecc_sbe_volatile_total"]
+    import dataclasses
+
+    rise = dataclasses.replace(CHANNELS["power_w"], name="ecc_sbe_volatile_total_rise", unit="errors")
+    inventory = inventory_of(gpus(4))
+    frame = samples_of(inventory, 24, channels={counter.name: counter}, lost=0.0)
+    frame[counter.name] = pd.array(np.full(len(frame), 5.0), dtype="Float64")
+    frame[rise.name] = pd.array(np.full(len(frame), 2.0), dtype="Float32")
+    channels = {counter.name: counter, rise.name: rise}
+    dataset = write_dataset(tmp_path / "d", inventory, samples=frame, channels=channels, events=events_of([]))
+    section = SequenceSection(channels=(counter.name,), window=2 * HOUR, step=HOUR)
+    matrix = make_matrix(dataset, tmp_path / "m", features=SMALL.model_copy(update={"sequence": section}))
+    last = matrix.windows([len(matrix.rows) - 1])[0]
+    np.testing.assert_array_equal(last, np.full((2, 1), 12.0))  # six samples a step, two each
+
+
+def test_columns_say_what_a_flattened_window_holds(small):
+    plan = small[1].sequences.plan
+    names = [column.name for column in plan.columns]
+    assert len(names) == len(set(names)) == 36
+    assert names[0] == "telemetry__gpu_temp_c__step_mean__6h"
+    assert names[-1] == "telemetry__ecc_sbe_volatile_total__step_rise__30m"
+
+
+def test_a_second_build_takes_what_stands_and_a_lost_array_is_built_again(small, tmp_path):
+    dataset, matrix = fleet(tmp_path)
+    before = (matrix.path / "sequences.npy").stat().st_mtime_ns
+    again = make_matrix(dataset, matrix.path, features=WINDOWS)
+    assert (again.path / "sequences.npy").stat().st_mtime_ns == before
+    first = again.windows()
+    (matrix.path / "sequences.npy").unlink()
+    np.testing.assert_array_equal(make_matrix(dataset, matrix.path, features=WINDOWS).windows(), first)
+    assert (matrix.path / "sequences.npy").read_bytes() == (small[1].path / "sequences.npy").read_bytes()
+
+
+def test_windows_leave_the_other_columns_as_they_are(small, tmp_path):
+    plain = make_matrix(small[0], tmp_path / "plain", features=SMALL)
+    np.testing.assert_array_equal(plain.values(), small[1].values())
+    assert plain.columns == small[1].columns
+    assert plain.sequences is None
+    with pytest.raises(InputError, match="the matrix has no raw windows"):
+        plain.windows([0])
+
+
+def test_another_matrix_s_array_is_refused(small, tmp_path):
+    _, other = fleet(tmp_path)
+    text = (other.path / "sequences.json").read_text()
+    (other.path / "sequences.json").write_text(text.replace(other.digest, "0" * 64))
+    with pytest.raises(InputError, match="the raw windows are not those of this matrix"):
+        FeatureMatrix.open(other.path).windows([0])
+    (other.path / "sequences.npy").write_bytes(b"nothing")
+    with pytest.raises(InputError, match="the raw windows cannot be read"):
+        FeatureMatrix.open(other.path).windows([0])
+
+
+@pytest.mark.parametrize(
+    ("channels", "what", "do"),
+    [
+        (("power",), "the dataset has no channel 'power'", "Did you mean 'power_w'?"),
+        (("xid_last",), "channel 'xid_last' is of kind enum, which has no average and no rise", "Name gauges"),
+    ],
+)
+def test_a_channel_that_cannot_be_taken_is_named(channels, what, do):
+    with pytest.raises(InputError) as raised:
+        SequencePlan.of(SequenceSection(channels=channels), CHANNELS, delay=DELAY)
+    assert raised.value.what == what
+    assert raised.value.do.startswith(do)
+    assert raised.value.where == "parameter features.sequence.channels"
+
+
+def test_auto_takes_the_papers_channels_that_are_there_and_refuses_where_none_is():
+    plan = SequencePlan.of(SequenceSection(channels="auto"), CHANNELS, delay=DELAY)
+    assert [channel.name for channel in plan.channels] == ["gpu_temp_c", "power_w", "gpu_util_pct"]
+    with pytest.raises(InputError, match="the dataset has none of the channels that 'auto' takes"):
+        SequencePlan.of(SequenceSection(channels="auto"), {"xid_last": CHANNELS["xid_last"]}, delay=DELAY)
+
+
+def test_a_window_must_be_whole_steps():
+    with pytest.raises(ValueError, match="a window of 1d is not a whole number of steps of 7h"):
+        SequenceSection(window=24 * HOUR, step=7 * HOUR)
+
+
+def test_a_step_must_be_a_multiple_of_the_dataset_s(small, tmp_path):
+    section = SequenceSection(channels="auto", window=timedelta(minutes=60), step=timedelta(minutes=15))
+    with pytest.raises(InputError, match="15m is not a multiple of the dataset's step of 10m"):
+        make_matrix(small[0], tmp_path / "m", features=SMALL.model_copy(update={"sequence": section}))
+
+
+def test_chosen_channels_keep_their_roll_ups_and_a_wrong_one_is_named(small, tmp_path):
+    chosen = make_matrix(small[0], tmp_path / "m", features=SMALL.model_copy(update={"channels": ("power_w",)}))
+    assert {c.channel for c in chosen.columns if c.group == "telemetry"} == {"power_w"}
+    with pytest.raises(InputError, match="the dataset has no channel 'power'"):
+        make_matrix(small[0], tmp_path / "n", features=SMALL.model_copy(update={"channels": ("power",)}))

@@ -1,0 +1,141 @@
+"""A small fleet in memory whose rows can be made to drift, for the tests of models/drift."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+
+from features.vocabulary import FeatureColumn
+from models.drift.check import examine
+from models.drift.reference import LabelledRows, make_reference
+from models.schedule import instant_of
+from models.training_set import Rows
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+DAY_MS = 86_400_000
+START_MS = int(START.timestamp() * 1000)
+REACH = timedelta(hours=24, minutes=10)
+HOURS = [timedelta(hours=hours) for hours in (1, 6, 24)]
+
+COLUMNS = (
+    *(FeatureColumn.of("telemetry", "gpu_temp_c", "mean", window=window, unit="C") for window in HOURS),
+    *(FeatureColumn.of("telemetry", "gpu_util_pct", "mean", window=window, unit="%") for window in HOURS),
+    *(FeatureColumn.of("telemetry", "pcie_replay_total", "rise", window=window) for window in HOURS),
+    *(FeatureColumn.of("workload", "gpu_util_pct", "busy_share", window=window) for window in HOURS[1:]),
+    *(FeatureColumn.of("gaps", "samples", "missing", window=window) for window in HOURS),
+    FeatureColumn.of("static", "model", "code", categories=("A", "B", "C")),
+    FeatureColumn.of("static", "driver", "code", categories=("550", "560")),
+    FeatureColumn.of("static", "age", "days", unit="d"),
+)
+NAMES = [column.name for column in COLUMNS]
+
+
+class DriftingFleet:
+    """Rows every 12 hours; units keep their ways, jobs come and go, and failures are few.
+
+    ``rows`` is filled at once; tests change ``X`` (float32, a row for each of ``rows``) and ``incidents`` afterwards.
+    The driver rolls over the nodes from day 36 to 41, without effect on anything.
+    """
+
+    def __init__(self, *, nodes=24, per_node=4, days=56, rate=0.004, seed=0) -> None:
+        rng = np.random.default_rng(seed)
+        self.rng, self.units, self.days = rng, nodes * per_node, days
+        n, times = self.units, days * 2
+        self.hour, self.unit = np.divmod(np.arange(times * n), n)
+        self.node, self.day = self.unit // per_node, self.hour / 2
+        self.names = np.array([f"g{unit:03d}" for unit in range(n)])
+        time = pd.DatetimeIndex(START + self.hour * timedelta(hours=12)).as_unit("ms")
+        self.rows = pd.DataFrame(
+            {
+                "decision_time": time,
+                "node": [f"n{node:02d}" for node in self.node],
+                "gpu": self.names[self.unit],
+                "unit": self.names[self.unit],
+                "augmented": False,
+                "established_at": time,
+            }
+        )
+        own = rng.normal(size=n)[self.unit]
+        # A job holds a node for three days or so, and its units are as busy as each other.
+        job = rng.uniform(10, 90, (nodes, days // 3 + 1))[self.node, (self.day // 3).astype(int)]
+        self.util = np.clip(job + rng.normal(0, 8, len(job)), 0, 100)
+        self.upgraded = self.day >= (36 + 5 * rng.random(nodes))[self.node]
+        self.X = np.empty((len(self.hour), len(COLUMNS)), dtype=np.float32)
+        noise = lambda size: rng.normal(0, size, len(job))  # noqa: E731
+        for at, column in enumerate(COLUMNS):
+            self.X[:, at] = {
+                "gpu_temp_c": lambda: 40 + 3 * own + 0.2 * self.util + noise(2),
+                "gpu_util_pct": lambda c=column: (
+                    self.util + noise(3) if c.group == "telemetry" else np.clip(self.util / 100 + noise(0.05), 0, 1)
+                ),
+                "pcie_replay_total": lambda: rng.poisson(np.exp(own)),
+                "samples": lambda: rng.binomial(30, 0.02, len(job)) / 30,
+                "model": lambda: (self.unit % 2).astype(float),
+                "driver": lambda: self.upgraded.astype(float),
+                "age": lambda: self.day + 100 + 10 * (self.unit % 7),
+            }[str(column.channel)]()
+        self.incidents = self.draw(rate)
+
+    def draw(self, rate, start=0.0, end=None, kind="memory"):
+        end = self.days if end is None else end
+        count = self.rng.poisson(rate * self.units * (end - start))
+        days = np.sort(self.rng.uniform(start, end, count))
+        return [(int(self.rng.integers(self.units)), int(START_MS + day * DAY_MS), kind) for day in days]
+
+    def column(self, part):
+        return [at for at, name in enumerate(NAMES) if part in name]
+
+    def labels(self, as_of=None, *, horizon=None):
+        as_of_ms = 2**62 if as_of is None else int(as_of.timestamp() * 1000)
+        time = START_MS + self.hour.astype(np.int64) * DAY_MS // 2
+        reach = int(REACH / timedelta(milliseconds=1))
+        label, starts = np.zeros(len(time)), np.zeros(len(time), dtype=np.int64)
+        number, kinds = np.full(len(time), -1), np.full(len(time), None, dtype=object)
+        for at, (unit, start, kind) in enumerate(self.incidents):
+            if start + 600_000 > as_of_ms:
+                continue
+            hit = (self.unit == unit) & (time + 600_000 < start) & (start <= time + reach)
+            label[hit], starts[hit], number[hit], kinds[hit] = 1, start, at, kind
+        known = time + reach <= as_of_ms
+        begun = pd.to_datetime(pd.Series(starts).where(label > 0), unit="ms", utc=True).dt.as_unit("ms")
+        return pd.DataFrame(
+            {
+                "label": pd.array(label, dtype="Int8").astype("Int8"),
+                "incident": pd.Series(number).where(number >= 0).astype("Int64"),
+                "incident_start": begun,
+                "failure_class": kinds,
+                "complete_at": pd.to_datetime(time + reach, unit="ms", utc=True).as_unit("ms"),
+            }
+        ).assign(label=lambda frame: frame["label"].mask(~known & (frame["label"] == 0)))
+
+    def values(self, row_indices=None):
+        return self.X if row_indices is None else self.X[row_indices]
+
+    def at(self, day):
+        return START_MS + day * DAY_MS
+
+    def check(self, day, fitted=35, span=28):
+        """What a check at the end of ``day`` says of models fitted at ``fitted``."""
+        rows = Rows.of(self.rows)
+        fit, now = self.at(fitted), self.at(day)
+        reference = make_reference(
+            LabelledRows.of(rows, self.labels(instant_of(fit))),
+            self.values,
+            COLUMNS,
+            start_ms=fit - (span + 1) * DAY_MS,
+            end_ms=fit - DAY_MS - 600_000,
+            as_of_ms=fit,
+            seed=1,
+        )
+        labelled = LabelledRows.of(rows, self.labels(instant_of(now)))
+        return examine(
+            reference,
+            labelled,
+            self.values,
+            self.rows["node"],
+            start_ms=max(fit, now - 14 * DAY_MS),
+            end_ms=now,
+            seed=1,
+        )

@@ -1,0 +1,202 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from models.drift.causes import failure_verdicts
+from models.drift.movement import by_group
+from models.drift.outcomes import AlertCounts, rate_changes
+from models.drift.reference import LabelledRows, Outcomes, Reference, dated, sample_rows
+from models.drift.verdict import Findings
+from models.drift.watch import refit_reason
+from models.training_set import Rows
+from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
+
+
+def told(findings, cause):
+    [verdict] = [verdict for verdict in findings.verdicts if verdict.cause == cause and verdict.drift]
+    return verdict
+
+
+def test_a_steady_fleet_raises_no_verdict_though_its_driver_is_upgraded_and_its_units_age():
+    checks = [
+        DriftingFleet(seed=seed).check(day, fitted)
+        for seed in range(12)
+        for fitted, day in ((35, 42), (35, 49), (35, 56), (42, 49))
+    ]
+    assert sum(found.drift for found in checks) <= 0.05 * len(checks)
+    notes = [verdict for found in checks for verdict in found.verdicts if not verdict.drift]
+    assert {verdict.cause for verdict in notes} == {"fleet"}
+    assert notes[0].text == "The driver changed on part of the fleet."
+    assert any("driver 560: 0% before" in fact for fact in notes[0].facts)
+
+
+def test_a_counter_that_a_new_driver_counts_otherwise_is_laid_to_the_telemetry():
+    fleet = DriftingFleet(seed=1)
+    for at in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.upgraded, at] = 20 * fleet.X[fleet.upgraded, at] + 5
+    found = fleet.check(42)
+    assert found.causes == ("telemetry",)
+    verdict = told(found, "telemetry")
+    assert verdict.text == "PCIe replays read differently since a driver or exporter changed."
+    assert any(
+        "on units whose driver changed, against units that had not changed on the same days" in f for f in verdict.facts
+    )
+    assert found.summary == "the telemetry changed"
+
+
+def test_a_reading_that_moves_on_all_units_while_the_driver_rolls_is_not_laid_to_the_driver():
+    fleet = DriftingFleet(seed=2)
+    for at in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.day >= 38, at] += 10
+    found = fleet.check(45)
+    assert found.causes == ("readings",)
+    assert told(found, "readings").text == (
+        "PCIe replays read differently, and neither workload, gaps nor drivers explain it."
+    )
+
+
+def test_a_channel_that_falls_silent_on_part_of_the_fleet_is_laid_to_the_telemetry():
+    fleet = DriftingFleet(seed=3)
+    silent = (fleet.day >= 36) & (fleet.node % 3 == 0)
+    fleet.X[np.ix_(silent, fleet.column("gpu_temp_c"))] = np.nan
+    verdict = told(fleet.check(45), "telemetry")
+    assert verdict.text == "GPU temperature fell silent on part of the fleet."
+    assert any(fact.startswith("GPU temperature: missing in 0% of rows before, in 3") for fact in verdict.facts)
+
+
+def test_samples_that_come_with_other_gaps_are_laid_to_the_telemetry():
+    fleet = DriftingFleet(seed=4)
+    late = fleet.day >= 36
+    for at in fleet.column("gaps__samples"):
+        fleet.X[late, at] = fleet.rng.binomial(30, 0.3, int(late.sum())) / 30
+    assert told(fleet.check(45), "telemetry").text == "Samples come with other gaps than before."
+
+
+def test_idle_gpus_are_laid_to_the_workload_and_the_temperature_with_them():
+    fleet = DriftingFleet(seed=5)
+    late = fleet.day >= 36
+    for at in (*fleet.column("gpu_util_pct"), *fleet.column("gpu_temp_c")):
+        low = float(fleet.X[:, at].min())
+        fleet.X[late, at] = low + 0.4 * (fleet.X[late, at] - low)
+    found = fleet.check(45)
+    assert found.causes == ("workload",)
+    assert told(found, "workload").text == "The GPUs are used otherwise than before."
+    assert any("GPU temperature" in fact for fact in told(found, "workload").facts)
+
+
+def test_gpus_of_a_new_model_are_a_change_of_the_fleet():
+    fleet = DriftingFleet(seed=6)
+    fleet.X[(fleet.day >= 36) & (fleet.unit % 5 == 0), fleet.column("static__model")[0]] = 2
+    verdict = told(fleet.check(45), "fleet")
+    assert verdict.text == "The fleet is made up of other units than before."
+    assert any(fact.startswith("model C: 0% before, ") for fact in verdict.facts)
+
+
+def test_units_installed_since_the_fit_and_units_taken_out_are_a_change_of_the_fleet():
+    fleet = DriftingFleet(seed=7)
+    new = (fleet.day >= 36) & (fleet.unit % 4 == 0)
+    fleet.X[new, fleet.column("static__age")[0]] = fleet.day[new] - 35.5
+    assert any("installed since" in fact for fact in told(fleet.check(45), "fleet").facts)
+
+
+def test_more_failures_and_other_failures_are_a_change_of_the_failures():
+    fleet = DriftingFleet(seed=8, rate=0.01)
+    fleet.incidents += fleet.draw(0.03, start=36, kind="bus")
+    found = fleet.check(49)
+    assert found.causes == ("failures",)
+    verdict = told(found, "failures")
+    assert verdict.text == "Failures come more often than before."
+    assert any(fact.startswith("class bus: 0 incidents before, ") for fact in verdict.facts)
+    assert found.outcomes["ratio"] > 2
+
+
+def test_alerts_that_fail_while_nothing_moves_are_laid_to_the_failures():
+    fell = (0.0001, "2 of 40 alerted units failed, 5.0 %; before 20 of 40, 50.0 %")
+    [verdict] = failure_verdicts([], fell, anything_moved=False)
+    assert verdict.text == "Alerts are right less often than before, though no feature moved."
+    assert failure_verdicts([], fell, anything_moved=True) == []
+    assert rate_changes(Outcomes(0, {}), Outcomes(5, {"bus": 1})) == []
+
+
+def test_a_unit_that_fails_again_within_a_week_counts_once():
+    fleet = DriftingFleet(seed=9, rate=0.0)
+    start = fleet.at(10)
+    fleet.incidents = [
+        (0, start, "bus"),
+        (0, start + 3 * DAY_MS, "bus"),
+        (0, start + 9 * DAY_MS, "bus"),
+        (1, start, "memory"),
+    ]
+    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
+    counted = labelled.outcomes(fleet.at(0), fleet.at(30), known_by_ms=fleet.at(40))
+    assert counted.incidents == {"bus": 2, "memory": 1}
+
+
+@pytest.mark.parametrize("seed", [10, 11])
+def test_what_comes_after_a_check_changes_nothing_of_it(seed):
+    fleet, poisoned = DriftingFleet(seed=seed), DriftingFleet(seed=seed)
+    poisoned.X[poisoned.day >= 45] = 1e6
+    poisoned.incidents = [each for each in poisoned.incidents if each[1] < fleet.at(45) - 600_000]
+    poisoned.incidents += poisoned.draw(0.3, start=45.01)
+    assert poisoned.check(45) == fleet.check(45)
+    assert poisoned.check(56) != fleet.check(56)
+
+
+def test_findings_and_reference_survive_json_and_the_order_of_rows_does_not_matter():
+    fleet = DriftingFleet(seed=12)
+    found = fleet.check(45)
+    again = Findings.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False)))
+    assert again.to_json() == found.to_json()
+    rows = Rows.of(fleet.rows)
+    order = np.random.default_rng(0).permutation(len(fleet.rows))
+    chosen = sample_rows(rows, fleet.at(7), fleet.at(34), most=500, seed=3)
+    shuffled = sample_rows(Rows.of(fleet.rows.iloc[order]), fleet.at(7), fleet.at(34), most=500, seed=3)
+    assert len(chosen) == 500
+    assert set(order[shuffled]) == set(chosen)
+    assert sum(group["features"] for group in found.groups) == len(COLUMNS)
+    assert by_group([]) == []
+
+
+def test_ages_are_compared_as_dates_so_that_time_passing_changes_nothing():
+    fleet = DriftingFleet(seed=13, nodes=2)
+    at = fleet.column("static__age")[0]
+    rows = Rows.of(fleet.rows)
+    dates = dated(fleet.X, rows.time, COLUMNS)[:, at].reshape(-1, fleet.units)
+    assert (dates == dates[0]).all()
+    assert (fleet.X[:, 0] == dated(fleet.X, rows.time, COLUMNS)[:, 0]).all()
+
+
+def test_a_reference_of_another_format_is_refused():
+    with pytest.raises(Exception, match="the reference has format 9, this code reads 1"):
+        Reference.from_json({"format": 9})
+
+
+def test_a_check_without_rows_finds_nothing():
+    fleet = DriftingFleet(seed=14)
+    found = fleet.check(35)
+    assert (found.rows, found.drift, found.summary) == (0, False, "nothing to compare")
+
+
+DAY = DAY_MS
+
+
+@pytest.mark.parametrize(
+    ("findings", "on", "age", "expected"),
+    [
+        (None, "drift", None, (True, "nothing was fitted before")),
+        (Findings(0, 1, 5), "calendar", 7 * DAY, (True, "calendar; no drift found")),
+        (Findings(0, 1, 5), "drift", 7 * DAY, (False, "kept: no drift found")),
+        (Findings(0, 1, 5), "drift", 49 * DAY, (False, "kept: no drift found")),
+        (Findings(0, 1, 5), "drift", 50 * DAY, (True, "age: the models of 50 d ago would be older than 56 d")),
+    ],
+)
+def test_why_a_refit_is_made_or_left_out(findings, on, age, expected):
+    assert refit_reason(findings, on=on, age_ms=age, every_ms=7 * DAY, at_most_ms=56 * DAY) == expected
+
+
+def test_counts_of_alerts_have_a_precision():
+    assert AlertCounts(3, 1, 7).precision == 0.75
+    assert np.isnan(AlertCounts(0, 0, 7).precision)

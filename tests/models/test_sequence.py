@@ -1,0 +1,244 @@
+"""Networks on raw windows: the contract, what they learn, what they must not see, and their files."""
+
+import json
+import re
+import subprocess
+import sys
+import textwrap
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import roc_auc_score
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from features.errors import InputError
+from models.contributions import contributions
+from models.learners import fit_learners, log_odds, make_learner
+from models.native import read_learner, write_learner
+from models.sequence.classifier import SequenceClassifier
+from models.sequence.layout import SequenceLayout
+from models.sequence.scaling import SequenceScaler
+from models.sequence.tabular import FirstColumns
+
+torch = pytest.importorskip("torch")
+
+HOUR_MS = 3_600_000
+LAYOUT = SequenceLayout(begin=3, steps=12, channels=2, statics=(1, 2), categories=(3, 0))
+QUICK = {"epochs": 6, "batch_size": 64, "hidden": 8}
+
+
+def known_deviations(estimator):
+    deviations = {
+        "check_sample_weight_equivalence_on_dense_data": "the order of batches depends on the number of rows",
+    }
+    return deviations if isinstance(estimator, SequenceClassifier) else {}
+
+
+@parametrize_with_checks(
+    [
+        SequenceClassifier("lstm", hidden=8, epochs=40, learning_rate=1e-2, batch_size=16, fixed_epochs=40),
+        SequenceClassifier("cnn1d", hidden=8, epochs=40, learning_rate=1e-2, batch_size=16, fixed_epochs=40),
+        FirstColumns(LogisticRegression()),
+    ],
+    expected_failed_checks=known_deviations,
+)
+def test_sklearn_contract(estimator, check):
+    check(estimator)
+
+
+def shapes(n=600, seed=0, noise=0.5):
+    """Rows whose class is the sign of the slope of the first channel late in the window, whatever the level."""
+    rng = np.random.default_rng(seed)
+    y = rng.integers(0, 2, n)
+    window = rng.normal(0, noise, (n, 12, 2)) + rng.normal(0, 3, (n, 1, 2))
+    window[:, 6:, 0] += np.where(y == 1, 1, -1)[:, None] * np.linspace(0, 2, 6)
+    X = np.concatenate([np.zeros((n, 1)), rng.integers(0, 3, (n, 1)), rng.normal(size=(n, 1))], axis=1)
+    X = np.concatenate([X, window.reshape(n, -1)], axis=1).astype(np.float32)
+    X[rng.random(X.shape) < 0.03] = np.nan
+    return X, y
+
+
+@pytest.mark.parametrize("name", ["lstm", "cnn1d"])
+def test_a_network_learns_the_shape_of_a_window(name):
+    X, y = shapes()
+    learner = SequenceClassifier(name, LAYOUT, epochs=15, batch_size=32, learning_rate=5e-3, random_state=1).fit(X, y)
+    fresh, truth = shapes(seed=1)
+    assert roc_auc_score(truth, learner.predict_proba(fresh)[:, 1]) > 0.9
+    added = learner.occluded(fresh[:50])
+    assert np.abs(added).mean(axis=0).argmax() == 3 + 11 * 2  # the first channel, told at its newest step
+    assert not added[:, 0].any()
+    np.testing.assert_array_equal(contributions(learner, fresh[:50])[0], added)
+
+
+@pytest.mark.parametrize("name", ["lstm", "cnn1d"])
+def test_a_fit_is_the_same_bit_for_bit_and_leaves_the_global_random_state_alone(name):
+    X, y = shapes(200)
+    state, threads = torch.get_rng_state().clone(), torch.get_num_threads()
+    first = make_learner(name, seed=5, settings=QUICK).set_params(layout=LAYOUT).fit(X, y)
+    torch.manual_seed(99)
+    torch.rand(7)
+    torch.set_rng_state(state)
+    # Two at a time: they must not draw from one source.
+    both = {key: make_learner(key, seed=5, settings=QUICK).set_params(layout=LAYOUT) for key in ("lstm", "cnn1d")}
+    again = fit_learners(both, X, y)[name]
+    assert torch.equal(state, torch.get_rng_state())
+    assert torch.get_num_threads() == threads
+    np.testing.assert_array_equal(first.predict_proba(X), again.predict_proba(X))
+    other = make_learner(name, seed=6, settings=QUICK).set_params(layout=LAYOUT).fit(X, y)
+    assert (first.predict_proba(X) != other.predict_proba(X)).any()
+
+
+def test_the_tail_is_the_latest_rows_and_the_purge_keeps_incidents_on_one_side():
+    times = np.arange(100) * HOUR_MS
+    y, weight = np.arange(100) % 2, np.ones(100)
+    learner = SequenceClassifier(tail_share=0.2, purge=timedelta(hours=10))
+    fit_on, tail = learner._split(y, weight, times, purged=True)
+    np.testing.assert_array_equal(np.flatnonzero(tail), np.arange(80, 100))
+    np.testing.assert_array_equal(np.flatnonzero(fit_on), np.arange(70))
+    shuffled = np.random.default_rng(0).permutation(100)
+    again, late = learner._split(y[shuffled], weight, times[shuffled], purged=True)
+    np.testing.assert_array_equal(again, fit_on[shuffled])
+    np.testing.assert_array_equal(late, tail[shuffled])
+
+
+def test_without_a_positive_in_the_tail_a_fixed_number_of_epochs_is_run_on_all_rows():
+    X, y = shapes(100)
+    y[70:] = 0
+    learner = SequenceClassifier("cnn1d", LAYOUT, epochs=9, fixed_epochs=2, hidden=4)
+    learner.fit(X, y, times=np.arange(100) * HOUR_MS)
+    assert (learner.early_stopped_, learner.epochs_) == (False, 2)
+    y[90:95] = 1
+    learner.fit(X, y, times=np.arange(100) * HOUR_MS)
+    assert learner.early_stopped_
+    assert 1 <= learner.epochs_ <= 9
+
+
+def test_weights_move_the_risk_towards_the_class_that_weighs_more():
+    X, y = shapes(300, noise=5)
+    heavy = np.where(y == 1, 20.0, 1.0)
+    plain, tilted = (SequenceClassifier("cnn1d", LAYOUT, epochs=4).fit(X, y, sample_weight=w) for w in (None, heavy))
+    assert tilted.predict_proba(X)[:, 1].mean() > plain.predict_proba(X)[:, 1].mean() + 0.2
+
+
+def test_unknown_values_and_unseen_categories_are_told_apart_from_known_ones():
+    X, _ = shapes(50)
+    scaler = SequenceScaler.fit(X, LAYOUT)
+    row = X[:1].copy()
+    row[0, 3:] = np.nan
+    row[0, 1], row[0, 2] = 7, np.nan
+    window, static = scaler.transform(row)
+    assert not window.any()
+    np.testing.assert_array_equal(static, np.zeros((1, 5)))
+    row[0, 1] = 2
+    np.testing.assert_array_equal(scaler.transform(row)[1], [[0, 0, 1, 0, 0]])
+    row[0, 3] = 1e9
+    assert scaler.transform(row)[0][0, 0].tolist() == [5.0, 0.0, 1.0, 0.0]
+
+
+def test_rows_scored_a_few_at_a_time_have_the_scores_they_have_together():
+    X, y = shapes(300)
+    learner = SequenceClassifier("lstm", LAYOUT, epochs=2, hidden=8).fit(X, y)
+    together = log_odds(learner, X)
+    apart = np.concatenate([log_odds(learner, X[i : i + 7]) for i in range(0, 300, 7)])
+    np.testing.assert_allclose(together, apart, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lstm", "cnn1d"])
+def test_a_file_gives_the_same_bits_and_the_same_file(name, tmp_path):
+    X, y = shapes(200)
+    learner = make_learner(name, seed=3, settings=QUICK).set_params(layout=LAYOUT).fit(X, y)
+    write_learner(name, learner, tmp_path / "a")
+    content = (tmp_path / "a").read_bytes()
+    loaded = read_learner(name, content, "a")
+    np.testing.assert_array_equal(loaded.predict_proba(X), learner.predict_proba(X))
+    np.testing.assert_array_equal(loaded.occluded(X[:3]), learner.occluded(X[:3]))
+    write_learner(name, loaded, tmp_path / "b")
+    assert (tmp_path / "b").read_bytes() == content
+    other = {"lstm": "cnn1d", "cnn1d": "lstm"}[name]
+    with pytest.raises(InputError, match=f"not a readable {other} model: it holds format 1 of {name}"):
+        read_learner(other, content, "a")
+    with pytest.raises(InputError, match=f"not a readable {name} model"):
+        read_learner(name, content[: len(content) // 2], "a")
+    length = int.from_bytes(content[:8], "little")
+    header = json.loads(content[8 : 8 + length])
+    assert set(header["__metadata__"]) == {"predrain"}
+    changed = content[8 : 8 + length].replace(b'\\"hidden\\": 8', b'\\"hidden\\": 9')
+    assert changed != content[8 : 8 + length]
+    with pytest.raises(InputError, match="weights of shapes"):
+        read_learner(name, content[:8] + changed + content[8 + length :], "a")
+
+
+def test_a_wrapped_learner_sees_the_first_columns_only():
+    X, y = shapes(200)
+    X = np.nan_to_num(X)
+    learner = FirstColumns(LogisticRegression(), 3).fit(X, y)
+    poisoned = X.copy()
+    poisoned[:, 3:] = 1e9
+    np.testing.assert_array_equal(learner.predict_proba(poisoned), learner.predict_proba(X))
+    np.testing.assert_array_equal(
+        learner.predict_proba(X), LogisticRegression().fit(X[:, :3].copy(), y).predict_proba(X[:, :3].copy())
+    )
+
+
+def test_a_wrapped_learner_is_handed_the_facts_it_asks_for():
+    class Asks(LogisticRegression):
+        def fit(self, X, y, sample_weight=None, times=None):
+            assert times is not None
+            return super().fit(X, y, sample_weight)
+
+    X, y = shapes(50)
+    FirstColumns(Asks(), 1).fit(np.nan_to_num(X), y, times=np.arange(50))
+    FirstColumns(LogisticRegression(), 1).fit(np.nan_to_num(X), y, times=np.arange(50))
+
+
+def test_a_setting_that_does_not_exist_is_named():
+    with pytest.raises(InputError, match="unknown setting 'epoch' of learner lstm"):
+        make_learner("lstm", seed=1, settings={"epoch": 3})
+
+
+def test_without_pytorch_everything_else_works_and_one_error_says_what_to_install():
+    script = """
+        import sys
+
+        class Hidden:
+            def find_spec(self, name, path=None, target=None):
+                if name.split(".")[0] == "torch":
+                    raise ModuleNotFoundError("No module named 'torch'", name="torch")
+                return None
+
+        sys.meta_path.insert(0, Hidden())
+        import importlib.util
+        real = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
+
+        import pipeline.stages, models.bundle, models.sequence.windows
+        from features.errors import InputError
+        from models.learners import make_learner
+
+        assert make_learner("lightgbm", seed=1) is not None
+        try:
+            make_learner("lstm", seed=1)
+        except InputError as error:
+            print(error)
+        assert "torch" not in sys.modules
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "the learner lstm needs torch, which predrain does not install by itself" in done.stdout
+    assert "pip install 'predrain[sequence]'" in done.stdout
+    assert "torch==2.13.0" in done.stdout
+
+
+def test_one_module_imports_pytorch():
+    root = Path(__file__).parents[2]
+    rooms = ("telemetry", "features", "models", "policy", "pipeline", "simulator", "predrain")
+    found = [
+        path.relative_to(root).as_posix()
+        for room in rooms
+        for path in sorted((root / room).rglob("*.py"))
+        if re.search(r"^\s*(import|from) torch\b", path.read_text(), re.MULTILINE)
+    ]
+    assert found == ["models/sequence/network.py"]

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from models.config import ModelsSection, PromisesSection
+from models.horizons import HorizonMap, Link
+from pipeline import decisions as module
+from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
+from pipeline.report.decisions import decisions as section
+from tests.models.test_promises import FleetMatrix, folds, predictions
+
+MAPS = tuple(HorizonMap(24.0, -5.0, (Link(6.0, -1.2, 0.1),)) for _ in range(4))
+
+
+@pytest.fixture(scope="module")
+def extras():
+    matrix = FleetMatrix()
+    frame = predictions(matrix)
+    result = SimpleNamespace(predictions=frame, folds=folds(), k=2, horizons=(), models=("good", "blind"))
+    models = ModelsSection.model_construct(profile="good", promises=PromisesSection())
+    return decision_extras(result, matrix, models, None)
+
+
+def context(extras, profile="good"):
+    return SimpleNamespace(extras=extras, profile=profile, unit_word="GPU", dataset_digest="d1")
+
+
+def test_a_run_leaves_its_promises_and_decisions_as_frames(extras):
+    assert set(extras) == {"promises", "promise_folds", "decisions", "unforeseen"}
+    assert set(extras["decisions"]["kind"]) == {"precision", "budget"}
+
+
+def test_the_report_says_what_was_promised_and_what_became_of_it(extras):
+    made = section(None, context(extras))
+    assert made.key == "decisions"
+    assert "A precision of 30.0 % was promised at" in made.before[0]
+    assert "and kept:" in made.before[0]
+    captions = " ".join(table.caption for table in made.tables)
+    assert "refit by refit" in captions
+    assert any("stood out to no model of this run" in line for line in made.after)
+    for table in made.tables:
+        assert all(len(row) == len(table.header) for row in table.rows)
+
+
+def test_the_report_says_what_cannot_be_promised(extras):
+    made = section(None, context(extras, "blind"))
+    assert "A precision of 85.0 % was never promised:" in made.before[0]
+    assert "refit by refit" not in " ".join(table.caption for table in made.tables)
+
+
+def test_a_report_without_promises_has_no_such_section():
+    assert section(None, context({})) is None
+
+
+def test_a_bundle_carries_the_decisions_of_its_profile(extras, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context(extras)))
+    told = bundle_decisions(tmp_path, "good", "d1")
+    assert [each["kind"] for each in told["thresholds"]] == ["precision"] * 3 + ["budget"]
+    assert told["thresholds"][0]["bound"]["lower"] >= 0.3
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert bundle_decisions(tmp_path, "other", "d1")["why"] == "the backtest did not score the profile other"
+    assert bundle_decisions(tmp_path, "good", "d2")["why"] == "the backtest ran on another dataset"
+    monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context({})))
+    assert bundle_decisions(tmp_path, "good", "d1")["why"] == "the backtest was made before decisions were recorded"
+
+
+def test_a_bundle_without_a_backtest_says_why_it_has_no_thresholds():
+    told = bundle_decisions(None, "good", "d1")
+    assert told["thresholds"] is None
+    assert told["why"].startswith("no backtest was given")
+
+
+def test_further_horizons_stand_behind_all_other_columns():
+    frame = pd.DataFrame({"risk": np.float32([0.01, 0.2]), "fold": np.int32([0, 3]), "model": "good"})
+    out = with_horizons(frame, SimpleNamespace(horizons=MAPS))
+    assert list(out.columns) == ["risk", "fold", "model", "risk_6h"]
+    assert (out["risk_6h"] < out["risk"]).all()
+    assert with_horizons(frame, SimpleNamespace(horizons=())) is frame

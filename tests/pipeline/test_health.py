@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from features.errors import InputError
+from models.bundle import load_bundle, save_bundle
+from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
+from models.drift.frames import drift_frames
+from models.sliding import fit_final, run_backtest
+from pipeline import health
+from pipeline.health import check_health
+from pipeline.report.drift import what_changed
+from predrain.command import app
+from tests.models.fake_matrix import START, FakeMatrix
+
+MODELS = ModelsSection(
+    profile="logistic",
+    learners=("logistic",),
+    parallel=ParallelSection(members=("logistic",)),
+    cascade=CascadeSection(stages=("logistic",)),
+)
+TRAINING = TrainingSection(span=timedelta(days=15), negative_ratio=8)
+FITTED = START + timedelta(days=25)
+LATER = START + timedelta(days=34)
+
+
+def fleet(jump=0.0):
+    matrix = FakeMatrix(units=24, days=36, incidents=50, companions=8, seed=3)
+    late = (matrix.rows["decision_time"] >= FITTED).to_numpy()
+    matrix.features[late, :2] += jump
+    return matrix
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    path = tmp_path_factory.mktemp("health") / "bundle"
+    fitted = fit_final(fleet(), training=TRAINING, models=MODELS, backtest=BacktestSection(), seed=7, until=FITTED)
+    save_bundle(path, fitted, {"profile": "logistic", "params": {"seed": 7}})
+    return path
+
+
+@pytest.fixture
+def opened(monkeypatch):
+    def put(matrix):
+        monkeypatch.setattr(health.FeatureMatrix, "open", staticmethod(lambda _path: matrix))
+
+    return put
+
+
+def test_a_bundle_keeps_what_it_was_fitted_on_and_gives_it_back(bundle):
+    loaded = load_bundle(bundle)
+    reference = loaded.fitted.reference
+    assert "reference.json" in loaded.manifest["files"]
+    assert reference.model == "logistic"
+    assert reference.scores.present > 100
+    assert len(reference.features) == 6
+    assert reference.encode() == (bundle / "reference.json").read_bytes()
+    (bundle / "reference.json").write_bytes(reference.encode().replace(b"1", b"2", 1))
+    try:
+        with pytest.raises(InputError, match=r"reference\.json is not the file that was saved"):
+            load_bundle(bundle)
+    finally:
+        (bundle / "reference.json").write_bytes(reference.encode())
+
+
+def test_a_model_on_a_steady_fleet_is_healthy_and_its_outcomes_are_counted(bundle, opened, tmp_path):
+    matrix = fleet()
+    opened(matrix)
+    found = check_health(bundle, tmp_path, until=LATER)
+    assert found.healthy
+    assert found.findings.summary == "no drift found"
+    assert found.fitted_at == FITTED
+    assert found.checked_at == LATER
+    labels = matrix.labels(LATER + timedelta(milliseconds=1))
+    rows = matrix.rows
+    inside = (rows["decision_time"] >= FITTED) & (rows["decision_time"] <= LATER) & ~rows["augmented"]
+    assert found.positives == (labels["label"][inside & (labels["complete_at"] <= LATER)] == 1).sum()
+    assert found.alerts.right + found.alerts.wrong > 0
+    text = found.to_text()
+    assert "nothing changed that was looked for" in text
+    assert "verdict: no drift found" in text
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["healthy"] is True
+
+
+def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_path):
+    opened(fleet())
+    honest = check_health(bundle, tmp_path, until=LATER)
+    poisoned = fleet()
+    poisoned.features[(poisoned.rows["decision_time"] > LATER).to_numpy()] = 1e6
+    poisoned.events = poisoned.events[poisoned.events["known_at"] <= LATER]
+    opened(poisoned)
+    assert check_health(bundle, tmp_path, until=LATER) == honest
+
+
+def test_the_doctor_says_what_changed_and_fails(bundle, opened, tmp_path):
+    opened(fleet(jump=3.0))
+    arguments = ["doctor", "--model", str(bundle), "--matrix", str(tmp_path), "--until", "2026-02-04T00:00:00"]
+    said = CliRunner().invoke(app, arguments)
+    assert said.exit_code == 1
+    assert "DRIFT: the readings changed, for no reason that could be told. F0, f1 read differently" in said.output
+    told = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    assert told["healthy"] is False
+    assert {each["cause"] for each in told["findings"]["verdicts"]} >= {"readings"}
+    assert CliRunner().invoke(app, ["doctor", "--model", str(bundle)]).exit_code == 2
+
+
+def test_a_bundle_without_reference_a_matrix_of_other_columns_and_one_without_rows_are_refused(
+    bundle, opened, tmp_path
+):
+    opened(fleet())
+    with pytest.raises(InputError, match="no decision between the fit at 2026-01-26 00:00 UTC and the check at"):
+        check_health(bundle, tmp_path, until=FITTED - timedelta(hours=1))
+    other = fleet()
+    other.columns = other.columns[::-1]
+    opened(other)
+    with pytest.raises(InputError, match="the matrix's features are not those that the bundle was trained on"):
+        check_health(bundle, tmp_path)
+    fitted = load_bundle(bundle).fitted
+    older = tmp_path / "older"
+    save_bundle(older, replace(fitted, reference=None), {"profile": "logistic"})
+    with pytest.raises(InputError, match="the bundle keeps no reference of what it was fitted on"):
+        check_health(older, tmp_path)
+
+
+def test_the_report_tells_what_changed_at_each_refit(tmp_path):
+    matrix = FakeMatrix(units=24, days=40, incidents=50, companions=8, seed=3)
+    late = (matrix.rows["decision_time"] >= START + timedelta(days=27)).to_numpy()
+    matrix.features[late, :2] += 3
+    result = run_backtest(matrix, training=TRAINING, models=MODELS, backtest=BacktestSection(), seed=7)
+    extras = drift_frames(result.drift, result.folds, result.predictions, profile="logistic", every=timedelta(days=7))
+    assert set(extras) == {
+        "drift_checks", "drift_verdicts", "drift_groups", "drift_features", "drift_outcomes",
+    }  # fmt: skip
+    assert len(extras["drift_checks"]) == result.folds["fold"].nunique() - 1
+    for name, frame in extras.items():
+        path = tmp_path / f"{name}.parquet"
+        frame.to_parquet(path, index=False)
+        pd.testing.assert_frame_equal(pd.read_parquet(path), frame)
+    context = SimpleNamespace(folds=result.folds, extras=extras, profile="logistic", unit_word="GPU")
+    section = what_changed(None, context)
+    assert section.title == "What changed between the refits"
+    assert "checks found drift" in section.before[0]
+    said = [cell.text + cell.note for table in section.tables for row in table.rows for cell in row]
+    assert any("F0, f1 read differently" in text for text in said)
+    for table in section.tables:
+        assert all(len(row) == len(table.header) for row in table.rows)
+    assert what_changed(None, SimpleNamespace(extras={})) is None
+    assert np.isfinite(extras["drift_groups"]["psi"]).all()

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import expit
+
+from policy.evidence import Evidence, join
+from policy.thresholds import for_budget, for_precision
+
+
+def evidence(rng, units=400, times=8, slope=2.0, shift=-4.0, risk_step=None):
+    """Rows whose chance of a hit rises with the score; rows of one unit share most of theirs."""
+    latent = rng.normal(size=units)
+    score = (latent[:, None] + 0.3 * rng.normal(size=(units, times))).ravel()
+    luck = np.repeat(rng.random(units), times)
+    hit = luck < expit(slope * np.repeat(latent, times) * 2 + shift)
+    risk = expit(score)
+    if risk_step:
+        risk = np.round(risk / risk_step) * risk_step
+    unit = np.repeat(np.arange(units), times)
+    return Evidence(risk, hit, unit, np.tile(np.arange(times), units) * 3_600_000, np.where(hit, unit, -1))
+
+
+@cache
+def population(slope=2.0, shift=-4.0, draws=400_000):
+    """Every threshold and the true precision above it."""
+    rng = np.random.default_rng(99)
+    latent = rng.normal(size=draws)
+    risk = expit(latent + 0.3 * rng.normal(size=draws))
+    order = np.argsort(-risk)
+    return -risk[order], np.cumsum(expit(slope * latent * 2 + shift)[order]) / np.arange(1, draws + 1)
+
+
+def truth(threshold):
+    risk, precision = population()
+    return precision[max(np.searchsorted(risk, -threshold, side="right") - 1, 0)]
+
+
+@pytest.mark.parametrize("target", [0.3, 0.5, 0.8])
+def test_a_promised_precision_is_broken_no_more_often_than_stated(target):
+    rng = np.random.default_rng(1)
+    promised = broken = 0
+    for _ in range(120):
+        decision = for_precision(evidence(rng), target, 0.9)
+        if decision.promised:
+            promised += 1
+            broken += truth(decision.threshold) < target - 0.002
+    assert promised > 24
+    assert broken / 120 <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / 120)
+
+
+def test_taking_the_best_of_all_thresholds_would_break_it():
+    """The check can fail: the same data, without the fixed order and without clusters."""
+    rng = np.random.default_rng(1)
+    broken = 0
+    for _ in range(120):
+        data = evidence(rng)
+        order = np.argsort(-data.risk)
+        share = np.cumsum(data.hit[order]) / np.arange(1, len(order) + 1)
+        good = np.flatnonzero(share >= 0.5)
+        if len(good):
+            broken += truth(data.risk[order[good[-1]]]) < 0.498
+    assert broken / 120 > 0.3
+
+
+def test_more_evidence_promises_at_a_lower_threshold():
+    rng = np.random.default_rng(0)
+    few, many = evidence(rng, 200), evidence(rng, 8000)
+    assert for_precision(many, 0.5, 0.9).threshold < for_precision(few, 0.5, 0.9).threshold
+
+
+def test_chance_is_never_promised_to_be_more():
+    rng = np.random.default_rng(3)
+    kept = 0
+    for _ in range(80):
+        data = evidence(rng, slope=0.0, shift=-1.5)
+        kept += for_precision(data, 0.5, 0.9).promised
+    assert kept <= 80 * 0.1 + 8
+
+
+def test_what_cannot_be_promised_is_said_with_what_can():
+    decision = for_precision(evidence(np.random.default_rng(0)), 0.9, 0.9)
+    assert not decision.promised
+    assert decision.threshold is None
+    assert decision.alerts_per_decision == 0
+    assert 0.5 < decision.best < 0.9
+    assert decision.why.endswith(
+        f"the highest precision that can be promised is {np.floor(1000 * decision.best) / 10:.1f}%"
+    )
+    assert "90% was asked" in decision.why
+
+
+def test_without_incidents_nothing_is_promised_and_the_reason_given():
+    rng = np.random.default_rng(0)
+    data = evidence(rng)
+    data = Evidence(data.risk, np.zeros(len(data.hit), bool), data.unit, data.time, np.full(len(data.hit), -1))
+    decision = for_precision(data, 0.3, 0.9)
+    assert not decision.promised
+    assert decision.best is None
+    assert decision.why == "no incident among 3200 earlier decisions: nothing can be promised"
+    assert math.isnan(decision.recall)
+    assert decision.to_json()["recall"] is None
+
+
+def test_without_evidence_there_is_no_threshold_of_any_kind():
+    empty = join([])
+    assert not for_precision(empty, 0.5, 0.9).promised
+    decision = for_budget(empty, 3, 0.9)
+    assert not decision.promised
+    assert decision.why == "there are no earlier decisions"
+
+
+def test_few_units_are_told_how_many_are_needed():
+    data = evidence(np.random.default_rng(0), units=3)
+    data = Evidence(data.risk, np.ones(len(data.hit), bool), data.unit, data.time, data.unit)
+    why = for_precision(data, 0.85, 0.9).why
+    assert why.startswith("fewer than 42 units among the riskiest tenth of earlier decisions, too few to begin")
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10**6), k=st.floats(0.3, 40), step=st.sampled_from([None, 0.05]))
+def test_a_budget_is_never_exceeded_and_spent_where_no_ties_forbid(seed, k, step):
+    data = evidence(np.random.default_rng(seed), units=60, risk_step=step)
+    decision = for_budget(data, k, 0.9)
+    if decision.threshold is None:
+        assert decision.why == "the riskiest rows are more than the budget"
+        return
+    alerts = int((data.risk >= decision.threshold).sum())
+    assert alerts == decision.bound.alerts
+    assert alerts <= k * data.times
+    if step is None:
+        assert alerts > k * data.times - 1
+    assert decision.recall == data.recall(data.risk >= decision.threshold)
+
+
+@settings(deadline=None, max_examples=30)
+@given(seed=st.integers(0, 10**6), step=st.sampled_from([None, 0.05]))
+def test_the_threshold_alerts_exactly_what_was_bounded(seed, step):
+    data = evidence(np.random.default_rng(seed), risk_step=step)
+    decision = for_precision(data, 0.4, 0.9)
+    if decision.promised:
+        chosen = data.risk >= decision.threshold
+        assert (int(chosen.sum()), int(data.hit[chosen].sum())) == (decision.bound.alerts, decision.bound.hits)
+        assert decision.alerts_per_decision == pytest.approx(chosen.sum() / 8)
+        assert decision.best >= 0.4
+
+
+@pytest.mark.parametrize(("target", "confidence"), [(0.0, 0.9), (1.0, 0.9), (0.5, 0.0), (0.5, 1.0)])
+def test_impossible_targets_are_refused(target, confidence):
+    with pytest.raises(ValueError, match="give a number between 0 and 1"):
+        for_precision(join([]), target, confidence)
+
+
+def test_evidence_refuses_what_it_cannot_use():
+    with pytest.raises(ValueError, match="differ in length"):
+        Evidence(np.zeros(2), np.zeros(1, bool), np.zeros(2, int), np.zeros(2, int), np.zeros(2, int))
+    with pytest.raises(ValueError, match="not a number"):
+        Evidence(np.array([np.nan]), np.zeros(1, bool), np.zeros(1, int), np.zeros(1, int), np.zeros(1, int))

@@ -1,0 +1,292 @@
+"""The table of results: condensed fleets measure as the predictions do, and claims are worded by their intervals."""
+
+from __future__ import annotations
+
+import json
+import math
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.results import make_page
+from benchmarks.scoreboard import claims, fleets, page, store
+from benchmarks.scoreboard.claims import SHORT, SHOWN, UNPROVEN, WORSE, gain
+from benchmarks.scoreboard.fleets import Ran
+from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Part, Plan, Size, code_digest, key_of, make_plan
+from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, measure
+from benchmarks.scoreboard.promised import promise_lines
+from models.evaluation import evaluate
+from pipeline.params import Params
+from tests.models.fleet_predictions import fleet, truth_of
+
+MODELS = (
+    ("mean_rank", "sliding", 0.4), ("mean_rank", "train_once", 1.2), ("parallel", "sliding", 0.6),
+    ("xgboost", "sliding", 0.7), ("xgboost", "train_once", 2.0), ("logistic", "sliding", 1.5),
+    ("logistic", "train_once", 2.5), ("vendor_rules", "sliding", 4.0),
+)  # fmt: skip
+FACTS = {
+    "key": "k", "k": 2, "profile": "mean_rank", "members": ["xgboost"], "stages": ["xgboost"],
+    "seconds": {"backtest": 2.0}, "cpu_seconds": {"backtest": 1.0}, "peak_mb": 100,
+}  # fmt: skip
+
+
+def kept(folder, seed, **settings):
+    frame = fleet(seed, MODELS, units=30, times=70, incidents=50, k=2, **settings)
+    folder.mkdir(parents=True)
+    return frame, store.keep(folder, frame, truth_of(frame), FACTS)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("parts")
+    return [kept(folder / str(seed), seed) for seed in (1, 2)]
+
+
+@pytest.fixture(scope="module")
+def measured(two):
+    return measure(Pool([part for _, part in two], 60))
+
+
+def test_one_fleet_measures_as_its_predictions_do(two):
+    frame, part = two[0]
+    ours = measure(Pool([part], 40))
+    theirs = evaluate(frame, k=2, bootstrap=40, seed=1, truth=truth_of(frame))
+    columns = [name for name in theirs.table.columns if name not in ("model", "variant", "kind")]
+    for _, row in theirs.table.iterrows():
+        mine = ours.row(row["model"], row["variant"])
+        # risks are kept as float32: what pools by them may differ in the last digits
+        np.testing.assert_allclose(
+            mine[columns].to_numpy(dtype=float), row[columns].to_numpy(dtype=float), rtol=1e-5, equal_nan=True
+        )
+    pd.testing.assert_frame_equal(
+        ours.trends, theirs.trends[theirs.trends["model"].isin(ours.trends["model"])].reset_index(drop=True),
+        check_like=True, check_dtype=False,
+    )  # fmt: skip
+    key = ["model", "other_model"]
+    same = theirs.equal_alerts[theirs.equal_alerts["variant"] == "sliding"].merge(ours.equal, on=key)
+    assert len(same)
+    assert same["difference_x"].to_numpy() == pytest.approx(same["difference_y"].to_numpy())
+    assert same["low_x"].to_numpy() == pytest.approx(same["low_y"].to_numpy(), nan_ok=True)
+
+
+def test_fleets_that_are_pooled_add_up(two, measured):
+    hits = sum(evaluate(frame, k=2, bootstrap=0, seed=1).row("mean_rank", "sliding")["hits"] for frame, _ in two)
+    row = measured.row("mean_rank", "sliding")
+    assert row["hits"] == hits
+    assert measured.units == 60
+    assert measured.k == (2, 2)
+    own = measured.at_profile["mean_rank", "sliding"]
+    assert own.hits[0] == hits
+    assert own.alerts[0] == row["alerts_labelled"]
+    assert set(measured.monthly["month"]) == {"2026-01", "2026-02"}
+
+
+def test_everything_is_compared_at_the_profiles_number_of_alerts(measured):
+    own = measured.at_profile["mean_rank", "sliding"].alerts[0]
+    for name, hits in measured.at_profile.items():  # a few alerts on either side have no known outcome
+        assert hits.alerts[0] == pytest.approx(own, rel=0.1), name
+    beside = measured.equal[measured.equal["model"] == "mean_rank"]
+    assert set(beside["other_model"]) == {"xgboost", "logistic"}
+    assert list(beside.loc[beside["best"], "other_model"]) == ["xgboost"]
+
+
+def test_a_part_is_taken_only_if_it_is_finished_and_made_from_the_same(tmp_path):
+    _, part = kept(tmp_path / "a", 3)
+    assert store.load(tmp_path / "a", "k") is not None
+    assert store.load(tmp_path / "a", "other") is None
+    (part.path / store.FACTS).unlink()
+    assert store.load(tmp_path / "a") is None
+    assert store.load(tmp_path / "nowhere") is None
+
+
+def test_models_scored_on_other_rows_are_refused(tmp_path):
+    frame = fleet(4, MODELS[:2], units=6, times=10)
+    odd = frame.drop(index=frame.index[-1])
+    tmp_path.joinpath("a").mkdir()
+    with pytest.raises(ValueError, match="mean_rank \\(train_once\\) was scored on other rows"):
+        store.keep(tmp_path / "a", odd, truth_of(frame), FACTS)
+    with pytest.raises(ValueError, match=r"must hold no dot: auto 0\.2"):
+        store.keep(tmp_path / "a", fleet(4, [("xgboost", "auto 0.2", 1.0)]), truth_of(frame), FACTS)
+
+
+def test_the_key_knows_code_parameters_and_fleet_but_not_the_evaluation():
+    size = Size(100, 50, 5.0)
+    part, params = Part("base", 1, RECOMMENDED, size), Params()
+    key = key_of(part, params, "code")
+    assert key != key_of(part, params, "other code")
+    assert key != key_of(Part("base", 2, RECOMMENDED, size), params, "code")
+    changed = params.training.model_copy(update={"hysteresis": 0.5})
+    assert key != key_of(part, params.model_copy(update={"training": changed}), "code")
+    more = params.model_copy(update={"backtest": params.backtest.model_copy(update={"bootstrap": 7})})
+    assert key == key_of(part, more, "code")
+    assert len(code_digest()) == 64
+
+
+def test_the_plan_names_every_seed_once_and_ends_at_the_true_rate():
+    plan = make_plan(quick=False)
+    assert len(set(plan.parts)) == len(plan.parts)
+    assert [len(plan.of(name, RECOMMENDED)) for name in plan.scenarios] == [5, 5, 5, 2, 2]
+    assert [part.scenario for part in plan.parts if part.profile == PAPER] == ["base", "drift"]
+    assert plan.parts[-1].size.acceleration == 1
+    assert all(part.size.gpus >= 2000 for part in plan.parts)
+    quick = make_plan(quick=True, first_seed=101)
+    assert min(part.seed for part in quick.parts) == 101
+    assert max(part.size.gpus for part in quick.parts) < 2000
+
+
+def hits(rate, replicates=200, spread=0.0, seed=0):
+    drawn = np.random.default_rng(seed).normal(rate, spread, replicates)
+    return Hits(np.concatenate([[rate], drawn]) * 1000, np.full(replicates + 1, 1000.0))
+
+
+def test_a_claim_is_worded_by_its_interval_and_by_what_was_asked():
+    oracle = hits(0.5)
+    cases = {
+        SHOWN: gain("x", "y", hits(0.30, spread=0.01), hits(0.20, spread=0.01, seed=1), oracle, 0.15),
+        SHORT: gain("x", "y", hits(0.22, spread=0.001), hits(0.20, spread=0.001, seed=1), oracle, 0.15),
+        UNPROVEN: gain("x", "y", hits(0.30, spread=0.1), hits(0.20, spread=0.1, seed=1), oracle, 0.15),
+        WORSE: gain("x", "y", hits(0.10, spread=0.01), hits(0.20, spread=0.01, seed=1), oracle, None),
+    }
+    for verdict, each in cases.items():
+        assert each.verdict == verdict
+        assert f"**{verdict}**" in each.sentence
+        assert ("The oracle, which knows the true risk, reaches 50.0 %" in each.sentence) == (verdict != SHOWN)
+    assert cases[SHOWN].gain == pytest.approx(0.5)
+    assert cases[SHOWN].low < 0.5 < cases[SHOWN].high
+
+
+def test_a_gain_over_nothing_is_unbounded_and_still_judged_by_the_difference():
+    each = gain("x", "y", hits(0.30, spread=0.01), hits(0.0), hits(0.5), 0.2)
+    assert math.isinf(each.gain)
+    assert each.verdict == SHOWN
+    assert "without bound [without bound, without bound %]" in each.sentence
+
+
+def test_profiles_of_the_same_fleets_compare_at_equal_alerts_and_of_others_not_at_all(two, tmp_path):
+    frame, part = two[0]
+    tmp_path.joinpath("p").mkdir()
+    paper = store.keep(tmp_path / "p", frame, truth_of(frame), {**FACTS, "profile": "parallel"})
+    ours, theirs = Pool([part], 20), Pool([paper], 20)
+    mine, other, best = at_alerts_of(ours, theirs, sparing=True)
+    alerts = frame[(frame["model"] == "parallel") & frame["alert"]]
+    assert other.hits[0] == alerts["label"].fillna(0).sum()
+    assert mine.alerts[0] == pytest.approx(best.alerts[0], rel=0.1)
+    full = at_alerts_of(ours, theirs, sparing=False)
+    assert full[0].hits[0] == measure(ours).at_profile["mean_rank", "sliding"].hits[0]
+    with pytest.raises(ValueError, match="not replayed on the same units"):
+        at_alerts_of(
+            ours,
+            Pool(
+                [
+                    kept(
+                        tmp_path / "q",
+                        9,
+                    )[1],
+                    part,
+                ],
+                20,
+            ),
+            sparing=True,
+        )
+
+
+def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two):
+    size = Size(30, 18, 5.0)
+    parts = {
+        Part("drift", 101, RECOMMENDED, size): two[0][1],
+        Part("drift", 102, RECOMMENDED, size): two[1][1],
+    }
+    plan = Plan(tuple(parts), replicates=40, quick=True)
+    text, facts = make_page(plan, Ran(parts, ("drift-101-paper: no file",), 2), "make results")
+    assert text.index("simulated") < text.index("## What may be claimed")
+    assert "The quick table" in text
+    assert "nothing here may be quoted" in text
+    assert "at its own pace" not in text
+    assert "The paper's profile was not run" in text
+    assert "drift-101-paper: no file" in text
+    assert "No fleet left any promise." in text
+    assert "nan" not in text.lower().replace("nancy", "")
+    table = facts["scenarios"]["drift"]["table"]
+    assert {row["model"] for row in table} >= {"mean_rank", "oracle", "vendor_rules"}
+    json.dumps(facts["gains"][0])
+    assert all(line.count("|") == text.splitlines()[at - 1].count("|")
+               for at, line in enumerate(text.splitlines()) if line.startswith("|--"))  # fmt: skip
+
+
+def test_promises_are_counted_and_what_was_asked_is_judged():
+    rows = [
+        {"scenario": "announced", "fleet": f"f{seed}", "target": 0.85, "promised": 2, "known_alerts": 10, "hits": 9,
+         "kept": seed != 5, "recall": 0.3, "best": 0.9}
+        for seed in range(1, 6)
+    ]  # fmt: skip
+    rows.append({**rows[0], "scenario": "base", "promised": 0, "known_alerts": 0, "hits": 0, "kept": None, "best": 0.1})
+    lines = promise_lines(pd.DataFrame(rows))
+    assert any("4 of 5 promises that brought alerts were kept" in line for line in lines)
+    assert any("on 4 of 5 fleets: **met**" in line for line in lines)
+    assert promise_lines(pd.DataFrame()) == ["No fleet left any promise."]
+
+
+def test_slopes_and_calibration_are_told_from_the_measurements(measured):
+    said = claims.trend_sentences(measured, "drift")
+    assert len(said) == 2
+    assert all("for mean_rank it changes by" in sentence for sentence in said)
+    rows = claims.calibration_rows({"drift": measured})
+    assert list(rows.columns) == ["scenario", "risk_ratio", "brier_skill", "calibration_error", "holds"]
+    assert page.class_table(measured)[0].startswith("| class |")
+
+
+def test_the_oracle_is_kept_in_the_order_of_the_rows(tmp_path):
+    frame = fleet(6, MODELS[:1], units=12, times=12)
+    tmp_path.joinpath("a").mkdir()
+    part = store.keep(tmp_path / "a", frame, truth_of(frame), FACTS)
+    rows, scores = part.rows(), part.scores("oracle", "oracle")
+    assert (np.diff(rows["time_ms"]) >= 0).all()
+    best = scores["rank"] == 1
+    positive = rows["label"] == 1
+    times_with = np.unique(rows["time_ms"][positive])
+    assert all(positive[best & (rows["time_ms"] == time)].all() for time in times_with)
+    assert part.facts["oracle_coverage"] == 1
+    assert timedelta(milliseconds=int(rows["time_ms"][-1] - rows["time_ms"][0])) == timedelta(hours=66)
+
+
+def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, monkeypatch):
+    ran = []
+
+    def run(part, _params, _work, target, key):
+        ran.append(part.name)
+        target.mkdir(parents=True)
+        frame = fleet(part.seed, MODELS[:2], units=6, times=10)
+        return store.keep(target, frame, truth_of(frame), {**FACTS, "key": key})
+
+    monkeypatch.setattr(fleets, "_run", run)
+    monkeypatch.setattr(fleets, "code_digest", lambda: "code")
+    plan = make_plan(quick=True, first_seed=101, scenarios=["drift"], with_paper=False)
+    files = [fleets_params(tmp_path, "seed: 1")]
+    assert fleets.run_plan(plan, files, tmp_path / "work").fresh == 2
+    (tmp_path / "work" / "parts" / plan.parts[1].name / store.FACTS).unlink()  # as a kill leaves it
+    again = fleets.run_plan(plan, files, tmp_path / "work")
+    assert again.fresh == 1
+    assert set(again.parts) == set(plan.parts)
+    assert fleets.run_plan(plan, files, tmp_path / "work").fresh == 0
+    assert fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 2")], tmp_path / "work").fresh == 2
+    assert len(ran) == 5
+
+
+def test_sequence_learners_without_their_library_are_left_out_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(fleets.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(fleets, "code_digest", lambda: "code")
+    plan = make_plan(quick=True, first_seed=101, scenarios=["drift"], seeds=1, with_paper=False)
+    told = fleets.run_plan(plan, [fleets_params(tmp_path, "models: {learners: [lightgbm, lstm]}")], tmp_path / "work")
+    assert told.parts == {}
+    assert told.left_out == (
+        "drift-101-384x80-x10-recommended: its sequence learners need PyTorch (the extra `sequence`), which is not "
+        "installed",
+    )
+
+
+def fleets_params(folder, text):
+    path = folder / "params.yaml"
+    path.write_text(text)
+    return path

@@ -1,0 +1,68 @@
+"""The comparison of training spans: a rule that takes its refits from fixed spans gives what it gives alone."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from benchmarks.spans import REFERENCE, replay, rules, table
+from models.assessment import assess
+from models.config import ModelsSection, TrainingSection
+from models.scored import split_predictions
+from models.sliding import run_backtest
+from pipeline.params import Params
+from tests.models.fake_matrix import START, FakeMatrix
+
+MODELS = ModelsSection.model_validate(
+    {
+        "profile": "lightgbm",
+        "learners": ["lightgbm"],
+        "parallel": {"members": ["lightgbm"]},
+        "cascade": {"stages": ["lightgbm"]},
+        "settings": {"lightgbm": {"n_estimators": 8}},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    matrix = FakeMatrix(units=20, days=34, incidents=60, strength=3.0, seed=8)
+    training = TrainingSection(spans=("7d", "14d"), refit_every="10d", hysteresis=0.0)
+    params = Params(training=training)
+    return matrix, params, replay(matrix, params, MODELS)
+
+
+def test_choosing_among_fitted_spans_equals_choosing_while_replaying(replayed):
+    matrix, params, fleet = replayed
+    first = fleet.predictions["decision_time"].min()
+    assert first >= START + timedelta(days=15)
+    alone = run_backtest(
+        matrix,
+        training=params.training,
+        models=MODELS,
+        backtest=params.backtest.model_copy(update={"first_test": first.to_pydatetime()}),
+        seed=params.seed,
+    )
+    mine = fleet.predictions[fleet.predictions["variant"] == REFERENCE]
+    theirs = alone.predictions
+    theirs = theirs[(theirs["model"] == "lightgbm") & (theirs["variant"] == "sliding")]
+    key = ["decision_time", "unit"]
+    columns = [*key, "score", "risk", "rank", "alert", "fold"]
+    one, two = (frame[columns].sort_values(key, ignore_index=True) for frame in (mine, theirs))
+    pd.testing.assert_frame_equal(one, two)
+    assert fleet.k == alone.k
+
+
+def test_every_rule_is_tested_on_the_same_decisions_and_told_with_its_cost(replayed):
+    _, _, fleet = replayed
+    sizes = fleet.predictions.groupby("variant", observed=True).size()
+    assert sizes.nunique() == 1
+    assert set(sizes.index) == {"7 d", "14 d", "expanding", *rules(["lightgbm"])}
+    parts = split_predictions(fleet.predictions.assign(failure_class="other"), fleet.k)
+    found = {part.variant: assess(part, np.ones((0, part.n_units))) for part in parts}
+    lines = table(found, [fleet])
+    assert len(lines) == 2 + len(sizes)
+    assert any(line.startswith("| auto |") and " x " in line for line in lines)

@@ -354,38 +354,45 @@ def main() -> None:
     report(assessed, seconds, max(budgets))
 
 
-def report(assessed: Mapping[str, Assessment], seconds: Mapping[str, float], k: int) -> None:
-    """Print the table and the line of JSON."""
-    peer = assessed[REFERENCE]
+def report(
+    assessed: Mapping[str, Assessment],
+    seconds: Mapping[str, float],
+    k: int,
+    *,
+    name: str = "objectives",
+    reference: str = REFERENCE,
+) -> None:
+    """Print the table and the line of JSON of a benchmark of that name, differences taken from ``reference``."""
+    benchmark, peer = name, assessed[reference]
     shared = peer.scored.shared
     print(
         f"{len(shared.units):,} GPUs, {len(shared.times_ms)} decision times, {len(peer.incidents)} incidents, K = {k}; "
-        f"differences from {REFERENCE} in points, 95 % intervals by GPU"
+        f"differences from {reference} in points, 95 % intervals by GPU"
     )
     print(
         f"{'variant':<40}{'P@K %':>8}{'difference':>24}{'AP x 100':>10}{'difference':>24}{'recall %':>10}"
         f"{'top 5 %':>9}{'risk ratio':>12}{'fit s':>8}"
     )
     others = {}
-    for name, each in assessed.items():
+    for variant, each in assessed.items():
         told = []
         for statistic in ("precision_at_k", "average_precision"):
             bounds = interval(100 * (each.replicates[statistic] - peer.replicates[statistic]))
             difference = 100 * (each.point[statistic] - peer.point[statistic])
-            told.append("" if name == REFERENCE else f"{difference:+.2f} [{bounds.low:+.2f}, {bounds.high:+.2f}]")
+            told.append("" if variant == reference else f"{difference:+.2f} [{bounds.low:+.2f}, {bounds.high:+.2f}]")
         point = {statistic: 100 * each.point[statistic] for statistic in SHOWN}
         print(
-            f"{name:<40}{point['precision_at_k']:>8.2f}{told[0]:>24}{point['average_precision']:>10.2f}{told[1]:>24}"
-            f"{point['recall']:>10.1f}{point['capture']:>9.1f}{each.calibration.risk_ratio:>12.2f}{seconds[name]:>8.2f}"
+            f"{variant:<40}{point['precision_at_k']:>8.2f}{told[0]:>24}{point['average_precision']:>10.2f}{told[1]:>24}"
+            f"{point['recall']:>10.1f}{point['capture']:>9.1f}{each.calibration.risk_ratio:>12.2f}{seconds[variant]:>8.2f}"
         )
-        others[name] = {key: round(float(value), 3) for key, value in point.items()}
-    best = max((name for name in assessed if name != REFERENCE), key=lambda name: others[name]["precision_at_k"])
+        others[variant] = {key: round(float(value), 3) for key, value in point.items()}
+    best = max((name for name in assessed if name != reference), key=lambda name: others[name]["precision_at_k"])
     line = {
-        "name": "objectives",
+        "name": benchmark,
         "value": others[best]["precision_at_k"],
         "unit": f"precision@K in % of {best}",
-        "peer": REFERENCE,
-        "ratio": round(others[best]["precision_at_k"] / max(others[REFERENCE]["precision_at_k"], 1e-9), 3),
+        "peer": reference,
+        "ratio": round(others[best]["precision_at_k"] / max(others[reference]["precision_at_k"], 1e-9), 3),
         "limit_share": None,
         "checked": True,
         "others": others,

@@ -65,7 +65,7 @@ class TrainingSection(Section):
     """Training span (the paper's L_train); ``auto`` chooses among ``spans`` at each refit on a purged tail,
     ``expanding`` takes all since the data began, in whole days."""
 
-    spans: tuple[Duration, ...] = (timedelta(days=14), timedelta(days=28), timedelta(days=56), timedelta(days=84))
+    spans: tuple[Duration, ...] = tuple(timedelta(days=days) for days in (7, 14, 28, 56, 90))
     """Candidate spans for ``auto``; those longer than the history are skipped and named."""
 
     refit_every: Duration = timedelta(days=7)
@@ -77,7 +77,7 @@ class TrainingSection(Section):
     refit_at_most: Duration = timedelta(days=56)
     """With ``refit_on: drift``, the age that models in use may reach."""
 
-    negative_ratio: int = Field(default=20, ge=1)
+    negative_ratio: int = Field(default=60, ge=1)
     """Negatives kept for each positive in a training set; scores are corrected back (prior odds)."""
 
     augmentation: int = Field(default=4, ge=0)
@@ -108,7 +108,7 @@ class TrainingSection(Section):
 class ParallelSection(Section):
     """``models.parallel``: members vote with their top-K sets."""
 
-    members: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest")
+    members: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest", "logistic")
     """Members of the ensemble (the paper intersects three; it does not say which)."""
 
     combiner: Combiner = "intersection"
@@ -121,7 +121,7 @@ class ParallelSection(Section):
 class CascadeSection(Section):
     """``models.cascade``: each stage passes on only the suspicious GPUs."""
 
-    stages: tuple[Learner, ...] = ("lightgbm", "mlp")
+    stages: tuple[Learner, ...] = ("lightgbm", "random_forest")
     """Learners from first to last; the last gives the score."""
 
     recall_floor: float = Field(default=0.95, gt=0, le=1)
@@ -143,7 +143,7 @@ class CalibrationSection(Section):
     refit: bool = False
     """Fit the learners again on the whole span once the slice has served, at twice the time."""
 
-    level: Literal["slice", "recent"] = "slice"
+    level: Literal["slice", "recent"] = "recent"
     """Mean risk is set to the slice's rate of positives, or to the ``recent`` rate with half of its trend."""
 
 
@@ -206,7 +206,7 @@ class ModelsSection(Section):
     calibration: CalibrationSection = CalibrationSection()
     promises: PromisesSection = PromisesSection()
 
-    horizons: tuple[Duration, ...] = ()
+    horizons: tuple[Duration, ...] = tuple(timedelta(hours=hours) for hours in (1, 6, 24, 72))
     """Further horizons to give risks for, such as 1h, 6h, 24h and 72h; consistent with the risk at labels.horizon."""
 
 

@@ -131,7 +131,7 @@ def test_the_lock_holds_every_dependency_of_the_project() -> None:
 
 def test_every_stage_of_dvc_is_a_predrain_command_with_existing_code_as_dependency() -> None:
     stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
-    assert list(stages) == ["prepare", "features", "train", "backtest", "report"]
+    assert list(stages) == ["prepare", "features", "backtest", "train", "report"]
     for stage in stages.values():
         assert stage["cmd"].startswith("predrain ")
         for dep in stage["deps"]:

@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import ks_2samp
 
 from models.drift.adwin import Adwin
 from models.drift.alignment import changed_since_first, effect_of
@@ -97,20 +96,26 @@ def test_adwin_rarely_cuts_where_nothing_changes_and_refuses_values_outside_its_
 
 
 @settings(max_examples=60, deadline=None)
+def distance(before, now):
+    """Slow oracle: the largest gap between the two empirical distribution functions."""
+    one, two = np.asarray(before, dtype=np.float64), np.asarray(now, dtype=np.float64)
+    return max(abs((one <= at).mean() - (two <= at).mean()) for at in {*one.tolist(), *two.tolist()})
+
+
 @given(
     st.lists(st.integers(-5, 20), min_size=1, max_size=200),
     st.lists(st.integers(-8, 25), min_size=1, max_size=200),
 )
 def test_the_distance_of_features_with_few_values_is_exactly_the_two_sample_one(before, now):
     shift = shift_of(summarise(np.array(before, dtype=np.float32)), np.array(now, dtype=np.float32))
-    assert shift.ks == pytest.approx(ks_2samp(before, now, method="asymp").statistic, abs=2e-6)
+    assert shift.ks == pytest.approx(distance(before, now), abs=2e-6)
 
 
 @pytest.mark.parametrize("moved", [0.0, 0.1, 0.5, 3.0])
 def test_the_distance_of_continuous_features_is_exact_to_a_knot(moved):
     rng = np.random.default_rng(1)
     before, now = rng.normal(size=4000).astype(np.float32), (rng.normal(size=3000) + moved).astype(np.float32)
-    exact = ks_2samp(before, now, method="asymp").statistic
+    exact = distance(before, now)
     assert exact - 1 / 63 <= shift_of(summarise(before), now).ks <= exact + 1e-5
 
 

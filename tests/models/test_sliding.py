@@ -145,8 +145,8 @@ def test_what_is_unknown_at_a_refit_changes_neither_models_nor_scores(matrix, re
     poisoned.features[future] = rng.normal(size=(future.sum(), 6)) * 100
     honest = poisoned.labels
 
-    def labels(as_of=None):
-        frame = honest(as_of)
+    def labels(as_of=None, *, horizon=None):
+        frame = honest(as_of, horizon=horizon)
         if as_of is not None:  # labels that cannot be known yet must not be looked at, whatever they say
             frame.loc[frame["complete_at"] > as_of, "label"] = rng.integers(0, 2)
         return frame
@@ -202,7 +202,7 @@ def test_defaults_score_the_last_third_of_45_days():
     assert named == [
         "span: 28 d is longer than the history at every refit",
         "span: 56 d is longer than the history at every refit",
-        "span: 84 d is longer than the history at every refit",
+        "span: 90 d is longer than the history at every refit",
     ]
 
 
@@ -375,7 +375,7 @@ def test_the_final_models_score_as_the_backtest_would(matrix):
 def test_profile_and_member_names_are_checked():
     with pytest.raises(InputError, match=r"'xgboost' is not a model of this run \(parameter models\.profile\)"):
         model_names(ModelsSection(learners=("lightgbm",), profile="xgboost"))
-    with pytest.raises(InputError, match=r"min_votes is 9 with 3 members"):
+    with pytest.raises(InputError, match=r"min_votes is 9 with 4 members"):
         model_names(ModelsSection(parallel=ParallelSection(min_votes=9)))
     with pytest.raises(InputError, match=r"an empty list \(parameter models\.cascade\.stages\)"):
         model_names(ModelsSection(cascade=CascadeSection(stages=())))

@@ -32,6 +32,7 @@ def test_predictions_hold_the_profiles_choice_in_the_contracts_shape(small_backt
     frame = pd.read_parquet(small_backtest / "predictions.parquet")
     assert list(frame.columns) == [
         "decision_time", "node", "gpu", "risk", "score", "rank", "alert", "label", "fold", "model",
+        "risk_1h", "risk_6h", "risk_72h",
     ]  # fmt: skip
     assert set(frame["model"]) == {"mean_rank"}
     assert not frame.duplicated(["decision_time", "gpu"]).any()

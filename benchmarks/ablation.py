@@ -1,0 +1,185 @@
+"""What the recommended profile is made of: feature groups, learners, negatives and spans left out one at a time.
+
+Walks forward over development fleets (seeds from 100 on; reports use 1 to 5): at every refit all variants are fitted on
+the past and score the same later decisions. Fleets are pooled; intervals of the differences from the profile resample
+GPUs, the same ones for all variants. docs/profile.md quotes it.
+
+    python benchmarks/ablation.py [--scenarios base drift] [--seeds 101 102] [--quick] [--matrix FOLDER ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.objectives import Held, fleet, predictions, report  # noqa: E402
+from features.config import GROUPS  # noqa: E402
+from features.matrix import FeatureMatrix  # noqa: E402
+from features.service import duration_ms, instant_ms  # noqa: E402
+from models.assessment import Assessment, assess  # noqa: E402
+from models.bootstrap import resample_units  # noqa: E402
+from models.learners import fit_learners, log_odds, make_learner  # noqa: E402
+from models.parallel import combine  # noqa: E402
+from models.ranking import seed_of  # noqa: E402
+from models.schedule import alert_budget, instant_of  # noqa: E402
+from models.scored import split_predictions  # noqa: E402
+from models.training_set import Labels, Rows, TrainingSet, choose_rows  # noqa: E402
+from pipeline.params import Params, load_params  # noqa: E402
+
+REFERENCE = "profile"
+_MEMBERS = ("lightgbm", "xgboost", "random_forest", "logistic")
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to learn: feature groups, the learners whose ranks are averaged, negatives a positive, training span."""
+
+    groups: tuple[str, ...] = GROUPS
+    members: tuple[str, ...] = _MEMBERS
+    ratio: int = 60
+    span_days: int = 56
+
+
+VARIANTS: dict[str, Variant] = {
+    REFERENCE: Variant(),
+    **{f"without {name}": Variant(tuple(group for group in GROUPS if group != name)) for name in GROUPS},
+    **{f"{name} alone": Variant((name,)) for name in ("telemetry", "history", "peers", "onset")},
+    "telemetry and static (the paper's)": Variant(("telemetry", "static")),
+    "history and peers": Variant(("history", "peers")),
+    "history, peers, onset, gaps": Variant(("history", "peers", "onset", "gaps")),
+    **{f"{name} alone as learner": Variant(members=(name,)) for name in (*_MEMBERS, "mlp")},
+    "three trees": Variant(members=("lightgbm", "xgboost", "random_forest")),
+    "with mlp": Variant(members=(*_MEMBERS, "mlp")),
+    "20 negatives": Variant(ratio=20),
+    "200 negatives": Variant(ratio=200),
+    "span 14 d": Variant(span_days=14),
+    "span 28 d": Variant(span_days=28),
+    "all history": Variant(span_days=3650),
+}
+"""Variants in the order of the table."""
+
+QUICK = (REFERENCE, "without onset", "without history", "telemetry and static (the paper's)", "20 negatives")
+
+
+def folds(
+    held: Held, variants: Mapping[str, Variant], params: Params, refit_every: timedelta
+) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray], dict[str, float]]]:
+    """Fit at every refit; give the rows tested, every variant's score of them, and the seconds each took to fit."""
+    rows = Rows.of(held.matrix.rows)
+    first_ms, end_ms = (instant_ms(each) for each in held.matrix.span)
+    reach_ms = int((Labels.of(held.matrix.labels(None)).complete - rows.time).max())
+    group = np.array([column.group for column in held.matrix.columns])
+    refit = first_ms + (end_ms - first_ms) // 2
+    while refit < end_ms - reach_ms:
+        labels = Labels.of(held.matrix.labels(instant_of(refit)))
+        following = refit + duration_ms(refit_every)
+        tested = np.flatnonzero(~rows.augmented & (rows.time >= refit) & (rows.time < following))
+        X = held.read(tested)
+        scores, seconds = {}, {}
+        read: dict[tuple[int, int], tuple[np.ndarray, TrainingSet]] = {}
+        for name, variant in variants.items():
+            key = (variant.ratio, variant.span_days)
+            if key not in read:
+                chosen = choose_rows(
+                    rows,
+                    labels,
+                    start_ms=max(refit - reach_ms - duration_ms(timedelta(days=variant.span_days)), first_ms),
+                    complete_by_ms=refit,
+                    as_of_ms=refit,
+                    negative_ratio=variant.ratio,
+                    seed=params.seed,
+                )
+                read[key] = (held.read(chosen.rows), chosen)
+            values, chosen = read[key]
+            columns = np.flatnonzero(np.isin(group, variant.groups))
+            began = time.perf_counter()
+            learners = {each: make_learner(each, seed=seed_of(params.seed, each, refit)) for each in variant.members}
+            fitted = fit_learners(learners, values[:, columns], chosen.label, chosen.weight, chosen.facts)
+            seconds[name] = time.perf_counter() - began
+            told = np.column_stack([log_odds(learner, X[:, columns]) for learner in fitted.values()])
+            combiner = "mean_rank" if len(fitted) > 1 else "stacked"
+            scores[name] = combine(told, rows.time[tested], rows.tie[tested], k=1, combiner=combiner).score
+        yield tested, scores, seconds
+        refit = following
+
+
+def main() -> None:
+    """Walk forward over all fleets, pool them, print the table and the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scenarios", nargs="+", default=["base", "drift"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[101, 102], help="from 100 on: development fleets")
+    parser.add_argument("--gpus", type=int, default=2000)
+    parser.add_argument("--days", type=int, default=120)
+    parser.add_argument("--matrix", type=Path, nargs="+", help="feature matrices to use in place of simulated fleets")
+    parser.add_argument("--only", nargs="+", help="variants, by name; the profile is always among them")
+    parser.add_argument("--refit-every", type=int, default=28, help="days")
+    parser.add_argument("--bootstrap", type=int, default=300)
+    parser.add_argument("--work", type=Path, default=ROOT / "benchmarks" / "work" / "ablation")
+    parser.add_argument("--quick", action="store_true", help="one small fleet, fewer variants, two minutes")
+    args = parser.parse_args()
+    if min(args.seeds) < 100:
+        sys.exit("seeds below 100 are reported on: a profile is not chosen on them")
+    params = load_params([ROOT / "params.yaml"])
+    names = list(VARIANTS)
+    if args.quick:
+        args.scenarios, args.seeds, args.gpus, args.bootstrap, names = ["drift"], args.seeds[:1], 256, 100, list(QUICK)
+    if args.only:
+        unknown = [name for name in args.only if name not in VARIANTS]
+        if unknown:
+            sys.exit(f"unknown variant {unknown[0]!r}: choose among {', '.join(VARIANTS)}")
+        names = [REFERENCE, *(name for name in args.only if name != REFERENCE)]
+    variants = {name: VARIANTS[name] for name in names}
+    args.work.mkdir(parents=True, exist_ok=True)
+    if args.matrix:
+        fleets = [
+            Held(FeatureMatrix.open(folder), args.work / f"{folder.resolve().name}-values.npy")
+            for folder in args.matrix
+        ]
+    else:
+        fleets = [
+            fleet(seed, of_scenario(params, scenario), args.work, args.gpus, args.days)
+            for scenario in args.scenarios
+            for seed in args.seeds
+        ]
+    seconds = dict.fromkeys(variants, 0.0)
+    frames: dict[str, list[pd.DataFrame]] = {name: [] for name in variants}
+    budgets = []
+    for place, held in enumerate(fleets):
+        found = list(folds(held, variants, params, timedelta(days=args.refit_every)))
+        tested = np.concatenate([rows for rows, _, _ in found])
+        number = np.repeat(np.arange(len(found)), [len(rows) for rows, _, _ in found])
+        rows = Rows.of(held.matrix.rows)
+        began = int(rows.time[tested].min())
+        labels = Labels.of(held.matrix.labels(instant_of(began)))
+        budgets.append(alert_budget(rows, labels, params.backtest, as_of_ms=began))
+        for name in variants:
+            score = np.concatenate([scores[name] for _, scores, _ in found])
+            frames[name].append(predictions(held, place, tested, score, number, budgets[-1]))
+            seconds[name] += sum(took[name] for _, _, took in found) / len(found) / len(fleets)
+        sys.stderr.write(f"fleet {place + 1} of {len(fleets)}: {len(found)} refits\n")
+    assessed: dict[str, Assessment] = {}
+    for name, mine in frames.items():
+        scored = split_predictions(pd.concat(mine, ignore_index=True), max(budgets))[0]
+        assessed[name] = assess(scored, resample_units(scored.n_units, args.bootstrap, 1))
+    report(assessed, seconds, max(budgets), name="ablation", reference=REFERENCE)
+
+
+def of_scenario(params: Params, scenario: str) -> Params:
+    """Give the parameters with another scenario of the simulator."""
+    return params.model_copy(update={"simulate": params.simulate.model_copy(update={"scenario": scenario})})
+
+
+if __name__ == "__main__":
+    main()

@@ -47,6 +47,9 @@ class JudgeSection(Section):
     cut_spans: bool = True
     """Judge candidates that the data's beginning cuts before the tail; ``false``: leave them out until they fit."""
 
+    least_incidents: int = Field(default=20, ge=0)
+    """Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one."""
+
 
 class SearchSection(Section):
     """``training.search``: settings of the learners, searched before the first refit and then kept."""

@@ -159,7 +159,8 @@ def choose_span(
     Returns
     -------
     SpanChoice
-        The longest candidate where the latest tail holds fewer than :data:`MIN_TAIL_INCIDENTS` incidents.
+        The longest candidate where no other holds ``training.judge.least_incidents``, or the latest tail holds fewer
+        than :data:`MIN_TAIL_INCIDENTS`.
     """
     judge = judge or JudgeSection()
     longest = max(spans)
@@ -168,6 +169,10 @@ def choose_span(
     newest = refit_ms - reach_ms
     tail_ms = min(max(int(TAIL_SHARE * duration_ms(longest)), duration_ms(TAIL_AT_LEAST)), duration_ms(TAIL_AT_MOST))
     tail_ms = min(tail_ms, (newest - first_ms) // 3)
+    spans = _well_filled(rows, labels, spans, judge.least_incidents, refit_ms=refit_ms, newest_ms=newest)
+    if len(spans) == 1:
+        why = f"the longest that fits: the others hold fewer than {judge.least_incidents} incidents"
+        return SpanChoice(longest, {}, why)
     if not judge.cut_spans:
         history = newest - tail_ms - reach_ms - first_ms
         spans = [span for span in spans if history >= (1 - CUT_AT_MOST) * duration_ms(span)]
@@ -212,6 +217,20 @@ def choose_span(
     if current in scores and scores[best] <= scores[current] * (1 + hysteresis):
         return SpanChoice(current, scores, "no other is better by more than the hysteresis")
     return SpanChoice(best, scores, "best average precision on the tail")
+
+
+def _well_filled(
+    rows: Rows, labels: Labels, spans: Sequence[timedelta], least: int, *, refit_ms: int, newest_ms: int
+) -> Sequence[timedelta]:
+    """Keep the candidates that hold enough incidents, and the longest."""
+    kept = []
+    for span in spans:
+        start = newest_ms - duration_ms(span)
+        known = known_rows(rows, labels, start_ms=start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
+        positives = np.flatnonzero(known & ~rows.augmented & (labels.label == 1))
+        if span == max(spans) or count_incidents(rows, labels, positives) >= least:
+            kept.append(span)
+    return kept
 
 
 def _judged(

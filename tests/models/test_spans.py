@@ -31,7 +31,7 @@ def test_spans_longer_than_the_history_do_not_fit():
     assert fitting(SPANS, refit_ms=refit - 1, first_ms=first, reach_ms=REACH_MS) == days(7)
 
 
-def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, judge=None, seen=None):
+def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, judge=None, seen=None, least=0):
     refit = START + timedelta(days=day)
 
     def read(rows):
@@ -51,7 +51,7 @@ def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, judge=
         current=current,
         negative_ratio=10,
         seed=3,
-        judge=judge,
+        judge=(judge or JudgeSection()).model_copy(update={"least_incidents": least}),
     )
 
 
@@ -103,7 +103,7 @@ def test_the_tail_is_never_fitted_on(drifting):
     labels = Labels.of(drifting.labels(refit))
     choose_span(
         read, rows, labels, days(7, 28), refit_ms=instant_ms(refit), first_ms=instant_ms(START), reach_ms=REACH_MS,
-        hysteresis=0.0, current=None, negative_ratio=10, seed=3,
+        hysteresis=0.0, current=None, negative_ratio=10, seed=3, judge=JudgeSection(least_incidents=0),
     )  # fmt: skip
     tail, *fitted = seen
     assert len(fitted) == 2
@@ -140,6 +140,14 @@ def test_spans_that_the_data_cut_may_be_left_out_until_they_fit(drifting):
     early = choose(drifting, day=20, spans=days(14, 18), judge=JudgeSection(cut_spans=False))
     assert early.span == timedelta(days=18)
     assert "too little history to try two whole spans" in early.why
+
+
+def test_candidates_with_a_handful_of_incidents_are_left_out_but_for_the_longest(drifting):
+    fair = choose(drifting, spans=days(7, 28), hysteresis=0.0)
+    assert fair.span == timedelta(days=7)
+    careful = choose(drifting, spans=days(7, 28), hysteresis=0.0, least=10_000)
+    assert careful.span == timedelta(days=28)
+    assert careful.why == "the longest that fits: the others hold fewer than 10000 incidents"
 
 
 def test_several_tails_and_judges_are_averaged_as_shares_of_the_best(drifting):

@@ -63,6 +63,13 @@ VARIANTS: dict[str, Variant] = {
     "three trees": Variant(members=("lightgbm", "xgboost", "random_forest")),
     "with mlp": Variant(members=(*_MEMBERS, "mlp")),
     "20 negatives": Variant(ratio=20),
+    "without telemetry, 20 negatives": Variant(tuple(group for group in GROUPS if group != "telemetry"), ratio=20),
+    "without telemetry, three trees": Variant(
+        tuple(group for group in GROUPS if group != "telemetry"), members=("lightgbm", "xgboost", "random_forest")
+    ),
+    "without telemetry, 20 negatives, forest": Variant(
+        tuple(group for group in GROUPS if group != "telemetry"), members=("random_forest",), ratio=20
+    ),
     "200 negatives": Variant(ratio=200),
     "span 14 d": Variant(span_days=14),
     "span 28 d": Variant(span_days=28),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import numpy as np
 import pandas as pd
@@ -12,8 +12,8 @@ from features.service import milliseconds
 from models.ranking import Ints
 from models.training_set import Labels, Matrix
 
-LabelsAt = Callable[[datetime], Labels]
-"""From an instant to the labels of the predictions' rows as they were known then."""
+LabelsAt = Callable[[datetime | None], Labels]
+"""From an instant to the labels of the predictions' rows as they were known then; None: by everything known."""
 
 
 def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
@@ -55,12 +55,15 @@ def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
     return grid[found].astype(np.int64)
 
 
-def labels_of_rows(matrix: Matrix, predictions: pd.DataFrame) -> LabelsAt:
-    """Give a reader of the labels of a prediction frame's rows as known at any time; see :func:`row_positions`."""
+def labels_of_rows(matrix: Matrix, predictions: pd.DataFrame, horizon: timedelta | None = None) -> LabelsAt:
+    """Give a reader of the labels of a prediction frame's rows as known at any time; see :func:`row_positions`.
+
+    ``horizon`` is another horizon than the matrix's own.
+    """
     at = row_positions(matrix, predictions)
 
-    def read(as_of: datetime) -> Labels:
-        known = Labels.of(matrix.labels(as_of))
+    def read(as_of: datetime | None) -> Labels:
+        known = Labels.of(matrix.labels(as_of, horizon=horizon))
         return Labels(known.label[at], known.complete[at], known.incident[at])
 
     return read

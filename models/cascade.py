@@ -22,6 +22,9 @@ from models.walk_forward import out_of_fold
 MIN_POSITIVES = 5
 """Positive rows that a threshold is set on at least; with fewer validation positives, out-of-fold ones are used."""
 
+MIN_SURVIVORS = 100
+"""Rows that a later stage is fitted on at least; where a filter leaves fewer, the stage learns from all rows."""
+
 
 def keep_threshold(score: Floats, recall_floor: float) -> float:
     """Give the highest threshold that keeps at least a share of scores.
@@ -198,8 +201,8 @@ class CascadeEnsemble(BinaryClassifier):
             return None, np.arange(len(y))
         threshold = keep_threshold(oof[positives], self.recall_floor)
         kept = scored[oof[scored] >= threshold]
-        # A stage that separates perfectly leaves the next nothing to tell apart: then it learns from all rows.
-        if len(np.unique(y[kept])) < 2:
+        # A stage that separates (nearly) perfectly leaves the next nothing to tell apart: it learns from all rows.
+        if len(np.unique(y[kept])) < 2 or len(kept) < MIN_SURVIVORS:
             kept = scored if len(np.unique(y[scored])) == 2 else np.arange(len(y))
         return threshold, kept
 

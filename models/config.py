@@ -15,7 +15,7 @@ Learner = Literal[
     "lstm", "cnn1d",
 ]  # fmt: skip
 Baseline = Literal["random", "history_count", "vendor_rules"]
-Combiner = Literal["intersection", "min_votes", "mean_rank", "stacked"]
+Combiner = Literal["intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked"]
 
 LEARNERS: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest", "logistic", "mlp")
 """Learners that are trained unless others are named."""
@@ -50,6 +50,11 @@ class JudgeSection(Section):
     least_incidents: int = Field(default=20, ge=0)
     """Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one."""
 
+    @field_validator("learners")
+    @classmethod
+    def _tabular(cls, value: tuple[Learner, ...]) -> tuple[Learner, ...]:
+        return _without_sequences(value)
+
 
 class SearchSection(Section):
     """``training.search``: settings of the learners, searched before the first refit and then kept."""
@@ -59,6 +64,18 @@ class SearchSection(Section):
 
     learners: tuple[Learner, ...] = ()
     """Learners to search for; none: all that are fitted."""
+
+    @field_validator("learners")
+    @classmethod
+    def _tabular(cls, value: tuple[Learner, ...]) -> tuple[Learner, ...]:
+        return _without_sequences(value)
+
+
+def _without_sequences(value: tuple[Learner, ...]) -> tuple[Learner, ...]:
+    refused = [name for name in value if name in SEQUENCE]
+    if refused:
+        raise ValueError(f"{refused[0]} reads windows as sequences and takes too long for this: name other learners")
+    return value
 
 
 class TrainingSection(Section):
@@ -181,8 +198,18 @@ class PromisesSection(Section):
     confidence: float = Field(default=0.9, gt=0, lt=1)
     """One-sided confidence of every bound: a promise may be wrong in at most this share's rest."""
 
+    horizon: Duration | None = None
+    """A drain is right if an incident follows within this of the alert that begins it; null: ``labels.horizon``."""
+
     costs: CostsSection | None = None
     """Costs to set a further threshold by; null: none."""
+
+    @field_validator("horizon")
+    @classmethod
+    def _positive(cls, value: timedelta | None) -> timedelta | None:
+        if value is not None and value <= timedelta(0):
+            raise ValueError("must be positive, such as '72h'")
+        return value
 
     @field_validator("targets")
     @classmethod

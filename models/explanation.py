@@ -1,9 +1,10 @@
 """Why a unit was alerted: what each feature added to the model's score, and the largest additions in plain words.
 
 How one learner's score is taken apart stands in :mod:`models.contributions`. An ensemble's is the sum of its members'
-additions, each weighed as the ensemble weighs its score: exact for ``stacked``, whose score is that sum; for
-``mean_rank``, ``min_votes`` and ``intersection``, which join ranks, the plain mean. A cascade's score is its last
-stage's, or the mean of all. It costs about half a millisecond a row and tree member, so only alerts are explained.
+additions, each weighed as the ensemble weighs its score: exact for ``stacked`` and ``mean_log_odds``, whose score is
+that sum; for ``mean_rank``, ``min_votes`` and ``intersection``, which join ranks, the plain mean. A cascade's score is
+its last stage's, or the mean of all. It costs about half a millisecond a row and tree member, so only alerts are
+explained.
 """
 
 from __future__ import annotations

@@ -24,8 +24,11 @@ from models.parallel import Stacker, combine
 from models.precedents import PrecedentLibrary
 from models.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within
 
-COMBINERS: tuple[Combiner, ...] = ("intersection", "min_votes", "mean_rank", "stacked")
+COMBINERS: tuple[Combiner, ...] = ("intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked")
 """Combiners in the order of reports; each is also the name of a model."""
+
+ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank"})
+"""Models that order the units of a decision time and no more: some unit comes first even when none is at risk."""
 
 CASCADE = "cascade"
 """Name of the cascade among the models."""
@@ -88,8 +91,8 @@ class ModelScore:
     Attributes
     ----------
     score : ndarray of float32
-        Riskiest highest; the scale is the model's own: log-odds corrected for sampling (learners, ``stacked``,
-        ``cascade``), the logit of a share (other ensembles), points (baselines).
+        Riskiest highest; the scale is the model's own: log-odds corrected for sampling (learners,
+        ``mean_log_odds``, ``stacked``, ``cascade``), the logit of a share (other ensembles), points (baselines).
     rank : ndarray of int64
         1 for the riskiest row of its decision time.
     alert : ndarray of bool

@@ -94,8 +94,8 @@ class Combined:
     Attributes
     ----------
     score : ndarray of float64
-        Orders rows inside a decision time. For ``stacked`` a log-odds; otherwise the logit of a share between 0 and
-        1, comparable between decision times as ranks are.
+        Orders rows inside a decision time. For ``mean_log_odds`` and ``stacked`` a log-odds; otherwise the logit of a
+        share between 0 and 1, comparable between decision times as ranks are.
     rank : ndarray of int64
         1 for the riskiest row of its decision time.
     alert : ndarray of bool
@@ -122,7 +122,8 @@ def combine(
     Parameters
     ----------
     scores : ndarray of float64, shape (n_rows, n_members)
-        Members' scores, riskiest highest; only their order inside a decision time counts, except for ``stacked``.
+        Members' scores, riskiest highest; only their order inside a decision time counts, except for
+        ``mean_log_odds`` and ``stacked``.
     times : ndarray of int64, shape (n_rows,)
         Decision time of each row.
     tie : ndarray of uint64, shape (n_rows,)
@@ -132,7 +133,8 @@ def combine(
     combiner : str
         ``intersection``: alerts are the rows in every member's top K, possibly none (the paper's PARALLEL);
         ``min_votes``: in the top K of at least ``min_votes`` members; ``mean_rank``: the K lowest mean ranks;
-        ``stacked``: the K highest scores of ``stacker``. Voted rows are ordered by votes, then by mean rank.
+        ``mean_log_odds``: the K highest means (soft voting, a logarithmic opinion pool); ``stacked``: the K highest
+        scores of ``stacker``. Voted rows are ordered by votes, then by mean rank.
     min_votes : int, optional
         For ``min_votes``; None means all members.
     stacker : Stacker, optional
@@ -149,8 +151,9 @@ def combine(
         If ``min_votes`` is below 1 or above the number of members.
     """
     members = scores.shape[1]
-    if combiner == "stacked":
-        score = (stacker or Stacker.mean(members)).log_odds(scores)
+    if combiner in ("mean_log_odds", "stacked"):
+        weighed = stacker if combiner == "stacked" else None
+        score = (weighed or Stacker.mean(members)).log_odds(scores)
         rank = rank_within(times, score, tie)
         return Combined(score, rank, rank <= k)
     ranks = np.column_stack([rank_within(times, scores[:, member], tie) for member in range(members)])

@@ -1,4 +1,8 @@
-"""Promises walked forward: at each refit a precision is promised from earlier outcomes, then kept or broken."""
+"""Promises walked forward: at each refit a precision is promised from earlier outcomes, then kept or broken.
+
+What is promised is the precision of drains: a GPU's first alert begins a drain, its alerts within the horizon after
+that belong to it, and the drain is right if an incident follows the first alert within the horizon.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,18 @@ import numpy as np
 import pandas as pd
 
 from features.service import milliseconds
-from models.as_of_rows import labels_of_rows
+from models.as_of_rows import LabelsAt, labels_of_rows
 from models.config import PromisesSection
+from models.fitted import ORDERS_ONLY
 from models.ranking import Bools, Floats, Ints
 from models.training_set import Labels, Matrix
 from policy.costs import Costs, for_costs
-from policy.evidence import Evidence
-from policy.thresholds import Decision, for_budget, for_precisions
+from policy.evidence import Evidence, drains_begun
+from policy.thresholds import Decision, for_budget, for_precisions, no_promise
 
 FOLD_COLUMNS: tuple[str, ...] = (
-    "model", "target", "fold", "refit_at", "promised", "threshold", "lower", "best", "earlier_alerts", "earlier_hits",
-    "earlier_units", "alerts", "known_alerts", "hits", "incidents", "caught", "why",
+    "model", "target", "fold", "refit_at", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits",
+    "earlier_units", "drains", "known_drains", "hits", "incidents", "caught", "why",
 )  # fmt: skip
 """Columns of :attr:`Promises.folds`."""
 
@@ -34,13 +39,14 @@ class Promises:
     ----------
     folds : DataFrame
         One row for each model, target and fold (:data:`FOLD_COLUMNS`): whether a promise was made at ``refit_at``, at
-        which ``threshold`` of risk, its ``lower`` bound and the ``earlier_alerts`` (with ``earlier_hits``, on
+        which ``threshold`` of risk, its ``lower`` bound and the ``earlier_drains`` (with ``earlier_hits``, on
         ``earlier_units`` units) behind it, the highest precision that could be promised (``best``; NaN: none), and in
-        the fold itself: ``alerts``, those of known outcome, ``hits``, ``incidents`` and those ``caught``.
+        the fold itself: ``drains``, those of known outcome, ``hits``, ``incidents`` and those ``caught``, which a right
+        drain came before.
     pooled : DataFrame
-        One row for each model and target: ``folds``, ``promised`` (folds with a promise), ``alerts``,
-        ``known_alerts``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null where no promise
-        brought an alert), ``recall`` of incidents over the whole test period, and ``recall_promised`` over the folds
+        One row for each model and target: ``folds``, ``promised`` (folds with a promise), ``drains``,
+        ``known_drains``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null where no promise
+        brought a drain), ``recall`` of incidents over the whole test period, and ``recall_promised`` over the folds
         with a promise; ``best`` at the last refit.
     current : dict of str to list of Decision
         For each model the decisions that all outcomes known at the end would give: one for each target, then the
@@ -64,13 +70,14 @@ class _Replayed:
     unit: Ints
     fold: Ints
 
-    def evidence(self, labels: Labels, chosen: Bools) -> Evidence:
+    def evidence(self, labels: Labels, chosen: Bools, repeat_ms: int) -> Evidence:
         return Evidence(
             self.risk[chosen],
             labels.label[chosen] == 1,
             self.unit[chosen],
             self.time[chosen],
             np.where(labels.label[chosen] == 1, labels.incident[chosen], -1),
+            repeat_ms,
         )
 
 
@@ -88,7 +95,7 @@ def walk_promises(
     matrix : Matrix
         Tells which labels were known when.
     section : PromisesSection
-        Targets and confidence.
+        Targets, confidence and horizon.
     k : int
         Alert budget a decision time, for the budget's threshold.
 
@@ -96,7 +103,8 @@ def walk_promises(
     -------
     Promises
         At a fold's refit only labels count that were complete and known by then. Thresholds are set on the calibrated
-        risk: it is what the scores of different refits have in common.
+        risk: it is what the scores of different refits have in common. Models of :data:`models.fitted.ORDERS_ONLY`
+        promise nothing: their riskiest unit has the same risk on a bad day as on a quiet one.
     """
     sliding = predictions[(predictions["variant"] == "sliding").to_numpy()]
     names = list(dict.fromkeys(sliding["model"].astype("str")))
@@ -107,35 +115,36 @@ def walk_promises(
     models = {
         name: _Replayed(sliding["risk"].to_numpy(dtype=np.float64)[codes == name], time, unit, fold) for name in names
     }
-    read = labels_of_rows(matrix, one)
-    final = Labels.of(one.assign(complete_at=one["decision_time"]))
+    read = labels_of_rows(matrix, one, section.horizon)
+    final = read(None)
+    repeat_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
     tested = [(int(each.fold), _refit_of(each, time, fold)) for each in order.itertuples()]
     records: list[dict[str, Any]] = []
     for number, refit_at in tested:
         labels = read(refit_at)
-        cut = pd.Timestamp(refit_at).value // 1_000_000
-        earlier = (fold < number) & (labels.label >= 0) & (labels.complete <= cut)
+        earlier = (fold < number) & _known(labels, refit_at)
         for name, model in models.items():
-            before = model.evidence(labels, earlier)
-            for decision in for_precisions(before, section.targets, section.confidence):
+            before = model.evidence(labels, earlier, repeat_ms)
+            for decision in _promised(name, before, section):
                 records.append(
                     {"model": name, "target": decision.asked, "fold": number, "refit_at": refit_at}
                     | _told(decision)
-                    | _outcome(decision, model, final, fold == number)
+                    | _outcome(decision, model, final, fold == number, repeat_ms)
                 )
     by_fold = pd.DataFrame.from_records(records, columns=FOLD_COLUMNS)
     pooled = _pool(pd.DataFrame.from_records(records))
     until = max(pd.Timestamp(matrix.span[1]), pd.Timestamp(tested[-1][1])).to_pydatetime()
     labels = read(until)
-    known = (labels.label >= 0) & (labels.complete <= pd.Timestamp(until).value // 1_000_000)
+    known = _known(labels, until)
+    costs_read = read if section.horizon is None else labels_of_rows(matrix, one)
     current: dict[str, list[Decision]] = {}
     for name, model in models.items():
-        everything = model.evidence(labels, known)
+        everything = model.evidence(labels, known, repeat_ms)
         current[name] = [
-            *for_precisions(everything, section.targets, section.confidence),
+            *_promised(name, everything, section),
             for_budget(everything, k, section.confidence),
-            *_by_costs(everything, section, labels, time),
+            *_by_costs(model, section, costs_read, until),
         ]
     return Promises(by_fold, pooled, current, until)
 
@@ -153,12 +162,26 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
     return frame.astype(dict.fromkeys(numbers, "float64"))
 
 
-def _by_costs(evidence: Evidence, section: PromisesSection, labels: Labels, time: Ints) -> list[Decision]:
+def _promised(model: str, evidence: Evidence, section: PromisesSection) -> list[Decision]:
+    if model in ORDERS_ONLY:
+        why = f"{model} only orders the units of a decision time: no threshold of its risk means the same at another"
+        return [no_promise(target, section.confidence, why, evidence) for target in section.targets]
+    return for_precisions(evidence, section.targets, section.confidence)
+
+
+def _by_costs(model: _Replayed, section: PromisesSection, read: LabelsAt, until: datetime) -> list[Decision]:
+    """Set the threshold of least cost: by the labels' own horizon, because it is a threshold of its risk."""
     if section.costs is None:
         return []
-    reach = int((labels.complete - time).max())
+    labels = read(until)
+    reach = int((labels.complete - model.time).max())
+    known = _known(labels, until)
     costs = Costs(**section.costs.model_dump())
-    return [for_costs(evidence, costs, section.confidence, repeat_ms=reach)]
+    return [for_costs(model.evidence(labels, known, reach), costs, section.confidence, repeat_ms=reach)]
+
+
+def _known(labels: Labels, at: datetime) -> Bools:
+    return (labels.label >= 0) & (labels.complete <= pd.Timestamp(at).value // 1_000_000)
 
 
 def _refit_of(row: Any, time: Ints, fold: Ints) -> datetime:
@@ -173,21 +196,25 @@ def _told(decision: Decision) -> dict[str, Any]:
         "threshold": math.nan if decision.threshold is None else decision.threshold,
         "lower": decision.bound.lower,
         "best": math.nan if decision.best is None else decision.best,
-        "earlier_alerts": decision.bound.alerts,
+        "earlier_drains": decision.bound.alerts,
         "earlier_hits": decision.bound.hits,
         "earlier_units": decision.bound.clusters,
         "why": decision.why,
     }
 
 
-def _outcome(decision: Decision, model: _Replayed, final: Labels, tested: Bools) -> dict[str, Any]:
-    positive = tested & (final.label == 1)
-    alert = tested & (model.risk >= decision.threshold) if decision.threshold is not None else np.zeros_like(tested)
-    there, caught = np.unique(final.incident[positive]), np.unique(final.incident[positive & alert])
+def _outcome(decision: Decision, model: _Replayed, final: Labels, tested: Bools, repeat_ms: int) -> dict[str, Any]:
+    alerts = np.zeros(0, dtype=np.int64)
+    if decision.threshold is not None:
+        alerts = np.flatnonzero(tested & (model.risk >= decision.threshold))
+        alerts = alerts[np.lexsort((model.time[alerts], model.unit[alerts]))]
+    drains = alerts[drains_begun(model.unit[alerts], model.time[alerts], repeat_ms)]
+    hits = drains[final.label[drains] == 1]
+    there, caught = np.unique(final.incident[tested & (final.label == 1)]), np.unique(final.incident[hits])
     return {
-        "alerts": int(alert.sum()),
-        "known_alerts": int((alert & (final.label >= 0)).sum()),
-        "hits": int((alert & positive).sum()),
+        "drains": len(drains),
+        "known_drains": int((final.label[drains] >= 0).sum()),
+        "hits": len(hits),
         "incidents": len(there),
         "caught": len(caught),
         # An incident may begin in one fold's horizon and be alerted in two.
@@ -200,7 +227,7 @@ def _pool(folds: pd.DataFrame) -> pd.DataFrame:
     records = []
     for (model, target), part in folds.groupby(["model", "target"], sort=False):
         made = part[part["promised"].to_numpy(dtype=bool)]
-        known, hits = int(made["known_alerts"].sum()), int(made["hits"].sum())
+        known, hits = int(made["known_drains"].sum()), int(made["hits"].sum())
         precision = hits / known if known else math.nan
         there, within, caught = (set[int]().union(*each) for each in (part["there"], made["there"], made["those"]))
         records.append(
@@ -209,8 +236,8 @@ def _pool(folds: pd.DataFrame) -> pd.DataFrame:
                 "target": target,
                 "folds": len(part),
                 "promised": len(made),
-                "alerts": int(made["alerts"].sum()),
-                "known_alerts": known,
+                "drains": int(made["drains"].sum()),
+                "known_drains": known,
                 "hits": hits,
                 "precision": precision,
                 "kept": precision >= target if known else None,

@@ -31,7 +31,7 @@ from models.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, 
 STAND_IN = "history_count"
 """The baseline that speaks for every model while nothing could be fitted yet."""
 
-_LOG_ODDS = frozenset({*ALL_LEARNERS, "stacked", CASCADE})
+_LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
 
 
 @dataclass(frozen=True, slots=True)

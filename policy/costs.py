@@ -9,7 +9,7 @@ from statistics import NormalDist
 import numpy as np
 
 from policy.bounds import Bools, Ints, PrecisionBound, precision_bound
-from policy.evidence import Evidence
+from policy.evidence import Evidence, drains_begun
 from policy.thresholds import Decision
 
 
@@ -120,12 +120,17 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float, *, repeat_ms:
         promised=bool(alert.any() and lower > 0),
         threshold=threshold,
         bound=bound,
-        alerts_per_decision=float(alert.sum()) / times,
+        drains_per_decision=_drains(evidence, chosen, repeat_ms) / times,
         recall=evidence.recall(alert),
         saving=total / times,
         saving_lower=lower if math.isfinite(lower) else None,
         why=why,
     )
+
+
+def _drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> int:
+    rows = chosen[np.lexsort((evidence.time[chosen], evidence.unit[chosen]))]
+    return int(drains_begun(evidence.unit[rows], evidence.time[rows], repeat_ms).sum())
 
 
 def false_drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> Bools:
@@ -147,17 +152,8 @@ def false_drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> Bools:
     """
     out = np.zeros(len(chosen), dtype=np.bool_)
     order = np.lexsort((evidence.time[chosen], evidence.unit[chosen]))
-    first = -1
-    for at in order.tolist():
-        row = chosen[at]
-        begins = (
-            first < 0
-            or evidence.unit[chosen[first]] != evidence.unit[row]
-            or evidence.time[row] - evidence.time[chosen[first]] > repeat_ms
-        )
-        if begins:
-            first = at
-            out[at] = True
-        if evidence.hit[row]:
-            out[first] = False
+    rows = chosen[order]
+    begun = drains_begun(evidence.unit[rows], evidence.time[rows], repeat_ms)
+    needed = np.bincount(np.cumsum(begun) - 1, weights=evidence.hit[rows], minlength=int(begun.sum())) > 0
+    out[order[begun]] = ~needed
     return out

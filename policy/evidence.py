@@ -27,6 +27,9 @@ class Evidence:
         Decision times in milliseconds since the epoch.
     incident : ndarray of int64
         The incident behind a hit; -1: none, or unknown.
+    repeat_ms : int
+        An alert within this time (milliseconds) of the alert that began a drain of its unit belongs to that drain: a
+        drained unit is not drained again. 0: every alert counts by itself.
     """
 
     risk: Floats
@@ -34,6 +37,7 @@ class Evidence:
     unit: Ints
     time: Ints
     incident: Ints
+    repeat_ms: int = 0
 
     def __post_init__(self) -> None:
         lengths = {len(each) for each in (self.risk, self.hit, self.unit, self.time, self.incident)}
@@ -57,6 +61,38 @@ class Evidence:
         caught = np.unique(self.incident[alert & self.hit & (self.incident >= 0)])
         total = self.incidents
         return len(caught) / total if total else float("nan")
+
+
+def drains_begun(unit: Ints, time: Ints, repeat_ms: int) -> Bools:
+    """Tell which alerts begin a drain.
+
+    Parameters
+    ----------
+    unit, time : ndarray of int64, shape (n,)
+        Alerts, ordered by unit and, within it, by time (milliseconds).
+    repeat_ms : int
+        As :attr:`Evidence.repeat_ms`.
+
+    Returns
+    -------
+    ndarray of bool, shape (n,)
+        True for the first alert of a unit, and for each later one more than ``repeat_ms`` after the alert that began
+        the drain before it.
+    """
+    begun = np.zeros(len(unit), dtype=np.bool_)
+    if repeat_ms <= 0 or len(unit) == 0:
+        begun[:] = True
+        return begun
+    place = np.unique(unit, return_inverse=True)[1]
+    width = int(time.max() - time.min()) + repeat_ms + 1
+    key = place * width + (time - time.min())  # ascending, and no window reaches into the next unit
+    at = np.flatnonzero(np.diff(place, prepend=-1) != 0)
+    while len(at):  # one round for the first drain of every unit, one for the second, and so on
+        begun[at] = True
+        later = np.searchsorted(key, key[at] + repeat_ms, side="right")
+        inside = later < len(key)
+        at = later[inside][place[later[inside]] == place[at[inside]]]
+    return begun
 
 
 def join(parts: list[Evidence]) -> Evidence:

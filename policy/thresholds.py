@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from policy.bounds import Ints, PrecisionBound, bound_of_sizes, clusters_needed
-from policy.evidence import Evidence
+from policy.evidence import Evidence, drains_begun
 
-STARTS = 3
-"""Chains of tests, each at its share of the allowed error; each begins at twice the units of the one before."""
+START, START_AT_LEAST = 3, 30
+"""Thresholds are tested from that on which alerts this many times the units that would do if all were right, and at
+least so many: fewer leave no room for an error, more need longer to gather."""
 
 DEEPEST = 0.1
 """Share of the riskiest rows among which thresholds are looked for: who alerts more has none worth a promise."""
@@ -42,9 +43,9 @@ class Decision:
     threshold : float or None
         Alert where the risk is at least this; None: alert nothing.
     bound : PrecisionBound
-        Of the alerts on earlier data; of the nearest try where nothing is promised.
-    alerts_per_decision : float
-        Alerts a decision time on earlier data.
+        Of the drains on earlier data (its ``alerts``); of the last try where nothing is promised.
+    drains_per_decision : float
+        Drains begun a decision time on earlier data.
     recall : float
         Share of the earlier data's incidents that were caught; NaN without any.
     best, best_threshold : float or None
@@ -63,7 +64,7 @@ class Decision:
     promised: bool
     threshold: float | None
     bound: PrecisionBound
-    alerts_per_decision: float
+    drains_per_decision: float
     recall: float
     best: float | None = None
     best_threshold: float | None = None
@@ -102,10 +103,9 @@ def for_precision(evidence: Evidence, target: float, confidence: float) -> Decis
     Notes
     -----
     Choosing the best of many thresholds would promise too much. So thresholds are tested in an order fixed beforehand,
-    from strict to loose by the number of units alerted (which the outcomes do not tell), and each chain stops at its
-    first failure: fixed-sequence testing with several starts (Angelopoulos, Bates, Candes, Jordan and Lei, Learn then
-    Test, 2021, section 4), whose family-wise error is the sum of the chains'. The first chain starts at
-    twice the units that would be enough if all their alerts were right.
+    from strict to loose by the number of units alerted (which the outcomes do not tell), and the first failure ends
+    it: fixed-sequence testing, which needs no correction for the search (Angelopoulos, Bates, Candes, Jordan and Lei,
+    Learn then Test, 2021, section 4). What is counted are drains (:attr:`policy.evidence.Evidence.repeat_ms`).
     """
     return for_precisions(evidence, (target,), confidence)[0]
 
@@ -124,26 +124,21 @@ def _precision(
     ordered: _Ordered, target: float, confidence: float, highest: tuple[float | None, int | None]
 ) -> Decision:
     evidence = ordered.evidence
-    each = 1 - (1 - confidence) / STARTS
-    first = 2 * clusters_needed(target, each)
     passed: tuple[int, PrecisionBound] | None = None
     tried: PrecisionBound | None = None
-    for chain in range(STARTS):
-        units = first * 2**chain
-        while (end := ordered.end_of(units)) is not None:
-            bound = ordered.bound(end, each)
-            tried = tried if tried is not None and tried.lower >= bound.lower else bound
-            if bound.lower < target:
-                break
-            if passed is None or end > passed[0]:
-                passed = end, bound
-            units = max(units + 1, math.ceil(units * _STEP))
+    units = _first_tested(target, confidence)
+    while (end := ordered.end_of(units)) is not None:
+        tried = ordered.bound(end, confidence)
+        if tried.lower < target:
+            break
+        passed = end, tried
+        units = max(units + 1, math.ceil(units * _STEP))
     best, best_end = highest
     best_threshold = None if best_end is None else ordered.threshold(best_end)
     if passed is not None:
         end, bound = passed
         why = (
-            f"{bound.hits} of {bound.alerts} earlier alerts on {bound.clusters} units were right; with "
+            f"{bound.hits} of {bound.alerts} earlier drains of {bound.clusters} units would have been right; with "
             f"{confidence:.0%} confidence at least {_low(bound.lower)}"
         )
         return Decision(
@@ -153,24 +148,44 @@ def _precision(
             promised=True,
             threshold=ordered.threshold(end),
             bound=bound,
-            alerts_per_decision=end / ordered.times,
-            recall=evidence.recall(ordered.chosen(end)),
+            drains_per_decision=bound.alerts / ordered.times,
+            recall=evidence.recall(ordered.drained(end)),
             best=max(best or 0.0, bound.lower),
             best_threshold=best_threshold if (best or 0.0) >= bound.lower else ordered.threshold(end),
             why=why,
         )
+    why = _refusal(evidence, target, confidence, tried, best)
+    refused = no_promise(target, confidence, why, evidence)
+    return replace(refused, bound=tried or refused.bound, best=best, best_threshold=best_threshold)
+
+
+def no_promise(target: float, confidence: float, why: str, evidence: Evidence) -> Decision:
+    """Give the decision for a precision that is not promised, whatever the evidence.
+
+    Parameters
+    ----------
+    target, confidence : float
+        As for :func:`for_precision`.
+    why : str
+        The reason, in words.
+    evidence : Evidence
+        Earlier decisions; they only tell whether there was an incident to catch.
+
+    Returns
+    -------
+    Decision
+        Without a threshold.
+    """
     return Decision(
         kind="precision",
         asked=target,
         confidence=confidence,
         promised=False,
         threshold=None,
-        bound=tried or PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0),
-        alerts_per_decision=0.0,
+        bound=PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0),
+        drains_per_decision=0.0,
         recall=0.0 if evidence.incidents else math.nan,
-        best=best,
-        best_threshold=best_threshold,
-        why=_refusal(evidence, target, confidence, tried, best),
+        why=why,
     )
 
 
@@ -216,12 +231,12 @@ def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
         promised=True,
         threshold=ordered.threshold(end),
         bound=bound,
-        alerts_per_decision=end / ordered.times,
-        recall=evidence.recall(ordered.chosen(end)),
+        drains_per_decision=bound.alerts / ordered.times,
+        recall=evidence.recall(ordered.drained(end)),
         best=bound.lower,
         best_threshold=ordered.threshold(end),
-        why=f"{bound.hits} of {bound.alerts} alerts within the budget were right; with {confidence:.0%} confidence "
-        f"at least {_low(bound.lower)}",
+        why=f"{bound.hits} of {bound.alerts} drains within the budget would have been right; with {confidence:.0%} "
+        f"confidence at least {_low(bound.lower)}",
     )
 
 
@@ -235,6 +250,8 @@ class _Ordered:
     units_before: Ints
     ends: Ints
     times: int
+    by_unit: Ints
+    """Places in ``order``, sorted by unit and time."""
 
     @classmethod
     def of(cls, evidence: Evidence, deepest: float = DEEPEST) -> _Ordered:
@@ -250,7 +267,10 @@ class _Ordered:
         fresh = np.zeros(len(order), dtype=np.int64)
         fresh[first] = 1
         ends = np.flatnonzero(np.append(np.diff(risk) != 0, True)) + 1 if len(order) else np.zeros(0, np.int64)
-        return cls(evidence, order, unit.astype(np.int64), np.cumsum(fresh), ends.astype(np.int64), evidence.times)
+        by_unit = np.lexsort((evidence.time[order], unit))
+        return cls(
+            evidence, order, unit.astype(np.int64), np.cumsum(fresh), ends.astype(np.int64), evidence.times, by_unit
+        )
 
     def end_of(self, units: int) -> int | None:
         """Give the shortest prefix that alerts this many units; None if there are not so many."""
@@ -264,19 +284,26 @@ class _Ordered:
         at = int(np.searchsorted(self.ends, rows, side="right"))
         return int(self.ends[at - 1]) if at else 0
 
+    def begun(self, end: int) -> Ints:
+        """Give the places in ``order`` of the alerts of a prefix that begin a drain."""
+        places = self.by_unit[self.by_unit < end]
+        return places[drains_begun(self.unit[places], self.evidence.time[self.order[places]], self.evidence.repeat_ms)]
+
     def bound(self, end: int, confidence: float) -> PrecisionBound:
-        chosen = self.unit[:end]
+        places = self.begun(end)
+        chosen = self.unit[places]
         size = np.bincount(chosen).astype(np.float64)
-        hit = self.evidence.hit[self.order[:end]].astype(np.float64)
+        hit = self.evidence.hit[self.order[places]].astype(np.float64)
         right = np.bincount(chosen, weights=hit).astype(np.float64)
         return bound_of_sizes(size, right, confidence)
 
     def threshold(self, end: int) -> float:
         return float(self.evidence.risk[self.order[end - 1]])
 
-    def chosen(self, end: int) -> np.ndarray:
+    def drained(self, end: int) -> np.ndarray:
+        """Tell which rows begin a drain if a prefix is alerted."""
         out = np.zeros(len(self.evidence.risk), dtype=np.bool_)
-        out[self.order[:end]] = True
+        out[self.order[self.begun(end)]] = True
         return out
 
 
@@ -295,18 +322,22 @@ def _best(ordered: _Ordered, confidence: float) -> tuple[float | None, int | Non
     return best, best_end
 
 
+def _first_tested(target: float, confidence: float) -> int:
+    return max(START * clusters_needed(target, confidence), START_AT_LEAST)
+
+
 def _refusal(
     evidence: Evidence, target: float, confidence: float, tried: PrecisionBound | None, best: float | None
 ) -> str:
-    needed = 2 * clusters_needed(target, 1 - (1 - confidence) / STARTS)
+    needed = _first_tested(target, confidence)
     could = "nothing can be promised" if not best else f"the highest precision that can be promised is {_low(best)}"
     if not evidence.hit.any():
         return f"no incident among {len(evidence.hit)} earlier decisions: {could}"
     if tried is None:
         return f"fewer than {needed} units among the riskiest tenth of earlier decisions, too few to begin: {could}"
     return (
-        f"{tried.hits} of {tried.alerts} earlier alerts on {tried.clusters} units were right: with {confidence:.0%} "
-        f"confidence no more than {_low(tried.lower)} is certain, {target:.0%} was asked; {could}"
+        f"{tried.hits} of {tried.alerts} earlier drains of {tried.clusters} units would have been right: with "
+        f"{confidence:.0%} confidence no more than {_low(tried.lower)} is certain, {target:.0%} was asked; {could}"
     )
 
 

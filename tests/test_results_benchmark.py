@@ -217,11 +217,11 @@ def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two)
 
 def test_promises_are_counted_and_what_was_asked_is_judged():
     rows = [
-        {"scenario": "announced", "fleet": f"f{seed}", "target": 0.85, "promised": 2, "known_alerts": 10, "hits": 9,
+        {"scenario": "announced", "fleet": f"f{seed}", "target": 0.85, "promised": 2, "known_drains": 10, "hits": 9,
          "kept": seed != 5, "recall": 0.3, "best": 0.9}
         for seed in range(1, 6)
     ]  # fmt: skip
-    rows.append({**rows[0], "scenario": "base", "promised": 0, "known_alerts": 0, "hits": 0, "kept": None, "best": 0.1})
+    rows.append({**rows[0], "scenario": "base", "promised": 0, "known_drains": 0, "hits": 0, "kept": None, "best": 0.1})
     lines = promise_lines(pd.DataFrame(rows))
     assert any("4 of 5 promises that brought alerts were kept" in line for line in lines)
     assert any("on 4 of 5 fleets: **met**" in line for line in lines)

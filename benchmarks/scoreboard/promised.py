@@ -58,14 +58,14 @@ def promise_lines(table: pd.DataFrame) -> list[str]:
     if table.empty:
         return ["No fleet left any promise."]
     lines = [
-        "| scenario | precision promised | fleets | with a promise | kept | broken | alerts under promise | their "
+        "| scenario | precision promised | fleets | with a promise | kept | broken | drains under promise | their "
         "precision | incidents caught | highest that could be promised at the end, by fleet |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (scenario, target), mine in table.groupby(["scenario", "target"], sort=False):
         made = mine[mine["promised"] > 0]
         judged = made[made["kept"].notna()]
-        hits, known = mine["hits"].sum(), mine["known_alerts"].sum()
+        hits, known = mine["hits"].sum(), mine["known_drains"].sum()
         cells = [
             f"`{scenario}`",
             percent(float(target)),
@@ -81,7 +81,7 @@ def promise_lines(table: pd.DataFrame) -> list[str]:
         lines.append("| " + " | ".join(cells) + " |")
     judged = table[(table["promised"] > 0) & table["kept"].notna()]
     kept = int(judged["kept"].astype(bool).sum())
-    lines += ["", f"Over all scenarios and targets, {kept} of {len(judged)} promises that brought alerts were kept."]
+    lines += ["", f"Over all scenarios and targets, {kept} of {len(judged)} promises that brought drains were kept."]
     asked = table[(table["scenario"] == ANNOUNCED) & (table["target"].sub(TARGET).abs() < 1e-9)]
     if len(asked):
         good = asked["kept"].fillna(value=False).astype(bool) & (asked["recall"] >= NEEDED_RECALL)

@@ -23,7 +23,7 @@ from models.drift.outcomes import AlertCounts, RateChange, precision_fell, rate_
 from models.drift.reference import SAMPLE, SCORED, LabelledRows, Reference, dated, make_reference, sample_rows
 from models.drift.score_drift import score_drift
 from models.drift.verdict import Findings
-from models.fitted import FittedModels
+from models.fitted import ORDERS_ONLY, FittedModels
 from models.ranking import Floats, Hashes, Ints
 from models.sequence.windows import WindowedMatrix, tabular_values
 from models.training_set import Matrix, RowReader, Rows
@@ -56,8 +56,7 @@ def score_model(models: FittedModels, profile: str) -> str:
 
     A mean of ranks has the same distribution whatever happens; the stacked members' log-odds have not.
     """
-    orders_only = profile in ("intersection", "min_votes", "mean_rank")
-    return "stacked" if orders_only and "stacked" in models.models and models.stand_in is None else profile
+    return "stacked" if profile in ORDERS_ONLY and "stacked" in models.models and models.stand_in is None else profile
 
 
 def summarise_scores(

@@ -56,7 +56,7 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
                 else "no precision at all could be promised at the last refit"
             )
             parts.append(f"A precision of {percent(row.target)} was never promised: {could}.")
-        elif row.known_alerts == 0:
+        elif row.known_drains == 0:
             parts.append(
                 f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
                 "refits, and no risk reached the threshold."
@@ -64,7 +64,7 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
         else:
             parts.append(
                 f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
-                f"refits and {'kept' if row.kept else 'broken'}: {count(row.hits)} of {count(row.known_alerts)} alerts "
+                f"refits and {'kept' if row.kept else 'broken'}: {count(row.hits)} of {count(row.known_drains)} drains "
                 f"were right ({percent(row.precision)}), catching {percent(row.recall)} of all incidents, or "
                 f"{percent(row.recall_promised)} of those while a promise stood."
             )
@@ -97,7 +97,7 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table:
                 Cell("yes" if row.promised else "no"),
                 Cell(_risk(row.threshold)),
                 Cell(percent(row.bound_lower) if stands else NONE),
-                Cell(number(row.alerts_per_decision, 2) if stands else NONE),
+                Cell(number(row.drains_per_decision, 2) if stands else NONE),
                 Cell(percent(row.recall) if stands else NONE),
                 Cell(str(row.why)),
             )
@@ -105,7 +105,7 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table:
     return Table(
         f"What the outcomes known at the end of the data allow {context.profile} for the time after, with a confidence "
         f"of {percent(float(mine['confidence'].iloc[0])) if len(mine) else NONE}.",
-        ("asked", "promised", "alert from a risk of", "precision at least", "alerts a decision", "recall", "why"),
+        ("asked", "promised", "alert from a risk of", "precision at least", "drains a decision", "recall", "why"),
         tuple(rows),
         words=frozenset({0, 1, 6}),
     )
@@ -115,7 +115,7 @@ def _kept(promises: pd.DataFrame, context: ReportContext) -> Table:
     rows, strong = [], set()
     shown = promises[(promises["promised"] > 0) | (promises["model"] == context.profile)]
     for at, row in enumerate(shown.itertuples()):
-        judged = row.known_alerts > 0
+        judged = row.known_drains > 0
         if row.model == context.profile:
             strong.add(at)
         rows.append(
@@ -123,7 +123,7 @@ def _kept(promises: pd.DataFrame, context: ReportContext) -> Table:
                 Cell(str(row.model)),
                 Cell(percent(row.target)),
                 Cell(f"{count(row.promised)} of {count(row.folds)}"),
-                Cell(count(row.alerts)),
+                Cell(count(row.drains)),
                 Cell(percent(row.precision) if judged else NONE),
                 Cell(("kept" if row.kept else "broken") if judged else NONE),
                 Cell(percent(row.recall) if judged else NONE),
@@ -134,7 +134,7 @@ def _kept(promises: pd.DataFrame, context: ReportContext) -> Table:
     return Table(
         "Promises walked forward: made at a refit on earlier outcomes, judged until the next. Models without any "
         "promise are left out.",
-        ("model", "target", "refits with a promise", "alerts", "precision", "", "recall", "recall while it stood",
+        ("model", "target", "refits with a promise", "drains", "precision", "", "recall", "recall while it stood",
          "most that could be promised"),
         tuple(rows),
         frozenset(strong),
@@ -148,8 +148,8 @@ def _by_fold(made: pd.DataFrame, context: ReportContext) -> Table:
             Cell(f"{row.refit_at:%Y-%m-%d}"),
             Cell(percent(row.target)),
             Cell(_risk(row.threshold)),
-            Cell(percent(row.lower), f"{count(row.earlier_hits)} of {count(row.earlier_alerts)} earlier alerts"),
-            Cell(count(row.alerts)),
+            Cell(percent(row.lower), f"{count(row.earlier_hits)} of {count(row.earlier_drains)} earlier drains"),
+            Cell(count(row.drains)),
             Cell(count(row.hits)),
             Cell(f"{count(row.caught)} of {count(row.incidents)}"),
         )
@@ -157,7 +157,7 @@ def _by_fold(made: pd.DataFrame, context: ReportContext) -> Table:
     )
     return Table(
         f"The promises of {context.profile}, refit by refit.",
-        ("refit", "target", "alert from a risk of", "precision at least", "alerts", "right", "incidents caught"),
+        ("refit", "target", "alert from a risk of", "precision at least", "drains", "right", "incidents caught"),
         rows,
     )
 

@@ -101,6 +101,14 @@ def test_mean_rank_of_a_member_that_shouts_is_not_swayed():
     assert joined.rank.tolist() == [2, 3, 1] or joined.rank.tolist() == [3, 2, 1]
 
 
+def test_a_member_that_is_sure_sways_the_mean_of_log_odds_and_no_stacker_does():
+    scores = np.array([[6.0, -1.0], [0.0, 1.0], [-3.0, -4.0]])
+    times, tie = np.zeros(3, dtype=np.int64), np.arange(3, dtype=np.uint64)
+    joined = combine(scores, times, tie, k=1, combiner="mean_log_odds", stacker=Stacker((0.0, 1.0)))
+    assert joined.score.tolist() == [2.5, 0.5, -3.5]
+    assert joined.alert.tolist() == [True, False, False]
+
+
 def test_min_votes_out_of_range_is_refused():
     scores, times, tie = some_scores()
     with pytest.raises(InputError) as caught:

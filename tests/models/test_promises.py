@@ -8,7 +8,7 @@ import pytest
 from scipy.special import expit
 
 from models.as_of_rows import row_positions
-from models.config import PromisesSection
+from models.config import JudgeSection, PromisesSection, SearchSection
 from models.promises import FOLD_COLUMNS, decisions_frame, walk_promises
 from models.unforeseen import unforeseen_incidents
 
@@ -102,17 +102,27 @@ def test_nothing_is_promised_at_the_first_refit_and_something_later(walked):
     assert good["why"][0].startswith("no incident among 0 earlier decisions")
     assert good["promised"][3]
     assert good["lower"][3] >= 0.5
-    assert good["earlier_alerts"][3] > good["earlier_units"][3] / 2
+    assert good["earlier_drains"][3] > good["earlier_units"][3] / 2
+
+
+def first_alerts(alerts):
+    """Those that begin a drain, one after the other."""
+    began, kept = {}, []
+    for at in alerts.sort_values("decision_time").itertuples():
+        if at.unit not in began or at.decision_time > began[at.unit] + GAP + HORIZON:
+            began[at.unit] = at.decision_time
+            kept.append(at.Index)
+    return alerts.loc[kept]
 
 
 def test_a_promise_is_judged_on_its_own_fold_alone(walked):
     _, frame, made = walked
     row = made.folds[(made.folds["model"] == "good") & (made.folds["target"] == 0.5)].iloc[3]
     test = frame[(frame["model"] == "good") & (frame["fold"] == 3)]
-    alert = test[test["risk"] >= row["threshold"]]
-    assert row["alerts"] == len(alert)
+    alert = first_alerts(test[test["risk"] >= row["threshold"]])
+    assert row["drains"] == len(alert)
     assert row["hits"] == (alert["label"] == 1).sum()
-    assert row["known_alerts"] == alert["label"].notna().sum()
+    assert row["known_drains"] == alert["label"].notna().sum()
     assert row["caught"] == alert.loc[alert["label"] == 1, "incident"].nunique()
     assert row["incidents"] == test.loc[test["label"] == 1, "incident"].nunique()
 
@@ -135,6 +145,24 @@ def test_a_model_that_knows_nothing_promises_nothing(walked):
     assert pd.isna(row["recall_promised"])
 
 
+@pytest.mark.parametrize("name", ["mean_rank", "intersection"])
+def test_a_model_that_only_orders_units_promises_nothing(walked, name):
+    matrix, frame, _ = walked
+    one = frame[frame["model"] == "good"].assign(model=name)
+    made = walk_promises(one, folds(), matrix, SECTION, k=2)
+    assert not made.folds["promised"].any()
+    assert made.folds["why"].str.startswith(f"{name} only orders").all()
+    assert [each.kind for each in made.current[name] if each.promised] == ["budget"]
+
+
+@pytest.mark.parametrize("name", ["lstm", "cnn1d"])
+def test_learners_on_sequences_are_refused_where_they_would_be_fitted_many_times(name):
+    with pytest.raises(ValueError, match="takes too long"):
+        JudgeSection(learners=(name,))
+    with pytest.raises(ValueError, match="takes too long"):
+        SearchSection(draws=1, learners=(name,))
+
+
 def test_the_future_moves_no_promise():
     matrix = FleetMatrix()
     frame = predictions(matrix)
@@ -149,7 +177,7 @@ def test_the_future_moves_no_promise():
     other.loc[after, "risk"] = 1 - other.loc[after, "risk"]
     changed = walk_promises(other, folds(), poisoned, SECTION, k=2).folds
 
-    promise = ["model", "target", "fold", "promised", "threshold", "lower", "best", "earlier_alerts", "earlier_hits"]
+    promise = ["model", "target", "fold", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits"]
     before = made["fold"] <= 2
     pd.testing.assert_frame_equal(made.loc[before, promise], changed.loc[before, promise])
     assert not made.loc[~before, promise].equals(changed.loc[~before, promise])

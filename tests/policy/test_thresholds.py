@@ -87,7 +87,7 @@ def test_what_cannot_be_promised_is_said_with_what_can():
     decision = for_precision(evidence(np.random.default_rng(0)), 0.9, 0.9)
     assert not decision.promised
     assert decision.threshold is None
-    assert decision.alerts_per_decision == 0
+    assert decision.drains_per_decision == 0
     assert 0.5 < decision.best < 0.9
     assert decision.why.endswith(
         f"the highest precision that can be promised is {np.floor(1000 * decision.best) / 10:.1f}%"
@@ -119,7 +119,7 @@ def test_few_units_are_told_how_many_are_needed():
     data = evidence(np.random.default_rng(0), units=3)
     data = Evidence(data.risk, np.ones(len(data.hit), bool), data.unit, data.time, data.unit)
     why = for_precision(data, 0.85, 0.9).why
-    assert why.startswith("fewer than 42 units among the riskiest tenth of earlier decisions, too few to begin")
+    assert why.startswith("fewer than 45 units among the riskiest tenth of earlier decisions, too few to begin")
 
 
 @settings(deadline=None, max_examples=30)
@@ -146,7 +146,7 @@ def test_the_threshold_alerts_exactly_what_was_bounded(seed, step):
     if decision.promised:
         chosen = data.risk >= decision.threshold
         assert (int(chosen.sum()), int(data.hit[chosen].sum())) == (decision.bound.alerts, decision.bound.hits)
-        assert decision.alerts_per_decision == pytest.approx(chosen.sum() / 8)
+        assert decision.drains_per_decision == pytest.approx(chosen.sum() / 8)
         assert decision.best >= 0.4
 
 

@@ -223,7 +223,7 @@ def test_promises_are_counted_and_what_was_asked_is_judged():
     ]  # fmt: skip
     rows.append({**rows[0], "scenario": "base", "promised": 0, "known_drains": 0, "hits": 0, "kept": None, "best": 0.1})
     lines = promise_lines(pd.DataFrame(rows))
-    assert any("4 of 5 promises that brought alerts were kept" in line for line in lines)
+    assert any("4 of 5 promises that brought drains were kept" in line for line in lines)
     assert any("on 4 of 5 fleets: **met**" in line for line in lines)
     assert promise_lines(pd.DataFrame()) == ["No fleet left any promise."]
 

@@ -109,18 +109,26 @@ class Recorder(ClassifierMixin, BaseEstimator):
 
 
 def test_the_last_stage_never_sees_rows_that_the_out_of_fold_filter_removed():
+    fitted_on, n, suspicion, cascade = last_stage_rows(1600)
+    assert len(fitted_on) < n / 2
+    threshold = 1 / (1 + np.exp(-cascade.thresholds_[0]))
+    assert (suspicion[fitted_on] >= threshold - 1e-9).all()
+
+
+def test_the_last_stage_learns_from_all_rows_where_too_few_survive():
+    fitted_on, n, *_ = last_stage_rows(300)
+    assert len(fitted_on) > n / 2
+
+
+def last_stage_rows(n):
     rng = np.random.default_rng(0)
-    n = 400
     times = np.sort(rng.integers(0, 60, n)) * DAY
     y = (rng.random(n) < 0.2).astype(int)
     suspicion = np.clip(np.where(y == 1, 0.7, 0.3) + 0.1 * rng.normal(size=n), 0.01, 0.99)
     X = np.column_stack([np.arange(n), suspicion])
     Recorder.seen = []
     cascade = CascadeEnsemble([("a", Recorder()), ("b", Recorder())], 0.9, timedelta(days=1)).fit(X, y, times=times)
-    fitted_on = Recorder.seen[-1].astype(int)
-    assert len(fitted_on) < n / 2
-    threshold = 1 / (1 + np.exp(-cascade.thresholds_[0]))
-    assert (suspicion[fitted_on] >= threshold - 1e-9).all()
+    return Recorder.seen[-1].astype(int), n, suspicion, cascade
 
 
 @given(st.integers(0, 50), st.integers(0, 3))

@@ -87,7 +87,7 @@ def test_intersection_may_be_empty():
     assert len(empty.alert) == 0
 
 
-@pytest.mark.parametrize("combiner", ["mean_rank", "stacked"])
+@pytest.mark.parametrize("combiner", ["mean_rank", "mean_log_odds", "stacked"])
 def test_others_alert_exactly_k_at_each_time(combiner):
     scores, times, tie = some_scores()
     joined = combine(scores, times, tie, k=4, combiner=combiner)

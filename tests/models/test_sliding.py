@@ -62,7 +62,7 @@ def test_every_grid_row_of_the_test_period_is_scored_once_by_each_model(matrix, 
         assert list(part["gpu"]) == list(wanted["gpu"])
     assert result.models == (
         "random", "history_count", "vendor_rules", "lightgbm", "logistic",
-        "intersection", "min_votes", "mean_rank", "stacked", "cascade",
+        "intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked", "cascade",
     )  # fmt: skip
     once = result.predictions[result.predictions["variant"] == "train_once"]
     assert set(once["model"]) == set(result.models) - {"random", "history_count", "vendor_rules"}

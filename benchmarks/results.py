@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1, help="from 100 on for development")
     parser.add_argument("--gpus", type=int, help="another number of GPUs")
     parser.add_argument("--days", type=int, help="another length")
+    parser.add_argument("--jobs", type=int, default=2, help="fleets at a time, each up to 6 GB; default 2")
     parser.add_argument("--no-paper", action="store_true", help="leave the paper's profile out")
     parser.add_argument("--params", type=Path, nargs="+", default=[ROOT / "params.yaml"])
     parser.add_argument("--work", type=Path, help="folder of what is kept; default benchmarks/work/results")
@@ -161,7 +162,7 @@ def main() -> None:
     )
     work = args.work or ROOT / "benchmarks" / "work" / "results"
     begin = time.monotonic()
-    ran = run_plan(plan, args.params, work)
+    ran = run_plan(plan, args.params, work, jobs=args.jobs)
     if not ran.parts:
         raise SystemExit("nothing could be run:\n" + "\n".join(ran.left_out))
     text, facts = make_page(plan, ran, "python benchmarks/results.py --quick" if args.quick else "make results")

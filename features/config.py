@@ -140,7 +140,7 @@ class FeatureSection(Section):
     channels: tuple[str, ...] | Literal["auto"] = "auto"
     """Channels that columns are made of, in all groups; ``auto`` takes every channel of the dataset."""
 
-    windows: tuple[Duration, ...] = (timedelta(hours=1), timedelta(hours=6), timedelta(hours=24))
+    windows: tuple[Duration, ...] = (timedelta(hours=1),)
     """Trailing windows of telemetry, ascending; multiples of ``telemetry.step``."""
 
     peer_window: Duration = timedelta(hours=6)

@@ -97,7 +97,7 @@ class TrainingSection(Section):
     refit_at_most: Duration = timedelta(days=56)
     """With ``refit_on: drift``, the age that models in use may reach."""
 
-    negative_ratio: int = Field(default=60, ge=1)
+    negative_ratio: int = Field(default=200, ge=1)
     """Negatives kept for each positive in a training set; scores are corrected back (prior odds)."""
 
     augmentation: int = Field(default=4, ge=0)
@@ -128,7 +128,7 @@ class TrainingSection(Section):
 class ParallelSection(Section):
     """``models.parallel``: members vote with their top-K sets."""
 
-    members: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest", "logistic")
+    members: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest")
     """Members of the ensemble (the paper intersects three; it does not say which)."""
 
     combiner: Combiner = "intersection"
@@ -198,8 +198,9 @@ class PromisesSection(Section):
     confidence: float = Field(default=0.9, gt=0, lt=1)
     """One-sided confidence of every bound: a promise may be wrong in at most this share's rest."""
 
-    horizon: Duration | None = None
-    """A drain is right if an incident follows within this of the alert that begins it; null: ``labels.horizon``."""
+    horizon: Duration | None = timedelta(hours=72)
+    """A drain is right if an incident follows within this of the alert that begins it, or within ``labels.horizon``
+    where that is longer; null: within ``labels.horizon``."""
 
     costs: CostsSection | None = None
     """Costs to set a further threshold by; null: none."""
@@ -222,7 +223,7 @@ class PromisesSection(Section):
 class ModelsSection(Section):
     """``models``: what is trained and which of it is the profile's choice."""
 
-    profile: str = "mean_rank"
+    profile: str = "mean_log_odds"
     """Name of the model whose predictions are the profile's: a learner, a baseline or an ensemble."""
 
     learners: tuple[Learner, ...] = LEARNERS
@@ -244,7 +245,7 @@ class BacktestSection(Section):
     """``backtest``: which part of the dataset is replayed, and how many alerts."""
 
     first_test: datetime | Literal["auto"] = "auto"
-    """First decision time that is scored; ``auto``: half of the dataset, or as soon as the shortest span fits."""
+    """First decision time that is scored; ``auto``: a third of the dataset, or as soon as the shortest span fits."""
 
     last_test: datetime | Literal["auto"] = "auto"
     """Last decision time that is scored; ``auto``: the end of the dataset."""

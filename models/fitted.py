@@ -37,6 +37,7 @@ CASCADE = "cascade"
 def model_names(models: ModelsSection) -> tuple[str, ...]:
     """List the models that a run gives predictions of: baselines, learners, parallel ensembles, cascade.
 
+    An ensemble of one is its member and is left out: parallel ensembles of one member, a cascade of one stage.
     ``min_votes`` is among them if it is asked for (as combiner, as profile, or by setting the number of votes): with
     all votes needed it equals ``intersection``.
 
@@ -66,9 +67,9 @@ def model_names(models: ModelsSection) -> tuple[str, ...]:
             f"Give a number from 1 to {len(parallel.members)}, or null for all members.",
         )
     asked = "min_votes" in (parallel.combiner, models.profile) or parallel.min_votes is not None
-    combiners = tuple(name for name in COMBINERS if name != "min_votes" or asked)
+    combiners = tuple(name for name in COMBINERS if name != "min_votes" or asked) if len(parallel.members) > 1 else ()
     learners = tuple(name for name in ALL_LEARNERS if name in models.learners)
-    names = (*BASELINES, *learners, *combiners, CASCADE)
+    names = (*BASELINES, *learners, *combiners, *((CASCADE,) if len(models.cascade.stages) > 1 else ()))
     if models.profile not in names:
         raise InputError(
             f"'{models.profile}' is not a model of this run",

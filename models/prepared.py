@@ -45,9 +45,8 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
         center = np.zeros(logs.shape[1])
         scale = np.ones(logs.shape[1])
         if known.any():
-            low, middle, high = np.nanquantile(logs[:, known].astype(np.float64), [0.25, 0.5, 0.75], axis=0)
+            low, middle, high, deviation = np.array([_location_and_spread(logs[:, i]) for i in np.flatnonzero(known)]).T
             spread = (high - low) / _IQR_TO_SIGMA
-            deviation = np.nanstd(logs[:, known].astype(np.float64), axis=0)
             # Most counters are 0 nearly always: their quartiles coincide, and the deviation takes over.
             spread = np.where(spread > 1e-9, spread, np.where(deviation > 1e-9, deviation, 1.0))
             center[known], scale[known] = middle, spread
@@ -143,6 +142,12 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def _location_and_spread(column: np.ndarray) -> np.ndarray:
+    """Give quartiles and standard deviation of what is known of a column; one at a time, in its own precision."""
+    known = column[~np.isnan(column)]
+    return np.r_[np.quantile(known, [0.25, 0.5, 0.75]), known.std(dtype=np.float64)]
 
 
 def _signed_log(values: np.ndarray) -> np.ndarray:

@@ -115,7 +115,8 @@ def walk_promises(
     models = {
         name: _Replayed(sliding["risk"].to_numpy(dtype=np.float64)[codes == name], time, unit, fold) for name in names
     }
-    read = labels_of_rows(matrix, one, section.horizon)
+    own = labels_of_rows(matrix, one)
+    read = _of_drains(own, matrix, one, section)
     final = read(None)
     repeat_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
@@ -137,14 +138,13 @@ def walk_promises(
     until = max(pd.Timestamp(matrix.span[1]), pd.Timestamp(tested[-1][1])).to_pydatetime()
     labels = read(until)
     known = _known(labels, until)
-    costs_read = read if section.horizon is None else labels_of_rows(matrix, one)
     current: dict[str, list[Decision]] = {}
     for name, model in models.items():
         everything = model.evidence(labels, known, repeat_ms)
         current[name] = [
             *_promised(name, everything, section),
             for_budget(everything, k, section.confidence),
-            *_by_costs(model, section, costs_read, until),
+            *_by_costs(model, section, own, until),
         ]
     return Promises(by_fold, pooled, current, until)
 
@@ -160,6 +160,14 @@ def decisions_frame(promises: Promises) -> pd.DataFrame:
     frame = pd.DataFrame.from_records(rows)
     numbers = ["threshold", "best", "best_threshold", "saving", "saving_lower"]
     return frame.astype(dict.fromkeys(numbers, "float64"))
+
+
+def _of_drains(own: LabelsAt, matrix: Matrix, one: pd.DataFrame, section: PromisesSection) -> LabelsAt:
+    """Give the labels that drains are judged by: those of the longer of ``section.horizon`` and the labels' own."""
+    if section.horizon is None:
+        return own
+    other = labels_of_rows(matrix, one, section.horizon)
+    return max(own, other, key=lambda read: int(read(None).complete[0]))
 
 
 def _promised(model: str, evidence: Evidence, section: PromisesSection) -> list[Decision]:

@@ -46,7 +46,7 @@ def plan_schedule(
 ) -> Schedule:
     """Lay out the folds.
 
-    ``first_test: auto`` is the first decision time at or after both half of the decision times' range and the
+    ``first_test: auto`` is the first decision time at or after both a third of the decision times' range and the
     beginning of the data + shortest span + gap + horizon; ``last_test: auto`` the last decision time.
 
     Parameters
@@ -86,7 +86,8 @@ def plan_schedule(
     if duration_ms(training.refit_every) <= 0:
         raise InputError("refit_every is zero", "parameter training.refit_every", "Give a positive duration, as '7d'.")
     if backtest.first_test == "auto":
-        start = max((int(grid[0]) + int(grid[-1])) // 2, possible)
+        start = max(int(grid[0]) + (int(grid[-1]) - int(grid[0])) // 3, possible)
+        start = int(grid[np.searchsorted(grid, start)])
     else:
         start = instant_ms(backtest.first_test)
         if start < possible:

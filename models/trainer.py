@@ -198,20 +198,22 @@ class Trainer:
         learners = fit_learners(
             {name: self._learner(name, refit_ms) for name in held.learners}, X, whole.label, whole.weight, whole.facts
         )
-        assert held.cascade is not None
-        return replace(
-            held,
-            learners=learners,
-            cascade=self._new_cascade(refit_ms).fit(
+        cascade = None
+        if held.cascade is not None:
+            cascade = self._new_cascade(refit_ms).fit(
                 X,
                 whole.label,
                 whole.weight,
                 times=self.rows.time[whole.rows],
                 groups=self.rows.tie[whole.rows],
                 thresholds=held.cascade.thresholds_,
-                fitted_first=learners[self.models.cascade.stages[0]] if len(self.models.cascade.stages) > 1 else None,
+                fitted_first=learners[self.models.cascade.stages[0]],
                 hours_to_incident=whole.facts.hours_to_incident,
-            ),
+            )
+        return replace(
+            held,
+            learners=learners,
+            cascade=cascade,
             prior_shift=whole.prior_shift,
             n_positive=whole.n_positive,
             n_negative=whole.n_negative,
@@ -330,9 +332,10 @@ class Trainer:
 
     def _cascade(
         self, learners: dict[str, Any], X: Floats, reference: np.ndarray, split: _Split, refit_ms: int
-    ) -> CascadeEnsemble:
+    ) -> CascadeEnsemble | None:
+        if CASCADE not in self.names:
+            return None
         chosen = split.training
-        stages = self.models.cascade.stages
         return self._new_cascade(refit_ms).fit(
             X,
             chosen.label,
@@ -340,7 +343,7 @@ class Trainer:
             times=self.rows.time[chosen.rows],
             groups=self.rows.tie[chosen.rows],
             validation=(reference, split.slice_label) if split.held_out else None,
-            fitted_first=learners[stages[0]] if len(stages) > 1 else None,
+            fitted_first=learners[self.models.cascade.stages[0]],
             hours_to_incident=chosen.facts.hours_to_incident,
         )
 

@@ -13,7 +13,7 @@ from models.fit_facts import FitFacts
 from models.learners import log_odds
 from models.ranking import Floats, Ints
 
-BLOCKS = 4
+BLOCKS = 3
 """Blocks of time; the first is never scored, each other one by a model fitted on all before it."""
 
 

@@ -264,13 +264,13 @@ def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, mo
     monkeypatch.setattr(fleets, "code_digest", lambda: "code")
     plan = make_plan(quick=True, first_seed=101, scenarios=["drift"], with_paper=False)
     files = [fleets_params(tmp_path, "seed: 1")]
-    assert fleets.run_plan(plan, files, tmp_path / "work").fresh == 2
+    assert fleets.run_plan(plan, files, tmp_path / "work", jobs=1).fresh == 2
     (tmp_path / "work" / "parts" / plan.parts[1].name / store.FACTS).unlink()  # as a kill leaves it
-    again = fleets.run_plan(plan, files, tmp_path / "work")
+    again = fleets.run_plan(plan, files, tmp_path / "work", jobs=1)
     assert again.fresh == 1
     assert set(again.parts) == set(plan.parts)
-    assert fleets.run_plan(plan, files, tmp_path / "work").fresh == 0
-    assert fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 2")], tmp_path / "work").fresh == 2
+    assert fleets.run_plan(plan, files, tmp_path / "work", jobs=1).fresh == 0
+    assert fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 2")], tmp_path / "work", jobs=1).fresh == 2
     assert len(ran) == 5
 
 
@@ -278,7 +278,8 @@ def test_sequence_learners_without_their_library_are_left_out_by_name(tmp_path, 
     monkeypatch.setattr(fleets.importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(fleets, "code_digest", lambda: "code")
     plan = make_plan(quick=True, first_seed=101, scenarios=["drift"], seeds=1, with_paper=False)
-    told = fleets.run_plan(plan, [fleets_params(tmp_path, "models: {learners: [lightgbm, lstm]}")], tmp_path / "work")
+    files = [fleets_params(tmp_path, "models: {learners: [lightgbm, lstm]}")]
+    told = fleets.run_plan(plan, files, tmp_path / "work", jobs=1)
     assert told.parts == {}
     assert told.left_out == (
         "drift-101-384x80-x10-recommended: its sequence learners need PyTorch (the extra `sequence`), which is not "

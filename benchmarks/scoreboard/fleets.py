@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
+import multiprocessing
 import os
 import resource
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +46,8 @@ class Ran:
     fresh: int
 
 
-def run_plan(plan: Plan, files: Sequence[Path], work: Path) -> Ran:
-    """Run every part that no earlier call left finished.
+def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2) -> Ran:
+    """Run every part that no earlier call left finished, several fleets at a time.
 
     Parameters
     ----------
@@ -54,7 +56,9 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path) -> Ran:
     files : sequence of Path
         Parameter files of the recommended profile.
     work : Path
-        Folder for fleets and results. A killed call leaves it so that the next goes on at the part that was cut off.
+        Folder for fleets and results. A killed call leaves it so that the next goes on at the parts that were cut off.
+    jobs : int
+        Fleets at a time, each in a process of its own; one needs up to 6 GB at the whole size.
 
     Returns
     -------
@@ -62,28 +66,58 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path) -> Ran:
         The parts.
     """
     code = code_digest()
-    done: dict[Part, Stored] = {}
+    keys: dict[Part, str] = {}
     left_out: list[str] = []
-    fresh = 0
-    begin = time.monotonic()
-    for at, part in enumerate(plan.parts):
+    for part in plan.parts:
         params = params_of(part.profile, files)
         why = _missing(params)
         if params is None or why:
             left_out.append(f"{part.name}: {why}")
-            continue
-        key = key_of(part, params, code)
+        else:
+            keys[part] = key_of(part, params, code)
+    wanting: dict[str, list[Part]] = {}
+    for part, key in keys.items():
+        if store.load(work / "parts" / part.name, key) is None:
+            wanting.setdefault(part.fleet, []).append(part)
+    begin = time.monotonic()
+    for at, fleet in enumerate(_run_fleets(wanting, keys, files, work, jobs), 1):
+        sys.stderr.write(f"{at} of {len(wanting)} fleets: {fleet}, {time.monotonic() - begin:.0f} s\n")
+        sys.stderr.flush()
+    done = {part: store.load(work / "parts" / part.name, key) for part, key in keys.items()}
+    missing = [part.name for part, found in done.items() if found is None]
+    if missing:
+        raise RuntimeError(f"these parts were run and left nothing that can be read: {', '.join(missing)}")
+    fresh = sum(len(parts) for parts in wanting.values())
+    return Ran({part: found for part, found in done.items() if found is not None}, tuple(left_out), fresh)
+
+
+def _run_fleets(
+    wanting: Mapping[str, Sequence[Part]], keys: Mapping[Part, str], files: Sequence[Path], work: Path, jobs: int
+) -> Iterator[str]:
+    """Run fleets, give each one's name when it is done."""
+    tasks = [[(part, keys[part]) for part in parts] for parts in wanting.values()]
+    if jobs == 1:
+        for task in tasks:
+            yield _run_fleet(task, files, work)
+        return
+    context = multiprocessing.get_context("spawn")
+    # One fleet a process: what it took of memory is given back.
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=context, max_tasks_per_child=1) as pool:
+        for each in as_completed([pool.submit(_run_fleet, task, tuple(files), work) for task in tasks]):
+            yield each.result()
+
+
+def _run_fleet(parts: Sequence[tuple[Part, str]], files: Sequence[Path], work: Path) -> str:
+    """Run the parts of one fleet one after the other, then forget the fleet; give its name."""
+    for part, key in parts:
+        params = params_of(part.profile, files)
+        assert params is not None
         target = work / "parts" / part.name
-        found = store.load(target, key)
-        if found is None:
-            shutil.rmtree(target, ignore_errors=True)
-            found = _run(part, params, work, target, key)
-            fresh += 1
-        done[part] = found
-        if not any(later.fleet == part.fleet for later in plan.parts[at + 1 :]):
-            _forget(work / "fleets" / part.fleet)
-        sys.stderr.write(f"{at + 1} of {len(plan.parts)}: {part.name}, {time.monotonic() - begin:.0f} s\n")
-    return Ran(done, tuple(left_out), fresh)
+        shutil.rmtree(target, ignore_errors=True)
+        _run(part, params, work, target, key)
+    fleet = parts[0][0].fleet
+    _forget(work / "fleets" / fleet)
+    return fleet
 
 
 def _missing(params: Params | None) -> str:
@@ -95,7 +129,7 @@ def _missing(params: Params | None) -> str:
     return ""
 
 
-def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> Stored:
+def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None:
     seconds: dict[str, float] = {}
     cpu: dict[str, float] = {}
     clock = _Clock(seconds, cpu)
@@ -149,9 +183,8 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> Stor
     }
     extras = {"promises": promises.pooled, "promise_folds": promises.folds}
     target.mkdir(parents=True)
-    kept = store.keep(target, result.predictions, read_truth(fleet / "dataset-truth"), facts, extras)
+    store.keep(target, result.predictions, read_truth(fleet / "dataset-truth"), facts, extras)
     _forget(scratch.parent)
-    return kept
 
 
 class _Clock:

@@ -59,7 +59,7 @@ def test_groups_are_averaged_over_the_folds_and_name_their_channels():
 
 def test_a_backtest_writes_them(small_backtest):
     frame = pd.read_parquet(small_backtest / "evaluation" / "attributions.parquet")
-    assert (frame["model"] == "mean_rank").all()
+    assert (frame["model"] == "mean_log_odds").all()
     sums = frame.groupby("fold")["share"].sum()
     assert sums.tolist() == pytest.approx([1.0] * len(sums))
     assert "What the scores are made of" in (small_backtest / "report" / "index.html").read_text()

@@ -34,22 +34,22 @@ class FleetMatrix:
         self.of = rng.integers(0, UNITS, incidents)
         self.final = self._label(None)
 
-    def _label(self, as_of):
+    def _label(self, as_of, horizon=HORIZON):
         label = np.zeros((TIMES, UNITS), dtype=np.int8)
         incident = np.full((TIMES, UNITS), -1)
         hours = np.arange(TIMES) * 6.0 + 1 / 6
         for number in range(len(self.starts) - 1, -1, -1):
             start = START + timedelta(hours=float(self.starts[number]))
             if as_of is None or start + self.late <= as_of:
-                hit = (hours < self.starts[number]) & (self.starts[number] <= hours + 24)
+                hit = (hours < self.starts[number]) & (self.starts[number] <= hours + horizon / timedelta(hours=1))
                 label[hit, self.of[number]] = 1
                 incident[hit, self.of[number]] = number
         return label.ravel(), incident.ravel()
 
     def labels(self, as_of=None, *, horizon=None):
-        assert horizon is None
-        label, incident = self._label(as_of)
-        complete = self.rows["decision_time"] + GAP + HORIZON
+        horizon = HORIZON if horizon is None else horizon
+        label, incident = self._label(as_of, horizon)
+        complete = self.rows["decision_time"] + GAP + horizon
         unknown = (complete > (self.span[1] if as_of is None else as_of)) & (label == 0)
         return pd.DataFrame(
             {
@@ -84,7 +84,7 @@ def folds():
     return pd.DataFrame({"fold": range(4), "variant": "sliding"})
 
 
-SECTION = PromisesSection(targets=(0.5, 0.85))
+SECTION = PromisesSection(targets=(0.5, 0.85), horizon=None)
 
 
 @pytest.fixture(scope="module")
@@ -198,11 +198,23 @@ def test_the_current_decisions_look_back_on_everything(walked):
     frame = decisions_frame(made)
     assert len(frame) == 6
     assert frame["threshold"].dtype == "float64"
-    with_costs = PromisesSection(targets=(0.5,), costs={"unneeded_drain": 1, "missed_failure": 9})
+    with_costs = PromisesSection(targets=(0.5,), horizon=None, costs={"unneeded_drain": 1, "missed_failure": 9})
     made = walk_promises(predictions(matrix), folds(), matrix, with_costs, k=2)
     assert made.current["good"][-1].kind == "cost"
     assert made.current["good"][-1].threshold == pytest.approx(0.1)
     assert made.current["good"][-1].saving > 0 >= made.current["blind"][-1].saving
+
+
+def test_a_drain_is_judged_by_the_longer_of_the_two_horizons(walked):
+    matrix, frame, made = walked
+
+    def pooled(horizon):
+        return walk_promises(frame, folds(), matrix, SECTION.model_copy(update={"horizon": horizon}), k=2).pooled
+
+    pd.testing.assert_frame_equal(pooled(timedelta(hours=1)), made.pooled)
+    longer = pooled(timedelta(hours=72))
+    blind, before = (each[each["model"] == "blind"].iloc[0] for each in (longer, made.pooled))
+    assert blind["best"] > before["best"]
 
 
 def test_predictions_of_another_matrix_are_refused(walked):

@@ -51,9 +51,12 @@ def result(matrix):
 
 def test_every_grid_row_of_the_test_period_is_scored_once_by_each_model(matrix, result):
     grid = matrix.rows[~matrix.rows["augmented"]]
-    first = grid["decision_time"].unique()[len(grid["decision_time"].unique()) // 2 - 1 :][0]
+    times = grid["decision_time"].unique()
+    first = times[0] + (times[-1] - times[0]) / 3
     wanted = grid[grid["decision_time"] >= result.predictions["decision_time"].min()]
-    assert abs(result.predictions["decision_time"].min() - first) <= timedelta(hours=6)
+    # A third of 40 days is before the shortest span, 15 days, fits: then it is as soon as that does.
+    first = max(first, START + timedelta(days=16, minutes=10))
+    assert timedelta(0) <= result.predictions["decision_time"].min() - first <= timedelta(hours=6)
     for _, part in result.predictions.groupby(["model", "variant"], observed=True):
         assert len(part) == len(wanted)
         assert not part.duplicated(["decision_time", "unit"]).any()
@@ -200,6 +203,7 @@ def test_defaults_score_the_last_third_of_45_days():
     assert result.predictions["decision_time"].max() == matrix.rows["decision_time"].max()
     named = [str(each) for each in result.skipped if each.what == "span"]
     assert named == [
+        "span: 14 d is longer than the history at every refit",
         "span: 28 d is longer than the history at every refit",
         "span: 56 d is longer than the history at every refit",
         "span: 90 d is longer than the history at every refit",
@@ -251,8 +255,8 @@ def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
     with pytest.raises(InputError) as caught:
         backtest(quiet, TrainingSection(span="10d"))
     assert str(caught.value).startswith(
-        "one class only in the training span of every refit (3 from 2026-01-16 00:00 UTC to 2026-01-30 00:00 UTC); "
-        "refit at 2026-01-30 00:00 UTC, span 10 d: no incident gives it a positive row"
+        "one class only in the training span of every refit (3 from 2026-01-12 06:00 UTC to 2026-01-26 06:00 UTC); "
+        "refit at 2026-01-26 06:00 UTC, span 10 d: no incident gives it a positive row"
     )
     assert "Give a longer span, or a dataset with more history" in str(caught.value)
     only = r"one class only in the training span: refit at 2026-01-31 .*no incident gives it a positive row"
@@ -350,7 +354,7 @@ def test_a_full_disk_keeps_the_folds_before(tmp_path, monkeypatch):
 def test_progress_counts_folds(matrix):
     seen = []
     backtest(matrix, TrainingSection(span="15d", refit_every="30d"), progress=lambda *each: seen.append(each))
-    assert seen == [(0, 1, "refit 2026-01-21 00:00 UTC"), (1, 1, "done")]
+    assert seen == [(0, 1, "refit 2026-01-17 06:00 UTC"), (1, 1, "done")]
 
 
 def test_the_final_models_score_as_the_backtest_would(matrix):
@@ -375,11 +379,20 @@ def test_the_final_models_score_as_the_backtest_would(matrix):
 def test_profile_and_member_names_are_checked():
     with pytest.raises(InputError, match=r"'xgboost' is not a model of this run \(parameter models\.profile\)"):
         model_names(ModelsSection(learners=("lightgbm",), profile="xgboost"))
-    with pytest.raises(InputError, match=r"min_votes is 9 with 4 members"):
+    with pytest.raises(InputError, match=r"min_votes is 9 with 3 members"):
         model_names(ModelsSection(parallel=ParallelSection(min_votes=9)))
     with pytest.raises(InputError, match=r"an empty list \(parameter models\.cascade\.stages\)"):
         model_names(ModelsSection(cascade=CascadeSection(stages=())))
     assert "min_votes" not in model_names(ModelsSection())
+    single = model_names(
+        ModelsSection(
+            learners=("lightgbm",),
+            profile="lightgbm",
+            parallel=ParallelSection(members=("lightgbm",)),
+            cascade=CascadeSection(stages=("lightgbm",)),
+        )
+    )
+    assert single == ("random", "history_count", "vendor_rules", "lightgbm")  # an ensemble of one is its member
     assert "min_votes" in model_names(ModelsSection(profile="min_votes"))
 
 
@@ -401,7 +414,7 @@ def on_drift():
 
 def test_with_refits_on_drift_models_are_kept_until_something_changes(on_drift):
     folds = on_drift.folds[on_drift.folds["variant"] == "sliding"].set_index("fold")
-    assert len(folds) == 6
+    assert len(folds) == 7
     assert folds["why"].iloc[0] == "nothing was fitted before"
     jump = pd.Timestamp(START + timedelta(days=30))
     ends = pd.Series([None if found is None else found.end_ms for found in on_drift.drift])
@@ -423,7 +436,7 @@ def test_without_drift_models_are_refitted_only_when_they_grow_too_old():
     matrix = FakeMatrix(units=24, days=44, incidents=50, companions=8, seed=3)
     kept = backtest(matrix, DRIFT.model_copy(update={"refit_at_most": timedelta(days=12)}))
     folds = kept.folds[kept.folds["variant"] == "sliding"]
-    assert folds["refit_fold"].tolist() == [0, 0, 0, 3, 3, 3]
+    assert folds["refit_fold"].tolist() == [0, 0, 0, 3, 3, 3, 6]
     assert folds["why"].iloc[3] == "age: the models of 12 d ago would be older than 12 d"
     assert ((folds["test_end"] - folds["refit_at"]) <= timedelta(days=12)).all()
 

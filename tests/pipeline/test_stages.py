@@ -34,7 +34,7 @@ def test_predictions_hold_the_profiles_choice_in_the_contracts_shape(small_backt
         "decision_time", "node", "gpu", "risk", "score", "rank", "alert", "label", "fold", "model",
         "risk_1h", "risk_6h", "risk_72h",
     ]  # fmt: skip
-    assert set(frame["model"]) == {"mean_rank"}
+    assert set(frame["model"]) == {"mean_log_odds"}
     assert not frame.duplicated(["decision_time", "gpu"]).any()
     assert str(frame["decision_time"].dtype) == "datetime64[ms, UTC]"
     assert frame["risk"].between(0, 1).all()
@@ -75,14 +75,14 @@ def test_every_model_stands_in_predictions_all_with_and_without_sliding(small_ba
         "random",
         "history_count",
     } <= sliding
-    assert {"lightgbm", "cascade", "mean_rank"} <= set(frame.loc[frame["variant"] == "train_once", "model"])
+    assert {"lightgbm", "cascade", "mean_log_odds"} <= set(frame.loc[frame["variant"] == "train_once", "model"])
 
 
 def test_metrics_say_where_they_come_from_and_that_the_fleet_is_simulated(small_backtest: Path) -> None:
     metrics = json.loads((small_backtest / "metrics.json").read_text())
     assert metrics["simulated"]["acceleration"] == 60.0
     assert len(metrics["dataset_digest"]) == 64
-    assert metrics["models"]["mean_rank"]["sliding"]["precision_at_k"] is not None
+    assert metrics["models"]["mean_log_odds"]["sliding"]["precision_at_k"] is not None
     assert metrics["models"]["oracle"]["oracle"]["precision_at_k"] is not None
     page = (small_backtest / "report" / "index.html").read_text()
     assert "imulated" in page
@@ -118,7 +118,7 @@ def test_the_bundle_is_trained_and_loads(
     summary = train_bundle(matrix, small_params, tmp_path / "bundle", track=f"sqlite:///{tmp_path}/mlflow.db")
     assert summary["positives"] > 0
     bundle = load_bundle(tmp_path / "bundle", columns=matrix.columns)
-    assert bundle.profile == "mean_rank"
+    assert bundle.profile == "mean_log_odds"
     assert bundle.manifest["simulated"]["scenario"] == "base"
     assert summary["challenger"] == "predrain version 1"
     assert version_of(f"sqlite:///{tmp_path}/mlflow.db", "predrain", "challenger") == 1

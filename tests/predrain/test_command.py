@@ -96,11 +96,11 @@ def test_simulate_import_backtest_and_report_as_json(tmp_path: Path, small_param
     )
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout)
-    assert summary["profile"] == "mean_rank"
+    assert summary["profile"] == "mean_log_odds"
     assert Path(tmp_path / summary["report"]).is_file()
     shown = predrain("report", "--show", "replay", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert "mean_rank *" in shown.stdout
+    assert "mean_log_odds *" in shown.stdout
     assert str((tmp_path / "replay" / "report" / "index.html").resolve()) in shown.stdout
 
 

@@ -30,6 +30,7 @@ from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Plan, make_plan  # no
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
 from pipeline.artefacts import write_json  # noqa: E402
+from pipeline.provenance import code_revision  # noqa: E402
 from telemetry.atomic import write_bytes  # noqa: E402
 
 
@@ -89,7 +90,7 @@ def make_page(plan: Plan, ran: Ran, command: str) -> tuple[str, dict[str, Any]]:
         sys.stderr.write(f"measured {scenario} in {time.monotonic() - begin:.0f} s\n")
     paper = against_paper(plan, ran)
     promises = promise_table(stored)
-    lines = [*page.opening(plan, command, ran.fresh, spent(ran)), *page.claims(found, paper, promises)]
+    lines = [*page.opening(plan, command, ran.fresh, spent(ran), code_revision()), *page.claims(found, paper, promises)]
     for scenario, measured in found.items():
         lines += page.scenario(scenario, measured, incidents(measured))
     for part, kept in ran.parts.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -11,7 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from features.blocks import blocks_of, epoch_ms, key_columns, pair_codes, table_of
+from features.blocks import SampleBlock, blocks_of, epoch_ms, key_columns, pair_codes, table_of
 from features.drains import out_of_use
 from features.errors import InputError
 from features.filling import Float32Array, Rows, SampleFiller, node_ranges, onset_amounts
@@ -79,7 +79,7 @@ def live_plan(config: MatrixConfig) -> FeaturePlan:
 
 
 def live_rows(
-    samples: pa.Table | pd.DataFrame | None,
+    samples: pa.Table | pd.DataFrame | Iterable[pa.Table] | None,
     events: pd.DataFrame,
     inventory: pd.DataFrame,
     t: datetime,
@@ -96,6 +96,8 @@ def live_rows(
         Samples with ``timestamp`` (aware), ``node``, ``gpu`` and channels, in any order; at least those younger than
         :func:`look_back` at ``t``. Older ones change nothing, nor do those that
         are not usable yet. Of two samples of a unit at one time the later in the table counts. None: no telemetry.
+        Tables one after the other, each with all samples of some nodes (a dataset's buckets), are taken in one pass
+        with one of them in memory; ``t`` must then be on the grid of ``config.decision``.
     events, inventory : DataFrame
         As a dataset holds them, of the whole fleet and all its past (history features reach back without limit).
     t : datetime
@@ -118,6 +120,8 @@ def live_rows(
     ------
     InputError
         If a key column is missing, times have no time zone, or the columns cannot be made by this version.
+    ValueError
+        If tables are given one after the other for a time off the grid.
     """
     plan = live_plan(config)
     events = reported(events, config.features.delay)
@@ -129,14 +133,19 @@ def live_rows(
     fleet = Fleet.of(inventory)
     rows = Rows.of(keys, fleet)
     if plan.reads_samples and len(keys):
-        table = _table(samples, config)
-        filler, held, amounts = _fill(plan, table, fleet, rows, values, nodes)
+        tables = _tables(samples, config)
+        filler, held, amounts = _fill(plan, tables, fleet, rows, values, nodes)
         if plan.peers is not None:
             medians, model = _reference(plan, fleet, inventory, held, fleet_reference)
             filler.compare_with_fleet(medians, model)
         if plan.onset is not None:
-            usual = _onset_reference(plan, config, table, events, inventory, fleet, t, fleet_reference)
             kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
+            if fleet_reference is None and nodes is None and _grid_time(t, config) == instant_ms(t):
+                usual = plan.onset.reference(amounts, kinds, rows.milliseconds)  # the rows are the fleet's own
+            elif isinstance(tables, tuple):
+                usual = _onset_reference(plan, config, tables, events, inventory, fleet, t, fleet_reference)
+            else:
+                raise ValueError(f"{t.isoformat()} is off the grid: give the samples as one table")
             plan.onset.finish(amounts, kinds, rows.milliseconds, usual, values, plan.at["onset"])
     history = [column for column in plan.columns if column.group == "history"]
     if history:
@@ -167,18 +176,18 @@ def fleet_reference(
     """
     plan = live_plan(config)
     fleet = Fleet.of(inventory)
-    table = _table(samples, config)
+    tables = (_table(samples, config),)
     onset = pd.DataFrame()
     if plan.onset is not None:
         told = reported(events, config.features.delay)
-        onset = _onset_reference(plan, config, table, told, inventory, fleet, t, None).to_frame()
+        onset = _onset_reference(plan, config, tables, told, inventory, fleet, t, None).to_frame()
     if plan.peers is None:
         return FleetReference(pd.DataFrame(index=pd.Index([], name="model")), onset)
     times = np.array([instant_ms(t)], dtype=np.int64)
     none = np.zeros(0, dtype=np.int64)
     rows = Rows(none, none, times)
     values = np.empty((0, len(plan.columns)), dtype=np.float32)
-    _, first_pass, _ = _fill(plan, table, fleet, rows, values, None)
+    _, first_pass, _ = _fill(plan, tables, fleet, rows, values, None)
     models, model = model_codes(fleet, inventory)
     medians = fleet_medians(first_pass, model, len(models))[:, 0, :]
     named = pd.DataFrame(medians.T, index=pd.Index(models, name="model"), columns=list(plan.peers.names))
@@ -188,7 +197,7 @@ def fleet_reference(
 def _onset_reference(
     plan: FeaturePlan,
     config: MatrixConfig,
-    table: pa.Table | None,
+    tables: Iterable[pa.Table],
     events: pd.DataFrame,
     inventory: pd.DataFrame,
     fleet: Fleet,
@@ -197,26 +206,29 @@ def _onset_reference(
 ) -> Reference:
     """Take the fleet's percentiles at the last decision time of the grid that is not later than ``t``."""
     assert plan.onset is not None
-    every, origin = duration_ms(config.decision.every), instant_ms(config.decision.origin)
-    last = instant_ms(t) - (instant_ms(t) - origin) % every
+    last = _grid_time(t, config)
     if given is not None:
         return Reference.from_frame(given.onset, last)
     down = out_of_use(events, inventory, config.labels)
     keys = decision_rows(instants(np.array([last], dtype=np.int64)), inventory, down)
     rows = Rows.of(keys, fleet)
     amounts = np.full((len(keys), len(plan.onset.amounts.columns)), np.nan, dtype=np.float32)
-    if table is not None:
-        node = keys["node"].to_numpy(dtype=object)
-        for block in blocks_of(table, plan.layout, unit=plan.unit):
-            mine = np.flatnonzero(np.isin(node, sorted({name for name, _ in block.spans})))
-            amounts[mine] = onset_amounts(plan, block, fleet, rows.take(mine))
+    node = keys["node"].to_numpy(dtype=object)
+    for block in _blocks(tables, plan):
+        mine = np.flatnonzero(np.isin(node, sorted({name for name, _ in block.spans})))
+        amounts[mine] = onset_amounts(plan, block, fleet, rows.take(mine))
     kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
     return plan.onset.reference(amounts, kinds, rows.milliseconds)
 
 
+def _grid_time(t: datetime, config: MatrixConfig) -> int:
+    every, origin = duration_ms(config.decision.every), instant_ms(config.decision.origin)
+    return instant_ms(t) - (instant_ms(t) - origin) % every
+
+
 def _fill(
     plan: FeaturePlan,
-    table: pa.Table | None,
+    tables: Iterable[pa.Table],
     fleet: Fleet,
     rows: Rows,
     values: Float32Array,
@@ -228,13 +240,27 @@ def _fill(
     amounts = np.full((rows.pair.size, width), np.nan, dtype=np.float32)
     filler = SampleFiller(plan, fleet, rows, values, first_pass, amounts)
     ranges = {node: pairs for node, pairs in node_ranges(fleet) if nodes is None or node in nodes}
-    filler.fill(blocks_of(table, plan.layout, unit=plan.unit) if table is not None else (), ranges)
+    filler.fill(_blocks(tables, plan), ranges)
     return filler, first_pass, amounts
 
 
-def _table(samples: pa.Table | pd.DataFrame | None, config: MatrixConfig) -> pa.Table | None:
+def _blocks(tables: Iterable[pa.Table], plan: FeaturePlan) -> Iterator[SampleBlock]:
+    for table in tables:
+        yield from blocks_of(table, plan.layout, unit=plan.unit)
+
+
+def _tables(
+    samples: pa.Table | pd.DataFrame | Iterable[pa.Table] | None, config: MatrixConfig
+) -> tuple[pa.Table, ...] | Iterator[pa.Table]:
+    """Give what can be gone through again as a tuple, what cannot as an iterator."""
     if samples is None:
-        return None
+        return ()
+    if isinstance(samples, pa.Table | pd.DataFrame):
+        return (_table(samples, config),)
+    return (_table(each, config) for each in samples)
+
+
+def _table(samples: pa.Table | pd.DataFrame, config: MatrixConfig) -> pa.Table:
     table = table_of(samples) if isinstance(samples, pd.DataFrame) else samples
     for name in key_columns(config.unit):
         if name not in table.column_names:
@@ -258,6 +284,8 @@ def _distinct(table: pa.Table, unit: str) -> pa.Table:
         return table
     codes, _, _ = pair_codes(table, unit)
     times = epoch_ms(table.column("timestamp"))
+    if bool(((codes[1:] > codes[:-1]) | ((codes[1:] == codes[:-1]) & (times[1:] > times[:-1]))).all()):
+        return table  # a dataset's own samples: sorted, and none twice
     order = np.lexsort((times, codes))
     same = (codes[order][1:] == codes[order][:-1]) & (times[order][1:] == times[order][:-1])
     return table.take(order[np.append(~same, True)])

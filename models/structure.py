@@ -234,7 +234,10 @@ def _lightgbm_tree(said: dict[str, str], features: int) -> None:
     numbers = {}
     for name in inner | outer:
         want = leaves - 1 if name in inner else leaves
-        numbers[name] = [_float(each) for each in said[name].split(" ")] if said[name] else []
+        # a split between what is known and what is not has an infinite threshold
+        unbounded = ("inf", "-inf") if name == "threshold" else ()
+        read = (0.0 if each in unbounded else _float(each) for each in said[name].split(" "))
+        numbers[name] = list(read) if said[name] else []
         # a tree of one leaf leaves its statistics out
         _say(len(numbers[name]) == want or (leaves == 1 and name != "leaf_value" and len(numbers[name]) <= 1),
              f"{name} of a tree holds {len(numbers[name])} of {want}")  # fmt: skip

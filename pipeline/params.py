@@ -6,10 +6,10 @@ import difflib
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from models.config import BacktestSection, ModelsSection, PromotionSection, TrainingSection
@@ -43,6 +43,51 @@ class DataSection(Section):
     """Path of a dataset made by ``predrain import``; null: simulate the demo fleet."""
 
 
+class TiersSection(Section):
+    """``policy.tiers``: from which risk on a unit has which tier."""
+
+    watch: float | None = Field(default=None, gt=0, le=1)
+    """Risk from which on a unit is watched; null: where the bundle's budget of alerts begins."""
+
+    elevated: float | None = Field(default=None, gt=0, le=1)
+    """Risk from which on new work avoids a unit; null: where a precision of 50 % can be promised."""
+
+    high: float | None = Field(default=None, gt=0, le=1)
+    """Risk from which on a unit is emptied; null: where a precision of 85 % can be promised."""
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        given = [value for value in (self.watch, self.elevated, self.high) if value is not None]
+        if given != sorted(given):
+            raise ValueError("a higher tier needs a higher risk: watch <= elevated <= high")
+        return self
+
+
+class PolicySection(Section):
+    """``policy``: what is made of a risk."""
+
+    tiers: TiersSection = TiersSection()
+
+
+class ServingSection(Section):
+    """``serving``: batch scoring."""
+
+    stale_after: Duration = timedelta(hours=1)
+    """A unit whose newest usable sample is older than this at the decision time is unknown."""
+
+    least_completeness: float = Field(default=0.5, ge=0, le=1)
+    """A unit with less than this share of the samples expected in the last decision interval is unknown; 0: never."""
+
+    explained: int = Field(default=200, ge=0)
+    """Units explained at a decision time at most, the riskiest first."""
+
+    reasons: int = Field(default=3, ge=0)
+    """Reasons given for a unit at most."""
+
+    retention: Duration = timedelta(days=35)
+    """Scored decisions this much older than the newest one are removed."""
+
+
 class Params(Section):
     """All parameters of a run, as ``params.yaml`` holds them."""
 
@@ -61,6 +106,8 @@ class Params(Section):
     models: ModelsSection = ModelsSection()
     backtest: BacktestSection = BacktestSection()
     promotion: PromotionSection = PromotionSection()
+    policy: PolicySection = PolicySection()
+    serving: ServingSection = ServingSection()
 
 
 def load_params(paths: Iterable[Path]) -> Params:

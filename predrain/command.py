@@ -7,7 +7,20 @@ from typing import Annotated
 
 import typer
 
-from predrain import backtest, collect, doctor, features_verb, import_files, prepare, promote, report, simulate, train
+from predrain import (
+    backtest,
+    collect,
+    doctor,
+    features_verb,
+    import_files,
+    prepare,
+    promote,
+    report,
+    score,
+    serve,
+    simulate,
+    train,
+)
 from predrain.version import VERSION
 
 app = typer.Typer(
@@ -41,6 +54,8 @@ prepare.add_to(app)
 features_verb.add_to(app)
 train.add_to(app)
 promote.add_to(app)
+score.add_to(app)
+serve.add_to(app)
 backtest.add_to(app)
 report.add_to(app)
 doctor.add_to(app)

@@ -19,6 +19,9 @@ import skops.io
 from features.errors import InputError
 from models.bundle import load_bundle, save_bundle
 from models.bundle_files import sealed
+from models.learners import make_learner
+from models.native import read_learner, write_learner
+from models.structure import check_file
 from tests.models.small_models import COLUMNS, fitted_models, score
 
 FACTS = {"profile": "mean_rank", "dataset_digest": "d1", "code_revision": "c1", "params": {"seed": 42}}
@@ -386,3 +389,18 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(tmp_path):
         save_bundle(tmp_path / "b", fitted_models(), {"profile": "svm"})
     with pytest.raises(ValueError, match="keys files are written by the bundle itself"):
         save_bundle(tmp_path / "b", fitted_models(), {**FACTS, "files": {}})
+
+
+def test_a_tree_that_splits_on_what_is_missing_can_be_read_again(tmp_path):
+    """LightGBM gives such a split an infinite threshold."""
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(3000, 1)).astype(np.float32)
+    y = rng.random(3000) < 0.2
+    X[~y, 0] = np.nan
+    learner = make_learner("lightgbm", seed=1).fit(X, y.astype(int))
+    path = tmp_path / "lightgbm.txt"
+    write_learner("lightgbm", learner, path)
+    content = path.read_bytes()
+    assert any(line.startswith(b"threshold=") and b"inf" in line for line in content.splitlines())
+    check_file(content, "lightgbm.txt", 1)
+    assert np.array_equal(read_learner("lightgbm", content, "lightgbm.txt").predict_proba(X), learner.predict_proba(X))

@@ -1,0 +1,206 @@
+"""Scores of a tree model by the compiled kernel: the probabilities that its library would give, faster.
+
+Bit for bit: LightGBM's and the forest's sums and means, XGBoost's float32 sums; and both sigmoids, wherever NumPy's
+runtime and the libraries use the same C library's exponential.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from models.trees import kernel
+from models.trees.errors import UnsupportedModelError, damaged
+from models.trees.forest_skops import read_forest
+from models.trees.lightgbm_text import read_lightgbm
+from models.trees.model import Output, TreeModel
+from models.trees.xgboost_ubj import read_xgboost
+
+READERS: Final[dict[str, Callable[[bytes, str], TreeModel]]] = {
+    ".txt": read_lightgbm,
+    ".ubj": read_xgboost,
+    ".skops": read_forest,
+}
+"""Reader of a learner's file, by its suffix."""
+
+
+class TreeEvaluator:
+    """A tree model that scores rows; has the part of scikit-learn's contract that scoring needs.
+
+    It holds nothing that changes: any number of threads may use one at once, and the compiled part lets the others run.
+
+    Parameters
+    ----------
+    model : TreeModel
+        What a reader gave.
+
+    Attributes
+    ----------
+    classes_ : ndarray of int
+        0 and 1.
+    n_features_in_ : int
+        Features of a row.
+    model : TreeModel
+        The model.
+    """
+
+    def __init__(self, model: TreeModel) -> None:
+        self.model = model
+        self.classes_ = np.array([0, 1])
+        self.n_features_in_ = model.trees.features
+
+    def margins(self, X: np.ndarray, base: np.ndarray | None = None) -> np.ndarray:
+        """Give the sum of the trees for each row: the library's raw score.
+
+        Parameters
+        ----------
+        X : ndarray of float32, shape (n_rows, n_features)
+            Rows; NaN: unknown. Infinities are larger or smaller than every threshold.
+        base : ndarray of float64, shape (n_rows,), optional
+            What the model was fitted on top of. As in the libraries, XGBoost's sums start from it (as float32) in the
+            place of the model's own start, and LightGBM's are added to it.
+
+        Returns
+        -------
+        ndarray, shape (n_rows,)
+            float64, or float32 where the model is XGBoost's. Of a forest, the sum of its trees' shares of positives.
+
+        Raises
+        ------
+        TypeError
+            If ``X`` is not of float32: a silently rounded number may fall on the other side of a threshold.
+        ValueError
+            If its shape is wrong.
+        """
+        trees = self.model.trees
+        bits = self._bits(X)
+        of_xgboost = trees.value.dtype == np.float32
+        if base is not None and np.shape(base) != (len(bits),):
+            raise ValueError(f"base is of shape {np.shape(base)}, X has {len(bits)} rows.")
+        total = np.full(len(bits), self.model.start, trees.value.dtype)
+        if base is not None and of_xgboost:
+            total[:] = base
+        kernel.add_trees(
+            bits,
+            trees.column,
+            trees.column_zero,
+            trees.first,
+            trees.node,
+            trees.mask,
+            trees.walked,
+            trees.value_first,
+            trees.value,
+            total,
+        )
+        return total if base is None or of_xgboost else total + np.asarray(base, np.float64)
+
+    def positive(self, X: np.ndarray) -> np.ndarray:
+        """Give the probability of the positive class.
+
+        Parameters
+        ----------
+        X : ndarray of float32, shape (n_rows, n_features)
+            As :meth:`margins` takes them.
+
+        Returns
+        -------
+        ndarray, shape (n_rows,)
+            float64, or float32 where the model is XGBoost's.
+
+        Raises
+        ------
+        TypeError, ValueError
+            As :meth:`margins` does; and ValueError if its file does not say how margins become probabilities.
+        """
+        output = self.model.output
+        if self.model.wrapped or output in (Output.LIGHTGBM_MARGIN, Output.XGBOOST_MARGIN):
+            raise ValueError("The trees of this model give margins; the learner around them makes probabilities of it.")
+        margins = self.margins(X)
+        if output is Output.FOREST_SUM:
+            return margins / self.model.trees.n_trees
+        out = np.empty_like(margins)
+        if output is Output.LIGHTGBM_SIGMOID:
+            kernel.sigmoid_double(margins, self.model.slope, out)
+        else:
+            kernel.sigmoid_single(margins, out)
+        return out
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        """Give the probability of both classes, shape (n_rows, 2); takes and raises what :meth:`positive` does."""
+        positive = self.positive(X)
+        return np.column_stack([1 - positive, positive])
+
+    def _bits(self, X: np.ndarray) -> np.ndarray:
+        rows = np.asarray(X)
+        if rows.dtype != np.float32:
+            raise TypeError(f"X is of {rows.dtype}: give float32, as features are computed.")
+        if rows.ndim != 2 or rows.shape[1] != self.n_features_in_:
+            raise ValueError(f"X is of shape {rows.shape}: give rows of {self.n_features_in_} features.")
+        return np.require(rows, np.float32, ["C", "A"]).view(np.uint32)
+
+
+def read_evaluator(content: bytes, where: str, features: int | None = None) -> TreeEvaluator:
+    """Build the evaluator of a learner's file.
+
+    Parameters
+    ----------
+    content : bytes
+        The file, already verified by its hash.
+    where : str
+        Its name, whose suffix says whose it is: one of :data:`READERS`.
+    features : int, optional
+        Columns of the rows that it will score.
+
+    Returns
+    -------
+    TreeEvaluator
+        Ready to score; nothing is left to compile.
+
+    Raises
+    ------
+    UnsupportedModelError
+        If the file is no tree model or holds what only its library scores.
+    InputError
+        If it is damaged, or of another number of features.
+    """
+    suffix = "." + where.rpartition(".")[2]
+    if suffix not in READERS:
+        raise UnsupportedModelError(f"a '{suffix}' file holds no trees", where)
+    model = READERS[suffix](content, where)
+    if features is not None and model.trees.features != features:
+        raise damaged(f"it is of {model.trees.features} features, the bundle of {features}", where)
+    return TreeEvaluator(model)
+
+
+def evaluator_or_library(
+    content: bytes, where: str, features: int, library: Callable[[], Any]
+) -> tuple[Any, str | None]:
+    """Build the evaluator of a learner's file, or have its library load it where there is none.
+
+    Parameters
+    ----------
+    content : bytes
+        The file, already verified by its hash.
+    where : str
+        Its name.
+    features : int
+        Columns of the rows that it will score.
+    library : callable
+        Loads the learner with its own library; called only where it is needed.
+
+    Returns
+    -------
+    tuple
+        What scores, and why it is the library's: None where it is the evaluator.
+
+    Raises
+    ------
+    InputError
+        If the file is damaged. The library is not asked then: it might read what is not there.
+    """
+    try:
+        return read_evaluator(content, where, features), None
+    except UnsupportedModelError as unsupported:
+        return library(), unsupported.what

@@ -1,0 +1,53 @@
+"""A tree model as its file describes it: the trees, where their sum starts, and what the sum stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from models.trees.flat import FlatTrees
+
+
+class Output(StrEnum):
+    """What the sum of a model's trees stands for."""
+
+    LIGHTGBM_MARGIN = "LightGBM margin"
+    """A raw score, float64; its file names no objective that turns it into a probability."""
+
+    LIGHTGBM_SIGMOID = "LightGBM log-odds"
+    """Log-odds over the sigmoid's slope, float64."""
+
+    XGBOOST_MARGIN = "XGBoost margin"
+    """A raw score, float32."""
+
+    XGBOOST_SIGMOID = "XGBoost log-odds"
+    """Log-odds, float32."""
+
+    FOREST_SUM = "sum of shares"
+    """The number of trees times the probability, float64."""
+
+
+@dataclass(frozen=True, slots=True)
+class TreeModel:
+    """What a reader gives.
+
+    Attributes
+    ----------
+    trees : FlatTrees
+        The trees; their values' type is the one sums are taken in.
+    output : Output
+        What a sum stands for.
+    start : float
+        What a sum starts with.
+    slope : float
+        Slope of LightGBM's sigmoid; 1 elsewhere.
+    wrapped : bool
+        Whether the file is of one of our own objectives (:mod:`models.objectives`), whose probabilities need the facts
+        it keeps beside the trees: the sums are good, a probability made of them alone would not be.
+    """
+
+    trees: FlatTrees
+    output: Output
+    start: float = 0.0
+    slope: float = 1.0
+    wrapped: bool = False

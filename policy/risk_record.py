@@ -1,0 +1,244 @@
+"""The risk record: what is known of one unit at one decision time. Serving writes it, schedulers read it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+from policy.tiers import TIERS, UNKNOWN, Tier
+
+FORMAT = 1
+"""Version of the record; a reader refuses any other."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelName:
+    """Which model a risk is from.
+
+    Attributes
+    ----------
+    digest : str
+        SHA-256 of the bundle's manifest.
+    profile : str
+        The model of the bundle whose risks these are.
+    version : int or None
+        Its version in the registry; None for a bundle from a folder.
+    """
+
+    digest: str
+    profile: str
+    version: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RiskReason:
+    """One thing that raised a risk.
+
+    Attributes
+    ----------
+    text : str
+        In plain words with the numbers.
+    group : str
+        The feature group it belongs to.
+    share : float
+        Its share of all that raised the score, 0 to 1.
+    """
+
+    text: str
+    group: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class RiskRecord:
+    """What is known of one unit at one decision time.
+
+    Attributes
+    ----------
+    unit : str
+        The GPU, or the node where a fleet has no GPUs.
+    gpu : str or None
+        The GPU; None where the unit is the node.
+    node : str
+        Where the unit is.
+    slot : str or None
+        Its position there.
+    status : str
+        ``ok``, or ``unknown``: no risk is given, and nothing may be concluded.
+    why_unknown : str or None
+        In words; None for ``ok``.
+    risk : float or None
+        Calibrated probability that an incident starts in (t + gap, t + gap + horizon].
+    risks : mapping of str to float
+        The same over other horizons, by their length in hours (``6h``); empty where the bundle gives none.
+    score : float or None
+        What orders the units of this decision time.
+    rank : int or None
+        1 for the riskiest.
+    alert : bool
+        Whether the model selects the unit within its alert budget.
+    tier : str
+        One of :data:`policy.tiers.TIERS`, or ``unknown``.
+    decision_time, issued_at, expires_at : datetime
+        Aware, whole seconds. After ``expires_at`` the record says nothing.
+    horizon : timedelta
+    model : ModelName
+    sample_age_s : float or None
+        Age of the unit's newest usable sample at the decision time; None: it has none.
+    completeness : float
+        Share of the expected samples in the last decision interval, 0 to 1.
+    reasons : tuple of RiskReason
+        The weightiest first.
+
+    Raises
+    ------
+    ValueError
+        If the fields contradict each other: a risk of an unknown unit, none of a known one, a time without a zone.
+    """
+
+    unit: str
+    gpu: str | None
+    node: str
+    slot: str | None
+    status: Literal["ok", "unknown"]
+    why_unknown: str | None
+    risk: float | None
+    risks: Mapping[str, float]
+    score: float | None
+    rank: int | None
+    alert: bool
+    tier: Tier
+    decision_time: datetime
+    issued_at: datetime
+    expires_at: datetime
+    horizon: timedelta
+    model: ModelName
+    sample_age_s: float | None
+    completeness: float
+    reasons: tuple[RiskReason, ...] = ()
+
+    def __post_init__(self) -> None:
+        known = self.status == "ok"
+        if self.status not in ("ok", "unknown"):
+            raise ValueError(f"a status of {self.status!r}: give ok or unknown")
+        if known in (self.risk is None, self.score is None, self.rank is None):
+            raise ValueError(
+                f"{self.unit} is {self.status}, with risk {self.risk}, score {self.score}, rank {self.rank}"
+            )
+        if known == (self.why_unknown is not None):
+            raise ValueError(f"{self.unit} is {self.status}, with the reason {self.why_unknown!r}")
+        if not known and (self.alert or self.risks or self.reasons):
+            raise ValueError(f"{self.unit} is unknown, and yet alerted, given other risks or explained")
+        if known != (self.tier != UNKNOWN) or (known and self.tier not in TIERS):
+            raise ValueError(f"{self.unit} is {self.status}, of tier {self.tier!r}")
+        for name, risk in [("risk", self.risk), *self.risks.items()]:
+            if risk is not None and not 0 <= risk <= 1:
+                raise ValueError(f"{self.unit} has a {name} of {risk}")
+        if self.score is not None and not math.isfinite(self.score):
+            raise ValueError(f"{self.unit} has a score of {self.score}")
+        if not 0 <= self.completeness <= 1:
+            raise ValueError(f"{self.unit} has a completeness of {self.completeness}")
+        if self.sample_age_s is not None and not math.isfinite(self.sample_age_s):
+            raise ValueError(f"{self.unit} has a sample age of {self.sample_age_s}")
+        for name in ("decision_time", "issued_at", "expires_at"):
+            if getattr(self, name).tzinfo is None:
+                raise ValueError(f"{name} has no time zone")
+
+    def expired(self, now: datetime) -> bool:
+        """Tell whether the record says nothing any more at ``now`` (aware)."""
+        return now >= self.expires_at
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the record as a JSON object: times in ISO 8601 with Z, durations in seconds, no NaN."""
+        return {
+            "format": FORMAT,
+            "unit": self.unit,
+            "gpu": self.gpu,
+            "node": self.node,
+            "slot": self.slot,
+            "status": self.status,
+            "why_unknown": self.why_unknown,
+            "risk": self.risk,
+            "risks": dict(self.risks),
+            "score": self.score,
+            "rank": self.rank,
+            "alert": self.alert,
+            "tier": self.tier,
+            "decision_time": instant_words(self.decision_time),
+            "issued_at": instant_words(self.issued_at),
+            "expires_at": instant_words(self.expires_at),
+            "horizon_s": self.horizon.total_seconds(),
+            "model": {"digest": self.model.digest, "profile": self.model.profile, "version": self.model.version},
+            "sample_age_s": self.sample_age_s,
+            "completeness": self.completeness,
+            "reasons": [{"text": each.text, "group": each.group, "share": each.share} for each in self.reasons],
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> RiskRecord:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            If it is of another format, or a field is missing, of another kind, or contradicts another one. Fields that
+            are not known are passed over: a later version may add some.
+        """
+        if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, Mapping) else content
+            raise ValueError(f"a risk record of format {found!r}, this code reads {FORMAT}")
+        try:
+            plain = {name: _plain(content, name, kind) for name, kind in _PLAIN.items()}
+            return cls(
+                **plain,
+                risks={str(name): float(risk) for name, risk in content["risks"].items()},
+                decision_time=_instant(content["decision_time"]),
+                issued_at=_instant(content["issued_at"]),
+                expires_at=_instant(content["expires_at"]),
+                horizon=timedelta(seconds=content["horizon_s"]),
+                model=ModelName(content["model"]["digest"], content["model"]["profile"], content["model"]["version"]),
+                reasons=tuple(
+                    RiskReason(str(r["text"]), str(r["group"]), float(r["share"])) for r in content["reasons"]
+                ),
+            )
+        except KeyError as error:
+            raise ValueError(f"the risk record lacks {error}") from None
+        except (TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(f"the risk record is damaged: {error}") from None
+
+
+_TEXT, _MAYBE_TEXT = (str,), (str, type(None))
+_MAYBE_NUMBER = (float, int, type(None))
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "unit": _TEXT, "gpu": _MAYBE_TEXT, "node": _TEXT, "slot": _MAYBE_TEXT, "status": _TEXT,
+    "why_unknown": _MAYBE_TEXT, "risk": _MAYBE_NUMBER, "score": _MAYBE_NUMBER, "rank": (int, type(None)),
+    "alert": (bool,), "tier": _TEXT, "sample_age_s": _MAYBE_NUMBER, "completeness": (float, int),
+}  # fmt: skip
+
+
+def _plain(content: Mapping[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
+    value = content[name]
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise TypeError(f"{name} is {value!r}")
+    return value
+
+
+def instant_words(value: datetime) -> str:
+    """Write an aware instant as ISO 8601 in UTC, whole seconds, with Z.
+
+    Examples
+    --------
+    >>> instant_words(datetime(2026, 1, 1, 6, tzinfo=UTC))
+    '2026-01-01T06:00:00Z'
+    """
+    return value.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _instant(text: str) -> datetime:
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        raise ValueError(f"a time without a zone, {text}")
+    return when.astimezone(UTC)

@@ -1,0 +1,216 @@
+"""Risk to tier by three thresholds, and the risk of a node from those of its GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Tier = Literal["clear", "watch", "elevated", "high", "unknown"]
+
+TIERS: tuple[Tier, ...] = ("clear", "watch", "elevated", "high")
+"""The tiers of a known risk, in ascending order."""
+
+UNKNOWN: Tier = "unknown"
+"""The tier of a unit without a risk. It stands outside the order: it neither raises nor lowers anything."""
+
+RAISED: tuple[Literal["watch", "elevated", "high"], ...] = ("watch", "elevated", "high")
+"""The tiers that a threshold leads to, in ascending order."""
+
+PROMISED: Mapping[str, float] = {"elevated": 0.5, "high": 0.85}
+"""The precision that a derived threshold must promise: half of the drains right before a node is kept from new work,
+85 % (the paper's figure) before it is emptied."""
+
+
+@dataclass(frozen=True, slots=True)
+class TierThresholds:
+    """From which risk on a unit has which tier.
+
+    Parameters
+    ----------
+    watch, elevated, high : float or None
+        A risk of at least this has the tier; above 0, at most 1, not descending. None: the tier is never reached.
+
+    Raises
+    ------
+    ValueError
+        If a threshold is out of range or lower than that of a lower tier.
+    """
+
+    watch: float | None = None
+    elevated: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        lower: tuple[str, float] | None = None
+        for name, value in self.items():
+            if value is None:
+                continue
+            if not 0 < value <= 1:
+                raise ValueError(f"{name} is {value}: give a risk above 0 and at most 1")
+            if lower is not None and value < lower[1]:
+                raise ValueError(f"{name} is {value}, below {lower[0]} ({lower[1]}): a higher tier needs a higher risk")
+            lower = name, value
+
+    def items(self) -> tuple[tuple[Literal["watch", "elevated", "high"], float | None], ...]:
+        """Give the tiers with their thresholds, in ascending order."""
+        return (("watch", self.watch), ("elevated", self.elevated), ("high", self.high))
+
+    def tier(self, risk: float | None) -> Tier:
+        """Give the tier of a risk.
+
+        Parameters
+        ----------
+        risk : float or None
+            Between 0 and 1; None or NaN: not known.
+
+        Returns
+        -------
+        str
+            The highest tier whose threshold the risk reaches; ``clear`` where it reaches none.
+        """
+        if risk is None or math.isnan(risk):
+            return UNKNOWN
+        found: Tier = "clear"
+        for name, value in self.items():
+            if value is not None and risk >= value:
+                found = name
+        return found
+
+    def to_json(self) -> dict[str, float | None]:
+        """Give the thresholds as a JSON object."""
+        return dict(self.items())
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenThresholds:
+    """Thresholds, and where each comes from.
+
+    Attributes
+    ----------
+    thresholds : TierThresholds
+    sources : mapping of str to str
+        For each tier in words: given, from which promise, or why there is none.
+    """
+
+    thresholds: TierThresholds
+    sources: Mapping[str, str]
+
+
+def choose_thresholds(
+    given: TierThresholds, decisions: Sequence[Mapping[str, Any]] | None, *, why_none: str = ""
+) -> ChosenThresholds:
+    """Take the thresholds that were given, and derive the others from the decisions that a bundle carries.
+
+    Parameters
+    ----------
+    given : TierThresholds
+        The operator's own; they are never changed.
+    decisions : sequence of mapping, or None
+        As :meth:`policy.thresholds.Decision.to_json` writes them. None: the bundle carries none.
+    why_none : str
+        Why, in words.
+
+    Returns
+    -------
+    ChosenThresholds
+        ``watch`` is where the budget's alerts begin, ``elevated`` and ``high`` where the precisions of
+        :data:`PROMISED` can be promised. A promise that is not made gives no threshold. A derived threshold that
+        would stand above that of a higher tier is lowered to it, and one below a given lower tier raised to it.
+    """
+    derived: dict[str, float | None] = {}
+    sources: dict[str, str] = {}
+    for name, value in given.items():
+        if value is not None:
+            sources[name] = "given"
+            continue
+        derived[name], sources[name] = _derive(name, decisions, why_none)
+    values = dict(given.items())
+    for at in reversed(range(len(RAISED))):
+        name = RAISED[at]
+        wanted = derived.get(name)
+        if wanted is None:
+            continue
+        low = max((value for each in RAISED[:at] if (value := dict(given.items())[each]) is not None), default=0.0)
+        high = min((value for each in RAISED[at + 1 :] if (value := values[each]) is not None), default=1.0)
+        values[name] = min(max(wanted, low), high)
+        if values[name] != wanted:
+            other = "lower" if low > wanted else "higher"
+            sources[name] += f"; moved from {wanted:.6g} to the threshold of a {other} tier"
+    return ChosenThresholds(TierThresholds(**values), sources)
+
+
+def worst_tier(tiers: Iterable[str]) -> Tier:
+    """Give the highest of some tiers, :data:`UNKNOWN` only where no other is among them.
+
+    Raises
+    ------
+    ValueError
+        If one is no tier.
+    """
+    found: Tier = UNKNOWN
+    for each in tiers:
+        if each == UNKNOWN:
+            continue
+        if each not in TIERS:
+            raise ValueError(f"{each!r} is not a tier: {', '.join(TIERS)} or {UNKNOWN}")
+        named = TIERS[TIERS.index(each)]
+        if found == UNKNOWN or TIERS.index(named) > TIERS.index(found):
+            found = named
+    return found
+
+
+def node_risk(risks: Iterable[float | None]) -> float | None:
+    """Give the risk that any GPU of a node has: ``1 - prod(1 - risk)``.
+
+    Parameters
+    ----------
+    risks : iterable of float or None
+        Of its GPUs; None or NaN: not known, which neither raises nor lowers the node's.
+
+    Returns
+    -------
+    float or None
+        None where no GPU's risk is known.
+
+    Raises
+    ------
+    ValueError
+        If a risk is not between 0 and 1.
+
+    Notes
+    -----
+    The GPUs of a node are taken to fail independently of each other. They share power and cooling, so that the true
+    risk of a node is somewhat lower. Summed as logarithms, so that many tiny risks are not lost to rounding.
+    """
+    known = [risk for risk in risks if risk is not None and not math.isnan(risk)]
+    for risk in known:
+        if not 0 <= risk <= 1:
+            raise ValueError(f"a risk of {risk}: give one between 0 and 1")
+    if not known:
+        return None
+    if 1.0 in known:
+        return 1.0
+    return -math.expm1(math.fsum(math.log1p(-risk) for risk in known))
+
+
+def _derive(name: str, decisions: Sequence[Mapping[str, Any]] | None, why_none: str) -> tuple[float | None, str]:
+    if decisions is None:
+        return None, f"none: {why_none}" if why_none else "none: the bundle carries no decisions"
+    wanted = PROMISED.get(name)
+    for decision in decisions:
+        if wanted is None and decision["kind"] == "budget":
+            words = refusal = f"the budget of {decision['asked']:g} alerts a decision time"
+            refusal += " gives no threshold"
+            break
+        if wanted is not None and decision["kind"] == "precision" and math.isclose(decision["asked"], wanted):
+            words, refusal = f"a promised precision of {wanted:.0%}", f"a precision of {wanted:.0%} is not promised"
+            break
+    else:
+        asked = "budget" if wanted is None else f"precision of {wanted:.0%}"
+        return None, f"none: no {asked} was asked of the backtest"
+    value = decision["threshold"]
+    if not decision["promised"] or value is None or not 0 < value <= 1:
+        return None, f"none: {refusal} ({decision.get('why') or 'no evidence'})"
+    return float(value), words

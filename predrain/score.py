@@ -1,0 +1,239 @@
+"""``predrain score``: score the fleet at the newest decision time that is due, once or on an interval."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from predrain.console import FAILED, JsonOption, ParamsOption, params_files, refuse_inside, reported, show
+from predrain.promote import DEFAULT_STORE
+
+if TYPE_CHECKING:
+    from pipeline.params import Params
+    from serving.config import ScoringSettings
+    from serving.result import ScoringResult
+    from serving.status import Attempt
+    from serving.writing import ScoresFolder
+
+_SHORTEST = timedelta(seconds=1)
+
+
+def score(
+    dataset: Annotated[Path, typer.Option(help="Folder of the dataset.")],
+    model: Annotated[str, typer.Option(help="Folder of a bundle, or `champion`: that of the registry.")],
+    out: Annotated[Path, typer.Option(help="Folder of the scores; decisions are added to those in it.")],
+    at: Annotated[
+        str | None,
+        typer.Option(help="Decision time to score (ISO 8601 with a zone).  Default: the newest that is due."),
+    ] = None,
+    every: Annotated[
+        str | None,
+        typer.Option(
+            help="Go on, with a round so often (such as 5m), until SIGTERM.  A round costs little until a "
+            "decision is due."
+        ),
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(help=f"MLflow URI of the registry.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "predrain",
+    params: ParamsOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write each GPU's risk, tier and reasons at the newest decision time that is due, if that was not done yet.
+
+    A GPU without enough fresh telemetry is `unknown`.  Exits with 1 if the (last) round failed; OUT/status.json and
+    OUT/predrain_score.prom say so too.
+
+    Example: predrain score --dataset fleet --model champion --out scores --every 5m
+    """
+    with reported():
+        from pipeline.params import load_params
+        from predrain.collect_kernel_log import instant_option
+        from serving.writing import ScoresFolder
+
+        when = None if at is None else instant_option(at, "--at")
+        pause = None if every is None else _pause(every)
+        if when is not None and pause is not None:
+            raise typer.BadParameter("--at names one decision time, --every goes on with those to come")
+        refuse_inside(out, dataset)
+        scores = ScoresFolder(out)
+        with _failures_marked(scores):
+            settings = _settings(load_params(params_files(params)))
+        rounds = _Rounds(dataset, model, registry or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE, name)
+        work = lambda: rounds.run(scores, settings, when)  # noqa: E731 - a name for what both ways repeat
+        failed = _once(scores, work, as_json) if pause is None else _follow(scores, work, pause, as_json)
+    if failed:
+        raise typer.Exit(FAILED)
+
+
+class _Rounds:
+    """Scores with the model that is present at each round; what is heavy is imported, and the model read, but once."""
+
+    def __init__(self, dataset: Path, model: str, registry: str, name: str) -> None:
+        self._dataset = dataset
+        self._model = (model, registry, name)
+        self._source: Any = None
+
+    def run(self, scores: ScoresFolder, settings: ScoringSettings, at: datetime | None) -> ScoringResult:
+        from serving.result import nothing_due
+        from telemetry.store import Dataset
+
+        if at is None:
+            standing = nothing_due(
+                scores,
+                _now(),
+                digest=self._digest(),
+                data_end=lambda: Dataset.open(self._dataset, lease=False).meta.span[1],
+            )
+            if standing is not None:
+                return standing  # so that a timer may fire every few minutes at little cost
+        from serving.batch import score_decision
+        from serving.model_source import model_source
+
+        if self._source is None:
+            # a registry that does not answer must not hold a round up for MLflow's default of many minutes
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+            os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+            model, registry, name = self._model
+            self._source = model_source(model, registry=registry, name=name)
+        found = Dataset.open(self._dataset)
+        return score_decision(found, self._source.current(), scores, settings, clock=_now, at=at)
+
+    def _digest(self) -> str | None:
+        """Give the digest of a bundle in a folder; None for the champion, whom only the registry knows."""
+        import hashlib
+
+        if self._model[0] == "champion":
+            return None
+        try:
+            return hashlib.sha256((Path(self._model[0]) / "manifest.json").read_bytes()).hexdigest()
+        except OSError:
+            return ""  # loading it says what is wrong
+
+
+@contextmanager
+def _failures_marked(scores: ScoresFolder) -> Iterator[None]:
+    """Leave a mark of whatever goes wrong in the scores' status, and let it pass."""
+    from serving.status import Attempt
+
+    began = _now()
+    try:
+        yield
+    except Exception as error:
+        _recorded(scores, Attempt(began, None, str(error) or type(error).__name__))
+        raise
+
+
+def _once(scores: ScoresFolder, work: Callable[[], ScoringResult], as_json: bool) -> bool:
+    from serving.status import Attempt, record_attempt
+
+    began = _now()
+    with _failures_marked(scores):
+        result = work()
+    record_attempt(scores, Attempt(began, result))
+    show(told(result), as_json=as_json)
+    return False
+
+
+def _follow(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta, as_json: bool) -> bool:
+    """Go round until a signal; a failed round is said and the next one tries again. True: the last one failed."""
+    from predrain.stopping import until_stopped
+    from serving.status import Attempt
+
+    failed = False
+    noted: tuple[str, ...] = ()
+    for _ in until_stopped(pause):
+        began = _now()
+        try:
+            result = work()
+        except Exception as error:  # whatever it is, the fleet is better served by another try than by none
+            failed = True
+            text = str(error) or type(error).__name__
+            _say(as_json, {"at": began.isoformat(), "error": text}, f"round failed: {text}", sys.stderr)
+            _recorded(scores, Attempt(began, None, text))
+            continue
+        failed = False
+        if result.written or result.notes != noted:  # what stays as it was need not be said every few minutes
+            facts = told(result)
+            _say(as_json, facts, ", ".join(f"{key} {value}" for key, value in facts.items()), sys.stdout)
+        noted = result.notes
+        _recorded(scores, Attempt(began, result))
+    return failed
+
+
+def _recorded(scores: ScoresFolder, attempt: Attempt) -> None:
+    from serving.status import record_attempt
+
+    try:
+        record_attempt(scores, attempt)
+    except Exception as error:  # a full disk must not end the loop: it may be freed
+        sys.stderr.write(f"predrain score: cannot write the status: {error}\n")
+        sys.stderr.flush()
+
+
+def _say(as_json: bool, facts: dict[str, Any], words: str, stream: Any) -> None:
+    line = json.dumps(facts, default=str, sort_keys=True) if as_json else f"predrain score: {words}"
+    stream.write(line + "\n")
+    stream.flush()
+
+
+def told(result: ScoringResult) -> dict[str, Any]:
+    """Give what a run did, for the terminal."""
+    summary = result.summary
+    return {
+        "decision": summary["decision_time"],
+        "written": result.written,
+        "folder": str(result.folder),
+        "tiers": summary["tiers"],
+        "alerts": summary["alerts"],
+        "expires_at": summary["expires_at"],
+        "behind_s": result.behind_s,
+        "model": f"{summary['model']['profile']} {summary['model']['digest'][:12]}",
+        "notes": "; ".join(result.notes) or None,
+    }
+
+
+def _settings(params: Params) -> ScoringSettings:
+    from policy.tiers import TierThresholds
+    from serving.config import ScoringSettings
+
+    given, tiers = params.serving, params.policy.tiers
+    return ScoringSettings(
+        stale_after=given.stale_after,
+        least_completeness=given.least_completeness,
+        explained=given.explained,
+        reasons=given.reasons,
+        retention=given.retention,
+        tiers=TierThresholds(tiers.watch, tiers.elevated, tiers.high),
+    )
+
+
+def _pause(written: str) -> timedelta:
+    from telemetry.config import parse_duration
+
+    try:
+        pause = parse_duration(written)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--every") from None
+    if pause < _SHORTEST:
+        raise typer.BadParameter("at least 1s", param_hint="--every")
+    return pause
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("score")(score)

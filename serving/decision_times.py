@@ -1,0 +1,110 @@
+"""Which decision is due: the newest time of the grid whose facts are there."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+from features.errors import InputError
+from features.matrix import MatrixConfig
+
+MIN_STEPS_STALE = 2
+"""Steps, beside the delay, that a unit's newest sample may always be old: one that is due and one that is late."""
+
+
+def due_decision(config: MatrixConfig, now: datetime) -> datetime:
+    """Give the newest decision time that can be scored.
+
+    Parameters
+    ----------
+    config : MatrixConfig
+        Its ``decision`` is the grid, its ``span`` that of the dataset.
+    now : datetime
+        Aware.
+
+    Returns
+    -------
+    datetime
+        The last time of the grid that is not after the dataset's end and lies ``features.delay`` back at least. UTC.
+
+    Raises
+    ------
+    InputError
+        If the dataset begins later than that.
+    """
+    first, last = config.span
+    t = _floor(min(now - config.features.delay, last), config)
+    if t < first:
+        raise InputError(
+            f"no decision is due yet: the dataset reaches from {_words(first)} to {_words(last)}, it is {_words(now)}",
+            "--dataset",
+            "Wait for the first decision time within it, or name one with --at.",
+        )
+    return t
+
+
+def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetime:
+    """Check a decision time that was asked for.
+
+    Parameters
+    ----------
+    config : MatrixConfig
+    at, now : datetime
+        Aware.
+
+    Returns
+    -------
+    datetime
+        The same in UTC.
+
+    Raises
+    ------
+    InputError
+        If it is not on the grid, outside the dataset, or still to come.
+    """
+    at = at.astimezone(UTC)
+    before = _floor(at, config)
+    if before != at:
+        raise InputError(
+            f"{_words(at)} is not a decision time of this model",
+            "--at",
+            f"Give {_words(before)} or {_words(before + config.decision.every)}.",
+        )
+    first, last = config.span
+    if not first <= at <= last:
+        raise InputError(
+            f"{_words(at)} lies outside the dataset, which reaches from {_words(first)} to {_words(last)}",
+            "--at",
+            "Give a time inside it.",
+        )
+    if at > now:
+        raise InputError(f"{_words(at)} is still to come: it is {_words(now)}", "--at", "Wait for it.")
+    return at
+
+
+def expiry(config: MatrixConfig, t: datetime, issued_at: datetime) -> datetime:
+    """Give the time after which a risk says nothing any more.
+
+    Two things end it, whichever comes first: the end of the interval that it speaks of (t + gap + horizon), and two
+    decision intervals after it was issued, by when two newer ones should have taken its place.
+    """
+    return min(t + config.labels.gap + config.labels.horizon, issued_at + 2 * config.decision.every)
+
+
+def behind_s(config: MatrixConfig, t: datetime, now: datetime) -> float:
+    """Give by how many seconds a decision is older than the one that would be due by the clock alone; 0: it is that."""
+    return max((_floor(now - config.features.delay, config) - t).total_seconds(), 0.0)
+
+
+def stale_after(config: MatrixConfig, asked: timedelta) -> timedelta:
+    """Give the age from which on a sample is stale, for a dataset's step: at least two steps and the delay."""
+    return max(asked, config.features.delay + MIN_STEPS_STALE * config.step)
+
+
+def _floor(t: datetime, config: MatrixConfig) -> datetime:
+    origin, every = config.decision.origin, config.decision.every
+    return (origin + (t - origin) // every * every).astimezone(UTC)
+
+
+def _words(t: datetime) -> str:
+    whole = t.astimezone(UTC).replace(tzinfo=None)
+    return whole.isoformat(timespec="seconds" if whole.microsecond == 0 else "milliseconds") + "Z"

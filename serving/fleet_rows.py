@@ -1,0 +1,170 @@
+"""The fleet's rows at one decision time, read from a dataset through the kernels of training, with their freshness."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from features.blocks import key_columns
+from features.errors import InputError
+from features.grid import decision_rows
+from features.live import live_plan, live_rows, look_back
+from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.sequences import SequencePlan, layout_of, live_windows
+from features.service import duration_ms, instant_ms, instants
+from serving.config import ScoringSettings
+from serving.decision_times import stale_after
+from serving.freshness import Freshness, FreshnessWatch, always_fresh, sample_columns, stays_at
+from telemetry.store import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRows:
+    """All units in service at one decision time.
+
+    Attributes
+    ----------
+    keys : DataFrame
+        Units that have a row: :data:`features.matrix.ROW_COLUMNS`, sorted by unit.
+    values : ndarray of float32, shape (n_rows, n_features)
+        Their features; NaN: unknown.
+    fresh : Freshness
+        Of their telemetry.
+    why : list of (str or None), length n_rows
+        Why a row must not be scored; None: it may be.
+    idle : DataFrame
+        ``unit`` and ``node`` of those that are in service and known to be down or drained: they have no row.
+    slots : dict of str to (str or None)
+        Slot by unit.
+    newest_ms : int or None
+        The newest usable sample of all, in milliseconds since the epoch.
+    """
+
+    keys: pd.DataFrame
+    values: NDArray[np.float32]
+    fresh: Freshness
+    why: list[str | None]
+    idle: pd.DataFrame
+    slots: dict[str, str | None]
+    newest_ms: int | None
+
+
+def fleet_rows(
+    dataset: Dataset,
+    config: MatrixConfig,
+    settings: ScoringSettings,
+    t: datetime,
+    windows: SequencePlan | None = None,
+) -> FleetRows:
+    """Compute the rows of every unit in service.
+
+    Parameters
+    ----------
+    dataset : Dataset
+        One of its buckets is in memory at a time.
+    config : MatrixConfig
+        Of the bundle that is to score them.
+    settings : ScoringSettings
+        What is too old, and what is too little.
+    t : datetime
+        Decision time on the grid, aware.
+    windows : SequencePlan, optional
+        Raw windows to stand behind the features, for learners that read sequences.
+
+    Returns
+    -------
+    FleetRows
+
+    Raises
+    ------
+    InputError
+        If no unit is in service, or the dataset is damaged.
+    """
+    t_ms = instant_ms(t)
+    events, inventory = dataset.events(), dataset.inventory()
+    none = np.zeros(0, dtype=np.int64)
+    never = pd.DataFrame({"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)})
+    everyone = decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
+    if not len(everyone):
+        raise InputError(
+            f"no unit is in service at {t.isoformat()}",
+            f"dataset {dataset.path}",
+            "Check the inventory's installed_at and removed_at.",
+        )
+    watch = FreshnessWatch(config, t_ms)
+    sampled = live_plan(config).reads_samples or windows is not None
+    raw = None if windows is None else _Windows(windows, config, everyone, inventory, t)
+    read = _buckets(dataset, config) if sampled else iter(())
+    tables = watch.pass_recent(read if raw is None else raw.taken(read), t_ms - duration_ms(look_back(config)))
+    frame = live_rows(tables if sampled else None, events, inventory, t, config)
+    deque(tables, maxlen=0)  # what features do not read is still to be counted
+    keys = frame[list(ROW_COLUMNS)]
+    values: Any = frame.drop(columns=list(ROW_COLUMNS)).to_numpy(np.float32)
+    if raw is not None:
+        values = np.concatenate([values, raw.of(keys["unit"].tolist())], axis=1)
+    fresh = always_fresh(len(keys))
+    why: list[str | None] = [None] * len(keys)
+    if sampled:
+        fresh = watch.of(keys["node"].tolist(), keys["unit"].tolist())
+        why = fresh.why_unknown(
+            stale_after=stale_after(config, settings.stale_after),
+            least=settings.least_completeness,
+            interval=config.decision.every,
+        )
+    return FleetRows(
+        keys=keys,
+        values=values,
+        fresh=fresh,
+        why=why,
+        idle=everyone[~everyone["unit"].isin(set(keys["unit"]))],
+        slots=stays_at(inventory, t_ms, config.unit),
+        newest_ms=watch.newest_ms,
+    )
+
+
+def _buckets(dataset: Dataset, config: MatrixConfig) -> Iterator[pa.Table]:
+    columns = sample_columns(config, dataset.meta.channels)
+    for bucket in dataset.buckets():
+        yield dataset.read_bucket(bucket, columns)
+
+
+class _Windows:
+    """Takes the raw windows of all units in service out of tables that each hold all samples of their nodes."""
+
+    def __init__(
+        self, plan: SequencePlan, config: MatrixConfig, everyone: pd.DataFrame, inventory: pd.DataFrame, t: datetime
+    ) -> None:
+        self._plan, self._config = plan, config
+        self._everyone, self._inventory, self._t = everyone, inventory, t
+        self._node = everyone["node"].to_numpy(dtype=object)
+        self._at = {unit: at for at, unit in enumerate(everyone["unit"].tolist())}
+        self._values = np.full((len(everyone), plan.steps * len(plan.channels)), np.nan, dtype=np.float32)
+
+    def taken(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+        wanted = [*key_columns(self._config.unit), *layout_of(self._plan, self._config.channels).numbers]
+        for table in tables:
+            mine = np.flatnonzero(np.isin(self._node, pc.unique(table.column("node")).to_pylist()))
+            found = live_windows(
+                table.select([name for name in table.column_names if name in wanted]),
+                self._everyone.iloc[mine],
+                self._inventory,
+                self._t,
+                plan=self._plan,
+                channels=self._config.channels,
+                origin=self._config.decision.origin,
+                unit=self._config.unit,
+            )
+            self._values[mine] = found.reshape(len(mine), -1)
+            yield table
+
+    def of(self, units: Sequence[str]) -> NDArray[np.float32]:
+        return self._values[[self._at[unit] for unit in units]]

@@ -1,0 +1,171 @@
+"""How fresh each unit's telemetry is at a decision time, counted while its samples pass by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from features.blocks import epoch_ms, key_columns, pair_codes
+from features.matrix import MatrixConfig
+from features.service import duration_ms, milliseconds, text
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """What the samples of some units are like, each array of shape (n_units,).
+
+    Attributes
+    ----------
+    sample_age_s : ndarray of float64
+        Age of the newest usable sample at the decision time in seconds; NaN: there is none.
+    completeness : ndarray of float64
+        Share of the samples expected in the last decision interval, 0 to 1.
+    """
+
+    sample_age_s: Floats
+    completeness: Floats
+
+    def why_unknown(self, *, stale_after: timedelta, least: float, interval: timedelta) -> list[str | None]:
+        """Say for each unit in words why it must not be scored; None: it may be.
+
+        Parameters
+        ----------
+        stale_after : timedelta
+            Oldest age of the newest sample.
+        least : float
+            Least completeness.
+        interval : timedelta
+            That ``completeness`` is over.
+        """
+        limit = stale_after.total_seconds()
+        words: list[str | None] = []
+        for age, share in zip(self.sample_age_s.tolist(), self.completeness.tolist(), strict=True):
+            if np.isnan(age):
+                words.append("no sample yet")
+            elif age > limit:
+                words.append(f"the newest sample is {_span(age)} old, more than {_span(limit)}")
+            elif share < least:
+                words.append(
+                    f"{share:.0%} of the samples expected in the last {_span(interval.total_seconds())}, "
+                    f"less than {least:.0%}"
+                )
+            else:
+                words.append(None)
+        return words
+
+
+class FreshnessWatch:
+    """Counts samples by (node, unit) as they pass by.
+
+    Parameters
+    ----------
+    config : MatrixConfig
+        Decision interval, step, delay, unit.
+    t_ms : int
+        Decision time in milliseconds since the epoch; a sample is usable up to ``features.delay`` before it.
+    """
+
+    def __init__(self, config: MatrixConfig, t_ms: int) -> None:
+        self._unit = config.unit
+        self._channels = tuple(config.channels)
+        self._t_ms = t_ms
+        self._border_ms = t_ms - duration_ms(config.features.delay)
+        self._since_ms = self._border_ms - duration_ms(config.decision.every)
+        self._expected = max(duration_ms(config.decision.every) // duration_ms(config.step), 1)
+        self._newest: dict[tuple[str, str], int] = {}
+        self._counted: dict[tuple[str, str], int] = {}
+
+    @property
+    def newest_ms(self) -> int | None:
+        """The newest usable sample of all, in milliseconds since the epoch; None: there was none."""
+        return max(self._newest.values(), default=None)
+
+    def pass_recent(self, tables: Iterable[pa.Table], oldest_ms: int) -> Iterator[pa.Table]:
+        """Count the samples of tables, and pass on those that are usable and newer than ``oldest_ms``.
+
+        A row without any value is no sample: an exporter that lists a GPU it cannot read tells nothing about it.
+        """
+        for table in tables:
+            times = epoch_ms(table.column("timestamp"))
+            self._count(table, times)
+            yield table.filter(pa.array((times > oldest_ms) & (times <= self._border_ms)))
+
+    def of(self, nodes: Sequence[str], units: Sequence[str]) -> Freshness:
+        """Give the freshness of units at their present nodes."""
+        pairs = list(zip(nodes, units, strict=True))
+        newest = np.array([self._newest.get(pair, np.nan) for pair in pairs], dtype=np.float64)
+        counted = np.array([self._counted.get(pair, 0) for pair in pairs], dtype=np.float64)
+        return Freshness((self._t_ms - newest) / 1000.0, np.minimum(counted / self._expected, 1.0))
+
+    def _count(self, table: pa.Table, times: Ints) -> None:
+        if not table.num_rows:
+            return
+        codes, nodes, units = pair_codes(table, self._unit)
+        usable = (times <= self._border_ms) & self._has_value(table)
+        starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
+        none = np.iinfo(np.int64).min
+        newest = np.maximum.reduceat(np.where(usable, times, none), starts)
+        counted = np.add.reduceat((usable & (times > self._since_ms)).astype(np.int64), starts)
+        for code, last, count in zip(codes[starts].tolist(), newest.tolist(), counted.tolist(), strict=True):
+            unit = nodes[code] if self._unit == "node" else units[code // len(nodes)]
+            pair = (nodes[code % len(nodes)], unit)
+            if last != none:
+                self._newest[pair] = max(last, self._newest.get(pair, last))
+            self._counted[pair] = self._counted.get(pair, 0) + count
+
+    def _has_value(self, table: pa.Table) -> NDArray[np.bool_]:
+        found = np.zeros(table.num_rows, dtype=np.bool_)
+        for name in self._channels:
+            if name not in table.column_names:
+                continue
+            column = table.column(name)
+            if column.null_count == 0:
+                return np.ones(table.num_rows, dtype=np.bool_)
+            found |= pc.is_valid(column).to_numpy()
+            if found.all():
+                break
+        return found
+
+
+def always_fresh(units: int) -> Freshness:
+    """Give the freshness of units that need no samples: nothing is expected, so nothing is missing."""
+    return Freshness(np.full(units, np.nan), np.ones(units))
+
+
+def sample_columns(config: MatrixConfig, present: Iterable[str]) -> list[str]:
+    """List the columns of a dataset's samples that scoring reads: the keys, and the channels that are there."""
+    have = set(present)
+    return [*key_columns(config.unit), *(name for name in config.channels if name in have)]
+
+
+def stays_at(inventory: pd.DataFrame, t_ms: int, unit: str) -> dict[str, str | None]:
+    """Give the slot of each unit that is installed at a time; None where the inventory does not say."""
+    installed = milliseconds(inventory["installed_at"], "installed_at")
+    removed = milliseconds(inventory["removed_at"], "removed_at")
+    here = np.flatnonzero((installed <= t_ms) & (removed > t_ms))
+    here = here[np.argsort(installed[here], kind="stable")]
+    names = text(inventory["node" if unit == "node" else "gpu"])
+    slots = text(inventory["slot"]) if "slot" in inventory else np.full(len(inventory), None, dtype=object)
+    return {str(names[at]): None if slots[at] is None else str(slots[at]) for at in here.tolist()}
+
+
+def _span(seconds: float) -> str:
+    """Write a span in words: ``40 min``, ``5 h 10 min``, ``3 d 4 h``."""
+    minutes = int(seconds // 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+    days, hours = divmod(hours, 24)
+    return f"{days} d {hours} h" if hours else f"{days} d"

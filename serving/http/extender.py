@@ -1,0 +1,159 @@
+"""The Kubernetes scheduler-extender protocol, version 1: which nodes a pod may go to, and which it had better.
+
+Protocol: ``k8s.io/kube-scheduler/extender/v1`` (``ExtenderArgs``, ``ExtenderFilterResult``, ``HostPriority``,
+``MaxExtenderPriority`` = 10). Its Go types have no JSON names of their own, so keys are read whatever their case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from serving.http.fleet import Fleet, NodeState
+from telemetry.receiving.problems import Refused
+
+MOST_PRIORITY: Final = 10
+"""``MaxExtenderPriority``."""
+
+_BEST: Final = {"clear": 10, "watch": 7, "elevated": 4, "high": 1}
+_SPREAD: Final = {"clear": 2, "watch": 2, "elevated": 2, "high": 1}
+_UNKNOWN: Final = 7
+# Bands do not overlap: clear 8 to 10, watch 5 to 7, elevated 2 to 4, high 0 and 1. A node of which nothing is known
+# stands with the best of those to watch: it is no better than a clear one, and must not be shunned.
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The nodes that the scheduler asks about.
+
+    Attributes
+    ----------
+    names : tuple of str
+        In the scheduler's order.
+    nodes : mapping or None
+        The ``NodeList`` as sent, where the scheduler is configured without ``nodeCacheCapable``; None with it.
+    """
+
+    names: tuple[str, ...]
+    nodes: dict[str, Any] | None
+
+
+def candidates(args: Any) -> Candidates:
+    """Read ``ExtenderArgs``.
+
+    Raises
+    ------
+    Refused
+        400, if it is not of that form.
+    """
+    if not isinstance(args, dict):
+        raise Refused(400, "send ExtenderArgs: an object with Pod and NodeNames or Nodes", "invalid")
+    fields = {str(key).lower(): value for key, value in args.items()}
+    names = fields.get("nodenames")
+    if names is not None:
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise Refused(400, "NodeNames is no list of strings", "invalid")
+        return Candidates(tuple(names), None)
+    nodes = fields.get("nodes")
+    if nodes is None:
+        raise Refused(400, "ExtenderArgs holds neither NodeNames nor Nodes", "invalid")
+    items = _items(nodes)
+    if not isinstance(nodes, dict) or items is None or not all(_name(item) is not None for item in items):
+        raise Refused(400, "Nodes is no NodeList of nodes with names", "invalid")
+    return Candidates(tuple(str(_name(item)) for item in items), nodes)
+
+
+def kept_nodes(names: Sequence[str], fleet: Fleet | None, now: datetime) -> tuple[list[str], dict[str, str]]:
+    """Decide which nodes a pod may go to.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Nodes, in the scheduler's order.
+    fleet : Fleet or None
+        None: nothing is known.
+    now : datetime
+
+    Returns
+    -------
+    kept : list of str
+        In the same order; never empty if ``names`` is not. A node is left out only if its tier is ``high`` by scores
+        that have not expired; where that would leave none, the least risky one stays.
+    removed : dict of str to str
+        Why, by node.
+    """
+    states = {name: _state(name, fleet, now) for name in names}
+    high = {name: state for name, state in states.items() if state is not None and state.tier == "high"}
+    kept = [name for name in names if name not in high]
+    if not kept and high:
+        least = min(high.values(), key=lambda state: (state.risk or 0.0, state.node)).node
+        del high[least]
+        kept = [least]
+    return kept, {
+        name: f"predrain: a GPU is at high risk of failing (node risk {state.risk:.2g})" for name, state in high.items()
+    }
+
+
+def priority(state: NodeState | None) -> int:
+    """Return a node's priority from 0 to 10: by tier, and inside a tier by risk, never lower for the less risky."""
+    if state is None or state.risk is None or state.tier not in _BEST:
+        return _UNKNOWN
+    return _BEST[state.tier] - round(_SPREAD[state.tier] * state.risk)
+
+
+def filter_result(asked: Candidates, fleet: Fleet | None, now: datetime) -> dict[str, Any]:
+    """Return ``ExtenderFilterResult``."""
+    kept, removed = kept_nodes(asked.names, fleet, now)
+    return _result(asked, kept, removed)
+
+
+def pass_all(asked: Candidates) -> dict[str, Any]:
+    """Return the ``ExtenderFilterResult`` that leaves every node in: the answer to any trouble of ours."""
+    return _result(asked, list(asked.names), {})
+
+
+def priorities(asked: Candidates, fleet: Fleet | None, now: datetime) -> list[dict[str, Any]]:
+    """Return ``HostPriorityList``."""
+    return [{"Host": name, "Score": priority(_state(name, fleet, now))} for name in asked.names]
+
+
+def no_preference(asked: Candidates) -> list[dict[str, Any]]:
+    """Return the ``HostPriorityList`` that prefers none."""
+    return [{"Host": name, "Score": 0} for name in asked.names]
+
+
+def _result(asked: Candidates, kept: list[str], removed: dict[str, str]) -> dict[str, Any]:
+    nodes = None
+    if asked.nodes is not None:
+        keep = set(kept)
+        items = [item for item in _items(asked.nodes) or () if _name(item) in keep]
+        others = {key: value for key, value in asked.nodes.items() if key.lower() != "items"}
+        nodes = others | {"items": items}
+    return {
+        "Nodes": nodes,
+        "NodeNames": kept if asked.nodes is None else None,
+        # Evicting other pods would not make a node safer: newer schedulers (1.21) then look elsewhere for victims,
+        # older ones know FailedNodes alone.
+        "FailedNodes": removed,
+        "FailedAndUnresolvableNodes": removed,
+        "Error": "",
+    }
+
+
+def _state(name: str, fleet: Fleet | None, now: datetime) -> NodeState | None:
+    return None if fleet is None else fleet.state(name, now)
+
+
+def _items(nodes: Any) -> list[Any] | None:
+    if not isinstance(nodes, dict):
+        return None
+    items = next((value for key, value in nodes.items() if key.lower() == "items"), None)
+    return items if isinstance(items, list) else None
+
+
+def _name(item: Any) -> str | None:
+    metadata = item.get("metadata") if isinstance(item, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else None

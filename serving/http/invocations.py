@@ -1,0 +1,98 @@
+"""MLflow's scoring protocol: ``/ping`` and ``/invocations``, for what speaks to ``mlflow models serve``.
+
+The bodies that MLflow 2 and 3 define and that name their columns are taken: ``dataframe_split``,
+``dataframe_records``, and ``instances`` and ``inputs`` with records, ``inputs`` with one list a column. Tensors without
+names are refused, for nothing says which feature is which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from serving.http.asking import Asking
+from serving.http.model import LoadedModel
+from serving.http.request import JSON, Answer, Request, unknown_name
+from serving.http.routing import Route
+from serving.http.settings import ServiceSettings
+from serving.http.strict_json import read_json
+from telemetry.receiving.problems import Refused
+
+if TYPE_CHECKING:
+    from serving.http.rows import FeatureRows
+
+FORMS: Final = ("dataframe_split", "dataframe_records", "instances", "inputs")
+_SPLIT: Final = ("columns", "data", "index")
+_CONTAINERS: Final = 1024  # beside the rows: a list a column
+_OWN_COLUMNS: Final = 3  # unit, decision_time and the index
+
+
+class Invocations:
+    """The two routes.
+
+    Parameters
+    ----------
+    asking : Asking
+        What scores rows.
+    settings : ServiceSettings
+    """
+
+    def __init__(self, asking: Asking, settings: ServiceSettings) -> None:
+        self._asking = asking
+        self._settings = settings
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        return [
+            Route("GET", "/ping", self._ping, always=True),
+            Route("POST", "/invocations", self._invoke, "read"),
+        ]
+
+    async def _ping(self, _: Request) -> Answer:
+        self._asking.model()
+        return Answer(b"\n")
+
+    async def _invoke(self, request: Request) -> Answer:
+        request.query(())
+        if request.media() != JSON:
+            raise Refused(415, f"send {JSON}", "media_type")
+        return await self._asking.score(request, self._read, lambda _, predictions: {"predictions": predictions})
+
+    def _read(self, body: bytes, model: LoadedModel) -> FeatureRows:
+        from serving.http.rows import rows_of_records, rows_of_table  # noqa: PLC0415 - numpy, for rows only
+
+        limit = self._settings.rows
+        values = (limit + 1) * (len(model.columns) + _OWN_COLUMNS)
+        content = read_json(body, containers=limit + _CONTAINERS, values=values, finite=False)
+        if not isinstance(content, dict):
+            raise Refused(422, f"send an object with one of {', '.join(FORMS)}", "invalid")
+        if content.pop("params", None):
+            raise Refused(422, "this model has no params: leave them out", "invalid")
+        for key in content:
+            if key not in FORMS:
+                raise Refused(422, unknown_name(key, FORMS, "key"), "invalid")
+        if len(content) != 1:
+            raise Refused(422, f"send exactly one of {', '.join(FORMS)}", "invalid")
+        ((form, value),) = content.items()
+        if form == "dataframe_split":
+            return rows_of_table(*_split(value), model.columns, limit)
+        if form == "inputs" and isinstance(value, dict):
+            return rows_of_table(*_turned(value), model.columns, limit, form)
+        return rows_of_records(value, model.columns, limit, form)
+
+
+def _split(value: Any) -> tuple[Any, Any]:
+    if not isinstance(value, dict) or not {"columns", "data"} <= value.keys():
+        raise Refused(422, "dataframe_split is no object with columns and data", "invalid")
+    for key in value:
+        if key not in _SPLIT:
+            raise Refused(422, unknown_name(key, _SPLIT, "key of dataframe_split"), "invalid")
+    return value["columns"], value["data"]
+
+
+def _turned(value: dict[str, Any]) -> tuple[list[str], list[list[Any]]]:
+    if not value or not all(isinstance(column, list) for column in value.values()):
+        raise Refused(422, "inputs is neither a list of records nor one list of values a column", "invalid")
+    lengths = {len(column) for column in value.values()}
+    if len(lengths) > 1:
+        raise Refused(422, "inputs: the columns have different lengths", "invalid")
+    return list(value), [list(row) for row in zip(*value.values(), strict=True)]

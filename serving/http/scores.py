@@ -1,0 +1,172 @@
+"""Scores as ``predrain score`` writes them, read and checked: a folder's newest decision as one immutable value.
+
+``latest.json`` names a decision; ``decisions/NAME/risks.jsonl`` holds one risk record a unit and ``summary.json`` what
+is true of all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from features.errors import InputError
+from policy.risk_record import FORMAT, RiskRecord
+
+LATEST: Final = "latest.json"
+
+_NAME: Final = re.compile(r"\d{8}T\d{6}Z")
+_DO: Final = "Run `predrain score` again; the scores of before are served meanwhile."
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """One decision's records.
+
+    Attributes
+    ----------
+    decision : str
+        Its name, such as ``20260101T060000Z``.
+    units : dict of str to RiskRecord
+        By unit.
+    nodes : dict of str to tuple of RiskRecord
+        By node, in the order of slots.
+    decided, issued, expires : datetime
+        Decision time, when the last was written, and when the last expires (aware UTC).
+    model : mapping
+        ``digest``, ``profile`` and ``version`` of the model.
+    summary : mapping
+        ``summary.json``; empty if there is none.
+    """
+
+    decision: str
+    units: Mapping[str, RiskRecord]
+    nodes: Mapping[str, tuple[RiskRecord, ...]]
+    decided: datetime
+    issued: datetime
+    expires: datetime
+    model: Mapping[str, Any]
+    summary: Mapping[str, Any]
+
+
+def read_pointer(folder: Path) -> str:
+    """Return the name of the newest decision.
+
+    Raises
+    ------
+    InputError
+        If ``latest.json`` is not there or not understood.
+    """
+    path = folder / LATEST
+    try:
+        pointer = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise InputError(
+            "there are no scores yet", str(path), "Run `predrain score` with --out on this folder."
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"the pointer to the newest scores cannot be read: {error}", str(path), _DO) from error
+    if not isinstance(pointer, dict) or pointer.get("format") != FORMAT:
+        found = pointer.get("format") if isinstance(pointer, dict) else None
+        raise InputError(
+            f"the scores are of format {found!r}, this version reads {FORMAT}",
+            str(path),
+            "Score and serve with the same version of predrain.",
+        )
+    name = pointer.get("decision")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):  # it becomes part of a path
+        raise InputError(f"{name!r} is no decision's name", str(path), _DO)
+    return name
+
+
+def read_scores(folder: Path) -> Scores:
+    """Read the newest decision.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        What ``predrain score --out`` wrote.
+
+    Raises
+    ------
+    InputError
+        If there is none or it is damaged; a single wrong record refuses all, because a half-read fleet would look
+        safer than it is.
+    """
+    name = read_pointer(folder)
+    path = folder / "decisions" / name / "risks.jsonl"
+    units: dict[str, RiskRecord] = {}
+    nodes: dict[str, list[RiskRecord]] = {}
+    try:
+        with path.open("rb") as stream:
+            for number, line in enumerate(stream, 1):
+                record = _record(line, f"{path}, line {number}")
+                if record.unit in units:
+                    raise InputError(f"unit {record.unit!r} comes twice", f"{path}, line {number}", _DO)
+                units[record.unit] = record
+                nodes.setdefault(record.node, []).append(record)
+    except OSError as error:
+        raise InputError(f"the scores cannot be read: {error.strerror}", str(path), _DO) from error
+    if not units:
+        raise InputError("the decision holds no record", str(path), _DO)
+    records = units.values()
+    model = next(iter(records)).model
+    return Scores(
+        name,
+        units,
+        {node: tuple(sorted(each, key=_place)) for node, each in nodes.items()},
+        max(record.decision_time for record in records),
+        max(record.issued_at for record in records),
+        max(record.expires_at for record in records),
+        {"digest": model.digest, "profile": model.profile, "version": model.version},
+        _summary(path.with_name("summary.json")),
+    )
+
+
+def parse_instant(text: object) -> datetime:
+    """Read an ISO 8601 time with a zone.
+
+    Raises
+    ------
+    ValueError
+        If it is none.
+    """
+    if not isinstance(text, str):
+        raise ValueError("no text")
+    when = datetime.fromisoformat(text)
+    if when.tzinfo is None:
+        raise ValueError("no time zone")
+    return when.astimezone(UTC)
+
+
+def _summary(path: Path) -> Mapping[str, Any]:
+    try:
+        summary = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"the summary cannot be read: {error}", str(path), _DO) from error
+    if not isinstance(summary, dict):
+        raise InputError("the summary is no object", str(path), _DO)
+    return summary
+
+
+def _place(record: RiskRecord) -> tuple[int, str, str]:
+    # Slots are often numbers: 10 comes after 9.
+    slot = record.slot or ""
+    return (int(slot) if slot.isascii() and slot.isdigit() and len(slot) < 10 else -1, slot, record.unit)
+
+
+def _record(line: bytes, where: str) -> RiskRecord:
+    try:
+        return RiskRecord.from_json(json.loads(line, parse_constant=_no_constant))
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise InputError(f"a record is damaged: {error}", where, _DO) from error
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON")

@@ -1,0 +1,180 @@
+"""The service as a process: two listeners on one event loop, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+import signal
+import socket
+import threading
+from collections.abc import Callable, Generator
+from typing import Any, Final, cast
+
+import uvicorn
+
+from features.errors import InputError
+from serving.http.routing import Application
+from serving.http.service import Service
+from telemetry.receiving.connections import ConnectionGate, GuardedProtocol, quiet_accept_errors
+from telemetry.receiving.descriptors import ConnectionBounds, raise_descriptor_limit
+
+_LOG = logging.getLogger(__name__)
+_KEEP_ALIVE_S: Final = 75
+_BACKLOG: Final = 1024
+EXTENDER_HOST: Final = "127.0.0.1"
+"""The extender takes no tokens, so only its own machine reaches it."""
+
+
+def refuse_open_port(host: str, *, has_tokens: bool) -> None:
+    """Refuse to tell anybody on a network which nodes are at risk.
+
+    Raises
+    ------
+    InputError
+        If there are no tokens and the address is not a loopback one.
+    """
+    loopback = host == "localhost"
+    with contextlib.suppress(ValueError):
+        loopback = ipaddress.ip_address(host).is_loopback
+    if not has_tokens and not loopback:
+        raise InputError(
+            f"anybody who reaches {host} could ask",
+            "--host without --tokens",
+            "Give --tokens FILE, or listen on 127.0.0.1.",
+        )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which leaves the signals to :func:`serve` (two of them would fight over them)."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen; the kernel keeps more connections waiting than asyncio takes in one go."""
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_BACKLOG)
+
+
+def serve(
+    service: Service,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    *,
+    extender_port: int | None = 8081,
+    started: Callable[[int, int | None], None] | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Run until SIGTERM or SIGINT: then nothing new is accepted, and what was accepted is answered.
+
+    Parameters
+    ----------
+    service : Service
+        Is started, and closed at the end.
+    host, port : str, int
+        Where to listen; port 0 takes a free one.
+    extender_port : int or None
+        Port of the scheduler extender on 127.0.0.1; None: none.
+    started : callable, optional
+        Told of both ports when the service listens.
+    stop : threading.Event, optional
+        Ends the service as a signal would, where it runs in a thread that gets none.
+
+    Raises
+    ------
+    InputError
+        If a port cannot be listened on.
+    """
+    bounds = ConnectionBounds.of(raise_descriptor_limit())
+    listeners = [(service.api, _listen(host, port, "--port"))]
+    try:
+        if extender_port is not None:
+            listeners.append((service.extender, _listen(EXTENDER_HOST, extender_port, "--extender-port")))
+    except InputError:
+        listeners[0][1].close()
+        raise
+    share = max(1, bounds.connections // len(listeners))
+    servers = [
+        (_Server(_config(application, service, ConnectionBounds(share, bounds.backlog))), listener)
+        for application, listener in listeners
+    ]
+
+    async def run() -> None:
+        loop = asyncio.get_running_loop()
+        quiet_accept_errors(loop)
+
+        def end() -> None:
+            for server, _ in servers:
+                server.should_exit = True
+
+        def leave(number: signal.Signals) -> None:
+            _LOG.info("%s: leaving once what was accepted is answered", number.name)
+            end()
+
+        if stop is None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, leave, number)
+        else:
+            threading.Thread(target=_wait_for, args=(stop, loop, end), daemon=True).start()
+        for _, listener in servers:
+            listener.listen(_BACKLOG)  # whoever is told that the service listens may connect
+        ports = [int(listener.getsockname()[1]) for _, listener in servers]
+        _LOG.info("serving on %s:%d%s", host, ports[0], f", extender on {ports[1]}" if len(ports) > 1 else "")
+        if started is not None:
+            started(ports[0], ports[1] if len(ports) > 1 else None)
+        service.start()
+        await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers))
+
+    try:
+        asyncio.run(run())
+    finally:
+        service.close()
+
+
+def _wait_for(stop: threading.Event, loop: asyncio.AbstractEventLoop, end: Callable[[], None]) -> None:
+    stop.wait()
+    with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        loop.call_soon_threadsafe(end)
+
+
+def _config(application: Application, service: Service, bounds: ConnectionBounds) -> uvicorn.Config:
+    gate = ConnectionGate(bounds.connections, service.settings.head_timeout_s)
+    return uvicorn.Config(
+        cast("Any", application),
+        http=cast("type[asyncio.Protocol]", functools.partial(GuardedProtocol, gate=gate)),
+        ws="none",
+        log_config=None,
+        # Below an error uvicorn logs a line for each request that is no HTTP: anybody could fill the disk.
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        backlog=bounds.backlog,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=service.settings.grace_s,
+        lifespan="off",
+    )
+
+
+def _listen(host: str, port: int, option: str) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        # asyncio switches Nagle's delay off only where it sees that the protocol is TCP: else an answer takes 40 ms.
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise InputError(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            option,
+            "Choose another address, or end what listens there.",
+        ) from error
+    return listener

@@ -1,0 +1,61 @@
+"""What the HTTP service allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceSettings:
+    """Limits of the service.
+
+    Parameters
+    ----------
+    body_bytes : int
+        Largest body of a request, as sent.
+    decoded_bytes : int
+        Largest body after gzip, and most memory of an Arrow table; checked while it is unpacked.
+    held_bytes : int
+        Most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always taken.
+    rows : int
+        Most rows, nodes or GPUs of one request.
+    page : int
+        Most nodes of one page of ``GET /v1/nodes``.
+    concurrency : int
+        Most requests at a time, those beyond it are answered 503 (``/healthz``, ``/readyz``, ``/ping`` and
+        ``/metrics`` excepted).
+    scoring : int
+        Most requests at a time that wait for the model; one is scored at a time.
+    body_timeout_s : float
+        Longest time in which a client must have sent its body.
+    head_timeout_s : float
+        Longest time in which a client must have sent the head of a request; its connection is closed then.
+    work_timeout_s : float
+        Longest time that an answer may take once the body is there; 503 after it.
+    retry_after_s : int
+        What 503 asks a client to wait.
+    poll_s : float
+        How often the scores are looked at for newer ones.
+    stale_after_s : float or None
+        ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it; None: only when
+        all scores have expired.
+    grace_s : int
+        How long requests under way may take to end after SIGTERM.
+    """
+
+    body_bytes: int = 32 * MIB
+    decoded_bytes: int = 64 * MIB
+    held_bytes: int = 256 * MIB
+    rows: int = 10_000
+    page: int = 1_000
+    concurrency: int = 256
+    scoring: int = 16
+    body_timeout_s: float = 30.0
+    head_timeout_s: float = 10.0
+    work_timeout_s: float = 30.0
+    retry_after_s: int = 2
+    poll_s: float = 1.0
+    stale_after_s: float | None = None
+    grace_s: int = 20

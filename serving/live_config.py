@@ -1,0 +1,157 @@
+"""From a bundle to the settings that its features were made with, so that live rows have the same columns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from pydantic import ValidationError
+
+from features.config import DecisionSection, FeatureSection, LabelSection
+from features.errors import InputError
+from features.live import live_plan
+from features.matrix import MatrixConfig
+from features.sequences import SequencePlan
+from features.vocabulary import FeatureColumn
+from models.bundle import Bundle
+from models.sequence.layout import window_of
+from telemetry.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.channels import CATALOGUE
+from telemetry.config import format_duration, parse_duration
+from telemetry.meta import DatasetMeta
+
+_TRAIN = "Train it with `predrain train`."
+
+
+def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
+    """Give the settings of a bundle's features, for a dataset that is to be scored.
+
+    Parameters
+    ----------
+    bundle : Bundle
+        Decision grid, labels and features are those it was trained with, whatever the parameters say today.
+    meta : DatasetMeta
+        Of the dataset: unit, step, channels.
+
+    Returns
+    -------
+    MatrixConfig
+        With the bundle's channels, and its columns before the raw window, if it has one (:func:`window_plan`). A
+        channel that the dataset lacks is unknown everywhere (:func:`missing_channels`); one that the bundle does not
+        know is left out.
+
+    Raises
+    ------
+    InputError
+        If the bundle does not say how it was trained, answers about another unit, was trained on another step, all its
+        channels are missing, or this version makes other columns.
+    """
+    where = f"bundle {bundle.path}"
+    params = bundle.manifest.get("params")
+    if not isinstance(params, Mapping):
+        raise InputError("it does not say which parameters it was trained with", where, _TRAIN)
+    step, unit = _trained_on(bundle, params, where)
+    if meta.step != step:
+        raise InputError(
+            f"the dataset's step is {format_duration(meta.step)}, the bundle was trained on {format_duration(step)}",
+            where,
+            "Score a dataset of the same step, or train again.",
+        )
+    if unit is not None and unit != meta.unit:
+        raise InputError(f"it was trained on {unit}s, the dataset's unit is the {meta.unit}", where, "Train again.")
+    try:
+        config = MatrixConfig(
+            decision=DecisionSection.model_validate(params.get("decision", {})),
+            labels=LabelSection.model_validate(params.get("labels", {})),
+            features=FeatureSection.model_validate(params.get("features", {})),
+            augmentation=0,
+            negative_ratio=0,
+            seed=0,
+            unit=meta.unit,
+            step=step,
+            span=meta.span,
+            channels=_channels(bundle, meta, params, where),
+            columns=_tabular(bundle),
+            dataset_digest=meta.digest,
+        )
+    except ValidationError as error:
+        raise InputError(
+            f"its parameters are not those of this version: {error.errors()[0]['msg']}", where, "Train it again."
+        ) from None
+    if live_plan(config).reads_samples and not set(config.channels) & set(meta.channels):
+        raise InputError(
+            f"the bundle reads telemetry ({len(config.channels)} channels), and the dataset has none of it",
+            where,
+            "Collect or import samples, or train a bundle on events alone.",
+        )
+    return config
+
+
+def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
+    """Plan the raw windows that stand behind a row's columns for a bundle's sequence learners; None: it has none.
+
+    Parameters
+    ----------
+    bundle : Bundle
+    config : MatrixConfig
+        From :func:`live_config`.
+
+    Raises
+    ------
+    InputError
+        If this version makes other windows.
+    """
+    if window_of(bundle.fitted.columns) is None:
+        return None
+    plan = SequencePlan.of(config.features.sequence, config.channels, delay=config.features.delay)
+    if plan.columns != bundle.fitted.columns[len(config.columns) :]:
+        raise InputError("this version of predrain makes other raw windows", f"bundle {bundle.path}", "Train it again.")
+    return plan
+
+
+def missing_channels(config: MatrixConfig, meta: DatasetMeta) -> tuple[str, ...]:
+    """List the channels that a bundle was trained on and the dataset does not have, sorted."""
+    return tuple(sorted(set(config.channels) - set(meta.channels)))
+
+
+def _tabular(bundle: Bundle) -> tuple[FeatureColumn, ...]:
+    window = window_of(bundle.fitted.columns)
+    return bundle.fitted.columns if window is None else bundle.fitted.columns[: window.tabular]
+
+
+def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[timedelta, str | None]:
+    try:
+        step = parse_duration(params["telemetry"]["step"])
+    except (KeyError, TypeError, ValueError):
+        raise InputError("it does not say which step it was trained on", where, _TRAIN) from None
+    data = bundle.manifest.get("data")
+    unit = data.get("unit") if isinstance(data, Mapping) else None
+    return step, None if unit is None else str(unit)
+
+
+def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], where: str) -> dict[str, Channel]:
+    """Describe the bundle's channels in its own order, by the dataset, the bundle's declarations or the catalogue."""
+    known: dict[str, Channel] = {**CATALOGUE, **_declared(params)}
+    for channel in list(known.values()):
+        known.update({each.name: each for each in channel.rollups() if each.name not in known})
+    known |= meta.channels
+    names = [str(name) for name in bundle.manifest.get("channels", [])]
+    odd = [name for name in names if name not in known]
+    if odd:
+        raise InputError(
+            f"nothing says what kind of series its channel '{odd[0]}' is",
+            where,
+            "Score a dataset that has the channel, or train again on one without.",
+        )
+    return {name: known[name] for name in names}
+
+
+def _declared(params: Mapping[str, Any]) -> dict[str, Channel]:
+    found: dict[str, Channel] = {}
+    for name, said in dict(params.get("channels") or {}).items():
+        kind: Any = said.get("kind") if isinstance(said, Mapping) else None
+        if kind in ROLLUP_SUFFIXES:
+            low, high = said.get("range") or (None, None)
+            found[name] = Channel(name, kind, str(said.get("unit", "")), low, high, "declared in params")
+    return found

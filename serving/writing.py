@@ -1,0 +1,272 @@
+"""The folder of scores: one folder a decision time, whole or not at all, and a pointer to the newest.
+
+::
+
+    SCORES/
+      decisions/20260101T060000Z/   risks.parquet, risks.jsonl, summary.json; never changed once it is there
+      latest.json                   {"format": 1, "decision": "20260101T060000Z"}; replaced last
+      status.json                   how the last runs went
+      predrain_score.prom           the same for node-exporter's textfile collector
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from features.errors import InputError
+from policy.risk_record import FORMAT, RiskRecord
+from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
+from telemetry.schema import INSTANT
+
+LATEST = "latest.json"
+DECISIONS = "decisions"
+SUMMARY = "summary.json"
+PARQUET = "risks.parquet"
+JSON_LINES = "risks.jsonl"
+STATUS = "status.json"
+TEXTFILE = "predrain_score.prom"
+
+_STAMP = "%Y%m%dT%H%M%SZ"
+_NAME = re.compile(r"\d{8}T\d{6}Z")
+_HIDDEN = re.compile(r"\.(\d{8}T\d{6}Z)\.(building|previous|removing|reading-.*)")
+_OWN = frozenset({LATEST, DECISIONS, STATUS, TEXTFILE})
+
+RISKS_SCHEMA = pa.schema(
+    [
+        pa.field("format", pa.int32(), nullable=False),
+        pa.field("unit", pa.string(), nullable=False),
+        pa.field("gpu", pa.string()),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("slot", pa.string()),
+        pa.field("status", pa.string(), nullable=False),
+        pa.field("why_unknown", pa.string()),
+        pa.field("risk", pa.float64()),
+        pa.field("risks", pa.map_(pa.string(), pa.float64())),
+        pa.field("score", pa.float64()),
+        pa.field("rank", pa.int64()),
+        pa.field("alert", pa.bool_(), nullable=False),
+        pa.field("tier", pa.string(), nullable=False),
+        pa.field("decision_time", INSTANT, nullable=False),
+        pa.field("issued_at", INSTANT, nullable=False),
+        pa.field("expires_at", INSTANT, nullable=False),
+        pa.field("horizon_s", pa.float64(), nullable=False),
+        pa.field(
+            "model",
+            pa.struct([("digest", pa.string()), ("profile", pa.string()), ("version", pa.int64())]),
+            nullable=False,
+        ),
+        pa.field("sample_age_s", pa.float64()),
+        pa.field("completeness", pa.float64(), nullable=False),
+        pa.field(
+            "reasons",
+            pa.list_(pa.struct([("text", pa.string()), ("group", pa.string()), ("share", pa.float64())])),
+            nullable=False,
+        ),
+    ]
+)
+"""risks.parquet: the fields of :class:`policy.risk_record.RiskRecord`."""
+
+
+class ScoresFolder:
+    """The folder that scores are written to.
+
+    Parameters
+    ----------
+    path : Path
+        Made with its parents where it does not exist.
+
+    Raises
+    ------
+    InputError
+        If something else is there, or it may not be written to.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        with disk_errors(path):
+            if path.exists() and not path.is_dir():
+                raise InputError("there is a file here", str(path), "Choose another folder.")
+            path.mkdir(parents=True, exist_ok=True)
+            there = [each.name for each in path.iterdir() if not each.name.startswith(".")]
+            if there and not _OWN & set(there):
+                raise InputError(
+                    f"there is something here that is not a folder of scores ({sorted(there)[0]})",
+                    str(path),
+                    "Choose another folder.",
+                )
+            (path / DECISIONS).mkdir(exist_ok=True)
+
+    def folder_of(self, t: datetime) -> Path:
+        """Give the folder of a decision time, whether it is there or not."""
+        return self.path / DECISIONS / stamp(t)
+
+    def summary_of(self, t: datetime) -> dict[str, Any] | None:
+        """Read the summary of a decision time; None where it was not scored, or its folder is damaged."""
+        folder = self.folder_of(t)
+        recover_folder(folder)
+        return _summary(folder)
+
+    def stamps(self) -> list[str]:
+        """List the decision times that have a folder, ascending."""
+        return sorted(each.name for each in (self.path / DECISIONS).iterdir() if _NAME.fullmatch(each.name))
+
+    def newest(self) -> dict[str, Any] | None:
+        """Read the summary of the newest decision time; None where there is none. A damaged one is passed over."""
+        found = self._newest()
+        return None if found is None else found[1]
+
+    def _newest(self) -> tuple[str, dict[str, Any]] | None:
+        for name in reversed(self.stamps()):
+            summary = _summary(self.path / DECISIONS / name)
+            if summary is not None:
+                return name, summary
+        return None
+
+    @contextlib.contextmanager
+    def building(self, t: datetime) -> Iterator[FolderSwap]:
+        """Hold the right to write a decision time, so that no two runs do.
+
+        Raises
+        ------
+        InputError
+            If another run has it.
+        """
+        with FolderSwap(self.folder_of(t)) as swap:
+            yield swap
+
+    def point_to_newest(self) -> None:
+        """Let the pointer name the newest decision time; nothing is written where it does already."""
+        newest = self._newest()
+        if newest is None:
+            return
+        pointer = {"format": FORMAT, "decision": newest[0]}
+        if _read(self.path / LATEST) != pointer:
+            write_bytes(self.path / LATEST, _encoded(pointer))
+            with disk_errors(self.path):
+                fsync_path(self.path)
+
+    def prune(self, retention: timedelta) -> int:
+        """Remove decisions that are this much older than the newest one, and what killed runs left behind.
+
+        Returns
+        -------
+        int
+            Decisions removed. The one that the pointer names never is.
+        """
+        stamps = self.stamps()
+        if not stamps:
+            return 0
+        root = self.path / DECISIONS
+        oldest = stamp(_instant(stamps[-1]) - retention)
+        pointed = (_read(self.path / LATEST) or {}).get("decision")
+        gone = [each for each in stamps[:-1] if each < oldest and each != pointed]
+        for name in gone:
+            hidden = root / f".{name}.removing"
+            with contextlib.suppress(OSError):  # a run beside this one was faster
+                (root / name).rename(hidden)  # first out of sight, so that no reader finds half of it
+            shutil.rmtree(hidden, ignore_errors=True)
+        for each in root.iterdir():
+            found = _HIDDEN.fullmatch(each.name)
+            if found is None:
+                continue
+            if found[2] == "removing":
+                shutil.rmtree(each, ignore_errors=True)
+            elif found[1] < oldest:
+                with contextlib.suppress(InputError):  # it is being written: then it is nothing left behind
+                    FolderSwap(root / found[1]).discard()
+        return len(gone)
+
+
+def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping[str, Any]) -> None:
+    """Write the files of one decision time into a folder that is being built.
+
+    Parameters
+    ----------
+    folder : Path
+        Empty.
+    records : sequence of RiskRecord
+        In the order of the files.
+    summary : mapping
+        JSON-able.
+
+    Raises
+    ------
+    InputError
+        If the disk is full.
+    """
+    plain = [record.to_json() for record in records]
+    with disk_errors(folder):
+        with (folder / JSON_LINES).open("wb") as stream:
+            for each in plain:
+                stream.write(_line(each))
+        pq.write_table(_table(plain, records), folder / PARQUET, compression="zstd")
+        (folder / SUMMARY).write_bytes(_encoded(summary))
+        for name in (JSON_LINES, PARQUET, SUMMARY):
+            fsync_path(folder / name)
+
+
+def stamp(t: datetime) -> str:
+    """Name a decision time as its folder is named.
+
+    Examples
+    --------
+    >>> stamp(datetime(2026, 1, 1, 6, tzinfo=UTC))
+    '20260101T060000Z'
+    """
+    return t.astimezone(UTC).strftime(_STAMP)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a small JSON object; None where there is none or it is damaged."""
+    return _read(path)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a small JSON object atomically."""
+    write_bytes(path, _encoded(content))
+
+
+def _table(plain: Sequence[dict[str, Any]], records: Sequence[RiskRecord]) -> pa.Table:
+    columns: dict[str, list[Any]] = {name: [each[name] for each in plain] for name in RISKS_SCHEMA.names}
+    columns["risks"] = [list(each.items()) for each in columns["risks"]]
+    for name in ("decision_time", "issued_at", "expires_at"):
+        columns[name] = [getattr(record, name) for record in records]
+    return pa.table(columns, schema=RISKS_SCHEMA)
+
+
+def _line(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _encoded(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _summary(folder: Path) -> dict[str, Any] | None:
+    """Read the summary of a decision that is whole."""
+    if not all((folder / name).is_file() for name in (JSON_LINES, PARQUET)):
+        return None
+    summary = _read(folder / SUMMARY)
+    return summary if summary is not None and summary.get("format") == FORMAT else None
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _instant(text: str) -> datetime:
+    return datetime.strptime(text, _STAMP).replace(tzinfo=UTC)

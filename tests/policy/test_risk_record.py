@@ -1,0 +1,141 @@
+"""The risk record: its JSON form, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy.risk_record import ModelName, RiskReason, RiskRecord
+
+T = datetime(2026, 1, 1, 6, tzinfo=UTC)
+KNOWN = RiskRecord(
+    unit="GPU-1",
+    gpu="GPU-1",
+    node="node07",
+    slot="3",
+    status="ok",
+    why_unknown=None,
+    risk=0.125,
+    risks={"1h": 0.01, "24h": 0.125},
+    score=-1.9459,
+    rank=4,
+    alert=True,
+    tier="elevated",
+    decision_time=T,
+    issued_at=T + timedelta(minutes=12),
+    expires_at=T + timedelta(hours=12),
+    horizon=timedelta(hours=24),
+    model=ModelName("ab" * 32, "mean_log_odds", 7),
+    sample_age_s=600.0,
+    completeness=0.9722,
+    reasons=(RiskReason("correctable ECC errors rose by 17,700", "telemetry", 0.4),),
+)
+UNKNOWN = replace(
+    KNOWN, status="unknown", why_unknown="no sample yet", risk=None, risks={}, score=None, rank=None, alert=False,
+    tier="unknown", sample_age_s=None, completeness=0.0, reasons=(),
+)  # fmt: skip
+
+
+def test_the_json_form_is_the_contract() -> None:
+    assert KNOWN.to_json() == {
+        "format": 1,
+        "unit": "GPU-1",
+        "gpu": "GPU-1",
+        "node": "node07",
+        "slot": "3",
+        "status": "ok",
+        "why_unknown": None,
+        "risk": 0.125,
+        "risks": {"1h": 0.01, "24h": 0.125},
+        "score": -1.9459,
+        "rank": 4,
+        "alert": True,
+        "tier": "elevated",
+        "decision_time": "2026-01-01T06:00:00Z",
+        "issued_at": "2026-01-01T06:12:00Z",
+        "expires_at": "2026-01-01T18:00:00Z",
+        "horizon_s": 86400.0,
+        "model": {"digest": "ab" * 32, "profile": "mean_log_odds", "version": 7},
+        "sample_age_s": 600.0,
+        "completeness": 0.9722,
+        "reasons": [{"text": "correctable ECC errors rose by 17,700", "group": "telemetry", "share": 0.4}],
+    }
+
+
+@pytest.mark.parametrize("record", [KNOWN, UNKNOWN, replace(KNOWN, gpu=None, slot=None)])
+def test_a_record_survives_a_round_trip(record: RiskRecord) -> None:
+    text = json.dumps(record.to_json(), allow_nan=False)
+    assert RiskRecord.from_json(json.loads(text)) == record
+
+
+@given(risk=st.floats(0, 1), score=st.floats(allow_nan=False, allow_infinity=False), rank=st.integers(1, 10**6))
+def test_any_risk_and_score_survive(risk: float, score: float, rank: int) -> None:
+    record = replace(KNOWN, risk=risk, score=score, rank=rank)
+    assert RiskRecord.from_json(json.loads(json.dumps(record.to_json(), allow_nan=False))) == record
+
+
+def test_fields_of_a_later_version_are_passed_over() -> None:
+    assert RiskRecord.from_json({**KNOWN.to_json(), "rack": "r1"}) == KNOWN
+
+
+def test_it_expires() -> None:
+    assert not KNOWN.expired(T + timedelta(hours=11))
+    assert KNOWN.expired(T + timedelta(hours=12))
+
+
+@pytest.mark.parametrize(
+    ("record", "change", "message"),
+    [
+        (KNOWN, {"risk": None}, "GPU-1 is ok, with risk None"),
+        (KNOWN, {"rank": None}, "rank None"),
+        (UNKNOWN, {"risk": 0.5}, r"GPU-1 is unknown, with risk 0\.5"),
+        (UNKNOWN, {"why_unknown": None}, "GPU-1 is unknown, with the reason None"),
+        (KNOWN, {"why_unknown": "because"}, "GPU-1 is ok, with the reason 'because'"),
+        (UNKNOWN, {"alert": True}, "GPU-1 is unknown, and yet alerted"),
+        (UNKNOWN, {"tier": "clear"}, "GPU-1 is unknown, of tier 'clear'"),
+        (KNOWN, {"tier": "unknown"}, "GPU-1 is ok, of tier 'unknown'"),
+        (KNOWN, {"tier": "red"}, "GPU-1 is ok, of tier 'red'"),
+        (KNOWN, {"risk": 1.5}, r"GPU-1 has a risk of 1\.5"),
+        (KNOWN, {"risks": {"1h": -1.0}}, r"GPU-1 has a 1h of -1\.0"),
+        (KNOWN, {"score": float("nan")}, "GPU-1 has a score of nan"),
+        (KNOWN, {"completeness": 1.2}, r"completeness of 1\.2"),
+        (KNOWN, {"sample_age_s": float("inf")}, "sample age of inf"),
+        (KNOWN, {"issued_at": datetime(2026, 1, 1)}, "issued_at has no time zone"),  # noqa: DTZ001 - meant
+        (KNOWN, {"status": "fine"}, "a status of 'fine'"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_refused(record: RiskRecord, change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(record, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"format": 2}, "a risk record of format 2, this code reads 1"),
+        ({"risk": "0.1"}, "the risk record is damaged: risk is '0.1'"),
+        ({"alert": 1}, "the risk record is damaged: alert is 1"),
+        ({"rank": True}, "rank is True"),
+        ({"model": None}, "the risk record is damaged"),
+        ({"risks": [1]}, "the risk record is damaged"),
+        ({"horizon_s": 1e300}, "the risk record is damaged"),
+        ({"expires_at": "2026-01-01T06:00:00"}, "a time without a zone"),
+        ({"expires_at": 5}, "the risk record is damaged"),
+    ],
+)
+def test_damaged_records_are_refused(change: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RiskRecord.from_json({**KNOWN.to_json(), **change})
+
+
+def test_a_missing_field_is_named() -> None:
+    content = KNOWN.to_json()
+    del content["node"]
+    with pytest.raises(ValueError, match="the risk record lacks 'node'"):
+        RiskRecord.from_json(content)

@@ -1,0 +1,152 @@
+"""The verb ``score``: usage, messages, exit codes, and the loop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from predrain import score
+from tests.serving.batch_world import World, make_world
+
+APP = typer.Typer()
+score.add_to(APP)
+WIDE = {"COLUMNS": "200"}
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return make_world(tmp_path_factory.mktemp("world"))
+
+
+def given(world: World, out: Path, *more: str, dataset: Path | None = None) -> list[str]:
+    where = dataset or world.dataset.path
+    return ["--dataset", str(where), "--model", str(world.bundle.path), "--out", str(out), *more]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--at", "2026-01-01T06:00:00Z", "--every", "5m"], "--at names one decision time"),
+        (["--at", "yesterday"], "'yesterday' is no instant"),
+        (["--at", "2026-01-01T06:00:00"], "has no zone"),
+        (["--every", "often"], "'often' is not a duration"),
+        (["--every", "0s"], "at least 1s"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(tmp_path: Path, more: list[str], message: str) -> None:
+    done = CliRunner().invoke(APP, ["--dataset", "d", "--model", "m", "--out", str(tmp_path / "s"), *more], env=WIDE)
+    assert done.exit_code == 2
+    assert message in done.output
+    assert not (tmp_path / "s").exists()
+
+
+def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path) -> None:
+    first = CliRunner().invoke(APP, given(world, tmp_path, "--json"))
+    assert first.exit_code == 0, first.output
+    told = json.loads(first.stdout)
+    assert (told["decision"], told["written"]) == ("2026-01-02T00:00:00Z", True)
+    assert told["tiers"]["unknown"] == 5
+    assert told["behind_s"] > 0  # the data end in the past
+    again = CliRunner().invoke(APP, given(world, tmp_path))
+    assert again.exit_code == 0
+    assert "written     no" in again.stdout
+    status = json.loads((tmp_path / "status.json").read_text())
+    assert (status["error"], status["decision"]) == (None, "2026-01-02T00:00:00Z")
+    assert "predrain_score_success 1" in (tmp_path / "predrain_score.prom").read_text()
+
+
+def test_a_failed_run_exits_with_1_and_leaves_its_mark(world: World, tmp_path: Path) -> None:
+    out = tmp_path / "scores"
+    done = CliRunner().invoke(APP, given(world, out, dataset=tmp_path / "absent"))
+    assert done.exit_code == 1
+    assert "predrain: error: not a dataset" in done.output
+    status = json.loads((out / "status.json").read_text())
+    assert status["error"].startswith("not a dataset")
+    assert (status["last_success"], status["failures_in_row"]) == (None, 1)
+    assert "predrain_score_success 0" in (out / "predrain_score.prom").read_text()
+    assert not (out / "latest.json").exists()
+
+
+def test_scores_do_not_go_into_the_dataset(world: World) -> None:
+    done = CliRunner().invoke(APP, given(world, world.dataset.path / "scores"))
+    assert done.exit_code == 1
+    assert "lies in the dataset" in done.output
+
+
+def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> None:
+    params = tmp_path / "tiers.yaml"
+    params.write_text("policy: {tiers: {watch: 0.000001, high: 1.0}}\nserving: {explained: 1}\n")
+    done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params), "--json"))
+    assert json.loads(done.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
+    params.write_text("policy: {tiers: {watch: 0.5, high: 0.1}}")
+    done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params)))
+    assert done.exit_code == 1
+    assert "a higher tier needs a higher risk: watch <= elevated <= high" in done.output
+    assert "a higher tier" in json.loads((tmp_path / "out" / "status.json").read_text())["error"]
+    params.write_text("policy: {tiers: {wach: 0.5}}")
+    done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params)))
+    assert "Did you mean 'watch'?" in done.output
+
+
+def follow(world: World, out: Path, dataset: Path, until: Callable[[dict], bool]) -> tuple[int, str]:
+    """Run the loop and end it by SIGTERM once its status is as asked."""
+
+    def watch() -> None:
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline:
+            try:
+                if until(json.loads((out / "status.json").read_text())):
+                    break
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    done = CliRunner().invoke(APP, given(world, out, "--every", "1s", dataset=dataset))
+    watcher.join()
+    return done.exit_code, done.output
+
+
+def test_the_loop_survives_a_failed_round_and_ends_well_when_the_last_was_good(world: World, tmp_path: Path) -> None:
+    out, place = tmp_path / "scores", tmp_path / "data"
+
+    def good_after_bad(status: dict) -> bool:
+        if status["failures_in_row"] == 1 and not place.exists():
+            place.symlink_to(world.dataset.path)
+        return status["last_success"] is not None
+
+    code, output = follow(world, out, place, good_after_bad)
+    assert code == 0
+    assert "predrain score: round failed: not a dataset" in output
+    assert "predrain score: decision 2026-01-02T00:00:00Z, written True" in output
+    assert json.loads((out / "latest.json").read_text())["decision"] == "20260102T000000Z"
+
+
+def test_the_loop_exits_with_1_when_the_last_round_failed(world: World, tmp_path: Path) -> None:
+    code, output = follow(world, tmp_path / "s", tmp_path / "absent", lambda status: status["failures_in_row"] >= 2)
+    assert code == 1
+    assert output.count("round failed") >= 2
+
+
+def test_a_round_with_nothing_due_reads_neither_model_nor_data(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC))
+    assert CliRunner().invoke(APP, given(world, tmp_path)).exit_code == 0
+    monkeypatch.setattr(score, "_now", lambda: datetime(2026, 1, 1, 21, 30, tzinfo=UTC) + timedelta(hours=1))
+    done = CliRunner().invoke(APP, given(world, tmp_path, "--json", dataset=tmp_path / "absent"))
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["written"] is False
+    assert json.loads((tmp_path / "status.json").read_text())["last_success"] == "2026-01-01T22:30:00Z"

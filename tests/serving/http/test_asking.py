@@ -1,0 +1,239 @@
+"""What the service answers of nodes and GPUs, on a real port."""
+
+import math
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.http.world import DECIDED, NOW, Client, Running, record, running, small_fleet, wait, write_scores
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("scores")
+    write_scores(folder, small_fleet())
+    with running(folder) as started:
+        yield started
+
+
+@pytest.fixture
+def client(service: Running) -> Client:
+    return service.client()
+
+
+def names(answer: dict[str, Any]) -> list[str]:
+    return [node["node"] for node in answer["nodes"]]
+
+
+def test_nodes_come_the_riskiest_first_with_those_of_unknown_risk_last(client: Client) -> None:
+    answer = client.get("/v1/nodes")
+    assert names(answer) == ["n1", "n2", "n3", "n4", "n5"]
+    assert answer["total"] == 5
+    assert answer["next"] is None
+    assert answer["decision"] == "20260101T060000Z"
+    assert answer["decision_time"] == "2026-01-01T06:00:00Z"
+    assert answer["expires_at"] == "2026-01-01T18:00:00Z"
+    assert answer["age_s"] == 3600
+    assert answer["horizon_s"] == 86400
+    assert answer["model"] == {"digest": "ab" * 32, "profile": "mean_log_odds", "version": 3}
+    first, last = answer["nodes"][0], answer["nodes"][-1]
+    assert first["tier"] == "high"
+    assert math.isclose(first["risk"], 1 - 0.1 * 0.9995)
+    assert first["counts"] == {"known": 2, "unknown": 0, "expired": 0}
+    assert last == {
+        "node": "n5",
+        "tier": "unknown",
+        "risk": None,
+        "counts": {"known": 0, "unknown": 1, "expired": 0},
+    }
+
+
+@pytest.mark.parametrize(
+    ("sort", "order"),
+    [
+        ("-risk", ["n1", "n2", "n3", "n4", "n5"]),
+        ("risk", ["n4", "n3", "n2", "n1", "n5"]),
+        ("node", ["n1", "n2", "n3", "n4", "n5"]),
+        ("-node", ["n5", "n4", "n3", "n2", "n1"]),
+    ],
+)
+def test_nodes_are_sorted_as_asked(client: Client, sort: str, order: list[str]) -> None:
+    assert names(client.get(f"/v1/nodes?sort={sort}")) == order
+
+
+def test_nodes_are_filtered_by_tier(client: Client) -> None:
+    assert names(client.get("/v1/nodes?tier=high,watch")) == ["n1", "n3"]
+    assert names(client.get("/v1/nodes?tier=high&tier=unknown")) == ["n1", "n5"]
+
+
+def test_following_the_pages_gives_each_node_once(client: Client) -> None:
+    path, seen = "/v1/nodes?limit=2&sort=-node&tier=high,elevated,watch,clear", []
+    while path:
+        answer = client.get(path)
+        seen += names(answer)
+        path = answer["next"]
+    assert seen == ["n4", "n3", "n2", "n1"]
+
+
+@pytest.mark.parametrize(
+    ("query", "detail"),
+    [
+        ("sort=rsk", "sort 'rsk' is not known: did you mean 'risk'?"),
+        ("tier=hihg", "tier 'hihg' is not known: did you mean 'high'?"),
+        ("limt=3", "query parameter 'limt' is not known: did you mean 'limit'?"),
+        ("limit=0", "limit is '0': give a whole number from 1 to 1000"),
+        ("limit=1001", "limit is '1001': give a whole number from 1 to 1000"),
+        ("offset=-1", "offset is '-1': give a whole number from 0 to 1000000000"),
+        ("offset=%C2%B2", "offset is '²': give a whole number from 0 to 1000000000"),
+    ],
+)
+def test_a_wrong_query_is_refused_with_the_nearest_name(client: Client, query: str, detail: str) -> None:
+    status, problem, headers = client.send("GET", f"/v1/nodes?{query}")
+    assert status == 400
+    assert headers["Content-Type"] == "application/problem+json"
+    assert problem == {"type": "about:blank", "title": "Bad Request", "status": 400, "detail": detail}
+
+
+def test_a_page_of_older_scores_is_refused(client: Client) -> None:
+    status, problem, _ = client.send("GET", "/v1/nodes?decision=20250101T000000Z")
+    assert status == 409
+    assert problem["detail"] == "newer scores are served (20260101T060000Z): begin with the first page"
+
+
+def test_a_node_is_told_with_its_gpus_and_why(client: Client) -> None:
+    node = client.get("/v1/nodes/n1")
+    assert node["node"] == "n1"
+    assert node["tier"] == "high"
+    assert [unit["unit"] for unit in node["units"]] == ["GPU-n1-0", "GPU-n1-1"]
+    assert node["units"][0]["reasons"] == [
+        {
+            "text": "correctable ECC errors rose by 17,700; fleet 99th percentile 0",
+            "group": "telemetry",
+            "share": 0.6,
+        }
+    ]
+    assert node["sample_age_s"] == 600 + 3600
+    assert node["expires_at"] == "2026-01-01T18:00:00Z"
+    assert node["units"][0]["model"]["version"] == 3
+
+
+def test_a_node_without_a_score_is_not_found(client: Client) -> None:
+    status, problem, _ = client.send("GET", "/v1/nodes/n%2F9")
+    assert status == 404
+    assert problem["detail"] == "there is no score of node 'n/9'"
+
+
+def test_predict_answers_for_many_nodes_and_says_which_are_not_scored(client: Client) -> None:
+    answer = client.post("/v1/predict", {"nodes": ["n3", "nowhere", "n1", "n3"]})
+    assert names(answer) == ["n3", "nowhere", "n1", "n3"]
+    assert [node["scored"] for node in answer["nodes"]] == [True, False, True, True]
+    assert answer["nodes"][1]["tier"] == "unknown"
+    assert answer["nodes"][1]["risk"] is None
+    assert answer["nodes"][0] == answer["nodes"][3]
+    many = client.post("/v1/predict", {"nodes": [f"n{number % 7}" for number in range(3000)]})
+    assert names(many) == [f"n{number % 7}" for number in range(3000)]
+
+
+def test_predict_answers_for_gpus(client: Client) -> None:
+    answer = client.post("/v1/predict", {"gpus": ["GPU-n2-0", "GPU-x", "GPU-n5-0"]})
+    assert [gpu["tier"] for gpu in answer["gpus"]] == ["elevated", "unknown", "unknown"]
+    assert [gpu["risk"] for gpu in answer["gpus"]] == [0.3, None, None]
+    assert [gpu["why_unknown"] for gpu in answer["gpus"]] == [
+        None,
+        "there is no score of it",
+        "its newest sample is 3 h old",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "detail"),
+    [
+        ({}, 422, "send exactly one of nodes, gpus, rows"),
+        ({"nodes": ["n1"], "gpus": ["g"]}, 422, "send exactly one of nodes, gpus, rows"),
+        ({"node": ["n1"]}, 422, "key 'node' is not known: did you mean 'nodes'?"),
+        ({"nodes": "n1"}, 422, "nodes is no list of names"),
+        ({"nodes": [1]}, 422, "nodes is no list of names"),
+        ({"nodes": []}, 422, "nodes names none"),
+        ({"nodes": ["n"] * 10_001}, 413, "10001 nodes: ask for at most 10000"),
+        ([], 422, "send an object with nodes, gpus or rows"),
+        ({"rows": [{"a": 1}]}, 409, "feature rows are scored by a service that was started with --model"),
+        (b"{", 400, "the body is not JSON: Expecting property name enclosed in double quotes at character 1"),
+        (b'{"nodes": NaN}', 400, "the body holds NaN, which is not JSON: leave a missing value out or send null"),
+        (b'{"gpus": [1e999]}', 422, "gpus is no list of names"),
+        (b"\xff\xfe", 400, "the body is not UTF-8: byte 0"),
+        (b"[" * 9_000, 400, "the body is nested too deeply: send flat JSON"),
+        ({"nodes": ["n"] * 10_002}, 413, "the body holds more than 10000 values: send fewer rows"),
+        (b"[" * 90_000, 413, "the body holds more than 10064 arrays and objects: send fewer rows"),
+        (b'{"nodes": ' + b"9" * 5000 + b"}", 400, "the body holds a number that is too long"),
+    ],
+)
+def test_a_wrong_prediction_is_refused(client: Client, body: Any, status: int, detail: str) -> None:
+    got, problem, headers = client.send("POST", "/v1/predict", body)
+    assert (got, problem["detail"]) == (status, detail)
+    assert headers["Content-Type"] == "application/problem+json"
+
+
+def test_another_media_type_is_refused(client: Client) -> None:
+    status, problem, _ = client.send("POST", "/v1/predict", b"{}", media="text/plain")
+    assert status == 415
+    assert problem["detail"] == "send application/json or application/vnd.apache.arrow.stream"
+
+
+def test_a_path_or_a_method_that_is_none_is_refused(client: Client) -> None:
+    assert client.send("GET", "/v2/nodes")[0] == 404
+    assert client.send("GET", "/v1/nodes/")[0] == 404
+    status, _, headers = client.send("POST", "/v1/nodes", {})
+    assert status == 405
+    assert headers["Allow"] == "HEAD, GET"
+    status, content, headers = client.send("HEAD", "/v1/nodes/n1")
+    assert (status, content) == (200, b"")
+    assert int(headers["Content-Length"]) > 100
+
+
+def test_what_has_expired_is_not_a_risk_any_more(tmp_path: Path) -> None:
+    units = [record("a", "n1", 0.9, "high", expires=timedelta(hours=2)), record("b", "n1", 0.1, "watch")]
+    write_scores(tmp_path, units)
+    now = [NOW]
+    with running(tmp_path, clock=lambda: now[0]) as service:
+        client = service.client()
+        assert client.get("/v1/nodes/n1")["tier"] == "high"
+        now[0] = DECIDED + timedelta(hours=2)
+        node = client.get("/v1/nodes/n1")
+        assert (node["tier"], node["risk"]) == ("watch", 0.1)
+        assert node["counts"] == {"known": 1, "unknown": 0, "expired": 1}
+        gone = next(unit for unit in node["units"] if unit["unit"] == "a")
+        assert (gone["status"], gone["risk"], gone["tier"], gone["alert"]) == ("expired", None, "unknown", False)
+        assert gone["last_known"] == {"risk": 0.9, "tier": "high"}
+        assert gone["why_unknown"] == "the score expired at 2026-01-01T08:00:00Z"
+        assert not node["expired"]
+        assert client.get("/readyz")["status"] == "ready"
+        now[0] = DECIDED + timedelta(hours=12)
+        node = client.get("/v1/nodes/n1")
+        assert (node["tier"], node["risk"], node["expired"]) == ("unknown", None, True)
+        assert client.get("/v1/nodes")["nodes"][0]["tier"] == "unknown"
+        status, problem, _ = client.send("GET", "/readyz")
+        assert status == 503
+        assert problem["reasons"] == ["the scores of 20260101T060000Z have expired: score the fleet again"]
+
+
+def test_without_scores_it_lives_and_is_not_ready_until_they_come(tmp_path: Path) -> None:
+    folder = tmp_path / "scores"
+    with running(folder, wait_for_scores=False) as service:
+        client = service.client()
+        assert client.get("/healthz") == b"ok\n"
+        wait(lambda: "no scores yet" in str(service.service.keeper.served.trouble))
+        status, problem, _ = client.send("GET", "/readyz")
+        assert status == 503
+        assert problem["reasons"] == [
+            f"no scores can be served: there are no scores yet ({folder / 'latest.json'}). "
+            "Run `predrain score` with --out on this folder."
+        ]
+        status, problem, headers = client.send("GET", "/v1/nodes")
+        assert (status, headers["Retry-After"]) == (503, "2")
+        assert client.send("POST", "/v1/predict", {"gpus": ["a"]})[0] == 503
+        write_scores(folder, small_fleet())
+        wait(lambda: client.send("GET", "/readyz")[0] == 200)
+        assert client.get("/v1/nodes")["total"] == 5

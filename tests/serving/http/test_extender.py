@@ -1,0 +1,267 @@
+"""The scheduler extender: what it may never do, as properties; and the protocol on a real port."""
+
+import http.client
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy.risk_record import RiskRecord
+from serving.http.extender import MOST_PRIORITY, Candidates, kept_nodes, pass_all, priorities, priority
+from serving.http.fleet import Fleet, state_of
+from serving.http.scores import Scores
+from serving.http.settings import ServiceSettings
+from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, wait, write_scores
+
+TIERS = ("clear", "watch", "elevated", "high")
+ORDER = {tier: place for place, tier in enumerate(TIERS)}
+
+
+def fleet_of(records: list[RiskRecord]) -> Fleet:
+    nodes: dict[str, list[RiskRecord]] = {}
+    for each in records:
+        nodes.setdefault(each.node, []).append(each)
+    return Fleet(
+        Scores(
+            "20260101T060000Z",
+            {each.unit: each for each in records},
+            {node: tuple(units) for node, units in nodes.items()},
+            DECIDED,
+            DECIDED,
+            max(each.expires_at for each in records),
+            {},
+            {},
+        )
+    )
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Fleet:
+    units = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from([f"n{number}" for number in range(6)]),
+                st.one_of(st.none(), st.floats(0, 1)),
+                st.sampled_from(TIERS),
+                st.sampled_from([-1, 1, 30, 90, 600]),
+            ),
+            min_size=1,
+            max_size=20,
+        )
+    )
+    records = [
+        record(f"g{number}", node, risk, tier, expires=timedelta(hours=1, minutes=minutes))
+        for number, (node, risk, tier, minutes) in enumerate(units)
+    ]
+    return fleet_of(records)
+
+
+asked = st.lists(st.sampled_from([f"n{number}" for number in range(8)]), unique=True)
+later = st.integers(-60, 800).map(lambda minutes: NOW + timedelta(minutes=minutes))
+
+
+def really_high(fleet: Fleet, node: str, now: Any) -> bool:
+    """Whether any of a node's GPUs is high by a score that holds: written without the code under test."""
+    units = [unit for unit in fleet.scores.units.values() if unit.node == node]
+    return any(unit.risk is not None and unit.tier == "high" and now < unit.expires_at for unit in units)
+
+
+def plain_risk(fleet: Fleet, node: str, now: Any) -> Fraction:
+    left = Fraction(1)
+    for unit in fleet.scores.units.values():
+        if unit.node == node and unit.risk is not None and now < unit.expires_at:
+            left *= 1 - Fraction(unit.risk)
+    return 1 - left
+
+
+@settings(max_examples=60)
+@given(fleets(), asked, later)
+def test_only_nodes_of_tier_high_by_scores_that_hold_are_removed_and_never_all(
+    fleet: Fleet, names: list[str], now: Any
+) -> None:
+    kept, removed = kept_nodes(names, fleet, now)
+    assert sorted([*kept, *removed]) == sorted(names)
+    assert kept == [name for name in names if name in kept]
+    assert bool(kept) == bool(names)
+    assert all(really_high(fleet, name, now) for name in removed)
+    wanted = [name for name in names if not really_high(fleet, name, now)]
+    if wanted:
+        assert kept == wanted
+    elif names:
+        assert len(kept) == 1
+        least = min(plain_risk(fleet, name, now) for name in names)
+        assert float(plain_risk(fleet, kept[0], now)) == pytest.approx(float(least), rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=60)
+@given(asked)
+def test_without_scores_every_node_stays(names: list[str]) -> None:
+    assert kept_nodes(names, None, NOW) == (names, {})
+    assert {entry["Score"] for entry in priorities(Candidates(tuple(names), None), None, NOW)} <= {7}
+
+
+@settings(max_examples=60)
+@given(fleets(), asked, later)
+def test_priorities_are_whole_numbers_in_range_and_fall_with_tier_and_risk(
+    fleet: Fleet, names: list[str], now: Any
+) -> None:
+    given_scores = priorities(Candidates(tuple(names), None), fleet, now)
+    assert [entry["Host"] for entry in given_scores] == names
+    assert all(type(entry["Score"]) is int and 0 <= entry["Score"] <= MOST_PRIORITY for entry in given_scores)
+    known = [
+        (state, entry["Score"])
+        for entry in given_scores
+        if (state := fleet.state(entry["Host"], now)) is not None and state.risk is not None
+    ]
+    for one, score in known:
+        for other, another in known:
+            assert one.risk is not None
+            assert other.risk is not None
+            if ORDER[one.tier] < ORDER[other.tier]:
+                assert score > another
+            elif one.tier == other.tier and one.risk <= other.risk:
+                assert score >= another
+
+
+@settings(max_examples=60)
+@given(fleets(), later)
+def test_a_nodes_risk_is_that_any_of_its_known_gpus_fails(fleet: Fleet, now: Any) -> None:
+    for node, units in fleet.scores.nodes.items():
+        state = fleet.state(node, now)
+        assert state == state_of(node, units, now)
+        assert state is not None
+        if state.known:
+            assert state.risk == pytest.approx(float(plain_risk(fleet, node, now)), rel=1e-9, abs=1e-15)
+        else:
+            assert (state.risk, state.tier) == (None, "unknown")
+    assert {state.node for state in fleet.states(now)} == set(fleet.scores.nodes)
+
+
+def test_a_node_of_which_nothing_is_known_is_neither_best_nor_shunned() -> None:
+    fleet = fleet_of(small_fleet())
+    scores = {node: priority(fleet.state(node, NOW)) for node in ("n1", "n2", "n3", "n4", "n5", "n6")}
+    assert scores == {"n1": 0, "n2": 3, "n3": 7, "n4": 10, "n5": 7, "n6": 7}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("scores")
+    write_scores(folder, small_fleet())
+    with running(folder) as started:
+        yield started
+
+
+POD = {"metadata": {"name": "train-0", "namespace": "default"}, "spec": {"containers": []}}
+
+
+def node(name: str) -> dict[str, Any]:
+    return {"metadata": {"name": name, "labels": {"a": "b"}}, "status": {"capacity": {"nvidia.com/gpu": "8"}}}
+
+
+def test_filter_of_names_removes_the_high_node_and_says_why(service: Running) -> None:
+    answer = service.extender().post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n5", "n1", "n3", "other"]})
+    assert answer == {
+        "Nodes": None,
+        "NodeNames": ["n5", "n3", "other"],
+        "FailedNodes": {"n1": "predrain: a GPU is at high risk of failing (node risk 0.9)"},
+        "FailedAndUnresolvableNodes": {"n1": "predrain: a GPU is at high risk of failing (node risk 0.9)"},
+        "Error": "",
+    }
+
+
+def test_keys_are_read_whatever_their_case(service: Running) -> None:
+    answer = service.extender().post("/scheduler/filter", {"pod": POD, "nodenames": ["n1", "n2"], "nodes": None})
+    assert answer["NodeNames"] == ["n2"]
+
+
+def test_filter_of_whole_nodes_gives_the_nodes_back_as_they_came(service: Running) -> None:
+    nodes = {"kind": "NodeList", "apiVersion": "v1", "metadata": {}, "items": [node("n1"), node("n4")]}
+    answer = service.extender().post("/scheduler/filter", {"Pod": POD, "Nodes": nodes})
+    assert answer["NodeNames"] is None
+    assert answer["Nodes"] == nodes | {"items": [node("n4")]}
+    many = {"items": [node(f"m{number}") | {"pad": "x" * 1000} for number in range(1000)]}  # over a megabyte
+    answer = service.extender().post("/scheduler/filter", {"Pod": POD, "Nodes": many})
+    assert answer["Nodes"] == many
+
+
+def test_the_last_node_stays_however_risky(service: Running) -> None:
+    answer = service.extender().post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1"]})
+    assert (answer["NodeNames"], answer["FailedNodes"]) == (["n1"], {})
+    assert service.extender().post("/scheduler/filter", {"Pod": POD, "NodeNames": []})["NodeNames"] == []
+
+
+def test_prioritize_prefers_the_less_risky(service: Running) -> None:
+    answer = service.extender().post("/scheduler/prioritize", {"Pod": POD, "NodeNames": ["n1", "n4", "n5"]})
+    assert answer == [{"Host": "n1", "Score": 0}, {"Host": "n4", "Score": 10}, {"Host": "n5", "Score": 7}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"Pod":{}}',
+        b'{"NodeNames":[1]}',
+        b'{"NodeNames":"n"}',
+        b'{"Nodes":{"items":[{"metadata":{"name":"n"},"a":1e999}]}}',
+        b'{"Nodes":{"items":[{}]}}',
+        b"[" * 9999,
+    ],
+)
+def test_what_is_no_extender_request_is_refused(service: Running, body: bytes) -> None:
+    for path in ("/scheduler/filter", "/scheduler/prioritize"):
+        assert service.extender().send("POST", path, body)[0] == 400
+
+
+def test_a_fault_inside_lets_everything_pass(service: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(service.service.keeper.served.fleet, "state", broken)
+    client = service.extender()
+    before = service.service.counts.passed_through
+    answer = client.post("/scheduler/filter", {"Pod": POD, "NodeNames": ["n1", "n2"]})
+    assert answer == pass_all(Candidates(("n1", "n2"), None))
+    assert {each["Score"] for each in client.post("/scheduler/prioritize", {"NodeNames": ["n1", "n2"]})} == {0}
+    assert service.service.counts.passed_through == before + 2
+
+
+def test_the_ports_are_apart(service: Running) -> None:
+    assert service.client().send("POST", "/scheduler/filter", {"NodeNames": []})[0] == 404
+    assert service.extender().send("GET", "/v1/nodes")[0] == 404
+    assert service.extender().get("/healthz") == b"ok\n"
+
+
+def test_scores_that_are_stale_remove_nothing(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    now = [NOW]
+    with running(tmp_path, clock=lambda: now[0], settings=ServiceSettings(stale_after_s=3600)) as service:
+        client = service.extender()
+        assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"]
+        now[0] += timedelta(seconds=1)
+        assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n1", "n2"]
+        scores = client.post("/scheduler/prioritize", {"NodeNames": ["n1", "n4"]})
+        assert [each["Score"] for each in scores] == [7, 7]
+
+
+def test_the_extender_asks_for_no_token_and_outlives_damaged_scores(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(f"read sha256:{'0' * 64}\n")
+    folder = tmp_path / "scores"
+    with running(folder, wait_for_scores=False, tokens=tokens) as service:
+        client = service.extender()
+        assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n1", "n2"]
+        write_scores(folder, small_fleet())
+        wait(lambda: client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"])
+        (folder / "latest.json").write_text("{")
+        wait(lambda: service.service.keeper.served.trouble)
+        assert client.post("/scheduler/filter", {"NodeNames": ["n1", "n2"]})["NodeNames"] == ["n2"]
+    with pytest.raises((OSError, http.client.HTTPException, json.JSONDecodeError)):
+        client.post("/scheduler/filter", {"NodeNames": ["n1"]})

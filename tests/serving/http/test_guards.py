@@ -1,0 +1,454 @@
+"""Who may ask, how much, and what is told of it: tokens, limits, bodies, metrics, the log, the OpenAPI document."""
+
+import contextlib
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
+
+from features.errors import InputError
+from serving.http.access_log import AccessLog
+from serving.http.openapi import document
+from serving.http.request import gunzip
+from serving.http.server import refuse_open_port
+from serving.http.service import Service
+from serving.http.settings import ServiceSettings
+from serving.http.tokens import ScopedTokens
+from telemetry.receiving.problems import Refused
+from tests.serving.http.world import Running, record, running, small_fleet, wait, write_scores
+
+READ, WRITE, ADMIN = "read-token-0123456789", "write-token-0123456789", "admin-token-0123456789"
+OPEN = ("/healthz", "/readyz", "/openapi.json")
+
+
+def line(scopes: str, token: str, name: str = "") -> str:
+    return f"{scopes} sha256:{hashlib.sha256(token.encode()).hexdigest()} {name}\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("scores")
+    write_scores(folder, small_fleet())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def log() -> io.StringIO:
+    return io.StringIO()
+
+
+@pytest.fixture(scope="module")
+def guarded(folder: Path, log: io.StringIO, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    tokens = tmp_path_factory.mktemp("tokens") / "tokens"
+    tokens.write_text(
+        "# who asks\n" + line("read", READ, "the scheduler") + line("write", WRITE) + line("admin", ADMIN)
+    )
+    limits = ServiceSettings(
+        body_bytes=100_000, decoded_bytes=200_000, rows=50, body_timeout_s=0.5, head_timeout_s=2, poll_s=0.1
+    )
+    with running(folder, tokens=tokens, settings=limits, log=AccessLog(log)) as started:
+        yield started
+
+
+def test_a_request_without_a_token_or_with_a_wrong_one_is_401_and_out_of_scope_403(guarded: Running) -> None:
+    for path in ("/v1/nodes", "/v1/nodes/n1", "/metrics"):
+        for token in (None, "wrong-token-0123456789"):
+            status, problem, headers = guarded.client(token).send("GET", path)
+            assert status == 401
+            assert headers["WWW-Authenticate"] == 'Bearer realm="predrain"'
+            assert problem["detail"] == "send one of the service's tokens: `Authorization: Bearer TOKEN`"
+        status, problem, _ = guarded.client(WRITE).send("GET", path)
+        assert (status, problem["detail"]) == (403, "this token lacks the scope read")
+        assert guarded.client(READ).send("GET", path)[0] == 200
+        assert guarded.client(ADMIN).send("GET", path)[0] == 200
+    for path in ("/v1/predict", "/invocations"):
+        assert guarded.client().send("POST", path, {"nodes": ["n1"]})[0] == 401
+        assert guarded.client(WRITE).send("POST", path, {"nodes": ["n1"]})[0] == 403
+
+
+def test_the_open_routes_ask_for_no_token(guarded: Running) -> None:
+    for path in OPEN:
+        assert guarded.client().send("GET", path)[0] == 200
+
+
+@pytest.mark.parametrize("header", ["", "Bearer", "Bearer ", f"Basic {READ}", READ, f"Bearer {READ}x", "Bearer \xe9"])
+def test_a_header_that_is_no_bearer_token_is_401(guarded: Running, header: str) -> None:
+    assert guarded.client().send("GET", "/v1/nodes", Authorization=header)[0] == 401
+
+
+def test_the_token_file_may_change_while_the_service_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(line("read,write", READ))
+    tokens = ScopedTokens(path)
+    grant = tokens.grant(f"bearer {READ}")
+    assert grant is not None
+    assert (grant.covers("read"), grant.covers("write"), grant.covers("admin")) == (True, True, False)
+    assert grant.name == "line 1"
+    path.write_text(line("admin", ADMIN, "me"))
+    assert tokens.grant(f"Bearer {READ}") is None
+    assert tokens.grant(f"Bearer {ADMIN}") is not None
+    path.write_text("nonsense")
+    assert tokens.grant(f"Bearer {ADMIN}") is not None
+    assert "the tokens of before hold" in caplog.text
+    path.unlink()
+    assert tokens.grant(f"Bearer {ADMIN}") is not None
+
+
+DO = (
+    "Write lines of `SCOPE[,SCOPE] sha256:HEX [NAME]`: TOKEN=$(openssl rand -hex 32); "
+    'printf %s "$TOKEN" | sha256sum gives HEX.'
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("# none\n\n", "the token file holds no token ({path}). " + DO),
+        (
+            "secret-token-that-stands-alone\n",
+            "a line does not begin with scopes ({path}, line 1). Choose of read, write, admin. " + DO,
+        ),
+        ("read plain-token\n", "a line holds no SHA-256 of a token ({path}, line 1). " + DO),
+        (f"read sha256:{'0' * 63}\n", "a line holds no SHA-256 of a token ({path}, line 1). " + DO),
+        (f"read sha256:{'z' * 64}\n", "a line holds no SHA-256 of a token ({path}, line 1). " + DO),
+        ("read\n", "a line holds no SHA-256 of a token ({path}, line 1). " + DO),
+        (
+            line("read", READ) + line("admin", READ),
+            "the token file holds a token twice ({path}). Give each token one line with its scopes.",
+        ),
+    ],
+)
+def test_a_wrong_token_file_is_refused_without_repeating_what_may_be_a_token(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(content)
+    with pytest.raises(InputError) as error:
+        ScopedTokens(path)
+    assert str(error.value) == message.format(path=path)
+
+
+def test_without_tokens_only_this_machine_may_ask() -> None:
+    for host in ("127.0.0.1", "::1", "localhost"):
+        refuse_open_port(host, has_tokens=False)
+    refuse_open_port("0.0.0.0", has_tokens=True)
+    for host in ("0.0.0.0", "10.0.0.1", "::", "node7"):
+        with pytest.raises(InputError, match="could ask"):
+            refuse_open_port(host, has_tokens=False)
+
+
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(guarded: Running) -> None:
+    client = guarded.client(READ)
+    status, problem, headers = client.send("POST", "/v1/predict", b"", Content_Length="100001")
+    assert (status, problem["detail"]) == (413, "the body is larger than 100000 bytes: send smaller ones")
+    assert headers["Connection"] == "close"
+    client.connection.close()
+    chunked = guarded.client(READ)
+    chunked.connection.request(
+        "POST",
+        "/v1/predict",
+        body=iter([b"x" * 60_000] * 2),
+        headers=chunked.headers | {"Content-Type": "application/json"},
+        encode_chunked=True,
+    )
+    assert chunked.connection.getresponse().status == 413
+
+
+def test_a_body_that_comes_too_slowly_is_408_and_a_slow_head_is_cut_off(guarded: Running) -> None:
+    client = guarded.client(READ)
+    status, problem, _ = client.send("POST", "/v1/predict", b"{", Content_Length="10", Content_Type="application/json")
+    assert (status, problem["detail"]) == (408, "the body did not arrive within 0.5 s")
+    client.connection.close()
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as slow:
+        slow.sendall(b"GET /healthz HTT")
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionResetError):
+            assert slow.recv(10) == b""
+        assert time.monotonic() - began < 8
+
+
+def test_a_client_that_goes_away_harms_nobody(guarded: Running) -> None:
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as gone:
+        head = f"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\nAuthorization: Bearer {READ}\r\n"
+        gone.sendall(f"{head}Content-Type: application/json\r\n\r\n{{".encode())
+    assert guarded.client().get("/healthz") == b"ok\n"
+
+
+def test_a_client_that_does_not_read_its_answer_loses_its_place(folder: Path) -> None:
+    with running(folder, settings=ServiceSettings(body_timeout_s=0.3)) as service:
+        body = json.dumps({"nodes": ["n1"] * 10_000}).encode()
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.settimeout(20)
+            deaf.connect(("127.0.0.1", service.port))
+            head = "POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            wait(lambda: service.service.counts.active == 1)
+            wait(lambda: service.service.counts.active == 0)
+        client = service.client()
+        page = client.get("/metrics").decode()
+        assert 'predrain_http_requests_total{route="/v1/predict",status="499"} 1.0' in page
+        # One that reads gets it all, though it comes in many pieces.
+        answer = client.post("/v1/predict", {"nodes": ["n1"] * 10_000})
+        assert len(answer["nodes"]) == 10_000
+
+
+def test_gzip_is_taken_and_bombs_and_damage_are_refused(guarded: Running) -> None:
+    client = guarded.client(READ)
+    body = json.dumps({"nodes": ["n1"]}).encode()
+    packed = gzip.compress(body)
+
+    def post(data: bytes, encoding: str = "gzip") -> tuple[int, Any]:
+        return client.send("POST", "/v1/predict", data, Content_Encoding=encoding)[:2]
+
+    assert post(packed) == (200, client.post("/v1/predict", {"nodes": ["n1"]}))
+    assert post(gzip.compress(body[:5]) + gzip.compress(body[5:]))[0] == 200
+    bomb = gzip.compress(b" " * 20_000_000)
+    assert len(bomb) < 100_000
+    assert post(bomb) == (413, problem(413, "the body unpacks to more than 200000 bytes: send smaller ones"))
+    assert post(packed[:-9]) == (400, problem(400, "the body is gzip that was cut short"))
+    assert post(b"nonsense") == (400, problem(400, "the body is no gzip"))
+    assert post(packed + b"rest") == (400, problem(400, "the body is no gzip"))
+    assert post(gzip.compress(b"") * 65) == (413, problem(413, "the body is gzip of more than 64 members"))
+    assert post(body, "br") == (415, problem(415, "content encoding 'br': send the body plain or with gzip"))
+
+
+def problem(status: int, detail: str) -> dict[str, Any]:
+    return {"type": "about:blank", "title": http.client.responses[status], "status": status, "detail": detail}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.binary(max_size=3000), min_size=1, max_size=5), st.integers(0, 9), st.data())
+def test_gzip_unpacks_to_what_was_packed_or_is_refused(parts: list[bytes], level: int, data: st.DataObject) -> None:
+    packed = b"".join(gzip.compress(part, level) for part in parts)
+    whole = b"".join(parts)
+    assert gunzip(packed, max(1, len(whole))) == whole
+    cut = data.draw(st.integers(1, len(packed) - 1))
+    with contextlib.suppress(Refused):
+        assert whole.startswith(gunzip(packed[:cut], len(whole) + 1))
+    if whole:
+        with pytest.raises(Refused) as over:
+            gunzip(packed, len(whole) - 1)
+        assert over.value.status == 413
+
+
+def test_gunzip_agrees_with_zlib_on_large_content() -> None:
+    content = b"".join(number.to_bytes(4, "big") for number in range(900_000))
+    assert gunzip(gzip.compress(content, 1), 4_000_000) == content == zlib.decompress(gzip.compress(content, 1), 31)
+
+
+def test_more_requests_at_a_time_than_allowed_are_told_to_come_back(folder: Path) -> None:
+    with running(folder, settings=ServiceSettings(concurrency=2, poll_s=0.1)) as service:
+        sockets = []
+        for _ in range(2):  # two whose bodies never come
+            each = socket.create_connection(("127.0.0.1", service.port), timeout=10)
+            each.sendall(
+                b"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+            )
+            sockets.append(each)
+        client = service.client()
+        deadline = time.monotonic() + 10
+        while client.send("GET", "/v1/nodes")[0] != 503:
+            assert time.monotonic() < deadline
+        status, told, headers = client.send("GET", "/v1/nodes")
+        assert (status, told["detail"], headers["Retry-After"]) == (503, "too many requests at a time", "2")
+        for path in ("/healthz", "/readyz", "/metrics"):
+            assert client.send("GET", path)[0] == 200
+        for each in sockets:
+            each.close()
+        deadline = time.monotonic() + 10
+        while client.send("GET", "/v1/nodes")[0] != 200:
+            assert time.monotonic() < deadline
+
+
+def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
+    with running(folder, settings=ServiceSettings(held_bytes=10_000, body_timeout_s=5)) as service:
+        body = json.dumps({"nodes": ["n1"] * 1200}).encode()
+        first = socket.create_connection(("127.0.0.1", service.port), timeout=10)
+        head = "POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        first.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1])
+        client = service.client()
+        deadline = time.monotonic() + 10
+        while (answer := client.send("POST", "/v1/predict", body))[0] != 503:
+            assert time.monotonic() < deadline
+        assert answer[1]["detail"] == "too many bodies are in memory"
+        first.close()
+        deadline = time.monotonic() + 10
+        while client.send("POST", "/v1/predict", body)[0] != 200:  # one body is always taken
+            assert time.monotonic() < deadline
+
+
+def test_a_fault_of_ours_is_a_problem_that_tells_nothing(guarded: Running, caplog: pytest.LogCaptureFixture) -> None:
+    fleet = guarded.service.keeper.served.fleet
+    assert fleet is not None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "states", lambda _: 1 / 0)
+        status, told, _ = guarded.client(READ).send("GET", "/v1/nodes")
+    assert status == 500
+    assert "ZeroDivisionError" not in json.dumps(told)
+    assert told["detail"].split()[-1] in caplog.text
+
+
+def test_metrics_are_read_by_prometheus_and_their_labels_are_bounded(guarded: Running) -> None:
+    client = guarded.client(READ)
+    for number in range(20):
+        client.send("GET", f"/v1/nodes/n{number}")
+        client.send("GET", f"/nowhere/{number}")
+    page = client.get("/metrics").decode()
+    families = {family.name: family for family in text_string_to_metric_families(page)}
+    requests = {
+        (sample.labels["route"], sample.labels["status"]): sample.value
+        for sample in families["predrain_http_requests"].samples
+    }
+    assert requests["/v1/nodes/{node}", "200"] >= 5
+    assert requests["/v1/nodes/{node}", "404"] >= 15
+    assert requests["unmatched", "404"] >= 20
+    known = {route.path for route in guarded.service.api.routes} | {
+        route.path for route in guarded.service.extender.routes
+    }
+    assert {route for route, _ in requests} <= known | {"unmatched"}
+    latency = families["predrain_http_request_seconds"]
+    count = next(
+        sample.value
+        for sample in latency.samples
+        if sample.name.endswith("_count") and sample.labels["route"] == "unmatched"
+    )
+    buckets = [
+        sample.value
+        for sample in latency.samples
+        if sample.name.endswith("_bucket") and sample.labels["route"] == "unmatched"
+    ]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == count == sum(value for (route, _), value in requests.items() if route == "unmatched")
+    tiers = {sample.labels["tier"]: sample.value for sample in families["predrain_units"].samples}
+    assert tiers == {"clear": 5, "watch": 1, "elevated": 1, "high": 1, "unknown": 1}
+    assert families["predrain_scores_age_seconds"].samples[0].value == 3600
+    assert families["predrain_ready"].samples[0].value == 1
+    assert {sample.value for sample in families["predrain_sample_age_seconds"].samples} == {4200}
+
+
+def test_the_log_holds_a_line_a_request_and_no_secret(guarded: Running, log: io.StringIO) -> None:
+    client = guarded.client(READ)
+    client.send("GET", "/v1/nodes?decision=query-secret")
+    client.send("GET", "/x\ny".replace("\n", "%0A"))
+    client.send("POST", "/v1/predict", {"nodes": ["body-secret"]})
+    deadline = time.monotonic() + 10
+    while '"/x\\ny"' not in log.getvalue() or '"/v1/predict"' not in log.getvalue().splitlines()[-1]:
+        assert time.monotonic() < deadline
+    lines = [json.loads(each) for each in log.getvalue().splitlines()]
+    last = lines[-1]
+    assert (last["method"], last["route"], last["status"], last["token"]) == (
+        "POST",
+        "/v1/predict",
+        200,
+        "the scheduler",
+    )
+    assert last["client"] == "127.0.0.1"
+    assert last["bytes_in"] == len(b'{"nodes": ["body-secret"]}')
+    for secret in (READ, WRITE, ADMIN, "query-secret", "body-secret", "wrong-token"):
+        assert secret not in log.getvalue()
+
+
+def test_a_log_that_nobody_reads_holds_up_no_answer() -> None:
+    class Stuck(io.StringIO):
+        free = threading.Event()
+
+        def write(self, text: str) -> int:
+            self.free.wait(20)
+            return super().write(text)
+
+    stream = Stuck()
+    written = AccessLog(stream)
+    for _ in range(10_500):
+        written.write(method="GET", path="/", route="/", status=200, seconds=0.1, bytes_in=0, token=None, client=None)
+    assert 400 <= written.dropped <= 500
+    stream.free.set()
+    written.close()
+
+
+def test_the_document_describes_exactly_the_routes_that_there_are(guarded: Running) -> None:
+    content = guarded.client().get("/openapi.json")
+    assert content == json.loads(json.dumps(document(guarded.service.settings)))
+    described = {(method.upper(), path) for path, methods in content["paths"].items() for method in methods}
+    assert described == {(route.method, route.path) for route in guarded.service.api.routes}
+    for route in guarded.service.api.routes:
+        operation = content["paths"][route.path][route.method.lower()]
+        assert (operation.get("security") == []) == (route.scope is None)
+        assert operation["responses"]["200"]
+        assert {"401", "403"} <= operation["responses"].keys() or route.scope is None
+        parameter = route.path.partition("{")[2].rstrip("}")
+        assert [each["name"] for each in operation.get("parameters", []) if each["in"] == "path"] == (
+            [parameter] if parameter else []
+        )
+    references = {part.split('"')[0] for part in json.dumps(content).split('"#/components/schemas/')[1:]}
+    assert references <= content["components"]["schemas"].keys()
+
+
+def test_answers_have_the_keys_that_the_document_promises(guarded: Running) -> None:
+    client = guarded.client(READ)
+    content = client.get("/openapi.json")
+
+    def shape(schema: dict[str, Any]) -> dict[str, Any]:
+        if "$ref" in schema:
+            return shape(content["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]])
+        if "allOf" in schema:
+            parts = [shape(part) for part in schema["allOf"]]
+            return {"properties": {key: value for part in parts for key, value in part["properties"].items()}}
+        return schema
+
+    def check(value: Any, schema: dict[str, Any]) -> None:
+        schema = shape(schema)
+        if isinstance(value, dict) and "properties" in schema:
+            assert value.keys() <= schema["properties"].keys()
+            assert set(schema.get("required", ())) <= value.keys()
+            for key, each in value.items():
+                check(each, schema["properties"][key])
+        if isinstance(value, list):
+            for each in value:
+                check(each, schema.get("items", {}))
+        if value is not None and "enum" in schema:
+            assert value in schema["enum"]
+
+    def answer_of(path: str, method: str) -> dict[str, Any]:
+        schema: dict[str, Any] = content["paths"][path][method]["responses"]["200"]["content"]["application/json"]
+        return schema["schema"]
+
+    check(client.get("/v1/nodes"), answer_of("/v1/nodes", "get"))
+    for node in ("n1", "n5"):
+        check(client.get(f"/v1/nodes/{node}"), answer_of("/v1/nodes/{node}", "get"))
+    for body in ({"nodes": ["n1", "x"]}, {"gpus": ["GPU-n1-0", "GPU-n5-0", "x"]}):
+        check(client.post("/v1/predict", body), answer_of("/v1/predict", "post"))
+    check(client.get("/readyz"), answer_of("/readyz", "get"))
+    _, problem_body, _ = client.send("GET", "/v1/nodes/x")
+    check(problem_body, {"$ref": "#/components/schemas/Problem"})
+
+
+def test_ready_tells_stale_scores_and_warns_of_a_scoring_that_fails(tmp_path: Path) -> None:
+    write_scores(tmp_path, [record("g", "n", None)])
+    (tmp_path / "status.json").write_text(json.dumps({"error": "no telemetry"}))
+    limits = replace(ServiceSettings(), stale_after_s=3599.0, poll_s=0.05)
+    service = Service(tmp_path, settings=limits, log=AccessLog(None))
+    assert service.why_not_ready() == ["no scores can be served: the scores have not been read yet"]
+    with running(tmp_path, settings=limits) as started:
+        status, told, _ = started.client().send("GET", "/readyz")
+        assert status == 503
+        assert told["reasons"] == ["the scores of 20260101T060000Z are stale, 3600 s old: score the fleet again"]
+        assert told["warnings"] == [
+            "no unit's risk is known: look after the telemetry",
+            "the last attempt to score failed: no telemetry",
+        ]
+    service.close()

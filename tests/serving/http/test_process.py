@@ -1,0 +1,225 @@
+"""The service as a process: what it imports, how fast it lives, how it ends; and scores swapped under load."""
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serving.http.access_log import AccessLog
+from serving.http.server import serve
+from serving.http.service import Service
+from serving.http.settings import ServiceSettings
+from telemetry.errors import InputError
+from tests.serving.http.world import DECIDED, Client, record, running, small_fleet, wait, write_scores
+
+ROOT = Path(__file__).parents[3]
+COMMAND = [sys.executable, "-c", "from predrain.command import main; main()", "serve"]
+EXTENDER = ROOT / "deploy" / "kubernetes" / "kube-scheduler-extender.yaml"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def started(folder: Path, *more: str) -> Iterator[tuple[subprocess.Popen[str], int, Path]]:
+    """Run the command; yields the process, its port and its log once it lives."""
+    port, log = free_port(), folder / "log"
+    command = [*COMMAND, "--scores", str(folder / "scores"), "--port", str(port), "--extender-port", "0", *more]
+    with log.open("w") as stream:
+        process = subprocess.Popen(command, stderr=stream, stdout=stream, text=True, cwd=ROOT)
+    try:
+        wait(lambda: process.poll() is not None or lives(port), 60)
+        assert process.poll() is None, log.read_text()
+        yield process, port, log
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.wait(20)
+
+
+def lives(port: int) -> bool:
+    client = Client(port)
+    try:
+        return client.send("GET", "/healthz")[0] == 200
+    except OSError:
+        return False
+    finally:
+        client.connection.close()
+
+
+def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Path) -> None:
+    now = datetime.now(UTC).replace(microsecond=0)
+    write_scores(tmp_path / "scores", small_fleet(now), now)
+    with started(tmp_path) as (process, port, log):
+        ticks = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        # Seconds of the processor, not of the wall: the machine of a test has other things to do.
+        assert sum(map(int, ticks)) / os.sysconf("SC_CLK_TCK") < 1.0
+        client = Client(port)
+        wait(lambda: client.send("GET", "/readyz")[0] == 200)
+        assert client.get("/v1/nodes/n1")["tier"] == "high"
+        client.connection.close()
+        # A request whose body is still under way is answered though the process is asked to leave.
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as slow:
+            body = json.dumps({"nodes": ["n1"]}).encode()
+            head = "POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+            time.sleep(0.3)
+            process.send_signal(signal.SIGTERM)
+            wait(lambda: not lives(port))
+            slow.sendall(body[5:])
+            answer = http.client.HTTPResponse(slow)
+            answer.begin()
+            assert answer.status == 200
+            assert json.loads(answer.read())["nodes"][0]["node"] == "n1"
+        assert process.wait(20) == 0
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [line["message"] for line in lines if line.get("level")] == [
+            f"serving on 127.0.0.1:{port}, extender on {lines[0]['message'].split()[-1]}",
+            f"serving decision {now:%Y%m%dT%H%M%SZ}: 9 units on 5 nodes",
+            "SIGTERM: leaving once what was accepted is answered",
+        ]
+        requests = [line for line in lines if "route" in line]
+        assert (requests[-1]["route"], requests[-1]["status"]) == ("/v1/predict", 200)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--host", "0.0.0.0"], "anybody who reaches 0.0.0.0 could ask (--host without --tokens)."),
+        (["--stale-after", "soon"], "'soon' is not a duration"),
+        (["--tokens", "nowhere"], "the token file cannot be read: No such file or directory (nowhere)."),
+    ],
+)
+def test_what_the_command_cannot_start_with_is_said(tmp_path: Path, options: list[str], message: str) -> None:
+    run = subprocess.run(
+        [*COMMAND, "--scores", str(tmp_path), "--port", "0", "--extender-port", "0", *options],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+    )
+    assert run.returncode == 1
+    assert run.stderr.startswith(f"predrain: error: {message}")
+
+
+def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        for ports, option in (((port, 0), "--port"), ((0, port), "--extender-port")):
+            service = Service(tmp_path, log=AccessLog(None))
+            with pytest.raises(InputError, match=f"cannot listen on 127.0.0.1:{port}: .* \\({option}\\)"):
+                serve(service, "127.0.0.1", ports[0], extender_port=ports[1])
+
+
+def test_looking_nodes_up_imports_neither_pandas_nor_mlflow_nor_a_learner(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    code = f"""
+import sys
+from pathlib import Path
+from tests.serving.http.world import running
+with running(Path({str(tmp_path)!r})) as service:
+    client = service.client()
+    client.get("/v1/nodes"), client.get("/v1/nodes/n1"), client.get("/metrics"), client.get("/openapi.json")
+    client.post("/v1/predict", {{"nodes": ["n1"] * 500}}), client.post("/v1/predict", {{"gpus": ["GPU-n1-0"]}})
+    service.extender().post("/scheduler/filter", {{"NodeNames": ["n1", "n2"]}})
+    print(client.get("/readyz")["status"], sorted({HEAVY!r} & sys.modules.keys()))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+    assert run.stdout == "ready []\n", run.stderr
+
+
+HEAVY = {"pandas", "mlflow", "lightgbm", "xgboost", "sklearn", "numpy", "pyarrow", "numba", "starlette", "pydantic"}
+
+
+def test_scores_are_swapped_under_load_without_a_wrong_answer(tmp_path: Path) -> None:
+    """Each decision has its own risk and its own nodes; an answer that mixes two of them shows."""
+
+    def fleet_of(number: int) -> tuple[list[Any], datetime]:
+        decided = DECIDED + timedelta(minutes=number)
+        risk = number / 100
+        nodes = range(30 + number % 3)
+        return [record(f"g{node}", f"n{node}", risk, "watch", decided=decided) for node in nodes], decided
+
+    write_scores(tmp_path, *fleet_of(1))
+    decided = {fleet_of(number)[1].strftime("%Y%m%dT%H%M%SZ"): number for number in range(1, 40)}
+    wrong: list[object] = []
+    seen: set[str] = set()
+    done = threading.Event()
+    answers = [0]
+
+    def ask(client: Client, paths: list[str]) -> None:
+        try:
+            while not done.is_set():
+                for path in paths:
+                    status, content, _ = client.send("GET", path)
+                    number = decided.get(content.get("decision", ""), 0)
+                    seen.add(content.get("decision", ""))
+                    nodes = content.get("nodes", [content])
+                    whole = "nodes" not in content or content["total"] == len(nodes) == 30 + number % 3
+                    if status != 200 or not whole or any(abs(node["risk"] - number / 100) > 1e-12 for node in nodes):
+                        wrong.append((path, status, content))
+                    answers[0] += 1
+        except Exception as error:
+            wrong.append(error)
+
+    with running(tmp_path, settings=ServiceSettings(poll_s=0.005)) as service:
+        paths = ["/v1/nodes?limit=100", "/v1/nodes/n3"]
+        threads = [threading.Thread(target=ask, args=(service.client(), paths)) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for number in range(2, 40):
+            if number % 10 == 0:  # a damaged decision in between is never served
+                name = write_scores(tmp_path, *fleet_of(number))
+                path = tmp_path / "decisions" / name / "risks.jsonl"
+                path.write_bytes(path.read_bytes()[:777])
+            else:
+                write_scores(tmp_path, *fleet_of(number))
+            time.sleep(0.03)
+        last = wait(lambda: decided[service.service.keeper.served.fleet.scores.decision] == 39)  # type: ignore[union-attr]
+        done.set()
+        for thread in threads:
+            thread.join(20)
+    assert last
+    assert wrong == []
+    assert len(seen) > 10
+    assert answers[0] > 100
+
+
+def test_the_shipped_scheduler_configuration_lets_pods_run_without_us() -> None:
+    content = yaml.safe_load(EXTENDER.read_text())
+    assert content["kind"] == "KubeSchedulerConfiguration"
+    (extender,) = content["extenders"]
+    assert extender == {
+        "urlPrefix": "http://127.0.0.1:8081/scheduler",
+        "filterVerb": "filter",
+        "prioritizeVerb": "prioritize",
+        "weight": 5,
+        "enableHTTPS": False,
+        "nodeCacheCapable": True,
+        "ignorable": True,
+        "httpTimeout": "200ms",
+        "managedResources": [{"name": "nvidia.com/gpu", "ignoredByScheduler": False}],
+    }
+    routes = {route.path for route in Service(Path("nowhere"), log=AccessLog(None)).extender.routes}
+    assert {f"/scheduler/{extender[verb]}" for verb in ("filterVerb", "prioritizeVerb")} <= routes

@@ -1,0 +1,324 @@
+"""Feature rows over HTTP: the bundle's own scores, whatever the form they come in; everything else is refused."""
+
+import gzip
+import json
+import math
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.bundle import save_bundle
+from serving.http.settings import ServiceSettings
+from tests.models.small_models import COLUMNS, fitted_models, rows
+from tests.serving.http.world import NOW, Client, Running, running, small_fleet, wait, write_scores
+
+ARROW = "application/vnd.apache.arrow.stream"
+NAMES = [column.name for column in COLUMNS]
+FACTS = {"profile": "cascade", "params": {"labels": {"horizon": "24h"}}}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("world")
+    write_scores(folder / "scores", small_fleet())
+    save_bundle(folder / "bundle", fitted_models(), FACTS)
+    limits = ServiceSettings(rows=500, body_bytes=2_000_000, decoded_bytes=2_000_000)
+    with running(folder / "scores", model=folder / "bundle", settings=limits) as started:
+        wait(lambda: started.service.holder.model is not None, 60)
+        yield started
+
+
+@pytest.fixture
+def client(service: Running) -> Client:
+    return service.client()
+
+
+def some_rows(count: int = 90) -> tuple[Any, list[str], list[str]]:
+    """Values, units, and three decision times."""
+    values, _ = rows(count, seed=5)
+    times = [datetime(2026, 2, 1, tzinfo=UTC) + timedelta(hours=6 * (number * 3 // count)) for number in range(count)]
+    return values, [f"g{number % 30:02d}" for number in range(count)], [time.isoformat() for time in times]
+
+
+def records(values: Any, units: list[str], times: list[str]) -> list[dict[str, Any]]:
+    """The rows as JSON has them: a missing value is left out or null."""
+    found = []
+    for place, (row, unit, time) in enumerate(zip(values.tolist(), units, times, strict=True)):
+        features = dict(zip(NAMES, row, strict=True))
+        if place % 2:
+            features = {name: None if math.isnan(value) else value for name, value in features.items()}
+        else:
+            features = {name: value for name, value in features.items() if not math.isnan(value)}
+        found.append({"unit": unit, "decision_time": time} | features)
+    return found
+
+
+def expected(values: Any, units: list[str], times: list[str]) -> list[dict[str, Any]]:
+    """What the bundle says, asked directly."""
+    scored = fitted_models().score(values, pd.Series(pd.to_datetime(times, utc=True)), units)
+    mine = scored[scored["model"] == "cascade"]
+    table = mine[["unit", "risk", "score", "rank", "alert"]].itertuples(index=False)
+    return [
+        {
+            "unit": each.unit,
+            "risk": float(each.risk),
+            "score": float(each.score),
+            "rank": each.rank,
+            "alert": each.alert,
+        }
+        for each in table
+    ]
+
+
+def arrow(columns: dict[str, Any]) -> bytes:
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def test_rows_get_the_scores_that_the_bundle_gives(client: Client, service: Running) -> None:
+    given_rows = some_rows()
+    answer = client.post("/v1/predict", {"rows": records(*given_rows)})
+    assert answer["predictions"] == expected(*given_rows)
+    model = service.service.holder.model
+    assert model is not None
+    assert answer["model"] == {"digest": model.digest, "profile": "cascade", "version": None}
+    assert answer["horizon_s"] == 86400
+    assert answer["issued_at"] == "2026-01-01T07:00:00Z"
+    assert answer["expires_at"] is None
+
+
+def test_arrow_rows_get_the_same_scores_in_any_order_of_columns_and_any_numeric_type(client: Client) -> None:
+    values, units, times = some_rows()
+    columns: dict[str, Any] = {
+        name: values[:, place].astype(kind)
+        for place, (name, kind) in enumerate(zip(NAMES, ["f4", "f8"] * 3, strict=True))
+    }
+    columns["unit"] = pa.array(units).dictionary_encode()
+    columns["decision_time"] = pa.array([datetime.fromisoformat(time) for time in times], pa.timestamp("us", "UTC"))
+    status, answer, _ = client.send("POST", "/v1/predict", arrow(dict(reversed(columns.items()))), media=ARROW)
+    assert status == 200
+    assert answer["predictions"] == expected(values, units, times)
+    columns["decision_time"] = times
+    assert client.send("POST", "/v1/predict", arrow(columns), media=ARROW)[1]["predictions"] == answer["predictions"]
+    packed = gzip.compress(arrow(columns))
+    assert client.send("POST", "/v1/predict", packed, media=ARROW, Content_Encoding="gzip")[0] == 200
+
+
+def test_a_row_without_name_and_time_is_scored_alone(client: Client) -> None:
+    values, _, _ = some_rows()
+    answer = client.post("/v1/predict", {"rows": [{NAMES[0]: float(values[3, 0])}]})
+    row = np.full((1, len(NAMES)), np.nan, dtype=np.float32)
+    row[0, 0] = values[3, 0]
+    (only,) = expected(row, ["0"], ["1970-01-01T00:00:00Z"])
+    assert answer["predictions"] == [only]
+    assert only["unit"] == "0"
+
+
+@pytest.mark.parametrize("form", ["dataframe_split", "dataframe_records", "instances", "inputs", "inputs of columns"])
+def test_every_form_of_mlflows_protocol_gets_the_same_scores(client: Client, form: str) -> None:
+    values, units, times = some_rows()
+    plain = [[None if math.isnan(value) else value for value in row] for row in values.tolist()]
+    columns = [*NAMES, "unit", "decision_time"]
+    data = [[*row, unit, time] for row, unit, time in zip(plain, units, times, strict=True)]
+    of_columns = dict(zip(columns, map(list, zip(*data, strict=True)), strict=True))
+    body = {
+        "dataframe_split": {"dataframe_split": {"columns": columns, "data": data, "index": list(range(90))}},
+        "dataframe_records": {"dataframe_records": records(values, units, times), "params": {}},
+        "instances": {"instances": records(values, units, times)},
+        "inputs": {"inputs": records(values, units, times)},
+        "inputs of columns": {"inputs": of_columns},
+    }[form]
+    assert client.post("/invocations", body) == {"predictions": expected(values, units, times)}
+
+
+def test_ping_answers_once_the_model_is_there(client: Client) -> None:
+    assert client.send("GET", "/ping")[:2] == (200, b"\n")
+    assert client.get("/readyz")["status"] == "ready"
+    page = client.get("/metrics").decode()
+    assert "predrain_model_loaded 1.0" in page
+    age_s = (NOW - fitted_models().refit_at).total_seconds()
+    assert f"predrain_model_age_seconds {age_s!r}" in page
+
+
+ROW = {NAMES[0]: 60.0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "detail"),
+    [
+        (
+            "/v1/predict",
+            {"rows": [{NAMES[0][:-1]: 1}]},
+            422,
+            f"feature '{NAMES[0][:-1]}' is not known: did you mean '{NAMES[0]}'?",
+        ),
+        ("/v1/predict", {"rows": []}, 422, "rows holds no row"),
+        ("/v1/predict", {"rows": [1]}, 422, "rows is no list of objects, each of feature names and numbers"),
+        ("/v1/predict", {"rows": [ROW] * 501}, 413, "rows holds 501 rows: send at most 500"),
+        ("/v1/predict", {"rows": [{"unit": "a"}]}, 422, "the rows hold no feature of the model"),
+        ("/v1/predict", {"rows": [ROW, {NAMES[0]: "60"}]}, 422, f"rows: row 1, {NAMES[0]}: '60' is no number"),
+        ("/v1/predict", {"rows": [{NAMES[1]: True}]}, 422, f"rows: row 0, {NAMES[1]}: True is no number"),
+        ("/v1/predict", {"rows": [{NAMES[1]: [1]}]}, 422, f"rows: row 0, {NAMES[1]}: [1] is no number"),
+        (
+            "/v1/predict",
+            {"rows": [{NAMES[1]: 1e39}]},
+            422,
+            f"rows: row 0, {NAMES[1]}: 1e+39 is beyond what can be held",
+        ),
+        (
+            "/v1/predict",
+            f'{{"rows": [{{"{NAMES[1]}": -1e999}}]}}'.encode(),
+            422,
+            f"rows: row 0, {NAMES[1]}: -inf is beyond what can be held",
+        ),
+        ("/v1/predict", {"rows": [{NAMES[1]: 10**400}]}, 422, "rows: a number is beyond what can be held"),
+        ("/v1/predict", {"rows": [ROW | {"unit": 3}]}, 422, "rows: row 0, unit: 3 is no name"),
+        (
+            "/v1/predict",
+            {"rows": [ROW | {"decision_time": "2026-01-01"}]},
+            422,
+            "rows: row 0, decision_time: '2026-01-01' is no ISO 8601 time with a zone",
+        ),
+        (
+            "/invocations",
+            {"dataframe_split": {"columns": [NAMES[0]], "data": [[1, 2]]}},
+            422,
+            "dataframe_split: row 0 has 2 values for 1 columns",
+        ),
+        (
+            "/invocations",
+            {"dataframe_split": {"columns": [NAMES[0]] * 2, "data": [[1, 2]]}},
+            422,
+            f"column '{NAMES[0]}' comes twice",
+        ),
+        ("/invocations", {"dataframe_split": [1]}, 422, "dataframe_split is no object with columns and data"),
+        ("/invocations", {"inputs": [[1.0]]}, 422, "inputs is no list of objects, each of feature names and numbers"),
+        ("/invocations", {"inputs": {NAMES[0]: [1], NAMES[1]: []}}, 422, "inputs: the columns have different lengths"),
+        (
+            "/invocations",
+            {"dataframe_record": [ROW]},
+            422,
+            "key 'dataframe_record' is not known: did you mean 'dataframe_records'?",
+        ),
+        (
+            "/invocations",
+            {"instances": [ROW], "params": {"a": 1}},
+            422,
+            "this model has no params: leave them out",
+        ),
+    ],
+)
+def test_rows_that_do_not_fit_are_refused(client: Client, path: str, body: Any, status: int, detail: str) -> None:
+    got, problem, _ = client.send("POST", path, body)
+    assert (got, problem["detail"]) == (status, detail)
+
+
+@pytest.mark.parametrize(
+    ("columns", "status", "detail"),
+    [
+        ({"nonsense": [1.0]}, 422, "feature 'nonsense' is not known: choose of telemetry__"),
+        ({NAMES[0]: ["60"]}, 422, f"column '{NAMES[0]}' has the type string: send numbers"),
+        ({NAMES[0]: [math.inf]}, 422, f"the table: row 0, {NAMES[0]}: inf is beyond what can be held"),
+        ({NAMES[0]: pa.array([], pa.float64())}, 422, "the table holds no row"),
+        ({NAMES[0]: np.zeros(501)}, 413, "the body holds more than 500 rows: send smaller ones"),
+        ({NAMES[0]: [[1.0]]}, 400, f"column '{NAMES[0]}' has the type list<item: double>: send numbers, strings"),
+        (
+            {NAMES[0]: [1.0], "decision_time": pa.array([0], pa.timestamp("ms"))},
+            422,
+            "decision_time: send times with a time zone, and for each row",
+        ),
+        (
+            {NAMES[0]: [1.0], "decision_time": pa.array([2**62], pa.timestamp("s", "UTC"))},
+            422,
+            "decision_time: a time is beyond what can be held",
+        ),
+        ({NAMES[0]: [1.0], "unit": pa.array([None], pa.string())}, 422, "the table: row 0, unit: None is no name"),
+        ({NAMES[0]: [1.0], "unit": [7]}, 422, "the table: row 0, unit: 7 is no name"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused(client: Client, columns: dict[str, Any], status: int, detail: str) -> None:
+    got, problem, _ = client.send("POST", "/v1/predict", arrow(columns), media=ARROW)
+    assert got == status
+    assert problem["detail"].startswith(detail)
+
+
+def test_a_column_of_nulls_is_missing(client: Client) -> None:
+    body = arrow({NAMES[0]: [61.0, 55.0], NAMES[1]: pa.nulls(2), NAMES[2]: pa.array([None, 3], pa.int64())})
+    status, answer, _ = client.send("POST", "/v1/predict", body, media=ARROW)
+    assert status == 200
+    values = np.full((2, len(NAMES)), np.nan, dtype=np.float32)
+    values[:, 0], values[1, 2] = (61, 55), 3
+    assert answer["predictions"] == expected(values, ["0", "1"], ["1970-01-01T00:00:00Z"] * 2)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from([*NAMES, "unit", "decision_time", "x"]) | st.text(max_size=5), inner, max_size=4
+        )
+    ),
+    max_leaves=12,
+)
+keys = st.sampled_from(
+    ["nodes", "gpus", "rows", "dataframe_split", "dataframe_records", "instances", "inputs", "params", "columns"]
+)
+bodies = st.one_of(
+    st.binary(max_size=200),
+    st.dictionaries(keys, json_values, max_size=2).map(lambda value: json.dumps(value).encode()),
+    json_values.map(lambda value: json.dumps(value).encode()),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(bodies, st.sampled_from(["/v1/predict", "/invocations"]), st.sampled_from(["application/json", ARROW]))
+def test_no_body_whatever_makes_a_fault(service: Running, body: bytes, path: str, media: str) -> None:
+    check(service, body, path, media)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_no_damage_to_an_arrow_stream_makes_a_fault(service: Running, data: st.DataObject) -> None:
+    whole = bytearray(arrow({NAMES[0]: [1.0, 2.0], "unit": pa.array(["a", "b"]).dictionary_encode()}))
+    for _ in range(data.draw(st.integers(0, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    check(service, bytes(whole[: data.draw(st.integers(0, len(whole)))]), "/v1/predict", ARROW)
+
+
+def check(service: Running, body: bytes, path: str, media: str) -> None:
+    client = service.clients[0] if service.clients else service.client()
+    status, content, headers = client.send("POST", path, body, media=media)
+    assert status == 200 or 400 <= status < 500, content
+    if status != 200:
+        assert headers["Content-Type"] == "application/problem+json"
+        assert content["status"] == status
+        assert content["detail"]
+
+
+def test_a_bundle_that_cannot_be_loaded_is_said_and_the_rest_is_served(tmp_path: Path) -> None:
+    write_scores(tmp_path / "scores", small_fleet())
+    with running(tmp_path / "scores", model=tmp_path / "none") as service:
+        client = service.client()
+        wait(lambda: "no bundle" in str(service.service.holder.trouble), 60)
+        status, problem, _ = client.send("GET", "/readyz")
+        assert status == 503
+        assert problem["reasons"] == [
+            f"the model cannot be served: no bundle in {tmp_path / 'none'} ({tmp_path / 'none' / 'manifest.json'}). "
+            "Give the folder that `predrain train` wrote."
+        ]
+        assert client.send("GET", "/ping")[0] == 503
+        for rows_given in ([ROW], [dict.fromkeys(NAMES, 1.0)] * 9_000):
+            assert client.send("POST", "/v1/predict", {"rows": rows_given})[0] == 503
+        assert client.send("POST", "/v1/predict", {"nodes": ["n1"]})[0] == 200

@@ -1,0 +1,82 @@
+"""JSON in and out: the fast reader and the plain one are one to a client."""
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.http import strict_json
+from serving.http.strict_json import read_json, shown, write_json
+from telemetry.receiving.problems import Refused
+
+numbers = st.integers(-(10**25), 10**25) | st.floats(allow_nan=False, allow_infinity=False)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=15,
+)
+almost = st.text('[]{},:"0e1.-ntf \\u', max_size=12).map(str.encode)
+
+
+def outcome(body: bytes, **options: Any) -> Any:
+    try:
+        return read_json(body, **options)
+    except Refused as refused:
+        return (refused.status, refused.detail)
+
+
+@settings(max_examples=200)
+@given(values.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=30) | almost)
+def test_both_readers_take_the_same_and_say_the_same(body: bytes) -> None:
+    fast = outcome(body, finite=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(strict_json, "orjson", None)
+        plain = outcome(body, finite=False)
+    strict = outcome(body)
+    assert same(fast, plain)
+    assert same(plain, strict) or "beyond the numbers" in str(strict)
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal, but for whole numbers of more than 64 bits, which one of them reads as a float."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    if isinstance(one, float) and isinstance(other, int) and abs(other) >= 2**63:
+        return one == float(other)
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.parametrize(
+    "body", [b"[NaN]", b"[Infinity]", b"[-Infinity]", b"", b"[1,]", b"\xff", b"[" * 5000, b"9" * 5000]
+)
+def test_what_is_no_json_is_refused_either_way(body: bytes) -> None:
+    for finite in (True, False):
+        with pytest.raises(Refused) as refused:
+            read_json(body, finite=finite)
+        assert refused.value.status == 400
+
+
+def test_a_byte_order_mark_is_passed_over() -> None:
+    assert read_json(b"\xef\xbb\xbf[1]") == read_json(b"\xef\xbb\xbf[1]", finite=False) == [1]
+
+
+@given(values)
+def test_what_is_written_is_ascii_and_read_again(value: Any) -> None:
+    assert same(read_json(write_json(value)), value)
+    assert write_json(value).isascii()
+
+
+def test_nan_and_infinity_are_never_written() -> None:
+    for value in (math.nan, math.inf, [{"a": -math.inf}]):
+        with pytest.raises(ValueError, match="not JSON compliant"):
+            write_json(value)
+
+
+def test_what_is_shown_of_a_value_is_short() -> None:
+    assert shown("x") == "'x'"
+    assert len(shown("x" * 1000)) == 81

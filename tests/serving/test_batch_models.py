@@ -1,0 +1,94 @@
+"""Which model scores: a folder's bundle or the registry's champion, and the last good one when that fails."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from features.errors import InputError
+from models.bundle import load_bundle, save_bundle
+from models.champion import crown
+from models.ranking import name_hashes
+from models.registry import log_run, register_bundle
+from serving.model_source import ChampionModel, FolderModel, model_source, profile_alone
+from tests.models.small_models import fitted_models, rows
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return [save_bundle(folder / name, fitted_models(), {"profile": name}).path for name in ("stacked", "lightgbm")]
+
+
+@pytest.mark.parametrize("profile", fitted_models().models)
+def test_the_profile_alone_scores_as_among_all_models(profile: str, bundles: list[Path]) -> None:
+    bundle = load_bundle(bundles[0])
+    bundle = replace(bundle, manifest={**bundle.manifest, "profile": profile})
+    alone = profile_alone(bundle)
+    assert alone.models == (profile,)
+    X, _ = rows(80, 5)
+    time, tie = np.zeros(80, np.int64), name_hashes([f"g{at}" for at in range(80)])
+    want, found = bundle.fitted.score_arrays(X, time, tie)[profile], alone.score_arrays(X, time, tie)[profile]
+    np.testing.assert_array_equal(found.score, want.score)
+    np.testing.assert_array_equal(found.rank, want.rank)
+    np.testing.assert_array_equal(found.alert, want.alert)
+
+
+def test_a_stand_in_scores_alone_too(bundles: list[Path]) -> None:
+    bundle = load_bundle(bundles[0])
+    bundle = replace(bundle, fitted=replace(bundle.fitted, stand_in="history_count"))
+    X, _ = rows(20, 5)
+    time, tie = np.zeros(20, np.int64), name_hashes([f"g{at}" for at in range(20)])
+    want = bundle.fitted.score_arrays(X, time, tie)["stacked"]
+    np.testing.assert_array_equal(profile_alone(bundle).score_arrays(X, time, tie)["stacked"].score, want.score)
+
+
+def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_is_damaged(
+    bundles: list[Path], tmp_path: Path
+) -> None:
+    place = tmp_path / "bundle"
+    with pytest.raises(InputError, match="no bundle in"):
+        FolderModel(place).current()
+    shutil.copytree(bundles[0], place)
+    source = model_source(str(place), registry="sqlite:///none.db", name="predrain")
+    first = source.current()
+    assert source.current().bundle is first.bundle
+    shutil.rmtree(place)
+    shutil.copytree(bundles[1], place)
+    second = source.current()
+    assert (second.bundle.profile, second.version, second.note) == ("lightgbm", None, "")
+    (place / "learners" / "lightgbm.txt").write_text("tree")
+    (place / "manifest.json").write_text((place / "manifest.json").read_text().replace("lightgbm", "xgboost", 1))
+    kept = source.current()
+    assert kept.bundle is second.bundle
+    assert kept.note.startswith("the model in use is kept: ")
+    with pytest.raises(InputError):
+        FolderModel(place).current()
+
+
+def test_the_champion_is_fetched_once_and_followed_and_kept_when_the_registry_is_gone(
+    bundles: list[Path], tmp_path: Path
+) -> None:
+    uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    run = log_run(uri, "e", params={}, metrics={}, tags={})
+    versions = [register_bundle(uri, "predrain", path, run_id=run) for path in bundles]
+    source = model_source("champion", registry=uri, name="predrain")
+    with pytest.raises(InputError, match=r"there is no champion \(model predrain"):
+        source.current()
+    crown(uri, "predrain", versions[0], expected=None, tags={})
+    first = source.current()
+    assert (first.bundle.digest, first.version) == (load_bundle(bundles[0]).digest, versions[0])
+    assert source.current().bundle is first.bundle
+    crown(uri, "predrain", versions[1], expected=versions[0], tags={})
+    second = source.current()
+    assert (second.bundle.profile, second.version) == ("lightgbm", versions[1])
+    (tmp_path / "mlflow.db").rename(tmp_path / "away.db")
+    kept = source.current()
+    assert kept.bundle is second.bundle
+    assert "no store here" in kept.note
+    with pytest.raises(InputError, match="no store here"):
+        ChampionModel(uri, "predrain").current()

@@ -1,0 +1,247 @@
+"""The extender under a real kube-scheduler: GPU pods avoid the risky node, and always find one."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.serving.http.world import Client, record, wait, write_scores
+from tests.system.kubernetes_server import KubernetesServer, build_components, free_port, kubernetes_server_in
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = ROOT / "deploy" / "kubernetes" / "kube-scheduler-extender.yaml"
+COMPONENTS = ("kube-apiserver", "kube-scheduler")
+TIERS = {"risky": (0.9, "high"), "doubtful": (0.4, "elevated"), "sound": (0.001, "clear"), "silent": (None, "unknown")}
+WITHIN_S = 60.0
+
+
+@contextlib.contextmanager
+def process(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("ab") as stream:
+        started = subprocess.Popen(command, stdout=stream, stderr=stream, start_new_session=True, cwd=ROOT)
+    try:
+        yield started
+    finally:
+        if started.poll() is None:
+            started.kill()
+        started.wait(20)
+
+
+class Predrain:
+    """`predrain serve` as a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.scores = folder / "scores"
+        self.log = folder / "predrain.log"
+        self.port, self.extender_port = free_port(), free_port()
+        self._stack = contextlib.ExitStack()
+
+    def start(self) -> None:
+        options = ["--port", str(self.port), "--extender-port", str(self.extender_port)]
+        command = [sys.executable, "-c", "from predrain.command import main; main()"]
+        command += ["serve", "--scores", str(self.scores), *options]
+        self.process = self._stack.enter_context(process(command, self.log))
+        wait(lambda: self.ready() or self.process.poll() is not None, WITHIN_S)
+        assert self.process.poll() is None, self.log.read_text()[-3000:]
+
+    def ready(self) -> bool:
+        client = Client(self.port)
+        try:
+            return client.send("GET", "/readyz")[0] == 200
+        except OSError:
+            return False
+        finally:
+            client.connection.close()
+
+    def asked(self) -> int:
+        """How often the scheduler's filter request was answered."""
+        client = Client(self.port)
+        page = client.get("/metrics").decode()
+        client.connection.close()
+        found = re.search(r'predrain_http_requests_total\{route="/scheduler/filter",status="200"\} (\d+)', page)
+        return int(found.group(1)) if found else 0
+
+    def score(self, tiers: dict[str, tuple[float | None, str]], expires: timedelta = timedelta(hours=12)) -> None:
+        now = datetime.now(UTC).replace(microsecond=0)
+        records = [
+            record(f"GPU-{node}", node, risk, tier, decided=now, expires=expires)
+            for node, (risk, tier) in tiers.items()
+        ]
+        write_scores(self.scores, records, now)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(20)
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class Cluster:
+    """An API server, a scheduler, and hands that do what kubelets and people do."""
+
+    def __init__(self, server: KubernetesServer) -> None:
+        self.server = server
+        self._pods = 0
+
+    def node(self, name: str) -> None:
+        self.server.request("POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        capacity = {"cpu": "64", "memory": "512Gi", "pods": "110", "nvidia.com/gpu": "8"}
+        ready = {"type": "Ready", "status": "True", "reason": "Kubelet"}
+        status = {"capacity": capacity, "allocatable": capacity, "conditions": [ready]}
+        self.server.request("PATCH", f"/api/v1/nodes/{name}/status", {"status": status})
+        # The taint that a node is born with; no controller runs here to take it away.
+        self.server.request("PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": None}})
+
+    def only(self, *names: str) -> None:
+        """Cordon every other node."""
+        for name in TIERS:
+            body = {"spec": {"unschedulable": None if name in names else True}}
+            self.server.request("PATCH", f"/api/v1/nodes/{name}", body)
+
+    def place(self, count: int, gpus: int = 1) -> list[str]:
+        """Create pods and return the nodes that they were bound to."""
+        names = [f"pod-{self._pods + number}" for number in range(count)]
+        self._pods += count
+        limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
+        for name in names:
+            spec = {"containers": [{"name": "c", "image": "x", "resources": {"limits": limits}}]}
+            pods = "/api/v1/namespaces/default/pods"
+            self.server.request("POST", pods, {"metadata": {"name": name}, "spec": spec})
+        return wait(lambda: self._bound(names), WITHIN_S)  # type: ignore[no-any-return]
+
+    def _bound(self, names: list[str]) -> list[str] | None:
+        nodes = [
+            self.server.request("GET", f"/api/v1/namespaces/default/pods/{name}")[1]["spec"].get("nodeName")
+            for name in names
+        ]
+        return nodes if all(nodes) else None
+
+    def clear(self) -> None:
+        path = "/api/v1/namespaces/default/pods?gracePeriodSeconds=0"
+        self.server.request("DELETE", path)
+        wait(lambda: not self.server.request("GET", "/api/v1/namespaces/default/pods")[1]["items"], WITHIN_S)
+
+
+@pytest.fixture(scope="module")
+def predrain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predrain]:
+    service = Predrain(tmp_path_factory.mktemp("predrain"))
+    try:
+        service.score(TIERS)
+        service.start()
+        yield service
+    finally:
+        service.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, predrain: Predrain) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("kubernetes")
+    with kubernetes_server_in(folder, *COMPONENTS) as server:
+        running = Cluster(server)
+        for name in TIERS:
+            running.node(name)
+        scheduler = build_components(*COMPONENTS) / "kube-scheduler"
+        config = folder / "scheduler.yaml"
+        config.write_text(yaml.safe_dump(shipped(server, predrain.extender_port)))
+        command = [str(scheduler), f"--config={config}", "--bind-address=127.0.0.1", f"--secure-port={free_port()}"]
+        with process([*command, f"--cert-dir={folder / 'scheduler'}"], folder / "scheduler.log") as started:
+            try:
+                running.place(1)
+                running.clear()
+                yield running
+            finally:
+                assert started.poll() is None, (folder / "scheduler.log").read_text()[-3000:]
+
+
+def shipped(server: KubernetesServer, port: int) -> dict[str, Any]:
+    """The configuration that we ship, with this test's own addresses, as Kubernetes 1.20 reads it."""
+    content = yaml.safe_load(SHIPPED.read_text())
+    (extender,) = content["extenders"]
+    assert (extender["ignorable"], extender["nodeCacheCapable"], extender["httpTimeout"]) == (True, True, "200ms")
+    extender["urlPrefix"] = extender["urlPrefix"].replace("8081", str(port))
+    content["apiVersion"] = "kubescheduler.config.k8s.io/v1beta1"
+    content["clientConnection"]["kubeconfig"] = str(server.kubeconfig("admin"))
+    content["leaderElection"]["leaderElect"] = False
+    content["healthzBindAddress"] = content["metricsBindAddress"] = f"127.0.0.1:{free_port()}"
+    return content  # type: ignore[no-any-return]
+
+
+@pytest.fixture(autouse=True)
+def tidy(cluster: Cluster, predrain: Predrain) -> Iterator[None]:
+    cluster.only(*TIERS)
+    yield
+    cluster.clear()
+
+
+def test_gpu_pods_avoid_the_risky_node_and_prefer_the_sound_one(cluster: Cluster, predrain: Predrain) -> None:
+    before = predrain.asked()
+    nodes = cluster.place(12)
+    assert "risky" not in nodes
+    # By its own plugins the scheduler would spread them evenly over the three.
+    assert nodes.count("sound") > nodes.count("doubtful")
+    assert predrain.asked() - before >= 12
+
+
+def test_gpu_pods_run_on_the_risky_node_when_only_it_remains(cluster: Cluster) -> None:
+    cluster.only("risky")
+    assert cluster.place(3) == ["risky"] * 3
+
+
+def test_a_node_without_a_score_takes_pods(cluster: Cluster) -> None:
+    cluster.only("risky", "silent")
+    assert cluster.place(3) == ["silent"] * 3
+
+
+def test_pods_without_gpus_are_none_of_its_business(cluster: Cluster, predrain: Predrain) -> None:
+    cluster.only("risky")
+    before = predrain.asked()
+    assert cluster.place(2, gpus=0) == ["risky"] * 2
+    assert predrain.asked() == before
+
+
+def test_scores_that_have_expired_keep_no_pod_away(cluster: Cluster, predrain: Predrain) -> None:
+    predrain.score({"risky": (0.9, "high"), "sound": (0.001, "clear")}, timedelta(seconds=1))
+    wait(lambda: not predrain.ready())
+    # Two pods of 8 GPUs fill two nodes: the risky one is one of them.
+    cluster.only("risky", "sound")
+    assert sorted(cluster.place(2, gpus=8)) == ["risky", "sound"]
+    predrain.score(TIERS)
+    wait(predrain.ready)
+
+
+def test_pods_still_run_when_predrain_is_killed(cluster: Cluster, predrain: Predrain) -> None:
+    predrain.kill()
+    began = time.monotonic()
+    cluster.only("risky", "sound")
+    assert sorted(cluster.place(2, gpus=8)) == ["risky", "sound"]
+    assert time.monotonic() - began < 20
+    cluster.clear()
+    cluster.only("risky")
+    assert cluster.place(1) == ["risky"]
+    predrain.start()
+    cluster.clear()
+    cluster.only("risky", "sound")
+    assert cluster.place(3) == ["sound"] * 3
+
+
+def test_pods_still_run_when_predrain_hangs(cluster: Cluster, predrain: Predrain) -> None:
+    os.kill(predrain.process.pid, signal.SIGSTOP)  # it accepts connections and never answers
+    try:
+        began = time.monotonic()
+        assert len(cluster.place(2)) == 2
+        assert time.monotonic() - began < 20
+    finally:
+        os.kill(predrain.process.pid, signal.SIGCONT)

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from features.config import LabelSection
 from features.evidence import Facts
@@ -32,6 +33,7 @@ def label_rows(
     data_end: datetime,
     as_of: datetime | None = None,
     events: pd.DataFrame | None = None,
+    units: tuple[Int64Array, NDArray[np.object_]] | None = None,
 ) -> pd.DataFrame:
     """Label decision rows.
 
@@ -63,6 +65,8 @@ def label_rows(
         The label as it could be told then.
     events : DataFrame, optional
         As a dataset holds them, for our own drains; without them there are none.
+    units : tuple of arrays, optional
+        What :func:`unit_positions` gives for these rows, for one who labels them again and again.
 
     Returns
     -------
@@ -73,7 +77,8 @@ def label_rows(
     as_of_ms = instant_ms(as_of)
     stays = Stays.of(inventory, as_of_ms=as_of_ms)
     decided = milliseconds(rows["decision_time"], "decision_time")
-    unit = _unit_codes(rows["unit"], stays)
+    position, names = unit_positions(rows) if units is None else units
+    unit = stays.codes(names)[position] if len(names) else np.zeros(0, dtype=np.int64)
     too_soon = decided + duration_ms(labels.gap)
     complete = too_soon + duration_ms(labels.horizon)
 
@@ -109,6 +114,25 @@ def label_rows(
     )
 
 
+def unit_positions(rows: pd.DataFrame) -> tuple[Int64Array, NDArray[np.object_]]:
+    """Find the distinct units of rows: they repeat few, so that names are looked up once each.
+
+    Parameters
+    ----------
+    rows : DataFrame
+        Column ``unit``.
+
+    Returns
+    -------
+    position : array of int64, shape (n_rows,)
+        Of each row's unit among the names.
+    names : array of object
+        Distinct units, in order of appearance.
+    """
+    position, names = pd.factorize(rows["unit"])
+    return position.astype(np.int64), np.asarray(names, dtype=object)
+
+
 class _Onsets:
     """Incidents by (unit, start)."""
 
@@ -130,12 +154,6 @@ class _Onsets:
     def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
         """End of the last incident of each unit that started at or before each time."""
         return np.append(self.end, -NEVER)[self.timeline.last(unit, time)]
-
-
-def _unit_codes(units: pd.Series, stays: Stays) -> Int64Array:
-    # Rows repeat few units: the names are looked up once each.
-    code, distinct = pd.factorize(units)
-    return stays.codes(np.asarray(distinct, dtype=object))[code] if len(distinct) else np.zeros(0, dtype=np.int64)
 
 
 def _next_leave(stays: Stays, unit: Int64Array, time: Int64Array) -> Int64Array:

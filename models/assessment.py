@@ -185,7 +185,7 @@ def summarise(assessed: Assessment) -> dict[str, object]:
     }
 
 
-def group_table(assessed: Assessment, group: np.ndarray, name: str) -> pd.DataFrame:
+def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
     """Measure the main statistics within groups of rows, such as folds or months.
 
     Parameters
@@ -196,6 +196,9 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str) -> pd.DataFr
         The group of each row.
     name : str
         Name of the group's column.
+    names : ndarray, optional
+        Names of the groups in ascending order, where ``group`` holds positions in it: text for each row is slow and
+        large.
 
     Returns
     -------
@@ -207,6 +210,7 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str) -> pd.DataFr
     scored = assessed.scored
     groups, code = np.unique(group, return_inverse=True)
     n = len(groups)
+    told = groups if names is None else names[groups]
 
     def count(chosen: Bools) -> Floats:
         return np.bincount(code[chosen], minlength=n).astype(np.float64)
@@ -223,7 +227,7 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str) -> pd.DataFr
         {
             "model": scored.model,
             "variant": scored.variant,
-            name: groups,
+            name: told,
             "labelled": count(known).astype(np.int64),
             "positives": count(positive).astype(np.int64),
             "base_rate": ratio(count(positive), count(known)),

@@ -159,25 +159,25 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows) -> pd.DataFram
 
 def predictions_of(matrix: Matrix, folds: list[Fold], names: tuple[str, ...]) -> pd.DataFrame:
     """Give :attr:`BacktestResult.predictions` of the folds, models numbered as ``names`` lists them."""
-    tables = [
-        fold.table.append_column("fold", pa.array(np.full(len(fold.table), fold.facts["fold"], dtype=np.int32)))
-        for fold in folds
-    ]
-    table = pa.concat_tables([table.replace_schema_metadata(None) for table in tables])
-    arrays = {name: table[name].to_numpy() for name in table.column_names}
-    order = np.lexsort((arrays["row"], arrays["model"], arrays["variant"]))
-    arrays = {name: values[order] for name, values in arrays.items()}
-    row: Ints = arrays["row"]
+    tables = [fold.table for fold in folds]
+    order = np.lexsort([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("row", "model", "variant")])
+    sizes = [len(table) for table in tables]
+
+    # one column at a time: of a large fleet the whole would stand in memory several times over
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([table[name].to_numpy() for table in tables])[order]
+
+    row: Ints = column("row")
     labels = matrix.labels(None)
     out: dict[str, Any] = {"decision_time": matrix.rows["decision_time"].array[row]}
     for name in ("node", "gpu", "unit"):
         out[name] = pd.Categorical(matrix.rows[name])[row]
-    out["model"] = pd.Categorical.from_codes(arrays["model"], categories=list(names))
-    out["variant"] = pd.Categorical.from_codes(arrays["variant"], categories=list(VARIANTS))
-    out |= {name: arrays[name] for name in ("score", "risk", "rank", "alert")}
+    out["model"] = pd.Categorical.from_codes(column("model"), categories=list(names))
+    out["variant"] = pd.Categorical.from_codes(column("variant"), categories=list(VARIANTS))
+    out |= {name: column(name) for name in ("score", "risk", "rank", "alert")}
     out["label"] = labels["label"].array[row]
     out["failure_class"] = pd.Categorical(labels["failure_class"])[row]
     out["incident"] = labels["incident"].array[row]
     out["incident_start"] = labels["incident_start"].array[row]
-    out["fold"] = arrays["fold"]
-    return pd.DataFrame(out)
+    out["fold"] = np.repeat(np.array([fold.facts["fold"] for fold in folds], dtype=np.int32), sizes)[order]
+    return pd.DataFrame(out, copy=False)

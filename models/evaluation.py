@@ -183,7 +183,8 @@ def evaluate(
     if oracle is not None:
         shares = oracle_shares(assessed, oracle, ORACLE_STATISTICS)
         table = table.merge(shares, on=["model", "variant"], how="left", validate="one_to_one")
-    month = shared.times_ms.astype("datetime64[ms]").astype("datetime64[M]").astype(str)
+    calendar = shared.times_ms.astype("datetime64[ms]").astype("datetime64[M]").astype(str)
+    months, month = np.unique(calendar, return_inverse=True)
     return Evaluation(
         k=k,
         replicates=bootstrap,
@@ -194,7 +195,7 @@ def evaluate(
         oracle_coverage=coverage,
         table=table,
         folds=_stack([group_table(each, each.scored.fold, "fold") for each in assessed]),
-        monthly=_stack([group_table(each, month[each.scored.time], "month") for each in assessed]),
+        monthly=_stack([group_table(each, month[each.scored.time], "month", months) for each in assessed]),
         by_class=_stack([_named(recall_by_class(each.incidents), each) for each in assessed]),
         lead_times=_stack([_named(each.incidents, each) for each in assessed]),
         calibration=_stack([_bins(each) for each in assessed]),

@@ -17,6 +17,8 @@ COLUMNS: tuple[str, ...] = (
 """Columns that an evaluation needs of a prediction frame."""
 
 _MS_PER_DAY = 86_400_000
+_COMMON = frozenset({"time", "unit", "known", "positive", "incident", "incident_start_ms", "failure_class", "fold"})
+# What models scored on the same rows have alike: of a large fleet most of the memory.
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +159,8 @@ class Scored:
 def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
     """Split a prediction frame by model and variant.
 
+    What models have in common (rows, labels) is held once: parts may share arrays, so they must not be written to.
+
     Parameters
     ----------
     predictions : DataFrame
@@ -187,27 +191,24 @@ def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
             "backtest",
             "Choose backtest.first_test and backtest.last_test inside the dataset.",
         )
-    unit, units = pd.factorize(predictions["unit"].astype("str"), sort=True)
-    time_ms = milliseconds(predictions["decision_time"])
-    times_ms, time = np.unique(time_ms, return_inverse=True)
+    unit, units = _coded(predictions["unit"])
+    times_ms = np.sort(milliseconds(predictions["decision_time"].drop_duplicates()))
     shared = Shared(units=np.asarray(units, dtype=object), times_ms=times_ms, k=k)
-    model, models = pd.factorize(predictions["model"].astype("str"), sort=True)
-    variant, variants = pd.factorize(predictions["variant"].astype("str"), sort=True)
-    key = model * len(variants) + variant
-    order = np.lexsort((unit, time, key))
-    bounds = np.flatnonzero(np.diff(key[order], prepend=-1))
-    columns = _arrays(predictions)
-    parts = []
-    for rows in np.split(order, bounds[1:]):
-        first = rows[0]
-        scored = Scored(
-            model=str(models[model[first]]),
-            variant=str(variants[variant[first]]),
-            shared=shared,
-            time=time[rows],
-            unit=unit[rows].astype(np.int64),
-            **{name: values[rows] for name, values in columns.items()},
-        )
+    model, models = _coded(predictions["model"])
+    variant, variants = _coded(predictions["variant"])
+    key = model.astype(np.int64) * len(variants) + variant
+    parts: list[Scored] = []
+    for each in np.unique(key):
+        rows = np.flatnonzero(key == each)
+        part = predictions.iloc[_as_slice(rows)]
+        time = np.searchsorted(times_ms, milliseconds(part["decision_time"]))
+        mine = unit[rows].astype(np.int64)
+        order = np.lexsort((mine, time))
+        columns = {"time": time, "unit": mine} | _arrays(part)
+        if (np.diff(order) != 1).any():
+            columns = {name: values[order] for name, values in columns.items()}
+        name = str(models[each // len(variants)]), str(variants[each % len(variants)])
+        scored = Scored(model=name[0], variant=name[1], shared=shared, **_held_once(columns, parts))
         _refuse_duplicates(scored)
         parts.append(scored)
     return parts
@@ -230,6 +231,36 @@ def milliseconds(values: pd.Series) -> Ints:
     out = np.zeros(len(values), np.int64)
     out[known] = values[known].to_numpy(dtype="datetime64[ms]").astype(np.int64)
     return out
+
+
+def _coded(names: pd.Series) -> tuple[np.ndarray, pd.Index]:
+    """Give each row's position among the sorted distinct names; categories are not written out for it."""
+    if not isinstance(names.dtype, pd.CategoricalDtype):
+        return pd.factorize(names.astype("str"), sort=True)
+    codes = names.cat.codes.to_numpy()
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(names.cat.categories)))
+    position, distinct = pd.factorize(names.cat.categories[used].astype("str"), sort=True)
+    # a missing name has code -1, which reads the last entry
+    place = np.full(len(names.cat.categories) + 1, -1, dtype=np.int32)
+    place[used] = position
+    return place[codes], distinct
+
+
+def _as_slice(rows: Ints) -> Ints | slice:
+    """Rows that stand together need not be copied."""
+    together = rows[-1] - rows[0] + 1 == len(rows)
+    return slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
+
+
+def _held_once(columns: dict[str, np.ndarray], parts: list[Scored]) -> dict[str, np.ndarray]:
+    """Give the arrays, each that an earlier part holds alike by that part's: labels repeat for every model."""
+    if not parts:
+        return columns
+    held = {name: getattr(parts[-1], name) for name in columns}
+    return {
+        name: held[name] if name in _COMMON and np.array_equal(held[name], values) else values
+        for name, values in columns.items()
+    }
 
 
 def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:

@@ -325,7 +325,7 @@ class Trainer:
 
     def _stacker(self, learners: dict[str, Any], reference: np.ndarray, split: _Split) -> Stacker:
         members = self.models.parallel.members
-        if not split.held_out:
+        if not split.held_out or "stacked" not in self.names:
             return Stacker.mean(len(members))
         scores = np.column_stack([log_odds(learners[name], reference) for name in members])
         return Stacker.fit(scores + split.training.prior_shift, split.slice_label.astype(np.int64))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import mlflow
+import mlflow.exceptions
 import numpy as np
 import pandas as pd
 
@@ -30,22 +31,26 @@ class BundleModel(mlflow.pyfunc.PythonModel):
         context, params
             MLflow's own; not used.
         model_input : DataFrame
-            ``unit``, the bundle's features by name, and, if rows are of several times, ``decision_time`` (UTC). Ranks
-            and alerts are taken among the rows of one time: give all units of the fleet together.
+            ``unit``, the bundle's features by name (NaN: unknown), and, if rows are of several times,
+            ``decision_time`` (ISO 8601 text, such as 2026-01-31T06:00:00Z; without a zone: UTC). Ranks and alerts are
+            taken among the rows of one time: give all units of the fleet together.
 
         Returns
         -------
         DataFrame
             ``unit``, ``risk``, ``score``, ``rank`` and ``alert`` of the bundle's profile, in the order of the rows.
+
+        Raises
+        ------
+        MlflowException
+            If a unit is missing, a feature is infinite (or too large for 32 bits), or a time cannot be read or is given
+            for some rows only. A server answers 400 with these words.
         """
         columns = [column.name for column in self.bundle.fitted.columns]
         rows = model_input.reset_index(drop=True)
-        values = rows[columns].to_numpy(dtype=np.float32)
-        if "decision_time" in rows and rows["decision_time"].notna().all():
-            times = pd.to_datetime(rows["decision_time"], utc=True)
-        else:  # ranks are taken among rows of one time, whichever it is
-            times = pd.Series(pd.to_datetime(np.zeros(len(rows), np.int64), utc=True))
-        scored = self.bundle.fitted.score(values, times, rows["unit"])
+        units = _units(rows["unit"])
+        values = _values(rows[columns])
+        scored = self.bundle.fitted.score(values, _times(rows), units)
         mine = scored[scored["model"] == self.bundle.profile].reset_index(drop=True)
         return pd.DataFrame(
             {
@@ -56,6 +61,49 @@ class BundleModel(mlflow.pyfunc.PythonModel):
                 "alert": mine["alert"],
             }
         )
+
+
+def _units(named: pd.Series) -> pd.Series:
+    missing = np.flatnonzero(named.isna())
+    if len(missing):
+        raise _refused(f"row {missing[0]} has no unit", "Name the GPU (or node) that each row is of.")
+    return named.astype(str)
+
+
+def _values(features: pd.DataFrame) -> np.ndarray:
+    with np.errstate(over="ignore"):  # what does not fit becomes infinite and is refused
+        values = features.to_numpy(dtype=np.float32)
+    bad = np.argwhere(np.isinf(values))
+    if len(bad):
+        row, column = bad[0]
+        raise _refused(
+            f"{features.columns[column]} of row {row} is {features.iloc[row, column]}, which is infinite in 32 bits",
+            "Give a finite number, or null where it is unknown.",
+        )
+    return values
+
+
+def _times(rows: pd.DataFrame) -> pd.Series:
+    if "decision_time" not in rows or rows["decision_time"].isna().all():
+        # ranks are taken among rows of one time, whichever it is
+        return pd.Series(pd.to_datetime(np.zeros(len(rows), np.int64), utc=True))
+    given = rows["decision_time"]
+    missing = np.flatnonzero(given.isna())
+    if len(missing):
+        raise _refused(f"row {missing[0]} has no decision_time", "Give it for all rows, or for none.")
+    text = given.astype(str)
+    times = pd.to_datetime(text, utc=True, format="ISO8601", errors="coerce")
+    unread = np.flatnonzero(times.isna())
+    if len(unread):
+        raise _refused(
+            f"decision_time of row {unread[0]} is '{text[unread[0]]}', which is no time",
+            "Give it as 2026-01-31T06:00:00Z.",
+        )
+    return pd.Series(times)
+
+
+def _refused(what: str, do: str) -> mlflow.exceptions.MlflowException:
+    return mlflow.exceptions.MlflowException.invalid_parameter_value(f"{what}. {do}")
 
 
 mlflow.models.set_model(BundleModel())

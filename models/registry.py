@@ -300,7 +300,8 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
 
 def _log_model(mlflow: Any, loaded: Any, bundle: Path, run_id: str) -> Any:
     schema = mlflow.types
-    inputs = [schema.ColSpec("string", "unit"), schema.ColSpec("datetime", "decision_time", required=False)]
+    # as text: MLflow's own type for times refuses those with a zone, which is how predrain writes them
+    inputs = [schema.ColSpec("string", "unit"), schema.ColSpec("string", "decision_time", required=False)]
     inputs += [schema.ColSpec("double", column.name) for column in loaded.fitted.columns]
     outputs = [
         schema.ColSpec("string", "unit"),

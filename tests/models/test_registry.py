@@ -1,5 +1,6 @@
 """Runs and model versions in MLflow's own database, without a network."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,7 +82,7 @@ def test_the_registered_model_answers_with_the_profiles_risks(store):
     with registry.opened_store(uri) as mlflow:
         model = mlflow.pyfunc.load_model("models:/predrain/2")
         answered = model.predict(frame)
-        timed = model.predict(frame.assign(decision_time=pd.Timestamp(T0).tz_localize(None)))
+        timed = model.predict(frame.assign(decision_time=T0.isoformat()))
     scored = fitted_models().score(X, pd.Series([T0] * 30), frame["unit"])
     expected = scored[scored["model"] == "mean_rank"].reset_index(drop=True)
     assert list(answered["unit"]) == list(frame["unit"])
@@ -89,6 +90,35 @@ def test_the_registered_model_answers_with_the_profiles_risks(store):
     np.testing.assert_array_equal(answered["rank"], expected["rank"])
     np.testing.assert_array_equal(answered["alert"], expected["alert"])
     pd.testing.assert_frame_equal(timed, answered)
+
+
+def test_the_registered_model_refuses_in_words_what_it_cannot_score(store):
+    X, _ = rows(2, seed=5)
+    X[np.isnan(X)] = 0
+    frame = pd.DataFrame(X.astype(float), columns=[column.name for column in COLUMNS])
+    frame["unit"] = ["g1", "g2"]
+    hot = COLUMNS[0].name
+    with registry.opened_store(store[0]) as mlflow:
+        model = mlflow.pyfunc.load_model("models:/predrain/2")
+        for changed, words in (
+            ({"unit": ["g1", None]}, "row 1 has no unit. Name the GPU (or node) that each row is of."),
+            ({hot: [60.0, float("inf")]}, f"{hot} of row 1 is inf, which is infinite in 32 bits. Give a finite number"),
+            ({hot: [-1e39, 60.0]}, f"{hot} of row 0 is -1e+39, which is infinite in 32 bits. Give a finite number"),
+            (
+                {"decision_time": ["2026-01-01T00:00:00Z", "2026-13-01"]},
+                "decision_time of row 1 is '2026-13-01', which is no time. Give it as 2026-01-31T06:00:00Z.",
+            ),
+            ({"decision_time": [None, T0.isoformat()]}, "row 0 has no decision_time. Give it for all rows, or for"),
+            ({"decision_time": ["", ""]}, "decision_time of row 0 is '', which is no time."),
+        ):
+            with pytest.raises(mlflow.exceptions.MlflowException, match=re.escape(words)):
+                model.predict(frame.assign(**changed))
+        with_unknown = model.predict(frame.assign(**{hot: [None, 61.0]}))
+        assert with_unknown["risk"].between(0, 1).all()
+        two = model.predict(frame.assign(decision_time=["2026-01-01T00:00:00Z", "2026-01-01T06:00:00+00:00"]))
+        assert list(two["rank"]) == [1, 1]  # each is the riskiest of its time
+        one = model.predict(frame.assign(decision_time=["2026-01-01T00:00:00Z", "2026-01-01T02:00:00+02:00"]))
+        assert sorted(one["rank"]) == [1, 2]
 
 
 def test_nothing_is_pickled_and_artifacts_stand_beside_the_database(store):

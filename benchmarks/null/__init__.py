@@ -1,0 +1,1 @@
+"""The parts of the null check, ``benchmarks/null_check.py``."""

@@ -1,0 +1,124 @@
+"""What a run of the null check found, beside what chance gives, and whether that is more than sampling explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+from models.evaluation import evaluate
+from models.sliding import run_backtest
+from pipeline.params import Params
+
+MEASURES = ("precision_at_k", "average_precision", "roc_auc")
+"""What is looked at of every model."""
+
+CAPTURE = "capture"
+"""Share of the incidents whose unit was among the riskiest 5 % before; looked at on the real cluster as well."""
+
+CHANCE = {"roc_auc": 0.5, CAPTURE: 0.05}
+"""What chance gives; of the other measures it is the base rate."""
+
+LEVEL = 0.05
+"""Chance that a clean chain is called a leak, over all models and measures of one run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One measure of one model.
+
+    Attributes
+    ----------
+    model, variant, measure : str
+        What was measured.
+    value, low, high : float
+        Estimate and 95 % interval.
+    chance : float
+        What chance gives.
+    z : float
+        Standard errors above chance.
+    """
+
+    model: str
+    variant: str
+    measure: str
+    value: float
+    low: float
+    high: float
+    chance: float
+    z: float
+
+    @property
+    def holds_chance(self) -> bool:
+        """Whether the 95 % interval holds what chance gives."""
+        return self.low <= self.chance <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one run found.
+
+    Attributes
+    ----------
+    name : str
+        The run.
+    findings : tuple of Finding
+        Every model, variant and measure; the baseline ``random`` is among them.
+    incidents : int
+        Incidents in the period tested.
+    """
+
+    name: str
+    findings: tuple[Finding, ...]
+    incidents: int
+
+    @property
+    def limit(self) -> float:
+        """Standard errors above chance that sampling explains, for as many measures as were looked at."""
+        return NormalDist().inv_cdf(1 - LEVEL / max(len(self.findings), 1))
+
+    @property
+    def above(self) -> tuple[Finding, ...]:
+        """Findings above chance by more than that."""
+        return tuple(each for each in self.findings if each.z > self.limit)
+
+    def of(self, model: str, measure: str) -> Finding:
+        """Give a measure of a model refitted all along."""
+        return next(
+            each for each in self.findings if (each.model, each.variant, each.measure) == (model, "sliding", measure)
+        )
+
+
+def measure(name: str, matrix: Any, params: Params, measures: Sequence[str] = MEASURES) -> Outcome:
+    """Run the backtest on a matrix and set every measure beside what chance gives."""
+    result = run_backtest(
+        matrix, training=params.training, models=params.models, backtest=params.backtest, seed=params.seed
+    )
+    found = evaluate(result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed)
+    findings = []
+    for _, row in found.table.iterrows():
+        for each in measures:
+            chance = CHANCE.get(each, float(row["base_rate"]))
+            value, low, high = (float(row[key]) for key in (each, f"{each}_low", f"{each}_high"))
+            error = (high - low) / (2 * NormalDist().inv_cdf(0.975))
+            z = (value - chance) / error if error > 0 else 0.0
+            findings.append(Finding(str(row["model"]), str(row["variant"]), each, value, low, high, chance, z))
+    return Outcome(name, tuple(findings), int(found.table["incidents"].max()))
+
+
+def show(outcomes: dict[str, Outcome], profile: str) -> str:
+    """Give the table: the profile's measures, and the largest of any model."""
+    lines = [
+        f"{'run':<15}{'measure':<20}{'profile':>9}{'95 % interval':>20}{'chance':>9}{'largest z':>11}{'limit':>7}  of"
+    ]
+    for name, outcome in outcomes.items():
+        for each in MEASURES:
+            own = outcome.of(profile, each)
+            most = max((one for one in outcome.findings if one.measure == each), key=lambda one: one.z)
+            interval = f"[{own.low:.4f}, {own.high:.4f}]"
+            lines.append(
+                f"{name:<15}{each:<20}{own.value:>9.4f}{interval:>20}{own.chance:>9.4f}{most.z:>11.2f}"
+                f"{outcome.limit:>7.2f}  {most.model}, {most.variant}"
+            )
+    return "\n".join(lines)

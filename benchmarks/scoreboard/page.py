@@ -55,7 +55,8 @@ def opening(plan: Plan, command: str, fresh: int, spent: Mapping[str, float], re
         f"{size.days} days with all failure rates multiplied by {size.acceleration:g}, so that there is something to "
         f"count. Real fleets fail more rarely, and every precision below would be lower there{slow}. {seeds}",
         "",
-        f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The parts took {spent['cpu'] / 3600:.1f} hours of CPU and "
+        f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The parts took "
+        f"{spent['cpu'] / 3600:.1f} hours of CPU and "
         f"{spent['wall'] / 3600:.1f} of the clock in all ({fresh} of {len(plan.parts)} were run by the last call, the "
         f"others taken from earlier ones with the same code and parameters), at most {spent['peak_mb'] / 1024:.1f} GB "
         "of memory.",

@@ -1,0 +1,323 @@
+"""The breaker: what freezes new hard actions, for how long, and why. It never holds a release back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from statistics import median
+
+from policy.fleet import NodeView, Signals
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerConfig:
+    """When it opens.
+
+    Attributes
+    ----------
+    most_risky : float
+        A larger share of nodes at risk at once, in the fleet or in a group, is more likely a sick model.
+    jump : float
+        So many times the usual share (the median of what was seen), likewise, and
+    least_jump : float
+        a share of at least this: a handful in a large fleet is chance.
+    least_risky : int
+        Fewer nodes never open it, so that one bad node of three does not.
+    history, least_history : int
+        Decision times the usual share is taken from, and how many it takes.
+    most_missing : float
+        Largest share of units without a valid score, nodes that are down aside.
+    most_down : float
+        Largest share of nodes that are down: beyond, the control plane is sick and not the nodes.
+    most_unreadable : float
+        Largest share of nodes whose state could not be read.
+    most_changed : float
+        Largest share of a group's nodes whose driver or exporter changed within ``settle``.
+    settle : timedelta
+        How long a prediction on a node with new software is not acted on.
+    most_shrunk : float
+        Largest share of the nodes that may be gone from one listing to the next.
+    most_model_age : timedelta
+        Since the end of the model's training data.
+    most_read_age : timedelta
+        Since the scheduler was read.
+    clock_slack : timedelta
+        How far the clock may go back.
+    quiet : timedelta
+        A cause ends when it was not seen for so long.
+    """
+
+    most_risky: float = 0.20
+    jump: float = 4.0
+    least_jump: float = 0.02
+    least_risky: int = 3
+    history: int = 28
+    least_history: int = 4
+    most_missing: float = 0.30
+    most_down: float = 0.30
+    most_unreadable: float = 0.30
+    most_changed: float = 0.10
+    settle: timedelta = timedelta(hours=24)
+    most_shrunk: float = 0.5
+    most_model_age: timedelta = timedelta(days=21)
+    most_read_age: timedelta = timedelta(minutes=5)
+    clock_slack: timedelta = timedelta(minutes=1)
+    quiet: timedelta = timedelta(hours=1)
+
+    def __post_init__(self) -> None:
+        of_nodes = ("most_risky", "least_jump", "most_down", "most_unreadable", "most_changed", "most_shrunk")
+        for name in (*of_nodes, "most_missing"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
+        if not self.jump >= 1:
+            raise ValueError(f"jump is {self.jump}: give a number of at least 1")
+        for name in ("least_risky", "history", "least_history"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")
+        if self.least_history > self.history:
+            raise ValueError(f"least_history is {self.least_history}: give at most history ({self.history})")
+        for name in ("settle", "most_model_age", "most_read_age", "clock_slack"):
+            if getattr(self, name) < timedelta(0):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a time of zero or more")
+        if self.quiet <= timedelta(0):
+            raise ValueError(f"quiet is {self.quiet}: give a positive time")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why the breaker is open.
+
+    Attributes
+    ----------
+    group : str or None
+        The group that is frozen; None: the fleet.
+    words : str
+        As last seen.
+    first_at, last_at : datetime
+    """
+
+    group: str | None
+    words: str
+    first_at: datetime
+    last_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The share of nodes at risk at one decision time."""
+
+    decided_at: datetime
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerState:
+    """What the breaker remembers.
+
+    Attributes
+    ----------
+    causes : mapping of str to Cause
+        Those that hold, seen now or less than the quiet time ago.
+    acknowledged : tuple of str
+        Those that a person let pass, until they have been gone.
+    shares : mapping of str to tuple of Share
+        By group, ``""`` for the fleet.
+    nodes : int
+        In the last listing.
+    reset_at, decided_at : datetime or None
+        The last reset by hand that was followed; when the last decision was made.
+    """
+
+    causes: Mapping[str, Cause] = field(default_factory=dict)
+    acknowledged: tuple[str, ...] = ()
+    shares: Mapping[str, tuple[Share, ...]] = field(default_factory=dict)
+    nodes: int = 0
+    reset_at: datetime | None = None
+    decided_at: datetime | None = None
+
+    def frozen(self, group: str) -> tuple[str, ...]:
+        """Give what freezes a group, in words; nothing if nothing does."""
+        return tuple(cause.words for _, cause in sorted(self.causes.items()) if cause.group in (None, group))
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was found on one node of the fleet.
+
+    Attributes
+    ----------
+    node : NodeView
+    risky : bool
+        Tier ``elevated`` or above now, by risk or rule, before any hysteresis.
+    known : int
+        Units with a valid score.
+    changed : bool
+        Driver or exporter changed within ``settle``.
+    """
+
+    node: NodeView
+    risky: bool
+    known: int
+    changed: bool
+
+
+Found = dict[str, tuple[str | None, str]]
+
+_MOMENTARY = frozenset({"listing", "clock"})
+"""Causes that compare with the decision before, so that they are seen once."""
+
+
+def watch(
+    state: BreakerState,
+    looked: Sequence[Looked],
+    signals: Signals,
+    decided_at: datetime | None,
+    config: BreakerConfig,
+    now: datetime,
+) -> tuple[BreakerState, tuple[str, ...]]:
+    """Look at the fleet as a whole.
+
+    Parameters
+    ----------
+    state : BreakerState
+    looked : sequence of Looked
+        Nodes with units only: nodes without GPUs would water every share down.
+    signals : Signals
+    decided_at : datetime or None
+        Newest decision time among the scores.
+    config : BreakerConfig
+    now : datetime
+        Aware.
+
+    Returns
+    -------
+    state : BreakerState
+    reasons : tuple of str
+        What opened and what closed, in words.
+    """
+    groups: dict[str, list[Looked]] = {"": list(looked)}
+    for each in looked:
+        groups.setdefault(each.node.group_key, []).append(each)
+    past = {name: tuple(each for each in seen if each.decided_at <= now) for name, seen in state.shares.items()}
+    present: Found = {**_of_signals(state, signals, config, now), **_of_listing(state, looked, config)}
+    for name, members in groups.items():
+        present.update(_of_group(name, members, _before(past.get(name, ()), decided_at, config), config))
+    state = replace(state, shares=_remember(past, groups, present, decided_at, config))
+    state, reasons = _settle(state, present, signals, config, now)
+    return replace(state, nodes=len(looked), decided_at=now), reasons
+
+
+def _settle(
+    state: BreakerState, present: Found, signals: Signals, config: BreakerConfig, now: datetime
+) -> tuple[BreakerState, tuple[str, ...]]:
+    reasons: list[str] = []
+    causes = dict(state.causes)
+    acknowledged = {key for key in state.acknowledged if key in present}
+    asked = signals.reset_breaker_at
+    if asked is not None and asked <= now and (state.reset_at is None or asked > state.reset_at):
+        reasons += [f"closed by hand: {cause.words}" for _, cause in sorted(causes.items())]
+        causes, acknowledged = {}, set(present)
+        state = replace(state, reset_at=asked)
+    for key, (group, words) in present.items():
+        if key in acknowledged:
+            continue
+        old = causes.get(key)
+        if old is None:
+            reasons.append(f"opened: {words}")
+        causes[key] = Cause(group, words, min(old.first_at, now) if old else now, now)
+    for key, cause in sorted(causes.items()):
+        if cause.last_at > now:  # a clock went back
+            causes[key] = replace(cause, last_at=now)
+        elif key not in present and now - cause.last_at >= config.quiet:
+            del causes[key]
+            reasons.append(f"closed after a quiet time: {cause.words}")
+    causes = dict(sorted(causes.items()))
+    return replace(state, causes=causes, acknowledged=tuple(sorted(acknowledged - _MOMENTARY))), tuple(reasons)
+
+
+def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, now: datetime) -> Found:
+    found: Found = {}
+    if signals.scheduler_error is not None:
+        found["scheduler"] = None, f"the scheduler could not be read: {signals.scheduler_error}"
+    elif signals.read_at is None:
+        found["scheduler"] = None, "the scheduler was not read"
+    elif now - signals.read_at > config.most_read_age:
+        found["scheduler"] = None, f"the scheduler was last read at {signals.read_at:%Y-%m-%d %H:%M} UTC"
+    if signals.model_fitted_at is None:
+        found["model"] = None, "the age of the model is not known"
+    elif now - signals.model_fitted_at > config.most_model_age:
+        days = (now - signals.model_fitted_at) / timedelta(days=1)
+        most = config.most_model_age / timedelta(days=1)
+        found["model"] = None, f"the model's data end {days:.0f} days ago, {most:.0f} may be"
+    for words in signals.drift:
+        found[f"drift {words}"] = None, f"drift: {words}"
+    if state.decided_at is not None and state.decided_at - now > config.clock_slack:
+        found["clock"] = None, f"the clock went back from {state.decided_at:%Y-%m-%d %H:%M} UTC"
+    return found
+
+
+def _of_listing(state: BreakerState, looked: Sequence[Looked], config: BreakerConfig) -> Found:
+    found: Found = {}
+    if state.nodes - len(looked) > config.most_shrunk * state.nodes and state.nodes - len(looked) > 1:
+        found["listing"] = None, f"the scheduler lists {len(looked)} nodes, and listed {state.nodes} before"
+    down = sum(each.node.down for each in looked)
+    if down >= config.least_risky and down > config.most_down * len(looked):
+        found["down"] = None, f"{down} of {len(looked)} nodes are down: the control plane rather than the nodes"
+    blind = sum(not each.node.readable for each in looked)
+    if blind > 1 and blind > config.most_unreadable * len(looked):
+        found["unreadable"] = None, f"the state of {blind} of {len(looked)} nodes could not be read"
+    return found
+
+
+def _of_group(name: str, members: list[Looked], past: tuple[Share, ...], config: BreakerConfig) -> Found:
+    found: Found = {}
+    group = name or None
+    where = f"group {name}" if name else "the fleet"
+    total = len(members)
+    risky = sum(each.risky for each in members)
+    usual = median(each.share for each in past) if len(past) >= config.least_history else None
+    if risky >= config.least_risky:
+        if risky > config.most_risky * total:
+            words = f"{risky} of {total} nodes of {where} are at risk at once, {config.most_risky:.0%} may be"
+            found[f"risky {name}"] = group, words
+        elif usual is not None and risky > max(config.jump * usual, config.least_jump) * total:
+            words = f"{risky} of {total} nodes of {where} are at risk at once, usually {usual:.1%}"
+            found[f"risky {name}"] = group, words
+    up = [each for each in members if not each.node.down]
+    units = sum(len(each.node.units) for each in up)
+    missing = units - sum(each.known for each in up)
+    without = sum(each.known < len(each.node.units) for each in up)
+    if without > 1 and missing > config.most_missing * units:
+        found[f"missing {name}"] = group, f"{missing} of {units} units of {where} have no valid score"
+    changed = sum(each.changed for each in members)
+    if name and changed > 1 and changed > config.most_changed * total:
+        hours = config.settle / timedelta(hours=1)
+        words = f"driver or exporter changed on {changed} of {total} nodes of {where} in the last {hours:g} h"
+        found[f"software {name}"] = group, words
+    return found
+
+
+def _before(past: tuple[Share, ...], decided_at: datetime | None, config: BreakerConfig) -> tuple[Share, ...]:
+    # Without the decision time at hand, so that looking at it twice gives the same.
+    return tuple(each for each in past if decided_at is None or each.decided_at < decided_at)[-config.history :]
+
+
+def _remember(
+    past: Mapping[str, tuple[Share, ...]],
+    groups: Mapping[str, list[Looked]],
+    present: Iterable[str],
+    decided_at: datetime | None,
+    config: BreakerConfig,
+) -> dict[str, tuple[Share, ...]]:
+    alarmed = set(present)
+    shares = dict(past)
+    for name, members in groups.items():
+        seen = shares.get(name, ())
+        new = decided_at is not None and (not seen or decided_at > seen[-1].decided_at)
+        if not new or not members or f"risky {name}" in alarmed:
+            continue  # what opened the breaker does not become what is usual
+        assert decided_at is not None
+        share = Share(decided_at, sum(each.risky for each in members) / len(members))
+        shares[name] = (*seen, share)[-config.history - 1 :]
+    return shares

@@ -1,0 +1,304 @@
+"""How much of a fleet may be out of service, and how fast: riskiest first, under floors and rates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal, get_args
+
+Scope = Literal["fleet", "cluster", "group", "rack", "domain", "job"]
+ScopeName = tuple[str, str]
+"""A scope and its name: ``("rack", "east/r17")``."""
+
+
+def _check_scope(scope: str) -> None:
+    if scope not in get_args(Scope):
+        raise ValueError(f"scope is {scope!r}: give one of {', '.join(get_args(Scope))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What of each scope may be out of service at once, whoever took it out.
+
+    Attributes
+    ----------
+    scope : str
+        ``fleet``, ``cluster``, ``group``, ``rack``, ``domain`` or ``job``.
+    most : int or None
+        At most so many nodes.
+    most_share : float or None
+        At most this share of the nodes. Rounded down, but to one at least, for else a small cluster could lose none;
+        and never to all.
+    keep : int or None
+        So many nodes at least stay in service.
+    ignore_below : int
+        Scopes with fewer nodes are not limited by this floor, such as racks of one node.
+    """
+
+    scope: Scope
+    most: int | None = None
+    most_share: float | None = None
+    keep: int | None = None
+    ignore_below: int = 1
+
+    def __post_init__(self) -> None:
+        _check_scope(self.scope)
+        if self.most is None and self.most_share is None and self.keep is None:
+            raise ValueError(f"the floor of scope {self.scope} limits nothing: give most, most_share or keep")
+        for name in ("most", "keep", "ignore_below"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name} of the floor of scope {self.scope} is {value}: give zero or more")
+        if self.most_share is not None and not 0 <= self.most_share <= 1:
+            raise ValueError(f"most_share of the floor of scope {self.scope} is {self.most_share}: give 0 to 1")
+
+    def allowed(self, total: int) -> int:
+        """Give how many nodes of a scope of ``total`` may be out of service at once."""
+        if total < self.ignore_below:
+            return total
+        most = total if self.most is None else min(self.most, total)
+        if self.most_share is not None:
+            share = math.floor(self.most_share * total + 1e-9)
+            if self.most_share > 0:
+                share = max(share, 1)
+            most = min(most, share, total - 1)
+        if self.keep is not None:
+            most = min(most, total - self.keep)
+        return max(most, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """How many nodes of each scope may newly be taken out of service within a time.
+
+    Attributes
+    ----------
+    scope : str
+    most : int
+    window : timedelta
+    """
+
+    scope: Scope
+    most: int
+    window: timedelta
+
+    def __post_init__(self) -> None:
+        _check_scope(self.scope)
+        if self.most < 0:
+            raise ValueError(f"most of the rate of scope {self.scope} is {self.most}: give zero or more")
+        if self.window <= timedelta(0):
+            raise ValueError(f"window of the rate of scope {self.scope} is {self.window}: give a positive time")
+
+
+FLOORS = (
+    Floor("cluster", most_share=0.10, keep=1),
+    Floor("group", most_share=0.20),
+    Floor("rack", most_share=0.34, ignore_below=2),
+    Floor("domain", most_share=0.34, ignore_below=2),
+    Floor("job", most=1),
+)
+"""Half of Karpenter's 20 % for a cluster and its 20 % for a group (node pool), against NVSentinel's 50 % in five
+minutes; a third of a rack or NVLink domain; and never two nodes of one job at once, for each stops it once more."""
+
+RATES = (Rate("cluster", 4, timedelta(hours=1)), Rate("cluster", 24, timedelta(days=1)))
+"""Somewhat under draino's one drain in ten minutes, for a prediction is less than a fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetConfig:
+    """All floors and rates; each holds by itself.
+
+    Attributes
+    ----------
+    floors : tuple of Floor
+    rates : tuple of Rate
+    """
+
+    floors: tuple[Floor, ...] = FLOORS
+    rates: tuple[Rate, ...] = RATES
+
+    @property
+    def memory(self) -> timedelta:
+        """For how long a start must be remembered."""
+        return max((rate.window for rate in self.rates), default=timedelta(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A node that counts.
+
+    Attributes
+    ----------
+    node : str
+    scopes : tuple of (str, str)
+        Those it counts in.
+    lost : bool
+        Whether it is out of service already, for whatever reason.
+    """
+
+    node: str
+    scopes: tuple[ScopeName, ...]
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A wish to take a node out of service.
+
+    Attributes
+    ----------
+    node : str
+        One of the members.
+    risk : float
+        The riskiest comes first, among equals the first by name.
+    episode : datetime
+        When the node's alert began: what tells a new wish from a repeated one.
+    """
+
+    node: str
+    risk: float
+    episode: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A node that was newly taken out of service.
+
+    Attributes
+    ----------
+    node : str
+    at, episode : datetime
+    scopes : tuple of (str, str)
+        Those that it counted in then.
+    """
+
+    node: str
+    at: datetime
+    episode: datetime
+    scopes: tuple[ScopeName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """How much of a scope is out of service.
+
+    Attributes
+    ----------
+    scope : (str, str)
+    nodes, lost, allowed : int
+        ``lost`` with what was granted now; it may stand above ``allowed`` where others took nodes out.
+    """
+
+    scope: ScopeName
+    nodes: int
+    lost: int
+    allowed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """What a budget gives.
+
+    Attributes
+    ----------
+    nodes : frozenset of str
+    refused : mapping of str to str
+        Why not, by node, in words.
+    starts : tuple of Start
+        Those still to be remembered, the new ones among them.
+    uses : tuple of Use
+        Of every scope that a floor limits and that has lost nodes or refused some.
+    """
+
+    nodes: frozenset[str]
+    refused: Mapping[str, str]
+    starts: tuple[Start, ...]
+    uses: tuple[Use, ...]
+
+
+def grant(
+    members: Collection[Member], asks: Sequence[Ask], starts: Sequence[Start], config: BudgetConfig, now: datetime
+) -> Granted:
+    """Decide which nodes may be taken out of service now.
+
+    Parameters
+    ----------
+    members : collection of Member
+        All nodes that count, each once.
+    asks : sequence of Ask
+        In any order, each node once.
+    starts : sequence of Start
+        As remembered. One that seems to lie in the future, because a clock went back, counts as of now.
+    config : BudgetConfig
+    now : datetime
+        Aware.
+
+    Returns
+    -------
+    Granted
+        The same again when asked again with the starts that it gave: a node's own start within the window does not
+        count against it.
+    """
+    kept = [replace(start, at=min(start.at, now)) for start in starts if start.at > now - config.memory]
+    own = {(start.node, start.episode) for start in kept}
+    scopes = {member.node: member.scopes for member in members}
+    total: Counter[ScopeName] = Counter(scope for member in members for scope in member.scopes)
+    lost: Counter[ScopeName] = Counter(scope for member in members if member.lost for scope in member.scopes)
+    limited: dict[str, list[Floor]] = {}
+    for floor in config.floors:
+        limited.setdefault(floor.scope, []).append(floor)
+    begun = [
+        Counter(scope for start in kept if start.at > now - rate.window for scope in start.scopes)
+        for rate in config.rates
+    ]
+    granted: set[str] = set()
+    refused: dict[str, str] = {}
+    touched: set[ScopeName] = set(lost)
+    for ask in sorted(asks, key=lambda ask: (-ask.risk, ask.node)):
+        mine = scopes[ask.node]
+        repeated = (ask.node, ask.episode) in own
+        why = _over_floor(mine, total, lost, limited)
+        if why is None and not repeated:
+            why = _over_rate(mine, begun, config.rates)
+        touched.update(mine)
+        if why is not None:
+            refused[ask.node] = why
+            continue
+        granted.add(ask.node)
+        lost.update(mine)
+        if not repeated:
+            kept.append(Start(ask.node, now, ask.episode, mine))
+            for counter in begun:
+                counter.update(mine)
+    uses = tuple(
+        Use(scope, total[scope], lost[scope], min(floor.allowed(total[scope]) for floor in limited[scope[0]]))
+        for scope in sorted(touched)
+        if scope[0] in limited
+    )
+    kept.sort(key=lambda start: (start.at, start.node))
+    return Granted(frozenset(granted), refused, tuple(kept), uses)
+
+
+def _over_floor(
+    scopes: tuple[ScopeName, ...], total: Counter[ScopeName], lost: Counter[ScopeName], limited: dict[str, list[Floor]]
+) -> str | None:
+    for scope in scopes:
+        for floor in limited.get(scope[0], ()):
+            allowed = floor.allowed(total[scope])
+            if lost[scope] + 1 > allowed:
+                name = " ".join(each for each in scope if each)
+                return f"{name}: {lost[scope]} of {total[scope]} nodes are out of service, {allowed} may be"
+    return None
+
+
+def _over_rate(scopes: tuple[ScopeName, ...], begun: list[Counter[ScopeName]], rates: tuple[Rate, ...]) -> str | None:
+    for counter, rate in zip(begun, rates, strict=True):
+        for scope in scopes:
+            if scope[0] == rate.scope and counter[scope] >= rate.most:
+                name = " ".join(each for each in scope if each)
+                hours = rate.window / timedelta(hours=1)
+                return f"{name}: {counter[scope]} nodes were taken out in {hours:g} h, {rate.most} may be"
+    return None

@@ -1,0 +1,316 @@
+"""What the controller saw of a fleet: units with their scores and facts, jobs, and whose marks stand on a node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import IntEnum
+
+from policy.outcomes import Outcome
+from policy.risk_record import RiskRecord
+
+
+class Level(IntEnum):
+    """How much of ours stands on a node, each level with all below it."""
+
+    NONE = 0
+    PUBLISHED = 1
+    SOFT = 2
+    TAINTED = 3
+    DRAINED = 4
+
+    @property
+    def hard(self) -> bool:
+        """Whether the node takes no new work because of us."""
+        return self >= Level.TAINTED
+
+
+def _aware(value: object, *names: str) -> None:
+    for name in names:
+        when: datetime | None = getattr(value, name)
+        if when is not None and when.tzinfo is None:
+            raise ValueError(f"{name} is {when}: give a time with a zone")
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What the model says of one unit.
+
+    Attributes
+    ----------
+    risk : float or None
+        Calibrated, 0 to 1; None: unknown, from which nothing follows.
+    decided_at : datetime
+        The decision time, aware.
+    expires_at : datetime
+        From then on it says nothing.
+    reasons : tuple of str
+        In plain words, the weightiest first.
+    """
+
+    risk: float | None
+    decided_at: datetime
+    expires_at: datetime
+    reasons: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.risk is not None and not 0 <= self.risk <= 1:
+            raise ValueError(f"risk is {self.risk}: give a number from 0 to 1, or None")
+        _aware(self, "decided_at", "expires_at")
+
+
+def score_of(record: RiskRecord) -> Score:
+    """Take from a risk record what a decision needs of it."""
+    reasons = tuple(reason.text for reason in record.reasons)
+    return Score(record.risk, record.decision_time, record.expires_at, reasons)
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something a unit reported that may bypass the model.
+
+    Attributes
+    ----------
+    name : str
+        As in :data:`policy.hard_rules.RULES`: ``xid 79``, ``row_remap_failure``.
+    seen_at : datetime
+        When it happened (an event) or was last read (a state such as a pending remap); aware. Never the time at
+        which a gauge that keeps its last XID for ever was scraped: such a fact would never end.
+    """
+
+    name: str
+    seen_at: datetime
+
+    def __post_init__(self) -> None:
+        _aware(self, "seen_at")
+
+
+@dataclass(frozen=True, slots=True)
+class UnitView:
+    """One GPU of a node; the node itself in a fleet without GPUs.
+
+    Attributes
+    ----------
+    name : str
+        UUID or serial: another device in the same slot is another unit.
+    score : Score or None
+        The newest one, unknown or not.
+    facts : tuple of Fact
+    valid_from : datetime or None
+        What was scored or seen before is void: the device came, was repaired, or passed a diagnostic then.
+    """
+
+    name: str
+    score: Score | None = None
+    facts: tuple[Fact, ...] = ()
+    valid_from: datetime | None = None
+
+    def __post_init__(self) -> None:
+        _aware(self, "valid_from")
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job that runs on a node.
+
+    Attributes
+    ----------
+    name : str
+        Unique in its cluster.
+    gpus : int
+        Of the whole job, on all its nodes.
+    started_at, checkpointed_at, ends_at : datetime or None
+        Aware; ``ends_at`` is when it is expected to end, such as its time limit. None: not known.
+    can_checkpoint : bool
+        Whether it writes a checkpoint when told to.
+    """
+
+    name: str
+    gpus: int
+    started_at: datetime | None = None
+    checkpointed_at: datetime | None = None
+    ends_at: datetime | None = None
+    can_checkpoint: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gpus < 1:
+            raise ValueError(f"gpus of job {self.name} is {self.gpus}: give a positive number")
+        _aware(self, "started_at", "checkpointed_at", "ends_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What stands published on a node: the tier, and until when it is said to hold."""
+
+    tier: str
+    expires_at: datetime
+
+    def __post_init__(self) -> None:
+        _aware(self, "expires_at")
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """What of ours stands on a node now, as read from the scheduler.
+
+    Attributes
+    ----------
+    published : Published or None
+        Label, annotation and condition.
+    soft, tainted, drained : bool
+        The soft taint; the hard taint (Slurm: DRAIN); a drain begun, finished or not.
+    hard_since : datetime or None
+        When we first took the node out of service; what a rate limit needs when the state is lost.
+    """
+
+    published: Published | None = None
+    soft: bool = False
+    tainted: bool = False
+    drained: bool = False
+    hard_since: datetime | None = None
+
+    def __post_init__(self) -> None:
+        _aware(self, "hard_since")
+
+    @property
+    def level(self) -> Level:
+        """The highest level that stands."""
+        if self.drained:
+            return Level.DRAINED
+        if self.tainted:
+            return Level.TAINTED
+        if self.soft:
+            return Level.SOFT
+        return Level.PUBLISHED if self.published else Level.NONE
+
+
+NO_MARKS = Marks()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """One node, as read just now.
+
+    Attributes
+    ----------
+    name, cluster, group : str
+        The name is unique in the fleet.
+    rack, domain : str or None
+        Rack and NVLink domain; None: not known, no floor of that scope.
+    units : tuple of UnitView
+        From the inventory, not from what answers now. A node without units is no part of the fleet: it is neither
+        counted nor touched.
+    jobs : tuple of JobView
+    marks : Marks
+        Ours.
+    opt_out : str or None
+        Words of the label or annotation that tells us to keep off.
+    owner : str or None
+        Another tool that has taken the node over.
+    cordoned_by : str or None
+        Who else took it out of service: a person, another tool. None: nobody, or we.
+    down : bool
+        Not ready, for whatever reason.
+    readable : bool
+        False: state, reason or owner could not be read; then nothing at all is done, for it might be undoing a human.
+    undone : bool
+        The adapter knows that a person removed our mark in this episode.
+    software : str or None
+        Versions of driver and exporter in one text.
+    """
+
+    name: str
+    cluster: str
+    group: str
+    rack: str | None = None
+    domain: str | None = None
+    units: tuple[UnitView, ...] = ()
+    jobs: tuple[JobView, ...] = ()
+    marks: Marks = NO_MARKS
+    opt_out: str | None = None
+    owner: str | None = None
+    cordoned_by: str | None = None
+    down: bool = False
+    readable: bool = True
+    undone: bool = False
+    software: str | None = None
+
+    @property
+    def group_key(self) -> str:
+        """The group with its cluster, as stages, budgets and outcomes name it."""
+        return f"{self.cluster}/{self.group}"
+
+    @property
+    def scopes(self) -> tuple[tuple[str, str], ...]:
+        """The scopes that the node counts in, each with its name."""
+        found = [("fleet", ""), ("cluster", self.cluster), ("group", self.group_key)]
+        if self.rack is not None:
+            found.append(("rack", f"{self.cluster}/{self.rack}"))
+        if self.domain is not None:
+            found.append(("domain", f"{self.cluster}/{self.domain}"))
+        found += [("job", f"{self.cluster}/{name}") for name in sorted({job.name for job in self.jobs})]
+        return tuple(found)
+
+    @property
+    def foreign(self) -> str | None:
+        """Why the node is not ours to act on, in words; None: it is."""
+        if not self.readable:
+            return "its state could not be read"
+        if self.opt_out is not None:
+            return f"it opted out ({self.opt_out})"
+        if self.owner is not None:
+            return f"{self.owner} owns it"
+        if self.cordoned_by is not None:
+            return f"{self.cordoned_by} took it out of service"
+        return None
+
+    @property
+    def lost(self) -> str | None:
+        """Why the node is no capacity, whatever is decided now; None: it is capacity."""
+        if not self.readable:
+            return "unreadable"
+        if self.down:
+            return "down"
+        if self.cordoned_by is not None:
+            return f"cordoned by {self.cordoned_by}"
+        if self.owner is not None:
+            return f"in the hands of {self.owner}"
+        return "drained by us" if self.marks.level.hard else None
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a decision needs to know of the fleet as a whole.
+
+    Attributes
+    ----------
+    read_at : datetime or None
+        When the scheduler was read; None: it could not be.
+    scheduler_error : str or None
+        Why it could not be read, or not wholly.
+    model_fitted_at : datetime or None
+        Until when the model's training data reach; None: not known.
+    drift : tuple of str
+        Alarms of the drift watch, in words.
+    outcomes : sequence of Outcome
+        What became of the alerts so far, as the ledger has judged them.
+    kill : bool
+        The kill switch: nothing new on any node.
+    release_all : bool
+        Everything of ours is taken off.
+    reset_breaker_at : datetime or None
+        When a person last closed the breaker by hand.
+    """
+
+    read_at: datetime | None
+    scheduler_error: str | None = None
+    model_fitted_at: datetime | None = None
+    drift: tuple[str, ...] = ()
+    outcomes: Sequence[Outcome] = ()
+    kill: bool = False
+    release_all: bool = False
+    reset_breaker_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        _aware(self, "read_at", "model_fitted_at", "reset_breaker_at")

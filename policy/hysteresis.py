@@ -1,0 +1,307 @@
+"""A node's tier over time: up on repeated evidence, down on repeated calm, gone with its evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from policy.readings import Known, NodeRiskConfig, Reading
+from policy.tiers import TIERS, Tier, TierThresholds
+
+_SLOW: tuple[Tier, Tier] = ("elevated", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class HysteresisConfig:
+    """How slowly a tier follows the risk.
+
+    Attributes
+    ----------
+    rise_after : int
+        Consecutive decisions at or above a threshold before ``elevated`` or ``high``; ``watch`` comes at once.
+    rise_dwell : timedelta or None
+        Or so long between the first and the last of consecutive decisions, whichever is sooner.
+    fall_after : int
+        Consecutive decisions below the lower threshold before a tier falls.
+    fall_share : float
+        The lower threshold of a tier as a share of its threshold, above 0 and at most 1.
+    """
+
+    rise_after: int = 2
+    rise_dwell: timedelta | None = None
+    fall_after: int = 3
+    fall_share: float = 0.5
+
+    def __post_init__(self) -> None:
+        for name in ("rise_after", "fall_after"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number of decisions")
+        if self.rise_dwell is not None and self.rise_dwell < timedelta(0):
+            raise ValueError(f"rise_dwell is {self.rise_dwell}: give a time of zero or more, or None")
+        if not 0 < self.fall_share <= 1:
+            raise ValueError(f"fall_share is {self.fall_share}: give a number above 0 and at most 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Streak:
+    """Consecutive decisions at or above a tier's threshold, and the decision time of the first."""
+
+    count: int = 0
+    since: datetime | None = None
+
+
+NO_STREAK = Streak()
+
+
+@dataclass(frozen=True, slots=True)
+class TierState:
+    """What is remembered of a node between decisions.
+
+    Attributes
+    ----------
+    tier : str
+        Never ``unknown``: a node of which nothing is known is ``clear``.
+    counted : datetime or None
+        Newest decision time that was counted: a score that is read again is no new evidence.
+    counted_until : datetime or None
+        When the scores of that decision expire; evidence after that does not continue a streak.
+    elevated, high : Streak
+    calm : int
+        Consecutive decisions below the tier's lower threshold.
+    calm_worst : float
+        The highest risk among them.
+    support : tuple of Known
+        The fewest units whose risks hold the tier up.
+    moved : str
+        Why the tier last moved, in words.
+    """
+
+    tier: Tier = "clear"
+    counted: datetime | None = None
+    counted_until: datetime | None = None
+    elevated: Streak = NO_STREAK
+    high: Streak = NO_STREAK
+    calm: int = 0
+    calm_worst: float = 0.0
+    support: tuple[Known, ...] = ()
+    moved: str = ""
+
+    def __post_init__(self) -> None:
+        if self.tier not in TIERS:
+            raise ValueError(f"tier is {self.tier!r}: give one of {', '.join(TIERS)}")
+
+    @property
+    def expires_at(self) -> datetime | None:
+        """When the first of the risks that hold the tier up expires; None while ``clear``."""
+        return min((each.expires_at for each in self.support), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The thresholds of one decision with how they are followed.
+
+    Attributes
+    ----------
+    rise : TierThresholds
+    config : HysteresisConfig
+    """
+
+    rise: TierThresholds
+    config: HysteresisConfig
+
+    def lower(self, tier: Tier) -> float:
+        """Give the lower threshold of a tier: 0 for ``clear``, infinite for a tier that is not reached any more."""
+        if tier == "clear":
+            return 0.0
+        value = next((value for name, value in self.rise.items() if name == tier), None)
+        return float("inf") if value is None else value * self.config.fall_share
+
+    def held(self, risk: float, at_most: Tier) -> Tier:
+        """Give the highest tier, none above ``at_most``, whose lower threshold a risk reaches."""
+        for tier in reversed(TIERS[: TIERS.index(at_most) + 1]):
+            if risk >= self.lower(tier):
+                return tier
+        return "clear"
+
+
+def advance(
+    state: TierState, reading: Reading, thresholds: Thresholds, risks: NodeRiskConfig, now: datetime
+) -> TierState:
+    """Take a node's tier one step on.
+
+    Parameters
+    ----------
+    state : TierState
+        Of the step before.
+    reading : Reading
+        What is known now.
+    thresholds : Thresholds
+    risks : NodeRiskConfig
+        How units' risks become the node's.
+    now : datetime
+        Aware.
+
+    Returns
+    -------
+    TierState
+        The same again when nothing new was read.
+
+    Notes
+    -----
+    Each decision time counts once. A unit that turns unknown keeps its last risk until that expires, so that a lost
+    sample does not flap a taint; once it has expired, or the unit is gone or was repaired, the tier falls at once to
+    what the other units reach by themselves, without waiting for the calm. Such a kept risk never raises a tier.
+    """
+    if state.tier != "clear" and not state.support:
+        state = replace(state, tier="clear")  # from outside, for no step of ours leaves a tier that rests on nothing
+    if state.counted is not None and state.counted > now:  # counted under a clock that went back since
+        state = replace(state, counted=None, counted_until=None, elevated=NO_STREAK, high=NO_STREAK)
+    alive = {each.unit: each for each in state.support if each.unit not in reading.known and _alive(each, reading, now)}
+    dead = [each for each in state.support if each.unit not in reading.known and each.unit not in alive]
+    fresh = risks.combine(each.risk for each in reading.known.values())
+    held = risks.combine([*(each.risk for each in reading.known.values()), *(each.risk for each in alive.values())])
+    if dead:
+        tier = "clear" if held is None else min(state.tier, thresholds.rise.tier(held), key=TIERS.index)
+        if tier != state.tier:
+            words = "; ".join(_why_dead(each, reading, now) for each in dead)
+            state = replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {words}")
+        state = replace(state, calm=0, calm_worst=0.0)
+    if held is None:
+        return replace(state, tier="clear", elevated=NO_STREAK, high=NO_STREAK, calm=0, support=())
+    if fresh is not None and reading.decided_at is not None:
+        if state.counted is None or reading.decided_at > state.counted:
+            state = _count(state, reading, fresh, held, thresholds)
+    else:
+        state = replace(state, elevated=NO_STREAK, high=NO_STREAK)
+    return replace(state, support=_support(state, reading, alive, thresholds, risks))
+
+
+def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRiskConfig) -> TierState:
+    """Take over a node whose marks stand while nothing is remembered of it, such as after a lost state.
+
+    Parameters
+    ----------
+    at_most : str
+        The tier that its marks speak of.
+    reading : Reading
+    thresholds : Thresholds
+    risks : NodeRiskConfig
+
+    Returns
+    -------
+    TierState
+        The highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
+        having to rise again, and the rest is not.
+    """
+    fresh = risks.combine(each.risk for each in reading.known.values())
+    tier = "clear" if fresh is None else thresholds.held(fresh, at_most)
+    if fresh is None or tier == "clear":
+        return TierState()
+    state = TierState(tier=tier, moved=f"{tier} as it was marked, nothing else being remembered: a risk of {fresh:.1%}")
+    return replace(state, support=_support(state, reading, {}, thresholds, risks))
+
+
+def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) -> tuple[str, ...]:
+    """Say why a tier is what it is: why it last moved, and what keeps it from moving.
+
+    Parameters
+    ----------
+    state : TierState
+    fresh : float or None
+        The node's risk of what is known now.
+    thresholds : Thresholds
+
+    Returns
+    -------
+    tuple of str
+    """
+    config = thresholds.config
+    said = [state.moved] if state.moved else []
+    instant: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
+    if TIERS.index(instant) > TIERS.index(state.tier):
+        count = (state.high if instant == "high" else state.elevated).count
+        said.append(
+            f"a risk of {fresh:.1%} is {instant}, but only {count} of {config.rise_after} consecutive decisions said so"
+        )
+    if state.calm:
+        lower = thresholds.lower(state.tier)
+        said.append(f"held {state.tier}: {state.calm} of {config.fall_after} decisions below {lower:.1%}")
+    return tuple(said)
+
+
+def _count(state: TierState, reading: Reading, fresh: float, held: float, thresholds: Thresholds) -> TierState:
+    at = reading.decided_at
+    assert at is not None
+    instant = thresholds.rise.tier(fresh)
+    broken = state.counted_until is not None and at > state.counted_until
+    elevated, high = (
+        _longer(NO_STREAK if broken else streak, TIERS.index(instant) >= TIERS.index(tier), at)
+        for tier, streak in zip(_SLOW, (state.elevated, state.high), strict=True)
+    )
+    until = max(each.expires_at for each in reading.known.values())
+    state = replace(state, counted=at, counted_until=until, elevated=elevated, high=high)
+    tier: Tier = state.tier
+    if TIERS.index(instant) > TIERS.index(tier):
+        tier = "watch" if tier == "clear" else tier
+        for name, streak in zip(_SLOW, (elevated, high), strict=True):
+            if TIERS.index(name) > TIERS.index(tier) and _risen(streak, at, thresholds.config):
+                tier = name
+        if tier != state.tier:
+            state = _moved(state, tier, f"a risk of {fresh:.1%} at {at:%Y-%m-%d %H:%M} UTC")
+    if tier == "clear" or held >= thresholds.lower(tier):
+        return replace(state, calm=0, calm_worst=0.0)
+    calm, worst = state.calm + 1, max(state.calm_worst, held)
+    if calm < thresholds.config.fall_after:
+        return replace(state, calm=calm, calm_worst=worst)
+    fallen = thresholds.held(worst, tier)
+    words = f"{calm} consecutive decisions of at most {worst:.1%}"
+    return replace(_moved(state, fallen, words), calm=0, calm_worst=0.0)
+
+
+def _moved(state: TierState, tier: Tier, words: str) -> TierState:
+    return replace(state, tier=tier, moved=f"from {state.tier} to {tier}: {words}")
+
+
+def _longer(streak: Streak, reached: bool, at: datetime) -> Streak:
+    return Streak(streak.count + 1, streak.since or at) if reached else NO_STREAK
+
+
+def _risen(streak: Streak, at: datetime, config: HysteresisConfig) -> bool:
+    if streak.since is None:
+        return False
+    dwelt = config.rise_dwell is not None and streak.count > 1 and at - streak.since >= config.rise_dwell
+    return streak.count >= config.rise_after or dwelt
+
+
+def _alive(each: Known, reading: Reading, now: datetime) -> bool:
+    if each.unit not in reading.present or now >= each.expires_at:
+        return False
+    since = reading.present[each.unit]
+    return since is None or each.decided_at >= since
+
+
+def _why_dead(each: Known, reading: Reading, now: datetime) -> str:
+    if each.unit not in reading.present:
+        return f"{each.unit} is not in the node any more"
+    since = reading.present[each.unit]
+    if since is not None and each.decided_at < since:
+        return f"{each.unit} was repaired or passed a diagnostic"
+    return f"the prediction on {each.unit} expired at {min(each.expires_at, now):%Y-%m-%d %H:%M} UTC"
+
+
+def _support(
+    state: TierState, reading: Reading, alive: dict[str, Known], thresholds: Thresholds, risks: NodeRiskConfig
+) -> tuple[Known, ...]:
+    if state.tier == "clear":
+        return ()
+    needed = thresholds.lower(state.tier)
+    found: list[Known] = []
+    every = [*reading.known.values(), *alive.values()]
+    for each in sorted(every, key=lambda each: (-each.risk, each.unit)):
+        found.append(each)
+        risk = risks.combine(one.risk for one in found)
+        if risk is not None and risk >= needed:
+            return tuple(found)
+    # Calm, but the tier has not fallen yet: it goes on resting on the units that raised it.
+    before = {each.unit for each in state.support}
+    return tuple(sorted((each for each in every if each.unit in before), key=lambda each: (-each.risk, each.unit)))

@@ -1,0 +1,155 @@
+"""What became of an alert: right, wrong, inconclusive, or not known yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from policy.tiers import Tier
+
+Verdict = Literal["right", "wrong", "inconclusive", "open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """The beginning of an alert on a unit.
+
+    Attributes
+    ----------
+    unit, group : str
+        The group as ``cluster/group``.
+    tier : str
+        ``elevated`` or ``high``: what the alert asked for.
+    at : datetime
+        Decision time, aware.
+    horizon : timedelta
+        What the model looks ahead, gap included.
+    by_rule : bool
+        A hard rule raised it: it says nothing of the model.
+    held_out : bool
+        Left undrained, to measure.
+    """
+
+    unit: str
+    group: str
+    tier: Tier
+    at: datetime
+    horizon: timedelta
+    by_rule: bool = False
+    held_out: bool = False
+
+    def __post_init__(self) -> None:
+        if self.at.tzinfo is None:
+            raise ValueError(f"at is {self.at}: give a time with a zone")
+        if self.horizon <= timedelta(0):
+            raise ValueError(f"horizon is {self.horizon}: give a positive time")
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """Something that tells of an alert's outcome.
+
+    Attributes
+    ----------
+    kind : str
+        ``incident``; ``repair`` that confirmed a fault; ``diagnostic_failed``, ``diagnostic_passed``;
+        ``drained`` and ``returned``: out of service and back, by anybody's hand; ``left``: removed from the fleet. A
+        diagnostic that was aborted is none of these and tells nothing.
+    at : datetime
+        Aware.
+    """
+
+    kind: Literal[
+        "incident", "repair", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"
+    ]  # fmt: skip
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """An alert with what became of it.
+
+    Attributes
+    ----------
+    alert : Alert
+    verdict : str
+    why : str
+        In words.
+    """
+
+    alert: Alert
+    verdict: Verdict
+    why: str
+
+
+_FAILURES = {"incident": "an incident", "repair": "a confirmed repair", "diagnostic_failed": "a failed diagnostic"}
+
+
+def judge(alert: Alert, happenings: Iterable[Happening], now: datetime, *, patience: timedelta) -> Outcome:
+    """Say what became of an alert.
+
+    Parameters
+    ----------
+    alert : Alert
+    happenings : iterable of Happening
+        Of its unit, in any order; those before the alert count only for whether the unit was in service at it.
+    now : datetime
+        Aware; what lies after it is not looked at.
+    patience : timedelta
+        How long after the horizon an outcome may still come before a drained unit is given up as inconclusive.
+
+    Returns
+    -------
+    Outcome
+        ``right``: within the horizon an incident, a failed diagnostic or a confirmed repair followed, drained or not.
+        ``wrong``: the unit served on through the whole horizon, or passed a diagnostic and went a further horizon
+        without an incident. ``inconclusive``: neither can be said any more. ``open``: not yet.
+    """
+    seen = sorted((each for each in happenings if each.at <= now), key=lambda each: each.at)
+    end = alert.at + alert.horizon
+    after = [each for each in seen if each.at > alert.at]
+    for each in after:
+        if each.kind in _FAILURES and each.at <= end:
+            return Outcome(alert, "right", f"{_FAILURES[each.kind]} followed at {each.at:%Y-%m-%d %H:%M} UTC")
+    idle = _out_of_service(seen, alert.at, end)
+    if now >= end and not idle:
+        return Outcome(alert, "wrong", "the unit served on through the horizon")
+    return _cleared(alert, after, now) or _never_told(alert, after, now, patience)
+
+
+def _cleared(alert: Alert, after: list[Happening], now: datetime) -> Outcome | None:
+    for passed in (each for each in after if each.kind == "diagnostic_passed"):
+        until = passed.at + alert.horizon
+        ended = {*_FAILURES, "left"}
+        if any(each.kind in ended and passed.at < each.at <= until for each in after):
+            continue
+        if now >= until:
+            return Outcome(alert, "wrong", "it passed a diagnostic and a further horizon without an incident")
+        return Outcome(alert, "open", f"it passed a diagnostic and is watched until {until:%Y-%m-%d %H:%M} UTC")
+    return None
+
+
+def _never_told(alert: Alert, after: list[Happening], now: datetime, patience: timedelta) -> Outcome:
+    if any(each.kind == "left" for each in after):
+        return Outcome(alert, "inconclusive", "it left the fleet, neither failed nor cleared")
+    if now < alert.at + alert.horizon + patience:
+        return Outcome(alert, "open", "the horizon, or the time to wait for a diagnostic, is not over")
+    return Outcome(alert, "inconclusive", "it was out of service in the horizon, and no diagnostic told why")
+
+
+def _out_of_service(seen: list[Happening], start: datetime, end: datetime) -> bool:
+    out = False
+    for each in seen:
+        if each.at > end:
+            break
+        if each.kind in ("drained", "left"):
+            out = True
+            if each.at > start:
+                return True
+        elif each.kind == "returned":
+            if out and each.at > start:
+                return True
+            out = False
+    return out

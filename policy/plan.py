@@ -1,0 +1,129 @@
+"""What a decision comes to: intended actions with their reasons, and all that led to them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from policy.breaker import Cause
+from policy.budget import Use
+from policy.fleet import Level
+from policy.outcomes import Alert
+from policy.stages import StageState
+from policy.state import PolicyState
+from policy.tiers import Tier
+from policy.worth import Worth
+
+Verb = Literal["release", "publish", "soft_taint", "taint", "drain"]
+VERBS: tuple[Verb, ...] = ("release", "publish", "soft_taint", "taint", "drain")
+"""In the order in which they are carried out: what is given back comes first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing to do to one node.
+
+    Attributes
+    ----------
+    verb : str
+        ``publish`` writes tier and prediction, ``soft_taint`` and ``taint`` the taints, ``drain`` empties the node;
+        ``release`` takes off what stands above ``to``.
+    node : str
+    tier : str
+        ``unknown`` where it was released because nothing is known any more.
+    to : Level
+        What stands after it.
+    risk : float or None
+        Of the node.
+    expires_at : datetime or None
+        Until when what is written holds; None for a release.
+    reasons : tuple of str
+        In words, the weightiest first.
+    worth : Worth or None
+        Of a drain, for a node of tier ``high``.
+    """
+
+    verb: Verb
+    node: str
+    tier: Tier
+    to: Level
+    risk: float | None
+    expires_at: datetime | None
+    reasons: tuple[str, ...]
+    worth: Worth | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeDecision:
+    """What was decided about one node, and why.
+
+    Attributes
+    ----------
+    node, group : str
+    tier : str
+    risk : float or None
+    rules : tuple of str
+        Hard rules that hold, in words.
+    wanted : Level
+        What its tier asks for.
+    target : Level
+        What it gets.
+    reasons : tuple of str
+        All of them: of the tier, and of each thing that lowered the target.
+    worth : Worth or None
+    held_out : bool
+    expires_at : datetime or None
+        Until when the tier holds.
+    """
+
+    node: str
+    group: str
+    tier: Tier
+    risk: float | None
+    rules: tuple[str, ...]
+    wanted: Level
+    target: Level
+    reasons: tuple[str, ...]
+    worth: Worth | None
+    held_out: bool
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that a decision comes to.
+
+    Attributes
+    ----------
+    now : datetime
+    actions : tuple of Action
+        In the order to carry them out: releases first, then the riskiest first.
+    nodes : mapping of str to NodeDecision
+        Of every node that is not simply ``clear`` and unmarked.
+    over_budget : mapping of str to str
+        Nodes that were not taken out of service for lack of budget, with why.
+    uses : tuple of Use
+        The budget.
+    open_causes : mapping of str to Cause
+        What holds the breaker open.
+    stages : mapping of str to StageState
+    alerts : tuple of Alert
+        Those that begin now, for the ledger to judge later.
+    reasons : tuple of str
+        Of the fleet as a whole: breaker, stages, switches.
+    state : PolicyState
+        To be kept, and given to the next decision.
+    """
+
+    now: datetime
+    actions: tuple[Action, ...]
+    nodes: Mapping[str, NodeDecision]
+    over_budget: Mapping[str, str]
+    uses: tuple[Use, ...]
+    open_causes: Mapping[str, Cause]
+    stages: Mapping[str, StageState]
+    alerts: tuple[Alert, ...]
+    reasons: tuple[str, ...]
+    state: PolicyState

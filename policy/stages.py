@@ -1,0 +1,286 @@
+"""Rollout stages: a group of nodes earns its actions by the precision that was measured on it, and loses them by it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Literal
+
+import numpy as np
+
+from policy.bounds import PrecisionBound, bound_of_sizes
+from policy.fleet import Level
+from policy.outcomes import Outcome
+from policy.tiers import TIERS, Tier
+
+Stage = Literal["shadow", "soft", "hard"]
+STAGES: tuple[Stage, ...] = ("shadow", "soft", "hard")
+
+_ALLOWS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.SOFT, "hard": Level.DRAINED}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What precision a stage asks for.
+
+    Attributes
+    ----------
+    promote_at : float
+        A group comes into the stage when the lower bound of its precision reaches this.
+    demote_below : float
+        It falls out again when the upper bound is below this; lower than ``promote_at``.
+    """
+
+    promote_at: float
+    demote_below: float
+
+    def __post_init__(self) -> None:
+        if not 0 < self.promote_at < 1:
+            raise ValueError(f"promote_at is {self.promote_at}: give a number between 0 and 1")
+        if not 0 <= self.demote_below < self.promote_at:
+            raise ValueError(
+                f"demote_below is {self.demote_below}: give a number from 0 up to promote_at ({self.promote_at})"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class StagesConfig:
+    """How groups move between stages.
+
+    Attributes
+    ----------
+    soft, hard : Bar
+        Of ``soft`` by the alerts of tier ``elevated`` and above, of ``hard`` by those of ``high``.
+    confidence : float
+        One-sided, of both bounds.
+    least_outcomes : int
+        Conclusive outcomes since the group came into its stage, before it may move.
+    most_inconclusive : float
+        No promotion while a larger share of the finished alerts told nothing.
+    window : timedelta
+        Older alerts do not count.
+    least_time : timedelta
+        No promotion before a group was so long in its stage.
+    ceiling : str
+        The highest stage that a promotion leads to; beyond it only ``pinned`` leads.
+    pinned : mapping of str to str
+        Stages that a person set, by ``cluster/group``; they do not move.
+    holdout : float
+        Share of the nodes that would be taken out on a prediction and are only softly tainted, to measure without bias.
+    """
+
+    soft: Bar = field(default_factory=lambda: Bar(0.3, 0.15))
+    hard: Bar = field(default_factory=lambda: Bar(0.7, 0.5))
+    confidence: float = 0.9
+    least_outcomes: int = 20
+    most_inconclusive: float = 0.5
+    window: timedelta = timedelta(days=60)
+    least_time: timedelta = timedelta(days=7)
+    ceiling: Stage = "hard"
+    pinned: Mapping[str, Stage] = field(default_factory=dict)
+    holdout: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.5 <= self.confidence < 1:
+            raise ValueError(f"confidence is {self.confidence}: give a number from 0.5 up to 1")
+        if self.least_outcomes < 1:
+            raise ValueError(f"least_outcomes is {self.least_outcomes}: give a positive number")
+        for name in ("most_inconclusive", "holdout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a number from 0 to 1")
+        for name, least in (("window", timedelta(0)), ("least_time", timedelta(-1))):
+            if getattr(self, name) <= least:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a time, positive for a window")
+        if self.ceiling not in STAGES:
+            raise ValueError(f"ceiling is {self.ceiling!r}: give one of {', '.join(STAGES)}")
+        for group, stage in self.pinned.items():
+            if stage not in STAGES:
+                raise ValueError(f"pinned stage of {group} is {stage!r}: give one of {', '.join(STAGES)}")
+
+
+@dataclass(frozen=True, slots=True)
+class StageState:
+    """Where a group stands, and since when."""
+
+    stage: Stage
+    since: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """How a group's alerts have done in its stage.
+
+    Attributes
+    ----------
+    bound : PrecisionBound
+        Of the conclusive ones; alerts of one unit share their fate.
+    upper : float
+        One-sided upper bound; 1 without alerts.
+    inconclusive, open : int
+    """
+
+    bound: PrecisionBound
+    upper: float
+    inconclusive: int
+    open: int
+
+    @property
+    def inconclusive_share(self) -> float:
+        """Share of the finished alerts that told nothing; 0 without any."""
+        finished = self.bound.alerts + self.inconclusive
+        return self.inconclusive / finished if finished else 0.0
+
+    @property
+    def words(self) -> str:
+        """The record in one line."""
+        if not self.bound.alerts:
+            return f"no conclusive alert yet ({self.inconclusive} inconclusive, {self.open} open)"
+        return (
+            f"{self.bound.hits} of {self.bound.alerts} alerts right, precision {self.bound.precision:.0%}"
+            f" ({self.bound.lower:.0%} to {self.upper:.0%}), {self.inconclusive} inconclusive, {self.open} open"
+        )
+
+
+def allowed_level(stage: Stage) -> Level:
+    """Give the highest level of ours that may stand on a node of a group in a stage."""
+    return _ALLOWS[stage]
+
+
+def record_of(outcomes: Iterable[Outcome], least: Tier, confidence: float, now: datetime) -> Record:
+    """Count outcomes and bound their precision.
+
+    Parameters
+    ----------
+    outcomes : iterable of Outcome
+        Those of hard rules are passed over: they say nothing of the model.
+    least : str
+        Alerts of lower tiers are passed over.
+    confidence : float
+        One-sided.
+    now : datetime
+        Aware.
+
+    Returns
+    -------
+    Record
+        An alert counts only when two horizons have passed since: right ones are known sooner than wrong ones (a drained
+        unit that passes a diagnostic is watched for a further horizon), so that a young record would look too good.
+    """
+    size: dict[str, float] = {}
+    right: dict[str, float] = {}
+    inconclusive = still_open = 0
+    for each in outcomes:
+        alert = each.alert
+        if alert.by_rule or TIERS.index(alert.tier) < TIERS.index(least):
+            continue
+        if each.verdict == "open" or now < alert.at + 2 * alert.horizon:
+            still_open += 1
+        elif each.verdict == "inconclusive":
+            inconclusive += 1
+        else:
+            size[alert.unit] = size.get(alert.unit, 0.0) + 1
+            right[alert.unit] = right.get(alert.unit, 0.0) + (each.verdict == "right")
+    alerts = np.array(list(size.values()), dtype=np.float64)
+    hits = np.array(list(right.values()), dtype=np.float64)
+    bound = bound_of_sizes(alerts, hits, confidence)
+    wrong = bound_of_sizes(alerts, alerts - hits, confidence)
+    return Record(bound, 1 - wrong.lower, inconclusive, still_open)
+
+
+def advance_stage(
+    group: str, state: StageState | None, outcomes: Iterable[Outcome], config: StagesConfig, now: datetime
+) -> tuple[StageState, tuple[str, ...]]:
+    """Move a group one stage up or down, or leave it.
+
+    Parameters
+    ----------
+    group : str
+        As ``cluster/group``.
+    state : StageState or None
+        None: a new group, which begins in ``shadow``.
+    outcomes : iterable of Outcome
+        Of the group's alerts; only those after it came into its stage count, so that a record is not used twice.
+    config : StagesConfig
+    now : datetime
+        Aware.
+
+    Returns
+    -------
+    state : StageState
+    reasons : tuple of str
+        Why it moved; why it did not where only one thing was missing.
+    """
+    pinned = config.pinned.get(group)
+    if pinned is not None and (state is None or state.stage != pinned):
+        return StageState(pinned, now), (f"group {group} is set to {pinned} by hand",)
+    if state is None:
+        return StageState("shadow", now), (f"group {group} is new and begins in shadow",)
+    if pinned is not None:
+        return state, ()
+    if state.since > now:  # a clock went back
+        state = StageState(state.stage, now)
+    since = max(state.since, now - config.window)
+    counted = [each for each in outcomes if each.alert.at >= since]
+    return _demoted(group, state, counted, config, now) or _promoted(group, state, counted, config, now)
+
+
+def _demoted(
+    group: str, state: StageState, counted: list[Outcome], config: StagesConfig, now: datetime
+) -> tuple[StageState, tuple[str, ...]] | None:
+    at = STAGES.index(state.stage)
+    if at > 0:
+        record, bar = _record_for(state.stage, counted, config, now)
+        if record.bound.alerts >= config.least_outcomes and record.upper < bar.demote_below:
+            down = STAGES[at - 1]
+            why = f"group {group} goes from {state.stage} back to {down}: {record.words}, below {bar.demote_below:.0%}"
+            return StageState(down, now), (why,)
+    return None
+
+
+def _promoted(
+    group: str, state: StageState, counted: list[Outcome], config: StagesConfig, now: datetime
+) -> tuple[StageState, tuple[str, ...]]:
+    at = STAGES.index(state.stage)
+    if at >= STAGES.index(config.ceiling):
+        return state, ()
+    up = STAGES[at + 1]
+    record, bar = _record_for(up, counted, config, now)
+    if record.bound.alerts < config.least_outcomes or record.bound.lower < bar.promote_at:
+        return state, ()
+    missing = None
+    if now - state.since < config.least_time:
+        missing = f"came into {state.stage} only at {state.since:%Y-%m-%d}"
+    elif record.inconclusive_share > config.most_inconclusive:
+        share, most = record.inconclusive_share, config.most_inconclusive
+        missing = f"{share:.0%} of its alerts are inconclusive, {most:.0%} may be"
+    if missing is not None:
+        return state, (f"group {group} has earned {up}, but {missing}",)
+    why = f"group {group} goes from {state.stage} to {up}: {record.words}, at least {bar.promote_at:.0%}"
+    return StageState(up, now), (why,)
+
+
+def _record_for(stage: Stage, outcomes: list[Outcome], config: StagesConfig, now: datetime) -> tuple[Record, Bar]:
+    if stage == "hard":
+        return record_of(outcomes, "high", config.confidence, now), config.hard
+    return record_of(outcomes, "elevated", config.confidence, now), config.soft
+
+
+def held_out(node: str, episode: datetime, share: float) -> bool:
+    """Tell whether a node is left undrained in an episode, to measure: the same answer each time, at random over nodes.
+
+    Parameters
+    ----------
+    node : str
+    episode : datetime
+        When its alert began.
+    share : float
+        0 to 1.
+
+    Returns
+    -------
+    bool
+    """
+    digest = hashlib.sha256(f"{node}|{episode.timestamp():.3f}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") < share * 2**64

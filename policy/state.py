@@ -1,0 +1,103 @@
+"""What the policy remembers between decisions, as plain JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from policy.breaker import BreakerState
+from policy.budget import Start
+from policy.fleet import Level
+from policy.hysteresis import TierState
+from policy.plain import from_plain, to_plain
+from policy.stages import StageState
+from policy.tiers import TIERS, Tier
+
+FORMAT = 1
+"""Version of the state; another one is refused."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """What is remembered of one node.
+
+    Attributes
+    ----------
+    tier : TierState
+        By its predictions.
+    episode : datetime or None
+        When it last left ``clear``, by prediction or rule.
+    alerted : str
+        The highest tier that was reported as an alert in this episode.
+    seen : Level
+        What of ours stood on it at the last decision.
+    target : Level
+        What was wanted then.
+    undone_at : datetime or None
+        When it was first noticed that a person took our mark off in this episode.
+    software : str or None
+        Versions of driver and exporter.
+    changed_at : datetime or None
+        When they were first seen to be others than before.
+    absent_since : datetime or None
+        When it was first missing from the listing.
+    """
+
+    tier: TierState = field(default_factory=TierState)
+    episode: datetime | None = None
+    alerted: Tier = "clear"
+    seen: Level = Level.NONE
+    target: Level = Level.NONE
+    undone_at: datetime | None = None
+    software: str | None = None
+    changed_at: datetime | None = None
+    absent_since: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if self.alerted not in TIERS:
+            raise ValueError(f"alerted is {self.alerted!r}: give one of {', '.join(TIERS)}")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyState:
+    """What is remembered of the fleet. An empty one is always safe to begin with.
+
+    Attributes
+    ----------
+    nodes : mapping of str to NodeState
+    starts : tuple of Start
+        Nodes newly taken out of service, as far back as a rate looks.
+    stages : mapping of str to StageState
+        By ``cluster/group``.
+    breaker : BreakerState
+    """
+
+    nodes: Mapping[str, NodeState] = field(default_factory=dict)
+    starts: tuple[Start, ...] = ()
+    stages: Mapping[str, StageState] = field(default_factory=dict)
+    breaker: BreakerState = field(default_factory=BreakerState)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the state as a JSON object; what has its default is left out."""
+        content = to_plain(self)
+        assert isinstance(content, dict)
+        return {"format": FORMAT, **content}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> PolicyState:
+        """Read what :meth:`to_json` wrote.
+
+        Raises
+        ------
+        ValueError
+            If it is of another format, or damaged, with the place. The caller then begins with an empty state, which
+            only makes tiers rise later: what stands on the nodes is read from the scheduler.
+        """
+        if not isinstance(content, Mapping) or content.get("format") != FORMAT:
+            found = content.get("format") if isinstance(content, Mapping) else content
+            raise ValueError(f"a policy state of format {found!r}, this code reads {FORMAT}")
+        state = from_plain(cls, {name: value for name, value in content.items() if name != "format"}, "state")
+        assert isinstance(state, cls)
+        return state

@@ -1,0 +1,179 @@
+"""What draining a node now is worth in GPU-hours, against leaving it, and against waiting for its jobs to end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from policy.costs import Costs
+from policy.fleet import JobView
+
+_HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class WorthConfig:
+    """What things take.
+
+    Attributes
+    ----------
+    checkpoint : timedelta
+        Writing a checkpoint on demand.
+    restart : timedelta
+        From a job's end until it computes again elsewhere: queue, start, load.
+    verify : timedelta
+        Draining and testing a node that turns out healthy, until it is back.
+    planned_repair, unplanned_repair : timedelta
+        Out of service for a fault that was foreseen, and for one that was not.
+    checkpoint_every : timedelta
+        How often a job of which nothing else is known is taken to write a checkpoint.
+    always : bool
+        Drain whatever it is worth.
+    may_wait : bool
+        Wait for the end of jobs where that is cheaper.
+    """
+
+    checkpoint: timedelta = timedelta(minutes=5)
+    restart: timedelta = timedelta(minutes=15)
+    verify: timedelta = timedelta(hours=2)
+    planned_repair: timedelta = timedelta(hours=12)
+    unplanned_repair: timedelta = timedelta(hours=24)
+    checkpoint_every: timedelta = timedelta(hours=2)
+    always: bool = False
+    may_wait: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint", "restart", "planned_repair", "unplanned_repair"):
+            if getattr(self, name) < timedelta(0):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a time of zero or more")
+        for name in ("verify", "checkpoint_every"):
+            if getattr(self, name) <= timedelta(0):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a drain now is expected to save and to lose.
+
+    Attributes
+    ----------
+    risk : float
+    saved, lost : float
+        Expected GPU-hours: the risk times what a drain before the failure saves; its complement times what an unneeded
+        drain costs.
+    break_even : float or None
+        The risk from which on a drain is worth it; None: it never is.
+    wait : float or None
+        Expected GPU-hours that waiting for the jobs' end is better than draining now (negative: worse); None where the
+        end is not known, or after the horizon.
+    wait_until : datetime or None
+        When the last job ends.
+    choice : str
+        ``drain``, ``wait`` or ``leave``.
+    words : str
+        The same in words.
+    """
+
+    risk: float
+    saved: float
+    lost: float
+    break_even: float | None
+    wait: float | None
+    wait_until: datetime | None
+    choice: Literal["drain", "wait", "leave"]
+    words: str
+
+    @property
+    def net(self) -> float:
+        """Expected GPU-hours gained by draining now."""
+        return self.saved - self.lost
+
+
+def worth_of(
+    gpus: int, jobs: Sequence[JobView], risk: float, horizon: timedelta, config: WorthConfig, now: datetime
+) -> Worth:
+    """Weigh a drain now.
+
+    Parameters
+    ----------
+    gpus : int
+        Of the node.
+    jobs : sequence of JobView
+        That run on it.
+    risk : float
+        That the node fails within ``horizon`` from now, calibrated.
+    horizon : timedelta
+        Positive.
+    config : WorthConfig
+    now : datetime
+        Aware.
+
+    Returns
+    -------
+    Worth
+
+    Notes
+    -----
+    A failure under a job costs all of its GPUs the work since its last checkpoint and a restart, and the node an
+    unplanned repair. A drain costs them the work since a checkpoint too, a fresh one where the job writes it on
+    demand, and a restart; then the node is out for a planned repair, or for a test if nothing was wrong. Where a node
+    is left alone it is taken to run such jobs all through the horizon. The hazard is even over the horizon, so that a
+    job ending at r of the horizon h meets the failure with probability ``1 - (1 - risk) ** (r / h)``; waiting is better
+    when that times what a failure under it costs more than a drain of the empty node is below what stopping the job
+    now costs.
+    """
+    if horizon <= timedelta(0):
+        raise ValueError(f"horizon is {horizon}: give a positive time")
+    if gpus < 1:
+        raise ValueError(f"gpus is {gpus}: give a positive number")
+    stop = sum(job.gpus * _hours(_rework_now(job, config, now) + config.restart) for job in jobs)
+    fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now, horizon) + config.restart) for job in jobs)
+    verify, planned, unplanned = (
+        gpus * _hours(each) for each in (config.verify, config.planned_repair, config.unplanned_repair)
+    )
+    unneeded, gain = stop + verify, unplanned + fail - stop - planned
+    saved, lost = risk * gain, (1 - risk) * unneeded
+    break_even = Costs(unneeded, unplanned, lost_job=fail, needed_drain=stop + planned).break_even if gain > 0 else None
+    ends = [job.ends_at for job in jobs]
+    known = [end for end in ends if end is not None]
+    until = max(known) if known and len(known) == len(ends) else None
+    wait: float | None = None
+    if until is not None and now < until < now + horizon:
+        meets = 1 - (1 - risk) ** ((until - now) / horizon)
+        wait = stop - meets * (unplanned + fail - planned)
+    worthy = config.always or (saved - lost > 0)
+    choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
+    if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
+        choice = "wait"
+    even = "never worth it" if break_even is None else f"worth it from a risk of {break_even:.1%}"
+    words = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({even})"
+    if wait is not None and until is not None:
+        side = "better" if wait > 0 else "worse"
+        words += f"; waiting for the jobs' end at {until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
+    return Worth(risk, saved, lost, break_even, wait, until, choice, words)
+
+
+def _hours(value: timedelta) -> float:
+    return value / _HOUR
+
+
+def _age(job: JobView, now: datetime) -> timedelta | None:
+    since = job.checkpointed_at or job.started_at
+    return None if since is None else max(now - since, timedelta(0))
+
+
+def _rework_now(job: JobView, config: WorthConfig, now: datetime) -> timedelta:
+    if job.can_checkpoint:
+        return config.checkpoint
+    age = _age(job, now)
+    return config.checkpoint_every / 2 if age is None else age
+
+
+def _rework_at_failure(job: JobView, config: WorthConfig, now: datetime, horizon: timedelta) -> timedelta:
+    age = _age(job, now)
+    every = config.checkpoint_every
+    if age is None or age <= every:
+        return every / 2
+    return age + horizon / 2  # it writes none: what it has done so far, and half of what it may yet do

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from policy.budget import BudgetConfig, Floor
+from policy.decide import decide
+from policy.fleet import JobView, Level, Marks, Published, Score, score_of
+from policy.readings import NodeRiskConfig
+from policy.risk_record import ModelName, RiskReason, RiskRecord
+from policy.stages import StagesConfig
+from policy.state import PolicyState
+from policy.tiers import TierThresholds
+from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, signals, verbs, why
+
+DAY = timedelta(days=1)
+
+
+@pytest.mark.parametrize(
+    ("risk", "tier", "wanted"),
+    [
+        (0.05, "clear", []),
+        (0.1, "watch", ["publish"]),
+        (0.3, "elevated", ["publish", "soft_taint"]),
+        (0.6, "high", ["publish", "taint", "drain"]),
+        (0.999, "high", ["publish", "taint", "drain"]),
+        (1.0, "high", ["publish", "taint", "drain"]),
+    ],
+)
+def test_each_tier_reaches_its_action_the_worst_score_most_of_all(risk, tier, wanted):
+    # In Ceph the worst prediction became a zero, the zero meant "no prediction", and the disk was never taken out.
+    plan = once([node("n", risk), *healthy(12)], config())
+    assert verbs(plan, "n") == wanted
+    if wanted:
+        assert plan.nodes["n"].tier == tier
+
+
+@pytest.mark.parametrize(("stage", "most"), [("shadow", Level.NONE), ("soft", Level.SOFT), ("hard", Level.DRAINED)])
+def test_a_stage_caps_what_is_done_and_the_decision_is_recorded_all_the_same(stage, most):
+    plan = once([node("n", 0.9), *healthy(12)], config(stage=stage))
+    assert max((action.to for action in plan.actions), default=Level.NONE) == most
+    assert plan.nodes["n"].wanted is Level.DRAINED
+    assert plan.nodes["n"].target is most
+    assert plan.alerts[0].tier == "high"
+    assert plan.alerts[0].unit == "n-0"
+
+
+def test_a_group_that_nobody_pinned_begins_in_shadow():
+    plan = once([node("n", 0.9), *healthy(12)], config("other"))
+    assert plan.actions == ()
+    assert "group c/g is in stage shadow" in why(plan, "n")
+
+
+def test_actions_say_why_until_when_and_what_a_drain_is_worth():
+    busy = node("n", 0.9, 0.01, jobs=(JobView("j", 8, started_at=T0 - HOUR),))
+    plan = once([busy, *healthy(12)], config())
+    drain = plan.actions[-1]
+    assert (drain.verb, drain.tier, drain.to) == ("drain", "high", Level.DRAINED)
+    assert drain.expires_at == T0 + 2 * STEP
+    assert drain.risk == pytest.approx(0.901)
+    assert drain.worth.net > 0
+    said = "; ".join(drain.reasons)
+    assert "from clear to high: a risk of 90.1% at 2026-03-01 00:00 UTC" in said
+    assert "a node risk of 90.1%, mostly of n-0 90.0%" in said
+    assert "n-0: its errors rise" in said
+    assert "a drain now saves " in said
+
+
+def test_releases_come_first_and_then_the_riskiest():
+    old = node("old", 0.01, marks=Marks(soft=True))
+    fleet = [node("b", 0.7), node("a", 0.9), node("z", 0.01, facts=["xid 79"]), old, *healthy(40)]
+    plan = once(fleet, config(free=True))
+    assert [(action.verb, action.node) for action in plan.actions] == [
+        ("release", "old"), ("publish", "z"), ("publish", "a"), ("publish", "b"), ("taint", "z"), ("taint", "a"),
+        ("taint", "b"), ("drain", "z"), ("drain", "a"), ("drain", "b"),
+    ]  # fmt: skip
+
+
+def test_over_budget_means_softly_tainted_and_listed():
+    settings = config(budget=BudgetConfig((Floor("cluster", most=1),), ()))
+    plan = once([node("a", 0.7), node("b", 0.9), *healthy(30)], settings)
+    assert verbs(plan, "b") == ["publish", "taint", "drain"]
+    assert verbs(plan, "a") == ["publish", "soft_taint"]
+    assert plan.over_budget == {"a": "cluster c: 1 of 32 nodes are out of service, 1 may be"}
+    assert "over budget, so only softly tainted: cluster c" in why(plan, "a")
+    assert plan.uses[0].lost == 1
+
+
+def test_two_nodes_of_one_job_are_not_taken_at_once():
+    jobs = (JobView("train", 16, can_checkpoint=True),)
+    plan = once([node("a", 0.9, jobs=jobs), node("b", 0.8, jobs=jobs), *healthy(40)], config())
+    assert plan.over_budget == {"b": "job c/train: 1 of 2 nodes are out of service, 1 may be"}
+
+
+def test_a_job_that_ends_soon_is_waited_for_behind_the_taint_and_the_drain_follows():
+    ends = T0 + HOUR / 2
+    busy = node("n", 0.7, jobs=(JobView("j", 512, started_at=T0 - 2 * HOUR, ends_at=ends),))
+    fleet = [busy, *healthy(12)]
+    plan = once(fleet, config())
+    assert verbs(plan, "n") == ["publish", "taint"]
+    assert "waiting for its jobs to end" in why(plan, "n")
+    fleet = carry_out(fleet, plan.actions, T0)
+    fleet[0] = replace(fleet[0], jobs=())
+    assert verbs(once(fleet, config(), ends, plan.state), "n") == ["drain"]
+
+
+def test_a_node_over_budget_whose_risk_went_down_is_not_taken_when_there_is_room():
+    # Acting on what was true when it was queued is what draino#50 did.
+    full = config(budget=BudgetConfig((Floor("cluster", most=0),), ()))
+    fleet = [node("n", 0.7), *healthy(12)]
+    plan = once(fleet, full)
+    fleet = carry_out(fleet, plan.actions, T0)
+    now = T0 + STEP
+    lower = [replace(node("n", 0.4, at=now), marks=fleet[0].marks), *healthy(12, now)]
+    later = once(lower, config(), now, plan.state)
+    assert later.nodes["n"].tier == "high"
+    assert not {"taint", "drain"} & set(verbs(later, "n"))
+    assert "its risk is below the threshold of high now" in why(later, "n")
+
+
+def test_a_demoted_group_gives_its_hard_marks_back():
+    fleet = [node("n", 0.9), *healthy(12)]
+    plan = once(fleet, config())
+    fleet = carry_out(fleet, plan.actions, T0)
+    soft = once(fleet, config(stage="soft"), T0, plan.state)
+    assert verbs(soft, "n") == ["release", "soft_taint"]
+    assert soft.actions[0].to is Level.SOFT
+    shadow = once(fleet, config(stage="shadow"), T0, plan.state)
+    assert verbs(shadow, "n") == ["release"]
+    assert shadow.actions[0].to is Level.NONE
+
+
+def test_the_hold_out_stays_softly_tainted_but_a_fault_that_is_there_does_not():
+    settings = config(stages=StagesConfig(pinned={"c/g": "hard"}, holdout=1.0))
+    plan = once([node("n", 0.9), node("sick", 0.9, facts=["xid 79"]), *healthy(30)], settings)
+    assert verbs(plan, "n") == ["publish", "soft_taint"]
+    assert plan.nodes["n"].held_out
+    assert {alert.unit: alert.held_out for alert in plan.alerts} == {"n-0": True, "sick-0": False}
+    assert verbs(plan, "sick") == ["publish", "taint", "drain"]
+
+
+def test_release_all_takes_off_everything_and_writes_nothing():
+    fleet = carry_out([node("a", 0.9), node("b", 0.4), *healthy(30)], once(
+        [node("a", 0.9), node("b", 0.4), *healthy(30)], config()).actions, T0)  # fmt: skip
+    plan = once(fleet, config(), release_all=True)
+    assert {(action.verb, action.node, action.to) for action in plan.actions} == {
+        ("release", "a", Level.NONE), ("release", "b", Level.NONE),
+    }  # fmt: skip
+    done = carry_out(fleet, plan.actions, T0)
+    assert once(done, config(), T0, plan.state, release_all=True).actions == ()
+
+
+def test_the_kill_switch_stands_above_everything_but_a_release():
+    fleet = [node("new", 0.99, facts=["xid 79"]), node("old", 0.9), node("over", 0.01, marks=Marks(tainted=True))]
+    fleet = [*fleet, *healthy(30)]
+    plan = once(fleet, config(free=True), kill=True)
+    assert [(action.verb, action.node) for action in plan.actions] == [("release", "over")]
+    assert plan.reasons[0] == "the kill switch is on: nothing new anywhere"
+    assert "the kill switch is on" in why(plan, "new")
+
+
+def test_under_the_kill_switch_what_stands_winds_down_as_it_expires():
+    ends = T0 + HOUR
+    stands = Marks(Published("high", ends), tainted=True, drained=True)
+    fleet = [node("n", 0.9, marks=stands), *healthy(12)]
+    assert once(fleet, config(), kill=True).actions == ()
+    assert verbs(once(fleet, config(), ends, kill=True), "n") == ["release"]
+
+
+def test_what_is_published_is_renewed_when_its_end_moves_and_not_at_every_round():
+    fleet = [node("n", 0.2), *healthy(12)]
+    plan = once(fleet, config())
+    fleet = carry_out(fleet, plan.actions, T0)
+    soon = T0 + timedelta(minutes=5)
+    assert once(fleet, config(), soon, plan.state).actions == ()
+    now = T0 + STEP
+    again = [replace(node("n", 0.2, at=now), marks=fleet[0].marks), *healthy(12, now)]
+    renewed = once(again, config(), now, plan.state)
+    assert verbs(renewed, "n") == ["publish"]
+    assert renewed.actions[0].expires_at == now + 2 * STEP
+
+
+def test_an_alert_is_told_once_an_episode_and_again_when_it_gets_worse():
+    fleet = [node("n", 0.4), *healthy(12)]
+    plan = once(fleet, config())
+    assert [(alert.tier, alert.at, alert.by_rule) for alert in plan.alerts] == [("elevated", T0, False)]
+    assert once(fleet, config(), T0 + HOUR, plan.state).alerts == ()
+    now = T0 + STEP
+    worse = once([node("n", 0.9, at=now), *healthy(12, now)], config(), now, plan.state)
+    assert [alert.tier for alert in worse.alerts] == ["high"]
+
+
+def test_nodes_without_units_are_neither_counted_nor_touched():
+    cpu = [replace(node(f"cpu{i}"), units=()) for i in range(90)]
+    settings = config(budget=BudgetConfig((Floor("cluster", most_share=0.1),), ()))
+    plan = once([node("a", 0.9), node("b", 0.8), *healthy(8), *cpu], settings)
+    # A tenth of the ten nodes with GPUs is one; of all hundred it would be ten.
+    assert list(plan.over_budget) == ["b"]
+    assert not any(name.startswith("cpu") for name in plan.nodes)
+
+
+def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place():
+    plan = once([node("a", 0.9), node("b", 0.2), *healthy(5)], config(), drift=("x",))
+    content = json.loads(json.dumps(plan.state.to_json()))
+    assert PolicyState.from_json(content) == plan.state
+    for change, words in [
+        (lambda it: it.update(format=9), r"a policy state of format 9, this code reads 1"),
+        (lambda it: it["nodes"]["a"].update(seen="up"), r"state.nodes.a.seen is 'up': expected one of none, published"),
+        (lambda it: it["nodes"]["a"]["tier"].update(tier="awful"), r"state.nodes.a.tier.tier is 'awful': expected"),
+        (lambda it: it["nodes"]["a"].update(episode="noon"), r"state.nodes.a.episode is 'noon': expected a time"),
+        (lambda it: it["nodes"]["a"].update(epoch=1), r"state.nodes.a holds 'epoch': expected only tier, episode"),
+        (lambda it: it.update(starts=[{}]), r"state.starts\[0\] lacks node"),
+        (lambda it: it.update(starts={}), r"state.starts is {}: expected a list"),
+    ]:
+        broken = json.loads(json.dumps(content))
+        change(broken)
+        with pytest.raises(ValueError, match=f"^{words}"):
+            PolicyState.from_json(broken)
+
+
+def test_nodes_that_left_are_forgotten_in_time():
+    plan = once([node("a", 0.9), *healthy(5)], config())
+    later = once(healthy(5), config(), T0 + DAY, plan.state)
+    assert later.state.nodes["a"].absent_since == T0 + DAY
+    assert "a" not in once(healthy(5), config(), T0 + 8 * DAY, later.state).state.nodes
+
+
+def test_the_thresholds_of_units_may_be_kept_to_the_letter():
+    # Eight units of 10 % make a node of 57 %: more than what was promised on units.
+    fleet = [node("n", *[0.1] * 8), *healthy(12)]
+    assert once(fleet, config()).nodes["n"].tier == "elevated"
+    assert once(fleet, config(node_risk=NodeRiskConfig("worst"))).nodes["n"].tier == "watch"
+
+
+def test_a_risk_record_of_serving_is_a_score():
+    record = RiskRecord(
+        unit="n-0", gpu="n-0", node="n", slot="0", status="ok", why_unknown=None, risk=0.9, risks={}, score=3.0, rank=1,
+        alert=True, tier="high", decision_time=T0, issued_at=T0 + HOUR, expires_at=T0 + 2 * STEP, horizon=DAY,
+        model=ModelName("d", "p"), sample_age_s=1.0, completeness=1.0, reasons=(RiskReason("hot", "telemetry", 1.0),),
+    )  # fmt: skip
+    assert score_of(record) == Score(0.9, T0, T0 + 2 * STEP, ("hot",))
+    unknown = replace(
+        record, status="unknown", why_unknown="stale", risk=None, score=None, rank=None, alert=False, tier="unknown",
+        reasons=(),
+    )  # fmt: skip
+    assert score_of(unknown).risk is None
+
+
+def test_inputs_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"^node a was given twice: give each node once, under its own name$"):
+        once([node("a"), node("b"), node("a")], config())
+    with pytest.raises(ValueError, match=r"^now is 2026-03-01 00:00:00: give a time with a zone$"):
+        decide([], PolicyState(), signals(), config(), T0.replace(tzinfo=None))
+    with pytest.raises(ValueError, match=r"^expires_at is 2026-03-01 00:00:00: give a time with a zone$"):
+        Score(0.5, T0, T0.replace(tzinfo=None))
+    with pytest.raises(ValueError, match=r"^risk is 1.5: give a number from 0 to 1, or None$"):
+        Score(1.5, T0, T0)
+    with pytest.raises(ValueError, match=r"^renew is 0:00:00: give a positive time$"):
+        config(renew=timedelta(0))
+
+
+def test_a_tier_without_a_threshold_is_never_reached():
+    settings = replace(config(), thresholds=TierThresholds(watch=0.1))
+    assert verbs(once([node("n", 1.0), *healthy(12)], settings), "n") == ["publish"]

@@ -1,0 +1,244 @@
+"""Random histories of a fleet: what must hold at every step, whatever happens."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policy.breaker import BreakerConfig
+from policy.budget import BudgetConfig, Floor, Rate
+from policy.decide import carried_out, decide
+from policy.fleet import Fact, JobView, Level, NodeView, Signals, UnitView
+from policy.readings import NodeRiskConfig
+from policy.state import PolicyState
+from policy.worth import WorthConfig
+from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
+
+NODES = 8
+FLOORS = (
+    Floor("cluster", most_share=0.4, keep=2), Floor("group", most=2), Floor("rack", most_share=0.5, ignore_below=2),
+    Floor("job", most=1),
+)  # fmt: skip
+RATES = (Rate("group", 1, timedelta(hours=24)),)
+
+
+class World:
+    """A fleet, the state kept of it, and all that may befall it."""
+
+    def __init__(self, stage: str, rise_after: int, basis: str) -> None:
+        self.config = config(
+            "g0", "g1", stage=stage, rise_after=rise_after, budget=BudgetConfig(FLOORS, RATES),
+            node_risk=NodeRiskConfig(basis), worth=WorthConfig(may_wait=False),
+            breaker=BreakerConfig(
+                most_risky=1.0, most_missing=1.0, most_down=0.8, most_unreadable=0.8, most_changed=0.9
+            ),
+        )  # fmt: skip
+        self.now = T0
+        self.state = PolicyState()
+        self.nodes = [
+            NodeView(
+                f"n{i}", "c", f"g{i % 2}", f"r{i // 3}", units=tuple(UnitView(f"n{i}-{k}") for k in range(2)),
+                jobs=(JobView(f"j{i // 2}", 4, can_checkpoint=i % 2 == 0),), software="550",
+            )
+            for i in range(NODES)
+        ]  # fmt: skip
+        self.step(("fleet", 0, 0.0))
+        self.flags: dict[str, bool] = {}
+        self.starts: list[tuple[float, str]] = []
+
+    def step(self, what: tuple[str, int, float]) -> None:
+        kind, i, amount = what
+        one = self.nodes[i]
+        if kind in ("kill", "drift"):
+            self.flags[kind] = not self.flags.get(kind, False)
+        elif kind == "time":
+            self.now += amount * 8 * HOUR
+        elif kind == "lose_state":
+            self.state = PolicyState()
+            # Of nodes that were released since, nothing tells any more when they were taken out.
+            hard = {each.name for each in self.nodes if each.marks.level.hard}
+            self.starts = [each for each in self.starts if each[1] in hard]
+        elif kind == "fleet":
+            fresh = [replace(unit, score=score(0.01, self.now, STEP)) for each in self.nodes for unit in each.units]
+            self.nodes = [replace(each, units=tuple(fresh[2 * k : 2 * k + 2])) for k, each in enumerate(self.nodes)]
+        elif kind == "all_well":
+            self.flags.clear()
+            self.nodes = [replace(each, down=False, readable=True, cordoned_by=None) for each in self.nodes]
+        else:
+            self.nodes[i] = self.happen(kind, one, amount)
+
+    def happen(self, kind: str, one: NodeView, amount: float) -> NodeView:
+        slot = int(amount * 100) % 2
+        risk = None if amount > 0.95 else min(amount * 1.4, 0.99)
+        new = {
+            "score": replace(one.units[slot], score=score(risk, self.now, STEP)),
+            "fact": replace(one.units[slot], facts=(Fact("xid 79", self.now),)),
+            "repair": replace(one.units[slot], valid_from=self.now),
+        }  # fmt: skip
+        if kind in new:
+            return replace(one, units=tuple(new[kind] if k == slot else unit for k, unit in enumerate(one.units)))
+        changed: dict[str, dict[str, object]] = {
+            "human": {"cordoned_by": None if one.cordoned_by else "ann"},
+            "undo": {"marks": replace(one.marks, tainted=False, drained=False, soft=False)},
+            "opt_out": {"opt_out": None if one.opt_out else "managed=false"},
+            "owner": {"owner": None if one.owner else "NVSentinel"},
+            "down": {"down": not one.down},
+            "unreadable": {"readable": not one.readable},
+            "driver": {"software": "560" if one.software == "550" else "550"},
+        }  # fmt: skip
+        return replace(one, **changed[kind])
+
+    def signals(self) -> Signals:
+        return Signals(
+            read_at=self.now, model_fitted_at=T0, kill=self.flags.get("kill", False),
+            drift=("fleet",) if self.flags.get("drift") else (),
+        )  # fmt: skip
+
+    def evidence(self, each: NodeView) -> bool:
+        """Whether anything at all that is valid now speaks against the node, at least the risk that keeps a watch."""
+        return any(
+            (
+                unit.score is not None and unit.score.risk is not None and unit.score.decided_at <= self.now
+                and self.now < unit.score.expires_at
+                and (unit.valid_from is None or unit.score.decided_at >= unit.valid_from)
+            )
+            or any(
+                self.now < fact.seen_at + timedelta(days=2)
+                and (unit.valid_from is None or fact.seen_at >= unit.valid_from)
+                for fact in unit.facts
+            )
+            or any(
+                old.unit == unit.name and old.expires_at > self.now
+                and (unit.valid_from is None or old.decided_at >= unit.valid_from)
+                for kept in [self.state.nodes.get(each.name)] if kept
+                for old in kept.tier.support
+            )
+            for unit in each.units
+        )  # fmt: skip
+
+
+def lost(nodes: list[NodeView]) -> Counter[tuple[str, str]]:
+    """How many nodes of each scope are out of service, by whoever's hand."""
+    out = [
+        each for each in nodes
+        if each.down or not each.readable or each.cordoned_by or each.owner or each.marks.tainted or each.marks.drained
+    ]  # fmt: skip
+    return Counter(scope for each in out for scope in each.scopes)
+
+
+def rests_on_something(world: World, each: NodeView, state: PolicyState) -> bool:
+    """Whether all risks that hold its tier up are valid, of devices that are there, and newer than their repair."""
+    units = {unit.name: unit for unit in each.units}
+    support = state.nodes[each.name].tier.support
+    return bool(support) and all(
+        one.decided_at <= world.now < one.expires_at
+        and one.unit in units
+        and (units[one.unit].valid_from is None or one.decided_at >= units[one.unit].valid_from)
+        for one in support
+    )
+
+
+def check(world: World) -> None:
+    before = list(world.nodes)
+    had_evidence = {each.name: world.evidence(each) for each in before}
+    plan = decide(world.nodes, world.state, world.signals(), world.config, world.now)
+
+    again = decide(list(reversed(world.nodes)), plan.state, world.signals(), world.config, world.now)
+    assert again.actions == plan.actions
+    assert again.state == plan.state
+
+    after = carry_out(world.nodes, plan.actions, world.now)
+    then = decide(after, plan.state, world.signals(), world.config, world.now)
+    # Only a node that came back may make room for another one.
+    assert then.actions == () or any(each.verb == "release" and each.to < Level.TAINTED for each in plan.actions)
+
+    total = Counter(scope for each in before for scope in each.scopes)
+    held, now_lost = lost(before), lost(after)
+    newly = [b for a, b in zip(before, after, strict=True) if b.marks.level.hard and not a.marks.level.hard]
+    for floor in FLOORS:
+        for scope in {scope for each in newly for scope in each.scopes if scope[0] == floor.scope}:
+            assert now_lost[scope] <= max(floor.allowed(total[scope]), held[scope]), (scope, plan.uses)
+    world.starts += [(world.now.timestamp(), each.name) for each in newly]
+    recent = Counter(int(name[1:]) % 2 for at, name in world.starts if at > (world.now - RATES[0].window).timestamp())
+    assert max(recent.values(), default=0) <= RATES[0].most
+
+    for old, new in zip(before, after, strict=True):
+        mine = [action for action in plan.actions if action.node == old.name]
+        forward = {action.verb for action in mine} - {"release", "publish"}
+        if old.opt_out or old.owner or old.cordoned_by or not old.readable:
+            assert not forward
+        if old.opt_out and old.readable:
+            assert new.marks.level is Level.NONE
+        if not old.readable:
+            assert not mine
+        if old.readable and not had_evidence[old.name]:
+            assert new.marks.level is Level.NONE, "a mark stands on nothing"
+        if old.readable and new.marks.level:
+            assert plan.nodes[old.name].rules or rests_on_something(world, new, plan.state)
+        if world.flags.get("kill"):
+            assert {action.verb for action in mine} <= {"release"}
+        if world.flags.get("drift") and not world.flags.get("kill"):
+            assert not forward & {"taint", "drain"}
+        for action in mine:
+            assert action.reasons
+            assert action.verb == "release" or action.expires_at > world.now
+    noted = carried_out(plan.state, plan.actions)
+    assert {name: each.seen for name, each in noted.nodes.items()} == {
+        name: each.seen for name, each in then.state.nodes.items()
+    }
+    world.nodes, world.state = after, noted
+
+
+EVENTS = (
+    ["score"] * 14 + ["time"] * 4 + ["fleet"] + ["all_well"] * 3
+    + ["fact", "repair", "human", "undo", "opt_out", "owner", "down", "unreadable", "driver", "lose_state"]
+    + ["kill", "drift"]
+)  # fmt: skip
+STEPS = st.lists(
+    st.tuples(st.sampled_from(EVENTS), st.integers(0, NODES - 1), st.floats(0, 1, width=16)), min_size=8, max_size=60
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    stage=st.sampled_from(["shadow", "soft", "hard", "hard", "hard"]), rise_after=st.integers(1, 2),
+    basis=st.sampled_from(["any", "worst"]), steps=STEPS,
+)  # fmt: skip
+def test_floors_hold_nothing_foreign_is_touched_and_nothing_stands_on_expired_evidence(stage, rise_after, basis, steps):
+    world = World(stage, rise_after, basis)
+    for step in steps:
+        world.step(step)
+        check(world)
+        if stage == "shadow":
+            assert all(each.marks.level is Level.NONE for each in world.nodes)
+        if stage == "soft":
+            assert not any(each.marks.level.hard for each in world.nodes)
+    assert PolicyState.from_json(json.loads(json.dumps(world.state.to_json()))) == world.state
+
+
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(steps=STEPS, blocks=st.sets(st.sampled_from(["kill", "drift", "budget", "stage", "unread"])))
+def test_a_release_that_is_due_is_never_blocked(steps, blocks):
+    world = World("hard", 1, "any")
+    for step in steps:
+        world.step(step)
+        check(world)
+    world.nodes = [replace(each, readable=True) for each in world.nodes]
+    world.now += 10 * timedelta(days=1)
+    settings_ = world.config
+    if "budget" in blocks:
+        settings_ = replace(settings_, budget=BudgetConfig((Floor("fleet", most=0),), (Rate("cluster", 0, HOUR),)))
+    if "stage" in blocks:
+        settings_ = replace(settings_, stages=replace(settings_.stages, pinned={"c/g0": "shadow", "c/g1": "soft"}))
+    heard = replace(world.signals(), kill="kill" in blocks, drift=("fleet",) if "drift" in blocks else ())
+    if "unread" in blocks:
+        heard = replace(heard, read_at=None, scheduler_error="timeout")
+    plan = decide(world.nodes, world.state, heard, settings_, world.now)
+    marked = {each.name for each in world.nodes if each.marks.level}
+    assert {action.node for action in plan.actions if action.verb == "release"} == marked
+    assert all(each.marks.level is Level.NONE for each in carry_out(world.nodes, plan.actions, world.now))

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy.fleet import JobView
+from policy.worth import WorthConfig, worth_of
+from tests.policy.decide_world import HOUR, T0
+
+DAY = timedelta(days=1)
+CONFIG = WorthConfig()
+
+
+def job(gpus=64, age=HOUR, **others):
+    return JobView("j", gpus, started_at=T0 - age, **others)
+
+
+def simulate(gpus, job_gpus, risk, wait_hours, config, *, age_hours, rounds=200_000):
+    """Mean GPU-hours lost by leaving, draining now, and waiting, by playing it out."""
+    rng = np.random.default_rng(0)
+    fails = rng.random(rounds) < risk
+    # When, given that it does within the horizon: a constant hazard.
+    rate = -np.log(1 - risk) / 24
+    when = -np.log(1 - rng.random(rounds) * risk) / rate
+    hours = {name: getattr(config, name) / HOUR for name in ("restart", "verify", "planned_repair", "unplanned_repair")}
+    every = config.checkpoint_every / HOUR
+    broke = gpus * hours["unplanned_repair"] + job_gpus * (every / 2 + hours["restart"])
+    leave = np.where(fails, broke, 0.0)
+    stop = job_gpus * (age_hours + hours["restart"])
+    drained = np.where(fails, gpus * hours["planned_repair"], gpus * hours["verify"])
+    met = fails & (when < wait_hours)
+    return leave.mean(), (stop + drained).mean(), np.where(met, broke, drained).mean()
+
+
+def test_the_sums_are_those_of_playing_it_out():
+    for risk in (0.1, 0.4, 0.8):
+        worth = worth_of(8, [job(ends_at=T0 + 6 * HOUR)], risk, DAY, CONFIG, T0)
+        leave, drain, wait = simulate(8, 64, risk, 6, CONFIG, age_hours=1)
+        assert worth.net == pytest.approx(leave - drain, rel=0.02, abs=0.5)
+        assert worth.wait == pytest.approx(drain - wait, rel=0.02, abs=0.5)
+
+
+def test_break_even_is_where_a_drain_saves_what_it_loses():
+    worth = worth_of(8, [job()], 0.5, DAY, CONFIG, T0)
+    even = worth_of(8, [job()], worth.break_even, DAY, CONFIG, T0)
+    assert even.saved == pytest.approx(even.lost)
+    assert worth_of(8, [job()], worth.break_even + 0.01, DAY, CONFIG, T0).choice == "drain"
+    assert worth_of(8, [job()], worth.break_even - 0.01, DAY, CONFIG, T0).choice == "leave"
+
+
+def test_a_big_job_long_after_its_checkpoint_makes_a_drain_dearer_and_a_fresh_checkpoint_cheaper():
+    idle = worth_of(8, [], 0.3, DAY, CONFIG, T0)
+    small = worth_of(8, [job(8)], 0.3, DAY, CONFIG, T0)
+    old = worth_of(8, [job(512, 2 * HOUR)], 0.3, DAY, CONFIG, T0)
+    fresh = worth_of(8, [job(512, 10 * DAY, checkpointed_at=T0)], 0.3, DAY, CONFIG, T0)
+    asked = worth_of(8, [job(512, 2 * HOUR, can_checkpoint=True)], 0.3, DAY, CONFIG, T0)
+    assert old.net < asked.net < fresh.net
+    assert idle.choice == small.choice == "drain"
+    assert old.choice == "leave"
+    assert old.words.startswith("a drain now saves ")
+    assert "GPU-hours at a risk of 30.0%" in old.words
+
+
+def test_a_job_that_ends_soon_is_waited_for_and_one_that_ends_late_is_not():
+    soon = worth_of(8, [job(512, 2 * HOUR, ends_at=T0 + HOUR / 2)], 0.6, DAY, CONFIG, T0)
+    assert soon.choice == "wait"
+    assert soon.wait_until == T0 + HOUR / 2
+    assert "waiting for the jobs' end at 2026-03-01 00:30 UTC is" in soon.words
+    late = worth_of(8, [job(64, HOUR, can_checkpoint=True, ends_at=T0 + 20 * HOUR)], 0.6, DAY, CONFIG, T0)
+    assert late.choice == "drain"
+    assert late.wait < 0
+    beyond = worth_of(8, [job(ends_at=T0 + 30 * HOUR)], 0.6, DAY, CONFIG, T0)
+    assert beyond.wait is None
+    unknown = worth_of(8, [job(ends_at=T0 + HOUR), job()], 0.6, DAY, CONFIG, T0)
+    assert unknown.wait is None
+
+
+def test_a_drain_that_can_never_pay_is_left_and_one_that_is_ordered_is_done():
+    # A job that computed for days without a checkpoint, and repairs that cost nothing either way.
+    free = WorthConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY)
+    worth = worth_of(8, [job(512, 20 * DAY)], 0.99, DAY, free, T0)
+    assert worth.break_even is None
+    assert worth.choice == "leave"
+    assert "(never worth it)" in worth.words
+    always = WorthConfig(planned_repair=HOUR, unplanned_repair=HOUR, checkpoint_every=30 * DAY, always=True)
+    assert worth_of(8, [job(512, 20 * DAY)], 0.01, DAY, always, T0).choice == "drain"
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 16), st.integers(1, 4096), st.floats(0, 1), st.floats(0, 300), st.floats(0.01, 60), st.booleans()
+)  # fmt: skip
+def test_the_choice_is_the_best_of_the_three(gpus, job_gpus, risk, age, ends, can):
+    jobs = [job(job_gpus, age * HOUR, ends_at=T0 + ends * HOUR, can_checkpoint=can)]
+    worth = worth_of(gpus, jobs, risk, DAY, CONFIG, T0)
+    values = {"leave": 0.0, "drain": worth.net}
+    if worth.wait is not None:
+        values["wait"] = worth.net + worth.wait
+    assert values[worth.choice] == pytest.approx(max(values.values()), abs=1e-6)
+    assert worth.saved >= 0 or worth.break_even is None
+    assert worth.lost >= 0
+
+
+def test_settings_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match=r"^verify is 0:00:00: give a positive time$"):
+        WorthConfig(verify=timedelta(0))
+    with pytest.raises(ValueError, match=r"^restart is -1 day, 23:00:00: give a time of zero or more$"):
+        WorthConfig(restart=-HOUR)
+    with pytest.raises(ValueError, match=r"^gpus of job j is 0: give a positive number$"):
+        job(0)
+    with pytest.raises(ValueError, match=r"^horizon is 0:00:00: give a positive time$"):
+        worth_of(8, [], 0.5, timedelta(0), CONFIG, T0)

@@ -145,10 +145,15 @@ def told(answer: tuple[int, str]) -> pd.DataFrame:
     return pd.DataFrame(json.loads(body)["predictions"])
 
 
+def close(answered: pd.Series, expected: pd.Series) -> None:
+    """A linear member's sums depend on how its rows lie in memory: the float32 scores may differ in their last bit."""
+    np.testing.assert_allclose(answered, expected.astype(float), rtol=2e-6)
+
+
 def check(answered: pd.DataFrame, expected: pd.DataFrame) -> None:
     assert list(answered["unit"]) == list(expected["unit"])
-    np.testing.assert_array_equal(answered["risk"], expected["risk"].astype(float))
-    np.testing.assert_array_equal(answered["score"], expected["score"].astype(float))
+    close(answered["risk"], expected["risk"])
+    close(answered["score"], expected["score"])
     np.testing.assert_array_equal(answered["rank"], expected["rank"])
     np.testing.assert_array_equal(answered["alert"], expected["alert"])
 
@@ -171,7 +176,7 @@ def test_ranks_are_taken_inside_a_decision_time(served: Served) -> None:
     half = len(served.frame) // 2
     times = ["2026-02-09T12:00:00Z"] * half + ["2026-02-09T18:00:00Z"] * (len(served.frame) - half)
     answered = told(served.ask(served.split(decision_time=times)))
-    np.testing.assert_array_equal(answered["risk"], served.expected["risk"].astype(float))
+    close(answered["risk"], served.expected["risk"])
     assert sorted(answered["rank"][:half]) == list(range(1, half + 1))
     assert sorted(answered["rank"][half:]) == list(range(1, len(served.frame) - half + 1))
 

@@ -71,5 +71,5 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(installed: Path) -> None:
     import zipfile
 
     tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    rooms = {"telemetry", "policy", "features", "models", "pipeline", "simulator", "predrain"}
+    rooms = {"telemetry", "policy", "features", "models", "pipeline", "serving", "simulator", "predrain"}
     assert {top for top in tops if not top.endswith(".dist-info")} == rooms

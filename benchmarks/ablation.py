@@ -30,8 +30,9 @@ from features.matrix import FeatureMatrix  # noqa: E402
 from features.service import duration_ms, instant_ms  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.bootstrap import resample_units  # noqa: E402
-from models.learners import fit_learners, log_odds, make_learner  # noqa: E402
-from models.parallel import combine  # noqa: E402
+from models.combining import combine  # noqa: E402
+from models.learners import fit_learners, make_learner  # noqa: E402
+from models.odds import log_odds  # noqa: E402
 from models.ranking import seed_of  # noqa: E402
 from models.schedule import alert_budget, instant_of  # noqa: E402
 from models.scored import split_predictions  # noqa: E402

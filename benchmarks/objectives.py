@@ -33,7 +33,8 @@ from models.cascade import CascadeEnsemble
 from models.config import OBJECTIVES
 from models.doubtful import doubtful_rows
 from models.hard_negatives import with_hard_negatives
-from models.learners import fit_learners, log_odds, make_learner
+from models.learners import fit_learners, make_learner
+from models.odds import log_odds
 from models.ranking import rank_within, seed_of
 from models.schedule import alert_budget, instant_of
 from models.scored import split_predictions

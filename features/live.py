@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -45,6 +45,20 @@ class FleetReference:
     onset: pd.DataFrame
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Samples that stand in blocks already, for :func:`live_rows` and :func:`fleet_reference`.
+
+    Attributes
+    ----------
+    again : callable
+        Gives the blocks from the first on, each time it is called: all samples of a node in one block, ascending in
+        time within each pair and none twice.
+    """
+
+    again: Callable[[], Iterator[SampleBlock]]
+
+
 def look_back(config: MatrixConfig) -> timedelta:
     """How old a sample can be at a decision time and still matter to a row of it, the fleet's reference included."""
     plan = live_plan(config)
@@ -79,7 +93,7 @@ def live_plan(config: MatrixConfig) -> FeaturePlan:
 
 
 def live_rows(
-    samples: pa.Table | pd.DataFrame | Iterable[pa.Table] | None,
+    samples: pa.Table | pd.DataFrame | Iterable[pa.Table] | Blocks | None,
     events: pd.DataFrame,
     inventory: pd.DataFrame,
     t: datetime,
@@ -92,7 +106,7 @@ def live_rows(
 
     Parameters
     ----------
-    samples : pyarrow.Table, DataFrame or None
+    samples : pyarrow.Table, DataFrame, Blocks or None
         Samples with ``timestamp`` (aware), ``node``, ``gpu`` and channels, in any order; at least those younger than
         :func:`look_back` at ``t``. Older ones change nothing, nor do those that
         are not usable yet. Of two samples of a unit at one time the later in the table counts. None: no telemetry.
@@ -142,7 +156,7 @@ def live_rows(
             kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
             if fleet_reference is None and nodes is None and _grid_time(t, config) == instant_ms(t):
                 usual = plan.onset.reference(amounts, kinds, rows.milliseconds)  # the rows are the fleet's own
-            elif isinstance(tables, tuple):
+            elif isinstance(tables, tuple | Blocks):
                 usual = _onset_reference(plan, config, tables, events, inventory, fleet, t, fleet_reference)
             else:
                 raise ValueError(f"{t.isoformat()} is off the grid: give the samples as one table")
@@ -161,7 +175,11 @@ def live_rows(
 
 
 def fleet_reference(
-    samples: pa.Table | pd.DataFrame, events: pd.DataFrame, inventory: pd.DataFrame, t: datetime, config: MatrixConfig
+    samples: pa.Table | pd.DataFrame | Blocks,
+    events: pd.DataFrame,
+    inventory: pd.DataFrame,
+    t: datetime,
+    config: MatrixConfig,
 ) -> FleetReference:
     """Take what the comparisons with the fleet need, from the whole fleet's samples.
 
@@ -176,7 +194,7 @@ def fleet_reference(
     """
     plan = live_plan(config)
     fleet = Fleet.of(inventory)
-    tables = (_table(samples, config),)
+    tables = _tables(samples, config)
     onset = pd.DataFrame()
     if plan.onset is not None:
         told = reported(events, config.features.delay)
@@ -197,7 +215,7 @@ def fleet_reference(
 def _onset_reference(
     plan: FeaturePlan,
     config: MatrixConfig,
-    tables: Iterable[pa.Table],
+    tables: Iterable[pa.Table] | Blocks,
     events: pd.DataFrame,
     inventory: pd.DataFrame,
     fleet: Fleet,
@@ -228,7 +246,7 @@ def _grid_time(t: datetime, config: MatrixConfig) -> int:
 
 def _fill(
     plan: FeaturePlan,
-    tables: Iterable[pa.Table],
+    tables: Iterable[pa.Table] | Blocks,
     fleet: Fleet,
     rows: Rows,
     values: Float32Array,
@@ -244,15 +262,20 @@ def _fill(
     return filler, first_pass, amounts
 
 
-def _blocks(tables: Iterable[pa.Table], plan: FeaturePlan) -> Iterator[SampleBlock]:
+def _blocks(tables: Iterable[pa.Table] | Blocks, plan: FeaturePlan) -> Iterator[SampleBlock]:
+    if isinstance(tables, Blocks):
+        yield from tables.again()
+        return
     for table in tables:
         yield from blocks_of(table, plan.layout, unit=plan.unit)
 
 
 def _tables(
-    samples: pa.Table | pd.DataFrame | Iterable[pa.Table] | None, config: MatrixConfig
-) -> tuple[pa.Table, ...] | Iterator[pa.Table]:
-    """Give what can be gone through again as a tuple, what cannot as an iterator."""
+    samples: pa.Table | pd.DataFrame | Iterable[pa.Table] | Blocks | None, config: MatrixConfig
+) -> tuple[pa.Table, ...] | Iterator[pa.Table] | Blocks:
+    """Give what can be gone through again as a tuple or blocks, what cannot as an iterator."""
+    if isinstance(samples, Blocks):
+        return samples
     if samples is None:
         return ()
     if isinstance(samples, pa.Table | pd.DataFrame):

@@ -19,50 +19,43 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import lightgbm
 import numpy as np
-import sklearn
-import skops
-import xgboost
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.baselines import make_baseline
-from models.bundle_files import SEAL, check_seal, damaged, read_files, sealed
-from models.calibration import Calibrator
+from models.bundle_files import SEAL, read_files, sealed
 from models.cascade import CascadeEnsemble
 from models.config import SEQUENCE
 from models.drift.reference import Reference
 from models.fitted import FittedModels
-from models.horizons import HorizonMap
+from models.libraries import running_versions
+from models.manifest import (
+    FORMAT,
+    MANIFEST,
+    CascadeFacts,
+    FittedFacts,
+    check_columns,
+    file_features,
+    learner_file,
+    misstated,
+    previous,
+    read_manifest,
+    stage_file,
+)
 from models.model_card import model_card
-from models.native import SUFFIXES, read_learner, write_learner
-from models.parallel import Stacker
+from models.native import read_learner, write_learner
 from models.precedents import PrecedentLibrary
 from models.sequence.extra import versions
 from models.sequence.layout import window_of
 from models.sequence.tabular import FirstColumns
 from models.structure import check_file, check_fitted, load_checked
 
-FORMAT = 2
-"""Version of the bundle's layout; a reader refuses any other."""
-
-MANIFEST = "manifest.json"
 CARD = "MODEL_CARD.md"
 PRECEDENTS = "precedents.parquet"
 REFERENCE = "reference.json"
 
 _OWN = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
-
-_LIBRARIES: dict[str, tuple[str, int]] = {
-    # How many leading parts of the version must agree. scikit-learn's fitted attributes change between minor versions,
-    # the others keep their formats within a major one.
-    "lightgbm": (lightgbm.__version__, 1),
-    "numpy": (np.__version__, 1),
-    "scikit-learn": (sklearn.__version__, 2),
-    "skops": (skops.__version__, 1),
-    "xgboost": (xgboost.__version__, 1),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,46 +160,28 @@ def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -
         If there is no bundle, a file is missing or was changed, a type is not trusted, a library or the layout is of
         another version, or the columns differ.
     """
-    if not path.exists() and _previous(path).exists():  # killed between the two renames of a save
-        path = _previous(path)
-    file = path / MANIFEST
-    try:
-        raw = file.read_bytes()
-        manifest = json.loads(raw)
-    except (FileNotFoundError, NotADirectoryError):
-        raise InputError(f"no bundle in {path}", str(file), "Give the folder that `predrain train` wrote.") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise damaged(file, f"is not JSON: {error}") from None
-    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        found = manifest.get("format") if isinstance(manifest, dict) else None
-        raise InputError(
-            f"the bundle's layout is version {found}, this code reads {FORMAT}",
-            str(file),
-            "Train the bundle again, or use the version of predrain that wrote it.",
-        )
-    _check_libraries(manifest.get("libraries"), file)
-    check_seal(raw, manifest, file)
-    try:
-        files = read_files(path, file, manifest["files"])
-        fitted = _rebuild(manifest, files)
-        if manifest["profile"] not in fitted.models:
+    manifest = read_manifest(path)
+    path = manifest.path
+    with misstated(manifest):
+        files = read_files(path, manifest.file, manifest.content["files"])
+        facts = FittedFacts.from_json(manifest.content)
+        fitted = _rebuild(facts, files)
+        if manifest.content["profile"] not in facts.models:
             raise KeyError("profile")
-        check_fitted(fitted)
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
-        raise damaged(file, f"lacks or misstates {error}") from None
+        check_fitted(facts)
     if columns is not None:
-        _check_columns([each.name for each in columns], [each.name for each in fitted.columns], path)
-    return Bundle(path, fitted, manifest, hashlib.sha256(raw).hexdigest())
+        check_columns(columns, facts.columns, path)
+    return Bundle(path, fitted, manifest.content, manifest.digest)
 
 
 def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     (work / "learners").mkdir()
     for name, learner in sorted(fitted.learners.items()):
-        write_learner(name, learner, work / _learner_file(name))
+        write_learner(name, learner, work / learner_file(name))
     if fitted.cascade is not None:
         for at, (name, stage) in enumerate(fitted.cascade.stages_):
             if not _shared(fitted, at):
-                write_learner(name, stage, work / _stage_file(at, name))
+                write_learner(name, stage, work / stage_file(at, name))
     if fitted.precedents is not None:
         (work / PRECEDENTS).write_bytes(fitted.precedents.to_bytes())
     if fitted.reference is not None:
@@ -217,8 +192,7 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
         "features": [column.to_json() for column in fitted.columns],
         "sequence": None if (window := window_of(fitted.columns)) is None else window.to_json(),
         "fitted": _plain(_describe(fitted)),
-        "libraries": {name: version for name, (version, _) in _LIBRARIES.items()}
-        | ({} if window is None else versions()),
+        "libraries": running_versions() | ({} if window is None else versions()),
     }
     (work / CARD).write_text(model_card(content), encoding="utf-8", newline="\n")
     content["files"] = {
@@ -268,56 +242,54 @@ def _describe(fitted: FittedModels) -> dict[str, Any]:
     }
 
 
-def _rebuild(manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> FittedModels:
-    said = manifest["fitted"]
-    columns = tuple(FeatureColumn.from_json(each) for each in manifest["features"])
-    learners = {name: _read(name, _learner_file(name), files, columns) for name in said["learners"]}
+def _rebuild(facts: FittedFacts, files: Mapping[str, bytes]) -> FittedModels:
+    columns = facts.columns
+    learners = {name: _read(name, learner_file(name), files, columns) for name in facts.learners}
     return FittedModels(
-        refit_at=_instant(said["refit_at"]),
-        train_start=_instant(said["train_start"]),
-        train_end=_instant(said["train_end"]),
-        span=timedelta(seconds=said["span_seconds"]),
+        refit_at=facts.refit_at,
+        train_start=facts.train_start,
+        train_end=facts.train_end,
+        span=facts.span,
         columns=columns,
-        models=tuple(said["models"]),
-        k=int(said["k"]),
-        prior_shift=float(said["prior_shift"]),
+        models=facts.models,
+        k=facts.k,
+        prior_shift=facts.prior_shift,
         learners=learners,
-        members=tuple(said["members"]),
-        min_votes=said["min_votes"],
-        stacker=Stacker(tuple(map(float, said["stacker"]["weights"])), float(said["stacker"]["intercept"])),
-        cascade=None if said["cascade"] is None else _rebuild_cascade(said["cascade"], learners, files, columns),
-        baselines={name: make_baseline(name, columns=columns, seed=int(s)) for name, s in said["baselines"].items()},
-        calibrators={name: Calibrator.from_json(each) for name, each in said["calibrators"].items()},
-        horizons={name: HorizonMap.from_json(each) for name, each in said.get("horizons", {}).items()},
-        n_positive=int(said["n_positive"]),
-        n_negative=int(said["n_negative"]),
-        n_augmented=int(said["n_augmented"]),
-        n_incidents=int(said["n_incidents"]),
-        calibrated=bool(said["calibrated"]),
-        stand_in=said["stand_in"],
+        members=facts.members,
+        min_votes=facts.min_votes,
+        stacker=facts.stacker,
+        cascade=None if facts.cascade is None else _rebuild_cascade(facts.cascade, learners, files, columns),
+        baselines={name: make_baseline(name, columns=columns, seed=seed) for name, seed in facts.baselines.items()},
+        calibrators=facts.calibrators,
+        horizons=facts.horizons,
+        n_positive=facts.n_positive,
+        n_negative=facts.n_negative,
+        n_augmented=facts.n_augmented,
+        n_incidents=facts.n_incidents,
+        calibrated=facts.calibrated,
+        stand_in=facts.stand_in,
         precedents=PrecedentLibrary.from_bytes(files[PRECEDENTS], columns) if PRECEDENTS in files else None,
         reference=Reference.from_json(json.loads(files[REFERENCE])) if REFERENCE in files else None,
     )
 
 
 def _rebuild_cascade(
-    said: Mapping[str, Any],
+    facts: CascadeFacts,
     learners: Mapping[str, Any],
     files: Mapping[str, bytes],
     columns: tuple[FeatureColumn, ...],
 ) -> CascadeEnsemble:
-    purge = said["purge_seconds"]
-    cascade = CascadeEnsemble((), said["recall_floor"], None if purge is None else timedelta(seconds=purge))
-    cascade.order_by = "mean" if said["order_by"] == "mean" else "last"
+    cascade = CascadeEnsemble((), facts.recall_floor, facts.purge)
+    cascade.order_by = facts.order_by
     cascade.stages_ = [
         (
             name,
-            learners[name] if at == 0 and said["shared_first"] else _read(name, _stage_file(at, name), files, columns),
+            learners[name] if at == 0 and facts.shared_first else _read(name, facts.file_of(at), files, columns),
         )
-        for at, name in enumerate(said["stages"])
+        for at, name in enumerate(facts.stages)
     ]
-    cascade.thresholds_ = [float(each) for each in said["thresholds"]]
-    cascade.floor_ = float(said["floor"])
+    cascade.thresholds_ = list(facts.thresholds)
+    cascade.floor_ = facts.floor
     cascade.classes_ = np.array([0, 1])
     cascade.n_features_in_ = len(columns)
     return cascade
@@ -330,73 +302,28 @@ def _shared(fitted: FittedModels, at: int) -> bool:
     return at == 0 and fitted.learners.get(name) is stage
 
 
-def _learner_file(name: str) -> str:
-    return f"learners/{name}{SUFFIXES[name]}"
-
-
-def _stage_file(at: int, name: str) -> str:
-    return f"learners/cascade-{at}-{name}{SUFFIXES[name]}"
-
-
 def _read(name: str, file: str, files: Mapping[str, bytes], columns: tuple[FeatureColumn, ...]) -> Any:
     window = window_of(columns)
     features = len(columns) if window is None or name in SEQUENCE else window.tabular
-    check_file(files[file], file, features)
+    check_file(files[file], file, file_features(name, features))
     learner = load_checked(lambda: read_learner(name, files[file], file), file, features)
     if window is None or name in SEQUENCE:
         return learner
     return FirstColumns.around(learner, window.tabular, len(columns))
 
 
-def _check_libraries(libraries: Any, file: Path) -> None:
-    for name, (running, parts) in _LIBRARIES.items():
-        saved = libraries.get(name) if isinstance(libraries, dict) else None
-        if not isinstance(saved, str) or saved.split(".")[:parts] != running.split(".")[:parts]:
-            raise InputError(
-                f"the bundle was written with {name} {saved}, this is {running}",
-                str(file),
-                f"Install {name} {'.'.join(str(saved).split('.')[:parts])}, or train the bundle again.",
-            )
-
-
-def _check_columns(given: list[str], expected: list[str], path: Path) -> None:
-    if given == expected:
-        return
-    absent = [name for name in expected if name not in set(given)]
-    extra = [name for name in given if name not in set(expected)]
-    parts = [f"{len(absent)} missing ({', '.join(absent[:3])})"] if absent else []
-    parts += [f"{len(extra)} unknown to it ({', '.join(extra[:3])})"] if extra else []
-    said = " and ".join(parts) or "the same ones in another order"
-    raise InputError(
-        f"the features are not those that the bundle was trained on: {said}",
-        f"bundle {path}",
-        "Compute features with the params that the bundle was trained with, or train it again.",
-    )
-
-
 def _swap(work: Path, path: Path) -> None:
-    previous = _previous(path)
+    old = previous(path)
     if path.exists():
-        shutil.rmtree(previous, ignore_errors=True)
-        os.replace(path, previous)
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(path, old)
     try:
         os.replace(work, path)
     except BaseException:
-        if previous.exists() and not path.exists():
-            os.replace(previous, path)
+        if old.exists() and not path.exists():
+            os.replace(old, path)
         raise
-    shutil.rmtree(previous, ignore_errors=True)
-
-
-def _previous(path: Path) -> Path:
-    return path.parent / f".{path.name}.previous"
-
-
-def _instant(text: str) -> datetime:
-    when = datetime.fromisoformat(text)
-    if when.tzinfo is None:
-        raise ValueError(f"a time without a zone, {text}")
-    return when
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _plain(value: Any) -> Any:

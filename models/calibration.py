@@ -2,70 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from scipy.optimize import brentq, minimize
 from scipy.special import expit, logit
 from sklearn.isotonic import IsotonicRegression
 
+from models.calibrator import EDGE, Calibrator
 from models.ranking import Floats
 
 MIN_INCIDENTS = 5
 """Distinct incidents that a slice must hold for a map to be fitted on it; below, its risks would be noise."""
 
 _FARTHEST = 8.0
-_EDGE = 1e-6
 _ORDER_SLOPE = 0.5
 """Slope of scores that only order rows, where no slice says better: a guess on the careful side."""
-
-
-@dataclass(frozen=True, slots=True)
-class Calibrator:
-    """A monotone map from scores to risks in the open interval (0, 1).
-
-    Attributes
-    ----------
-    method : str
-        ``sigmoid``: risk = expit(intercept + slope * score); ``isotonic``: interpolated between the knots;
-        ``prior``: as ``sigmoid``, not fitted on a slice but from the base rate (see :func:`fit_calibrator`).
-    slope, intercept : float
-        Of the sigmoid; the slope is positive.
-    knots, risks : tuple of float
-        Scores ascending and risks ascending, for ``isotonic``; empty otherwise.
-    """
-
-    method: Literal["sigmoid", "isotonic", "prior"]
-    slope: float = 1.0
-    intercept: float = 0.0
-    knots: tuple[float, ...] = ()
-    risks: tuple[float, ...] = ()
-
-    def risk(self, score: Floats) -> Floats:
-        """Give the risk of scores, shape kept, float64; never falls as the score rises."""
-        values = np.asarray(score, dtype=np.float64)
-        if self.method == "isotonic":
-            risk = np.interp(values, self.knots, self.risks)
-        else:
-            risk = expit(self.intercept + self.slope * values)
-        return np.clip(risk, _EDGE, 1 - _EDGE)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the map as a JSON object."""
-        return asdict(self) | {"knots": list(self.knots), "risks": list(self.risks)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Calibrator:
-        """Read what :meth:`to_json` wrote."""
-        return cls(
-            method=content["method"],
-            slope=float(content["slope"]),
-            intercept=float(content["intercept"]),
-            knots=tuple(map(float, content["knots"])),
-            risks=tuple(map(float, content["risks"])),
-        )
 
 
 def fit_calibrator(
@@ -140,7 +93,7 @@ def at_level(calibrator: Calibrator, score: Floats, rate: float) -> Calibrator:
     if len(score) == 0 or rate <= 0:
         return calibrator
     if calibrator.method == "isotonic":
-        knots = logit(np.clip(calibrator.risks, _EDGE, 1 - _EDGE))
+        knots = logit(np.clip(calibrator.risks, EDGE, 1 - EDGE))
 
         def mean(shift: float) -> float:
             return float(np.interp(score, calibrator.knots, expit(knots + shift)).mean())
@@ -161,7 +114,7 @@ def at_level(calibrator: Calibrator, score: Floats, rate: float) -> Calibrator:
 def _fallback(score: Floats, base_rate: float, log_odds: bool) -> Calibrator:
     if log_odds:
         return Calibrator("prior")
-    rate = min(max(base_rate, _EDGE), 0.5)
+    rate = min(max(base_rate, EDGE), 0.5)
     reference = score if len(score) else np.zeros(1)
     slope = _ORDER_SLOPE
 

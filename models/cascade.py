@@ -13,10 +13,11 @@ from sklearn.base import clone
 
 from features.service import duration_ms
 from models.binary import BinaryClassifier, takes_nan
+from models.combining import Combined
 from models.fit_facts import FitFacts
-from models.learners import log_odds
-from models.parallel import Combined
+from models.odds import log_odds
 from models.ranking import Bools, Floats, Ints, name_hashes, rank_within
+from models.stages import Stages
 from models.walk_forward import out_of_fold
 
 MIN_POSITIVES = 5
@@ -214,30 +215,16 @@ class CascadeEnsemble(BinaryClassifier):
         """Tell which rows pass all filters, shape (n_rows,)."""
         return self._score(self._checked(X))[1]
 
+    def fitted_stages(self) -> Stages:
+        """Give what scores rows, once fitted."""
+        return Stages(self.stages_, self.thresholds_, self.floor_, self.order_by)
+
     def score_rows(self, X: np.ndarray, first_log_odds: Floats | None = None) -> tuple[Floats, Bools]:
         """Give score and survival of rows in one pass, optionally reusing the first stage's log-odds of them."""
-        return self._score(np.asarray(X), first_log_odds)
+        return self.fitted_stages().score(np.asarray(X), first_log_odds)
 
-    def _score(self, X: np.ndarray, first_log_odds: Floats | None = None) -> tuple[Floats, Bools]:
-        filters = len(self.thresholds_)
-        alive = np.arange(len(X))
-        score = np.empty(len(X))
-        total = np.zeros(len(X))
-        for i, threshold in enumerate(self.thresholds_):
-            stage = self.stages_[i][1]
-            z = first_log_odds if i == 0 and first_log_odds is not None else log_odds(stage, X[alive])
-            out = z < threshold
-            # 0.999: in float32, too, the band's upper end must not touch the next band.
-            score[alive[out]] = self.floor_ - (filters - i) + 0.999 * 2 * expit(z[out] - threshold)
-            total[alive] += z
-            alive = alive[~out]
-        z = log_odds(self.stages_[-1][1], X[alive])
-        if self.order_by == "mean":
-            z = (total[alive] + z) / len(self.stages_)
-        score[alive] = self.floor_ + np.logaddexp(0, z - self.floor_)
-        survived = np.zeros(len(X), dtype=bool)
-        survived[alive] = True
-        return score, survived
+    def _score(self, X: np.ndarray) -> tuple[Floats, Bools]:
+        return self.fitted_stages().score(X)
 
     def _final(self, X: np.ndarray) -> Floats:
         """Give what survivors are ordered by, for rows that all survive."""

@@ -35,6 +35,13 @@ BASELINES: tuple[Baseline, ...] = ("random", "history_count", "vendor_rules")
 """Baselines in the order of reports."""
 
 
+COMBINERS: tuple[Combiner, ...] = ("intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked")
+"""Combiners in the order of reports; each is also the name of a model."""
+
+CASCADE = "cascade"
+"""Name of the cascade among the models."""
+
+
 class JudgeSection(Section):
     """``training.judge``: how ``span: auto`` compares its candidates."""
 

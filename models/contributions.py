@@ -24,8 +24,8 @@ from sklearn.neural_network import MLPClassifier
 
 from models.baselines import Baseline
 from models.forest_trees import forest_as_booster
-from models.learners import logit
 from models.metrics import Floats
+from models.odds import logit
 from models.prepared import PreparedClassifier
 from models.sequence.tabular import inner_of
 

@@ -17,9 +17,9 @@ import numpy as np
 
 from features.standing import Standing, describe_standing
 from features.vocabulary import FeatureColumn, describe
-from models.config import BASELINES
+from models.config import BASELINES, CASCADE, COMBINERS
 from models.contributions import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN, contributions, explainable
-from models.fitted import CASCADE, COMBINERS, FittedModels
+from models.fitted import FittedModels
 from models.metrics import Floats
 
 __all__ = [

@@ -14,24 +14,18 @@ from features.errors import InputError
 from features.service import instants, milliseconds
 from features.vocabulary import FeatureColumn
 from models.baselines import Baseline
-from models.calibration import Calibrator
+from models.calibrator import Calibrator
 from models.cascade import CascadeEnsemble
-from models.config import ALL_LEARNERS, BASELINES, Combiner, ModelsSection
+from models.combining import Stacker
+from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection
 from models.drift.reference import Reference
-from models.horizons import HorizonMap, add_risks
-from models.learners import log_odds
-from models.parallel import Stacker, combine
+from models.horizon_map import HorizonMap
 from models.precedents import PrecedentLibrary
-from models.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, rank_within
-
-COMBINERS: tuple[Combiner, ...] = ("intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked")
-"""Combiners in the order of reports; each is also the name of a model."""
+from models.ranking import Hashes, Ints, name_hashes
+from models.scorer import ModelScore, Scorer, checked_rows, risk_of, risks_of
 
 ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank"})
 """Models that order the units of a decision time and no more: some unit comes first even when none is at risk."""
-
-CASCADE = "cascade"
-"""Name of the cascade among the models."""
 
 
 def model_names(models: ModelsSection) -> tuple[str, ...]:
@@ -83,26 +77,6 @@ def fitted_learners(models: ModelsSection) -> tuple[str, ...]:
     """List the learners to fit on the whole training set: those asked for, the members and the first stage."""
     needed = {*models.learners, *models.parallel.members, models.cascade.stages[0]}
     return tuple(name for name in ALL_LEARNERS if name in needed)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelScore:
-    """One model's scores of rows, each of shape (n_rows,).
-
-    Attributes
-    ----------
-    score : ndarray of float32
-        Riskiest highest; the scale is the model's own: log-odds corrected for sampling (learners,
-        ``mean_log_odds``, ``stacked``, ``cascade``), the logit of a share (other ensembles), points (baselines).
-    rank : ndarray of int64
-        1 for the riskiest row of its decision time.
-    alert : ndarray of bool
-        The model's selection.
-    """
-
-    score: np.ndarray
-    rank: Ints
-    alert: Bools
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,14 +175,7 @@ class FittedModels:
         InputError
             If the number of features is not that of ``columns``.
         """
-        values = np.asarray(values, dtype=np.float32)
-        if values.ndim != 2 or values.shape[1] != len(self.columns):
-            raise InputError(
-                f"rows with {values.shape[1] if values.ndim == 2 else 'no'} features where the models were fitted on "
-                f"{len(self.columns)}",
-                "scoring",
-                "Compute the features with the bundle's own list of columns.",
-            )
+        values = checked_rows(values, len(self.columns))
         time = milliseconds(pd.Series(times))
         scores = self.score_arrays(values, time, name_hashes(units))
         unit = pd.Series(units, dtype=object).to_numpy()
@@ -245,50 +212,26 @@ class FittedModels:
         dict of str to ModelScore
             One for each of ``models``.
         """
-        identity = mix(tie, time)
-        points = {name: baseline.points(values, identity) for name, baseline in self.baselines.items()}
-        if self.stand_in is not None:
-            return {name: self._ranked(points.get(name, points[self.stand_in]), time, tie) for name in self.models}
-        raw = {name: log_odds(learner, values) for name, learner in self.learners.items()}
-        scored: dict[str, ModelScore] = {}
-        for name in self.models:
-            if name in points:
-                scored[name] = self._ranked(points[name], time, tie)
-            elif name == CASCADE:
-                scored[name] = self._cascade(values, raw, time, tie)
-            elif name in COMBINERS:
-                scored[name] = self._parallel(name, raw, time, tie)
-            else:
-                scored[name] = self._ranked(raw[name] + self.prior_shift, time, tie)
-        return scored
+        return self.scorer().score(self.models, values, time, tie)
+
+    def scorer(self) -> Scorer:
+        """Give what scores rows."""
+        return Scorer(
+            self.k,
+            self.prior_shift,
+            self.learners,
+            self.members,
+            self.min_votes,
+            self.stacker,
+            None if self.cascade is None else self.cascade.fitted_stages(),
+            self.baselines,
+            self.stand_in,
+        )
 
     def risk(self, name: str, score: np.ndarray) -> np.ndarray:
         """Give the risks of a model's scores, float32, shape kept."""
-        return self.calibrators[name].risk(score.astype(np.float64)).astype(np.float32)
+        return risk_of(self.calibrators[name], score)
 
     def risks(self, name: str, score: np.ndarray) -> dict[str, np.ndarray]:
         """Give the risks of a model's scores at all horizons: ``risk_6h`` and so on, ascending; none asked for: {}."""
-        if name not in self.horizons:
-            return {}
-        return add_risks(self.risk(name, score), np.zeros(len(score), dtype=np.int64), [self.horizons[name]])
-
-    def _ranked(self, score: Floats, time: Ints, tie: Hashes) -> ModelScore:
-        # Ranks are taken of the rounded score, so that a reader of the file finds them again.
-        rounded = score.astype(np.float32)
-        rank = rank_within(time, rounded, tie)
-        return ModelScore(rounded, rank, rank <= self.k)
-
-    def _parallel(self, name: str, raw: Mapping[str, Floats], time: Ints, tie: Hashes) -> ModelScore:
-        combiner = next(combiner for combiner in COMBINERS if combiner == name)
-        scores = np.column_stack([raw[member] + self.prior_shift for member in self.members])
-        joined = combine(scores, time, tie, k=self.k, combiner=combiner, min_votes=self.min_votes, stacker=self.stacker)
-        ranked = self._ranked(joined.score, time, tie)
-        voted = combiner in ("intersection", "min_votes")
-        return ModelScore(ranked.score, ranked.rank, joined.alert if voted else ranked.alert)
-
-    def _cascade(self, values: np.ndarray, raw: Mapping[str, Floats], time: Ints, tie: Hashes) -> ModelScore:
-        assert self.cascade is not None
-        first = self.cascade.stages_[0][0]
-        score, survived = self.cascade.score_rows(values, raw[first] if len(self.cascade.stages_) > 1 else None)
-        ranked = self._ranked(score + self.prior_shift, time, tie)
-        return ModelScore(ranked.score, ranked.rank, ranked.alert & survived)
+        return risks_of(self.horizons.get(name), self.risk(name, score))

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from models.learners import log_odds, make_learner
+from models.learners import make_learner
+from models.odds import log_odds
 from models.ranking import Bools, Ints, mix, seed_of
 from models.training_set import Labels, RowReader, Rows, TrainingSet, facts_of
 

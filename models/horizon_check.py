@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from models.as_of_rows import row_positions
-from models.horizons import HorizonMap, add_risks, horizon_column
+from models.horizon_map import HorizonMap, add_risks, horizon_column
 from models.training_set import Labels, Matrix
 
 

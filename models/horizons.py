@@ -14,112 +14,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
 from features.service import instants
+from models.horizon_map import EDGE, HorizonMap, Link
 from models.ranking import Floats, Ints
 from models.training_set import Labels, Matrix, Rows, count_incidents
 
-_EDGE = 1e-6
 _LEVEL_DEVIATION = 1.0
 """Standard deviation of the prior on a link's level (log-odds): failures in a burst or a lull stay within a few."""
 _SLOPE_DEVIATION = 0.5
 _LONGER_SLOPE = 0.5
 """Prior slope of longer horizons: who was at risk and survived is at half of that risk (in log-odds) afterwards."""
 _MAX_SLOPE = 3.0
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """From the risk at one horizon to that at the next away from the main one.
-
-    Attributes
-    ----------
-    hours : float
-        The horizon that this link leads to.
-    level : float
-        Log-odds of the conditional share where the main risk is the base rate.
-    slope : float
-        By how much they rise with the log-odds of the main risk; not negative.
-    """
-
-    hours: float
-    level: float
-    slope: float
-
-
-@dataclass(frozen=True, slots=True)
-class HorizonMap:
-    """Risks at all horizons from the risk at the main one.
-
-    Attributes
-    ----------
-    main_hours : float
-        The horizon of the labels that models are trained on.
-    base : float
-        Log-odds of the base rate at the main horizon: where levels are measured.
-    shorter, longer : tuple of Link
-        Away from the main horizon: shorter ones descending, longer ones ascending.
-    """
-
-    main_hours: float
-    base: float
-    shorter: tuple[Link, ...] = ()
-    longer: tuple[Link, ...] = ()
-
-    @property
-    def hours(self) -> tuple[float, ...]:
-        """All horizons, ascending, the main one among them."""
-        return (
-            *(link.hours for link in reversed(self.shorter)),
-            self.main_hours,
-            *(link.hours for link in self.longer),
-        )
-
-    def risks(self, risk: Floats) -> Floats:
-        """Give the risks at all horizons.
-
-        Parameters
-        ----------
-        risk : ndarray of float, shape (n,)
-            Calibrated risks at the main horizon.
-
-        Returns
-        -------
-        ndarray of float64, shape (n, horizons)
-            Columns as :attr:`hours`: never falling along a row, all between 0 and 1, the main one as given.
-        """
-        main = np.asarray(risk, dtype=np.float64)
-        at = logit(np.clip(main, _EDGE, 1 - _EDGE)) - self.base
-        below, above = [main], [main]
-        for link in self.shorter:
-            below.append(below[-1] * expit(link.level + link.slope * at))
-        for link in self.longer:
-            above.append(above[-1] + (1 - above[-1]) * expit(link.level + link.slope * at))
-        return np.column_stack([*reversed(below[1:]), main, *above[1:]])
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the map as a JSON object."""
-
-        def told(links: tuple[Link, ...]) -> list[list[float]]:
-            return [[link.hours, link.level, link.slope] for link in links]
-
-        return {
-            "main_hours": self.main_hours,
-            "base": self.base,
-            "shorter": told(self.shorter),
-            "longer": told(self.longer),
-        }
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> HorizonMap:
-        """Read what :meth:`to_json` wrote."""
-        shorter, longer = (tuple(Link(*map(float, each)) for each in content[key]) for key in ("shorter", "longer"))
-        return cls(float(content["main_hours"]), float(content["base"]), shorter, longer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +83,8 @@ def fit_horizons(
     cut at 0.
     """
     risk = np.asarray(risk, dtype=np.float64)
-    base = float(logit(np.clip(base_rate, _EDGE, 0.5)))
-    at = logit(np.clip(risk, _EDGE, 1 - _EDGE)) - base
+    base = float(logit(np.clip(base_rate, EDGE, 0.5)))
+    at = logit(np.clip(risk, EDGE, 1 - EDGE)) - base
     shorter: list[Link] = []
     within, hours = main, _hours(horizon)
     for each in sorted((each for each in others if each < horizon), reverse=True):
@@ -191,7 +101,7 @@ def fit_horizons(
     for each in sorted(each for each in others if each > horizon):
         here = others[each]
         rows = (within.label == 0) & (here.label >= 0)
-        hazard = np.clip(base_rate, _EDGE, 0.5) * (_hours(each) - hours) / _hours(horizon)
+        hazard = np.clip(base_rate, EDGE, 0.5) * (_hours(each) - hours) / _hours(horizon)
         fresh = here.label[rows] == 1
         weight = here.incidents / max(int((here.label == 1).sum()), 1)
         link = _link(at[rows], fresh, weight, _hours(each), float(logit(min(hazard, 0.5))), _LONGER_SLOPE)
@@ -248,43 +158,6 @@ def slice_horizons(
         label = np.where(found.complete[chosen] <= refit_ms, found.label[chosen], -1)
         others[each] = HorizonLabels(label, count_incidents(rows, found, chosen[label == 1]))
     return SliceHorizons(main, others) if horizons else None
-
-
-def horizon_column(hours: float) -> str:
-    """Name the column of a horizon's risk: ``risk_6h``, ``risk_30m``."""
-    minutes = round(hours * 60)
-    return f"risk_{minutes // 60}h" if minutes % 60 == 0 else f"risk_{minutes}m"
-
-
-def horizon_maps(told: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, ...]:
-    """Read the maps of all folds; empty where any fold has none."""
-    found = tuple(HorizonMap.from_json(each) for each in told if each is not None)
-    return found if len(found) == len(told) else ()
-
-
-def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:
-    """Give the columns of the further horizons for rows of several folds.
-
-    Parameters
-    ----------
-    risk : ndarray of float, shape (n,)
-        Risks at the main horizon.
-    fold : ndarray of int, shape (n,)
-        Whose map a row takes, as a position in ``maps``.
-    maps : sequence of HorizonMap
-        One for each fold, all of the same horizons.
-
-    Returns
-    -------
-    dict of str to ndarray of float32
-        One column for each horizon, ascending, the main one included.
-    """
-    hours = maps[0].hours
-    out = np.empty((len(risk), len(hours)), dtype=np.float64)
-    for number in np.unique(fold):
-        mine = fold == number
-        out[mine] = maps[int(number)].risks(risk[mine])
-    return {horizon_column(each): out[:, at].astype(np.float32) for at, each in enumerate(hours)}
 
 
 def _link(at: Floats, hit: np.ndarray, weight: float, hours: float, level: float, slope: float) -> Link:

@@ -36,7 +36,6 @@ learners at once instead."""
 AT_ONCE = 2
 """Learners fitted at the same time; does not change the result."""
 
-_EDGE = 1e-7
 _UNREACHABLE = 1e9
 
 _LIGHTGBM: dict[str, Any] = {
@@ -273,32 +272,6 @@ def fit_learners(
         )
         fitted = joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(jobs)
     return dict(zip(learners, fitted, strict=True))
-
-
-def log_odds(learner: Any, X: np.ndarray) -> np.ndarray:
-    """Give the log-odds of the positive class, from a learner's probabilities cut to ``[1e-7, 1 - 1e-7]``.
-
-    Parameters
-    ----------
-    learner : scikit-learn classifier
-        Fitted, with classes 0 and 1.
-    X : ndarray of float32, shape (n_rows, n_features)
-        Features.
-
-    Returns
-    -------
-    ndarray of float64, shape (n_rows,)
-        Log-odds; empty for no rows.
-    """
-    if len(X) == 0:
-        return np.zeros(0)
-    return logit(learner.predict_proba(X)[:, 1])
-
-
-def logit(probability: np.ndarray) -> np.ndarray:
-    """Give the log-odds of probabilities, cut to ``[1e-7, 1 - 1e-7]`` so that 0 and 1 stay finite."""
-    inside = np.clip(np.asarray(probability, dtype=np.float64), _EDGE, 1 - _EDGE)
-    return np.log(inside) - np.log1p(-inside)
 
 
 def _recipe(name: str) -> Recipe:

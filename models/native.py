@@ -26,18 +26,6 @@ from models.prepared import PreparedClassifier
 from models.sequence.native import dump_sequence, load_sequence
 from models.sequence.tabular import inner_of
 
-SUFFIXES: dict[str, str] = {
-    "lightgbm": ".txt",
-    "xgboost": ".ubj",
-    "random_forest": ".skops",
-    "logistic": ".skops",
-    "mlp": ".skops",
-    "lstm": ".safetensors",
-    "cnn1d": ".safetensors",
-    **{name: ".txt" if library == "lightgbm" else ".ubj" for name, (_, library) in KINDS.items()},
-}
-"""Suffix of a learner's file, by learner."""
-
 TRUSTED: tuple[str, ...] = (
     "models.prepared.PreparedClassifier",
     "models.prepared.SignedLogScaler",
@@ -79,7 +67,7 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
     Parameters
     ----------
     name : str
-        Which learner, one of :data:`SUFFIXES`.
+        Which learner, one of :data:`models.manifest.SUFFIXES`.
     learner : scikit-learn classifier
         Fitted, or loaded by :func:`read_learner`.
     path : Path
@@ -109,7 +97,7 @@ def read_learner(name: str, content: bytes, where: str) -> Any:
     Parameters
     ----------
     name : str
-        Which learner, one of :data:`SUFFIXES`.
+        Which learner, one of :data:`models.manifest.SUFFIXES`.
     content : bytes
         The file, already verified by its hash.
     where : str

@@ -10,6 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
+from models.signed_log import scaled, signed_log
+
 _IQR_TO_SIGMA = 1.349
 """Interquartile range of a normal distribution over its standard deviation."""
 
@@ -40,7 +42,7 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: ARG002  scikit-learn's signature
         """Learn the centre and scale of each column of ``X``, shape (n_rows, n_features); NaN allowed."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
-        logs = _signed_log(X)
+        logs = signed_log(X)
         known = ~np.isnan(logs).all(axis=0)
         center = np.zeros(logs.shape[1])
         scale = np.ones(logs.shape[1])
@@ -58,8 +60,7 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
         """Give ``X`` transformed: same shape, finite, within ``[-clip, clip]``."""
         check_is_fitted(self)
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan", reset=False)
-        scaled = (_signed_log(X) - self.center_.astype(X.dtype)) / self.scale_.astype(X.dtype)
-        return np.nan_to_num(np.clip(scaled, -self.clip, self.clip), nan=0.0, copy=False)
+        return scaled(X, self.center_, self.scale_, self.clip)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -148,7 +149,3 @@ def _location_and_spread(column: np.ndarray) -> np.ndarray:
     """Give quartiles and standard deviation of what is known of a column; one at a time, in its own precision."""
     known = column[~np.isnan(column)]
     return np.r_[np.quantile(known, [0.25, 0.5, 0.75]), known.std(dtype=np.float64)]
-
-
-def _signed_log(values: np.ndarray) -> np.ndarray:
-    return np.sign(values) * np.log1p(np.abs(values))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
@@ -33,10 +32,17 @@ def name_hashes(names: Iterable[Any]) -> Hashes:
     ndarray of uint64, shape (n,)
         First eight bytes of each name's BLAKE2b digest.
     """
+    import pandas as pd  # noqa: PLC0415 - what only scores hashes texts, without pandas
+
     codes, distinct = pd.factorize(pd.Series(names, dtype=object).fillna(""), sort=False)
-    digests = [hashlib.blake2b(str(name).encode(), digest_size=8).digest() for name in distinct]
-    table = np.array([int.from_bytes(digest, "little") for digest in digests], dtype=np.uint64)
-    return table[codes] if len(table) else np.zeros(0, dtype=np.uint64)
+    table = text_hashes([str(name) for name in distinct])
+    return table[codes] if len(table) else table
+
+
+def text_hashes(texts: Sequence[str]) -> Hashes:
+    """Give what :func:`name_hashes` gives, of texts alone, one at a time and without pandas."""
+    digests = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
+    return np.fromiter((int.from_bytes(digest, "little") for digest in digests), np.uint64, len(texts))
 
 
 def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:

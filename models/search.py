@@ -15,7 +15,8 @@ from sklearn.metrics import average_precision_score
 from models.config import SEQUENCE
 from models.fit_facts import FitFacts
 from models.fitted import fitted_learners
-from models.learners import fit_learners, log_odds, make_learner
+from models.learners import fit_learners, make_learner
+from models.odds import log_odds
 from models.ranking import Floats, Ints, mix, seed_of
 from models.sequence.windows import tabular_values
 from models.training_set import Labels, RowReader, Rows, choose_rows, count_incidents, known_rows

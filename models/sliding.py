@@ -25,7 +25,7 @@ from models.drift.reference import LabelledRows
 from models.drift.verdict import Findings
 from models.drift.watch import DriftWatch, refit_reason
 from models.fitted import FittedModels, model_names
-from models.horizons import horizon_maps
+from models.horizon_map import horizon_maps
 from models.precedent_table import precedent_frame
 from models.precedents import library_at
 from models.schedule import Schedule, alert_budget, format_days, format_instant, instant_of, plan_schedule

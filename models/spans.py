@@ -11,7 +11,8 @@ from sklearn.metrics import average_precision_score
 
 from features.service import duration_ms
 from models.config import JudgeSection, TrainingSection
-from models.learners import log_odds, make_learner
+from models.learners import make_learner
+from models.odds import log_odds
 from models.ranking import seed_of
 from models.training_set import Labels, RowReader, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from features.errors import InputError
-from models.fitted import COMBINERS, FittedModels
+from models.config import CASCADE, COMBINERS
+from models.manifest import FittedFacts
 from models.ubjson import read_ubjson
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
@@ -107,7 +108,7 @@ def load_checked(load: Callable[[], Any], where: str, features: int) -> Any:
     return learner
 
 
-def check_fitted(fitted: FittedModels) -> None:
+def check_fitted(fitted: FittedFacts) -> None:
     """Check that the parts of a bundle fit each other.
 
     Raises
@@ -126,9 +127,13 @@ def check_fitted(fitted: FittedModels) -> None:
         return
     _say(set(fitted.members) <= set(fitted.learners), "members: one is no learner")
     _say(len(fitted.stacker.weights) == len(fitted.members), "stacker: a weight for each member")
-    _say("cascade" not in fitted.models or fitted.cascade is not None, "cascade")
+    _say(CASCADE not in fitted.models or fitted.cascade is not None, CASCADE)
+    if fitted.cascade is not None:
+        stages, thresholds = fitted.cascade.stages, fitted.cascade.thresholds
+        _say(len(stages) > 0 and len(thresholds) == len(stages) - 1, "cascade: a threshold for each stage but the last")
+        _say(len(stages) == 1 or stages[0] in fitted.learners, "cascade: its first stage is no learner")
     for name in fitted.models:
-        known = name in fitted.learners or name in fitted.baselines or name in (*COMBINERS, "cascade")
+        known = name in fitted.learners or name in fitted.baselines or name in (*COMBINERS, CASCADE)
         _say(known, f"model {name}")
 
 

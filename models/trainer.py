@@ -13,14 +13,15 @@ from features.service import duration_ms, instant_ms
 from models.baselines import make_baseline
 from models.calibration import MIN_INCIDENTS, at_level, fit_calibrator
 from models.cascade import CascadeEnsemble
-from models.config import ALL_LEARNERS, BASELINES, ModelsSection, TrainingSection
+from models.combining import Stacker
+from models.config import ALL_LEARNERS, BASELINES, CASCADE, ModelsSection, TrainingSection
 from models.doubtful import doubtful_rows
 from models.failure_rate import rate_at
-from models.fitted import CASCADE, FittedModels, fitted_learners, model_names
+from models.fitted import FittedModels, fitted_learners, model_names
 from models.hard_negatives import with_hard_negatives
 from models.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
-from models.learners import fit_learners, log_odds, make_learner
-from models.parallel import Stacker
+from models.learners import fit_learners, make_learner
+from models.odds import log_odds
 from models.ranking import Bools, Floats, Ints, seed_of
 from models.schedule import format_days, format_instant, instant_of
 from models.search import Searched, search_all

@@ -10,7 +10,7 @@ from sklearn.base import clone
 from sklearn.model_selection import GroupKFold, StratifiedKFold
 
 from models.fit_facts import FitFacts
-from models.learners import log_odds
+from models.odds import log_odds
 from models.ranking import Floats, Ints
 
 BLOCKS = 3

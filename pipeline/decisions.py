@@ -12,7 +12,7 @@ import pandas as pd
 from models.backtest_frames import BacktestResult
 from models.config import ModelsSection
 from models.horizon_check import horizon_table
-from models.horizons import add_risks, horizon_column
+from models.horizon_map import add_risks, horizon_column
 from models.oracle import oracle_predictions
 from models.promises import decisions_frame, walk_promises
 from models.training_set import Matrix

@@ -8,11 +8,13 @@ from typing import Annotated
 import typer
 
 from predrain import (
+    act,
     backtest,
     collect,
     doctor,
     features_verb,
     import_files,
+    ledger,
     prepare,
     promote,
     report,
@@ -56,6 +58,8 @@ train.add_to(app)
 promote.add_to(app)
 score.add_to(app)
 serve.add_to(app)
+act.add_to(app)
+ledger.add_to(app)
 backtest.add_to(app)
 report.add_to(app)
 doctor.add_to(app)

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Protocol
 
 from features.errors import InputError
-from models.bundle import MANIFEST, Bundle, load_bundle
+from models.bundle import Bundle, load_bundle
+from models.config import CASCADE
 from models.explanation import members_of
-from models.fitted import CASCADE, FittedModels
+from models.fitted import FittedModels
+from models.manifest import MANIFEST
 
 CHAMPION = "champion"
 """What stands for the champion of the registry where a folder may be named."""

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
-ROOMS = ("telemetry", "policy", "features", "models", "pipeline", "serving", "simulator", "predrain")
+ROOMS = ("telemetry", "policy", "features", "models", "pipeline", "serving", "scheduler", "simulator", "predrain")
 HEAVY = (
     "numpy",
     "pandas",

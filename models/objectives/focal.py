@@ -7,67 +7,15 @@ from typing import Any, ClassVar, Self
 import lightgbm
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import expit, log_expit
+from scipy.special import expit
 from sklearn.utils.class_weight import compute_sample_weight
 
+from models.objective_maps import focal_derivatives, focal_probability, probability_of
 from models.objectives.boosted import BoostedObjective, library_settings, margin
-from models.ranking import Floats, Ints
+from models.ranking import Floats
 
 _LOWEST_CURVATURE = 1e-3
 """Floor of the second derivative over that of the likelihood: the focal loss is not convex far from the truth."""
-
-
-def focal_derivatives(z: Floats, y: Ints, gamma: float) -> tuple[Floats, Floats]:
-    """First and second derivative of the focal loss -(1 - q)^gamma log(q) by the margin.
-
-    Parameters
-    ----------
-    z : ndarray of float64, shape (n,)
-        Margins.
-    y : ndarray of int, shape (n,)
-        0 or 1; q is the probability that the margin gives to the row's own class.
-    gamma : float
-        Focusing parameter, 0 or more; 0 is the likelihood.
-
-    Returns
-    -------
-    tuple of ndarray, each of shape (n,)
-        The derivatives; the second may be negative.
-
-    Notes
-    -----
-    The loss is of Lin et al., "Focal Loss for Dense Object Detection" (2017), without its class weight.
-    """
-    sign = np.where(y == 1, 1.0, -1.0)
-    own = expit(sign * z)
-    other = expit(-sign * z)
-    log_own = log_expit(sign * z)
-    power = other**gamma
-    first = power * (gamma * own * log_own - other)
-    second = own * power * (other * (gamma * log_own + gamma + 1) - gamma * (gamma * own * log_own - other))
-    return sign * first, second
-
-
-def probability_of(z: Floats, gamma: float) -> Floats:
-    """Give the probability that a margin stands for, which under focal loss is not the margin's own sigmoid.
-
-    Parameters
-    ----------
-    z : ndarray of float64, shape (n,)
-        Margins that minimise the expected focal loss.
-    gamma : float
-        Focusing parameter.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Rises with z; where the derivatives of both classes' losses balance. The closed form is that of
-        Charoenphakdee et al., "On Focal Loss for Class-Posterior Probability Estimation" (2021).
-    """
-    z = np.asarray(z, dtype=np.float64)
-    up, _ = focal_derivatives(z, np.ones(len(z), dtype=np.int64), gamma)
-    down, _ = focal_derivatives(z, np.zeros(len(z), dtype=np.int64), gamma)
-    return down / (down - up)
 
 
 class FocalClassifier(BoostedObjective):
@@ -134,4 +82,4 @@ class FocalClassifier(BoostedObjective):
         return self
 
     def _positive(self, X: np.ndarray) -> np.ndarray:
-        return probability_of(np.clip(self.start_ + margin(self.booster_, X), -30.0, 30.0), self.gamma_)
+        return focal_probability(margin(self.booster_, X), self.start_, self.gamma_)

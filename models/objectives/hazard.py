@@ -10,6 +10,7 @@ import numpy as np
 import xgboost
 from scipy.special import expit
 
+from models.objective_maps import hazard_risk, room_for_interval
 from models.objectives.boosted import BoostedObjective, Library, library_settings, margin, shap_values
 from models.ranking import Floats
 
@@ -148,21 +149,15 @@ class HazardClassifier(BoostedObjective):
         return -np.expm1(-np.cumsum(np.logaddexp(0, self._margins(self._checked(X))), axis=1))
 
     def _margins(self, X: np.ndarray) -> Floats:
-        rows = self._with_interval(X)
+        rows = room_for_interval(X)
         out = np.empty((len(X), len(self.start_)))
         for interval, start in enumerate(self.start_):
             rows[:, -1] = interval
             out[:, interval] = margin(self.booster_, rows, np.full(len(X), start))
         return out
 
-    @staticmethod
-    def _with_interval(X: np.ndarray) -> np.ndarray:
-        rows = np.empty((len(X), X.shape[1] + 1), dtype=X.dtype)
-        rows[:, :-1] = X
-        return rows
-
     def _positive(self, X: np.ndarray) -> np.ndarray:
-        return -np.expm1(-np.logaddexp(0, self._margins(X)).sum(axis=1))
+        return hazard_risk(self._margins(X))
 
     def contributions(self, X: np.ndarray) -> Floats:
         """Contribution of each feature to the log-odds of the risk, shape of ``X``.
@@ -173,7 +168,7 @@ class HazardClassifier(BoostedObjective):
         X = self._checked(X)
         hazard = expit(self._margins(X))
         risk = np.maximum(-np.expm1(np.log1p(-hazard).sum(axis=1)), 1e-12)
-        rows = self._with_interval(X)
+        rows = room_for_interval(X)
         out = np.zeros(X.shape)
         for interval in range(len(self.start_)):
             rows[:, -1] = interval

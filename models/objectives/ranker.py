@@ -10,6 +10,7 @@ import xgboost
 from scipy.optimize import minimize
 from scipy.special import expit, log_expit
 
+from models.objective_maps import ranked_probability
 from models.objectives.boosted import BoostedObjective, Library, library_settings, margin
 from models.ranking import Floats, Ints
 
@@ -160,7 +161,7 @@ class RankClassifier(BoostedObjective):
         return order, sizes.astype(np.int64)
 
     def _positive(self, X: np.ndarray) -> np.ndarray:
-        return expit(self.slope_ * margin(self.booster_, X) + self.intercept_)
+        return ranked_probability(margin(self.booster_, X), self.slope_, self.intercept_)
 
     def contributions(self, X: np.ndarray) -> Floats:
         """Contribution of each feature to the log-odds, shape of ``X``: TreeSHAP of the margin times the slope."""

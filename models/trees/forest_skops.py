@@ -1,7 +1,6 @@
 """scikit-learn's random forest of two classes, from its skops archive or from the object.
 
-The archive is a zip of a JSON schema and NumPy arrays; only the arrays of the trees are taken from it. No type that it
-names is looked up and nothing in it is run, so neither skops nor scikit-learn is imported.
+Only the arrays of the trees are taken from the archive (:mod:`models.skops_archive`).
 
 Left where the value, as float32, is at most the threshold, a float64; NaN goes where the node says. A tree's leaf gives
 the weighted share of positives, and the forest their mean, added in the order of the trees.
@@ -9,10 +8,6 @@ the weighted share of positives, and the forest their mean, added in the order o
 
 from __future__ import annotations
 
-import io
-import json
-import math
-import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -20,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from features.errors import InputError
+from models.skops_archive import SkopsArchive, fields_of, kind_of, plain_of
 from models.trees.errors import UnsupportedModelError, damaged
 from models.trees.flat import flatten
 from models.trees.keys import limits_at_most
@@ -34,8 +30,6 @@ _NODE_FIELDS: Final = {
     "threshold": "f",
     "missing_go_to_left": "u",
 }
-_MOST_BYTES: Final = 2**31
-_MAGIC: Final = b"\x93NUMPY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +65,14 @@ def read_forest(content: bytes, where: str) -> TreeModel:
         If it is damaged.
     """
     try:
-        with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            if sum(each.file_size for each in archive.infolist()) > _MOST_BYTES:
-                raise ValueError("it unpacks to more than 2 GiB")
-            schema = json.loads(archive.read("schema.json"))
-            kind = (schema["__class__"], schema["__module__"])
-            if kind != _KIND:
-                raise UnsupportedModelError(f"it holds a {str(kind[0])[:60]}", where)
-            fields = _fields(schema)
-            classes = _array(archive, fields["classes_"])
-            trees = [_tree(archive, each) for each in fields["estimators_"]["content"]]
-        return _model(trees, classes, int(json.loads(fields["n_features_in_"]["content"])), where)
+        archive = SkopsArchive(content)
+        kind = kind_of(archive.root)
+        if kind != _KIND:
+            raise UnsupportedModelError(f"it holds a {str(kind[0])[:60]}", where)
+        fields = fields_of(archive.root)
+        classes = archive.array(fields["classes_"])
+        trees = [_tree(archive, each) for each in fields["estimators_"]["content"]]
+        return _model(trees, classes, int(plain_of(fields["n_features_in_"])), where)
     except KeyError as error:
         raise damaged(f"{error} is missing", where) from None
     except InputError:
@@ -149,17 +140,9 @@ def _model(trees: Sequence[_Tree], classes: np.ndarray, features: int, where: st
     return TreeModel(flatten(read, features, where), Output.FOREST_SUM)
 
 
-def _fields(node: Any) -> dict[str, Any]:
-    """Give the attributes of an object of the schema."""
-    found = node["content"]["content"]
-    if not isinstance(found, dict):
-        raise TypeError("its schema is not that of an object")
-    return found
-
-
-def _tree(archive: zipfile.ZipFile, node: Any) -> _Tree:
-    state = _fields(_fields(node)["tree_"])
-    nodes, values = _array(archive, state["nodes"]), _array(archive, state["values"])
+def _tree(archive: SkopsArchive, node: Any) -> _Tree:
+    state = fields_of(fields_of(node)["tree_"])
+    nodes, values = archive.array(state["nodes"]), archive.array(state["values"])
     kinds = {name: nodes.dtype[name].kind for name in _NODE_FIELDS if name in (nodes.dtype.names or ())}
     if kinds != _NODE_FIELDS or nodes.ndim != 1 or values.dtype.kind != "f":
         raise ValueError("a tree's nodes are not as scikit-learn writes them")
@@ -171,22 +154,3 @@ def _tree(archive: zipfile.ZipFile, node: Any) -> _Tree:
         nodes["missing_go_to_left"],
         values,
     )
-
-
-def _array(archive: zipfile.ZipFile, node: Any) -> np.ndarray:
-    """Give an array of the archive, after checking that its bytes are as many as its header says."""
-    if node["__loader__"] != "NdArrayNode" or node["type"] != "numpy":
-        raise ValueError("an array is stored in another way than NumPy's")
-    content = archive.read(node["file"])
-    stream = io.BytesIO(content)
-    if not content.startswith(_MAGIC):
-        raise ValueError("an array is not in NumPy's format")
-    version = np.lib.format.read_magic(stream)
-    header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-    shape, by_column, kind = header(stream)
-    if kind.hasobject or (by_column and len(shape) > 1):
-        raise ValueError("an array holds objects or is stored by column")
-    rest = content[stream.tell() :]
-    if len(rest) != math.prod(shape) * kind.itemsize:
-        raise ValueError("an array is cut off")
-    return np.frombuffer(rest, kind).reshape(shape)

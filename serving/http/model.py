@@ -1,9 +1,14 @@
-"""The bundle that scores feature rows: loaded in a thread after the start, so that nothing waits for it."""
+"""The bundle that scores feature rows: loaded in a thread after the start, so that nothing waits for it.
+
+The light scorer reads it, which needs neither pandas nor a library that trains; a profile that only those score is read
+as the full bundle, and the log says why.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,6 +18,7 @@ from features.errors import InputError
 
 if TYPE_CHECKING:
     from models.bundle import Bundle
+    from models.light.bundle import LightBundle
     from serving.http.rows import FeatureRows
 
 _LOG = logging.getLogger(__name__)
@@ -24,7 +30,9 @@ class LoadedModel:
 
     Attributes
     ----------
-    bundle : Bundle
+    score : callable
+        From ``FeatureRows`` to a list of ``unit``, ``risk``, ``score``, ``rank``, ``alert``, in the order of the rows;
+        ranks and alerts are taken among the rows of one decision time.
     columns : tuple of str
         Its features' names, in order.
     digest, profile, version : str
@@ -33,39 +41,22 @@ class LoadedModel:
         End of what it knew (aware UTC).
     horizon_s : float or None
         Seconds that a risk is of, if the bundle tells.
+    heavy : str or None
+        Why the full bundle scores; None: the light scorer does.
     """
 
-    bundle: Bundle
+    score: Callable[[FeatureRows], list[dict[str, Any]]]
     columns: tuple[str, ...]
     digest: str
     profile: str
     version: str | None
     fitted_at: datetime
     horizon_s: float | None
+    heavy: str | None = None
 
     def about(self) -> dict[str, Any]:
         """Return what answers say of the model."""
         return {"digest": self.digest, "profile": self.profile, "version": self.version}
-
-    def score(self, rows: FeatureRows) -> list[dict[str, Any]]:
-        """Score rows with the bundle's profile; ranks and alerts are taken among the rows of one decision time.
-
-        Returns
-        -------
-        list of dict
-            ``unit``, ``risk``, ``score``, ``rank``, ``alert``, in the order of the rows.
-        """
-        import numpy as np  # noqa: PLC0415 - the module is imported where no model is served
-        import pandas as pd  # noqa: PLC0415
-
-        times = pd.Series(pd.DatetimeIndex(rows.times.astype("datetime64[ms]"), tz="UTC"))
-        scored = self.bundle.fitted.score(rows.values, times, np.array(rows.units, dtype=object))
-        mine = scored[scored["model"] == self.profile]
-        table = zip(mine["unit"], mine["risk"], mine["score"], mine["rank"], mine["alert"], strict=True)
-        return [
-            {"unit": unit, "risk": float(risk), "score": float(score), "rank": int(rank), "alert": bool(alert)}
-            for unit, risk, score, rank, alert in table
-        ]
 
 
 class ModelHolder:
@@ -126,24 +117,74 @@ def load_model(path: Path) -> LoadedModel:
     """
     import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
 
-    from models.bundle import load_bundle  # noqa: PLC0415
+    from models.light.bundle import load_light  # noqa: PLC0415
+    from models.light.errors import HeavyModelError  # noqa: PLC0415
     from serving.http.rows import FeatureRows  # noqa: PLC0415
 
-    bundle = load_bundle(path)
-    manifest = bundle.manifest
-    version = manifest.get("version")
-    model = LoadedModel(
-        bundle,
-        tuple(column.name for column in bundle.fitted.columns),
-        bundle.digest,
-        bundle.profile,
-        None if version is None else str(version),
-        bundle.fitted.refit_at,
-        _horizon_s(manifest),
-    )
+    try:
+        light = load_light(path)
+    except HeavyModelError as heavy:
+        _LOG.warning("the model is scored by the full bundle, which takes more time and memory: %s", heavy.why)
+        model = _of_full(path, heavy.why)
+    else:
+        model = _of_light(light)
     empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
     model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64), False))
     return model
+
+
+def _of_light(bundle: LightBundle) -> LoadedModel:
+    def score(rows: FeatureRows) -> list[dict[str, Any]]:
+        found = bundle.score(rows.values, rows.times, rows.units)
+        return _answers(rows.units, found.risk, found.score, found.rank, found.alert)
+
+    return LoadedModel(
+        score,
+        tuple(column.name for column in bundle.columns),
+        bundle.digest,
+        bundle.profile,
+        _version(bundle.manifest),
+        bundle.facts.refit_at,
+        _horizon_s(bundle.manifest),
+    )
+
+
+def _of_full(path: Path, why: str) -> LoadedModel:
+    import numpy as np  # noqa: PLC0415 - only where the light scorer does not do
+    import pandas as pd  # noqa: PLC0415
+
+    from models.bundle import load_bundle  # noqa: PLC0415
+
+    bundle: Bundle = load_bundle(path)
+
+    def score(rows: FeatureRows) -> list[dict[str, Any]]:
+        times = pd.Series(pd.DatetimeIndex(rows.times.astype("datetime64[ms]"), tz="UTC"))
+        scored = bundle.fitted.score(rows.values, times, np.array(rows.units, dtype=object))
+        mine = scored[scored["model"] == bundle.profile]
+        return _answers(mine["unit"], mine["risk"], mine["score"], mine["rank"], mine["alert"])
+
+    return LoadedModel(
+        score,
+        tuple(column.name for column in bundle.fitted.columns),
+        bundle.digest,
+        bundle.profile,
+        _version(bundle.manifest),
+        bundle.fitted.refit_at,
+        _horizon_s(bundle.manifest),
+        why,
+    )
+
+
+def _answers(*columns: Iterable[Any]) -> list[dict[str, Any]]:
+    return [
+        {"unit": unit, "risk": float(risk), "score": float(score), "rank": int(rank), "alert": bool(alert)}
+        for unit, risk, score, rank, alert in zip(*columns, strict=True)
+    ]
+
+
+def _version(manifest: dict[str, Any]) -> str | None:
+    version = manifest.get("version")
+    return None if version is None else str(version)
 
 
 def _horizon_s(manifest: dict[str, Any]) -> float | None:

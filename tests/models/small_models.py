@@ -10,12 +10,12 @@ import pandas as pd
 
 from features.vocabulary import FeatureColumn
 from models.baselines import make_baseline
-from models.calibration import Calibrator
+from models.calibrator import Calibrator
 from models.cascade import CascadeEnsemble
+from models.combining import Stacker
 from models.config import BASELINES, LEARNERS
 from models.fitted import FittedModels
 from models.learners import fit_learners, make_learner
-from models.parallel import Stacker
 
 SMALL = {
     "lightgbm": {"n_estimators": 12, "min_child_samples": 5},

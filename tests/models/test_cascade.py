@@ -13,9 +13,9 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from models.cascade import CascadeEnsemble, keep_threshold
-from models.learners import log_odds
 from models.objectives.hazard import HazardClassifier
 from models.objectives.ranker import RankClassifier
+from models.odds import log_odds
 from models.walk_forward import splits
 
 STAGES = [("wide", LogisticRegression()), ("sharp", DecisionTreeClassifier(max_depth=4, random_state=0))]

@@ -28,7 +28,7 @@ from models.explanation import (
     weights_in,
 )
 from models.forest_trees import forest_as_booster
-from models.learners import log_odds, logit
+from models.odds import log_odds, logit
 from tests.models.small_models import COLUMNS, fitted_models, rows
 
 

@@ -8,7 +8,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from features.errors import InputError
 from models.config import LEARNERS, OBJECTIVES
 from models.fit_facts import FitFacts
-from models.learners import default_settings, log_odds, make_learner
+from models.learners import default_settings, make_learner
+from models.odds import log_odds
 from models.prepared import PreparedClassifier, SignedLogScaler
 
 ALL = (*LEARNERS, *OBJECTIVES)

@@ -15,11 +15,12 @@ from features.errors import InputError
 from models.config import OBJECTIVES
 from models.contributions import TREES, contributions
 from models.fit_facts import FitFacts
-from models.learners import log_odds, logit, make_learner
+from models.learners import make_learner
 from models.native import read_learner, write_learner
 from models.objectives.focal import FocalClassifier, focal_derivatives, probability_of
 from models.objectives.hazard import MIN_EVENTS, HazardClassifier, used_edges
 from models.objectives.ranker import LARGEST_GROUP, RankClassifier, sigmoid_map
+from models.odds import log_odds, logit
 
 LIGHT = {"n_estimators": 20, "min_child_samples": 5, "verbose": -1}
 XGB = {"n_estimators": 20}

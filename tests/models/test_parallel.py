@@ -11,9 +11,10 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
+from models.combining import Stacker, combine
 from models.objectives.hazard import HazardClassifier
 from models.objectives.ranker import RankClassifier
-from models.parallel import ParallelEnsemble, Stacker, combine
+from models.parallel import ParallelEnsemble
 from models.ranking import name_hashes, rank_within
 
 

@@ -16,8 +16,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
 from models.contributions import contributions
-from models.learners import fit_learners, log_odds, make_learner
+from models.learners import fit_learners, make_learner
 from models.native import read_learner, write_learner
+from models.odds import log_odds
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.layout import SequenceLayout
 from models.sequence.scaling import SequenceScaler

@@ -14,7 +14,8 @@ from features.service import instant_ms
 from models.config import OBJECTIVES
 from models.doubtful import doubtful_rows
 from models.hard_negatives import hardest, with_hard_negatives
-from models.learners import fit_learners, log_odds, make_learner
+from models.learners import fit_learners, make_learner
+from models.odds import log_odds
 from models.training_set import Labels, Rows, choose_rows, known_rows, row_reader
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 

@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 from features.errors import InputError
 from models.bundle import save_bundle
 from models.config import OBJECTIVES
-from models.learners import log_odds, make_learner
-from models.native import SUFFIXES, read_learner, write_learner
+from models.learners import make_learner
+from models.manifest import SUFFIXES
+from models.native import read_learner, write_learner
 from models.objectives.boosted import margin
+from models.odds import log_odds
 from models.trees.errors import UnsupportedModelError
 from models.trees.evaluate import TreeEvaluator, evaluator_or_library, read_evaluator
 from models.trees.flat import flatten

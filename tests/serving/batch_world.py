@@ -13,11 +13,11 @@ import pandas as pd
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix import FeatureMatrix
 from models.bundle import Bundle, save_bundle
-from models.calibration import Calibrator
+from models.calibrator import Calibrator
+from models.combining import Stacker
 from models.fitted import FittedModels
-from models.horizons import HorizonMap, Link
+from models.horizon_map import HorizonMap, Link
 from models.learners import fit_learners, make_learner
-from models.parallel import Stacker
 from serving.model_source import ServedModel
 from telemetry.store import Dataset
 from tests.features.small_fleet import (

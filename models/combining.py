@@ -1,0 +1,167 @@
+"""How the members of a parallel ensemble are joined: votes with top-K sets, ranks or scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from features.errors import InputError
+from models.config import Combiner
+from models.odds import logit
+from models.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within
+
+
+@dataclass(frozen=True, slots=True)
+class Stacker:
+    """Logistic regression over members' log-odds, kept near their plain mean: positives are few.
+
+    Attributes
+    ----------
+    weights : tuple of float
+        Weight of each member, zero or more.
+    intercept : float
+        Added to the weighted sum.
+    """
+
+    weights: tuple[float, ...]
+    intercept: float = 0.0
+
+    @classmethod
+    def mean(cls, members: int) -> Stacker:
+        """Weigh all members alike."""
+        return cls((1 / members,) * members)
+
+    @classmethod
+    def fit(cls, scores: Floats, y: Ints, weight: Floats | None = None) -> Stacker:
+        """Fit by penalised maximum likelihood.
+
+        Parameters
+        ----------
+        scores : ndarray of float64, shape (n_rows, n_members)
+            Log-odds that the members gave out of fold.
+        y : ndarray of int, shape (n_rows,)
+            0 or 1; with one class only, the plain mean is returned.
+        weight : ndarray of float64, shape (n_rows,), optional
+            Weight of each row.
+
+        Returns
+        -------
+        Stacker
+            Weights have a normal prior around one over the number of members (standard deviation 0.3) and are cut at 0;
+            the intercept has one around 0 (1.5).
+        """
+        members = scores.shape[1]
+        start = 1 / members
+        if len(np.unique(y)) < 2:
+            return cls.mean(members)
+        from scipy.optimize import minimize  # noqa: PLC0415 - what only scores needs no optimiser
+
+        w = np.ones(len(y)) if weight is None else weight
+
+        def loss(point: Floats) -> tuple[float, Floats]:
+            z = scores @ point[:-1] + point[-1]
+            residual = w * (expit(z) - y)
+            penalty = 0.5 * np.sum(((point[:-1] - start) / 0.3) ** 2) + 0.5 * (point[-1] / 1.5) ** 2
+            slope = np.append(scores.T @ residual + (point[:-1] - start) / 0.3**2, residual.sum() + point[-1] / 1.5**2)
+            return float(np.sum(w * (np.logaddexp(0, z) - y * z)) + penalty), slope
+
+        bounds = [(0, None)] * members + [(None, None)]
+        found = minimize(loss, np.append(np.full(members, start), 0.0), jac=True, method="L-BFGS-B", bounds=bounds)
+        return cls(tuple(map(float, found.x[:-1])), float(found.x[-1]))
+
+    def log_odds(self, scores: Floats) -> Floats:
+        """Join log-odds of shape (n_rows, n_members) into one of shape (n_rows,)."""
+        # Summed member by member: a matrix product may round a row differently in another batch.
+        total = np.full(len(scores), self.intercept)
+        for member, weight in enumerate(self.weights):
+            total += weight * scores[:, member]
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """What an ensemble makes of its members' scores, each of shape (n_rows,).
+
+    Attributes
+    ----------
+    score : ndarray of float64
+        Orders rows inside a decision time. For ``mean_log_odds`` and ``stacked`` a log-odds; otherwise the logit of a
+        share between 0 and 1, comparable between decision times as ranks are.
+    rank : ndarray of int64
+        1 for the riskiest row of its decision time.
+    alert : ndarray of bool
+        The ensemble's selection.
+    """
+
+    score: Floats
+    rank: Ints
+    alert: Bools
+
+
+def combine(
+    scores: Floats,
+    times: Ints,
+    tie: Hashes,
+    *,
+    k: int,
+    combiner: Combiner,
+    min_votes: int | None = None,
+    stacker: Stacker | None = None,
+) -> Combined:
+    """Join members' scores.
+
+    Parameters
+    ----------
+    scores : ndarray of float64, shape (n_rows, n_members)
+        Members' scores, riskiest highest; only their order inside a decision time counts, except for
+        ``mean_log_odds`` and ``stacked``.
+    times : ndarray of int64, shape (n_rows,)
+        Decision time of each row.
+    tie : ndarray of uint64, shape (n_rows,)
+        Hash of the unit, which orders rows of equal score.
+    k : int
+        Alert budget a decision time.
+    combiner : str
+        ``intersection``: alerts are the rows in every member's top K, possibly none (the paper's PARALLEL);
+        ``min_votes``: in the top K of at least ``min_votes`` members; ``mean_rank``: the K lowest mean ranks;
+        ``mean_log_odds``: the K highest means (soft voting, a logarithmic opinion pool); ``stacked``: the K highest
+        scores of ``stacker``. Voted rows are ordered by votes, then by mean rank.
+    min_votes : int, optional
+        For ``min_votes``; None means all members.
+    stacker : Stacker, optional
+        For ``stacked``; None weighs all members alike.
+
+    Returns
+    -------
+    Combined
+        Score, rank and alerts.
+
+    Raises
+    ------
+    InputError
+        If ``min_votes`` is below 1 or above the number of members.
+    """
+    members = scores.shape[1]
+    if combiner in ("mean_log_odds", "stacked"):
+        weighed = stacker if combiner == "stacked" else None
+        score = (weighed or Stacker.mean(members)).log_odds(scores)
+        rank = rank_within(times, score, tie)
+        return Combined(score, rank, rank <= k)
+    ranks = np.column_stack([rank_within(times, scores[:, member], tie) for member in range(members)])
+    share = 1 - (ranks.mean(axis=1) - 0.5) / group_sizes(times)
+    if combiner == "mean_rank":
+        score = logit(share)
+        rank = rank_within(times, score, tie)
+        return Combined(score, rank, rank <= k)
+    needed = members if combiner == "intersection" or min_votes is None else min_votes
+    if not 1 <= needed <= members:
+        raise InputError(
+            f"min_votes is {needed} with {members} members",
+            "parameter models.parallel.min_votes",
+            f"Give a number from 1 to {members}, or null for all members.",
+        )
+    votes = (ranks <= k).sum(axis=1)
+    score = logit((votes + share) / (members + 1))
+    return Combined(score, rank_within(times, score, tie), votes >= needed)

@@ -1,0 +1,89 @@
+"""A learner's file as something that scores rows, without the library that fitted it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from features.errors import InputError
+from models.config import OBJECTIVES, SEQUENCE
+from models.light.errors import HeavyModelError
+from models.light.prepared import read_prepared
+from models.trees.errors import UnsupportedModelError
+
+_PREPARED: Final = ("logistic", "mlp")
+
+
+class FirstFeatures:
+    """A scorer that sees the first columns of the rows only, beside others that also read the window after them.
+
+    Parameters
+    ----------
+    scorer : classifier
+        Scores the first columns.
+    columns : int
+        How many it sees.
+    features : int
+        How many a row has.
+    """
+
+    def __init__(self, scorer: Any, columns: int, features: int) -> None:
+        self._scorer = scorer
+        self._columns = columns
+        self.classes_ = np.array([0, 1])
+        self.n_features_in_ = features
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        """Give the probability of both classes, shape (n_rows, 2)."""
+        positive = self._scorer.predict_proba(np.ascontiguousarray(X[:, : self._columns]))[:, 1]
+        return np.column_stack([1 - positive, positive])
+
+
+def read_light(name: str, content: bytes, where: str, features: int) -> Any:
+    """Read a learner's file.
+
+    Parameters
+    ----------
+    name : str
+        Which learner.
+    content : bytes
+        The file, already verified by its hash and by :func:`models.structure.check_file`.
+    where : str
+        Its name inside the bundle.
+    features : int
+        Columns of the rows that it will score.
+
+    Returns
+    -------
+    classifier
+        Has ``predict_proba``, ``classes_`` and ``n_features_in_``; its probabilities are the library's, bit for bit.
+
+    Raises
+    ------
+    HeavyModelError
+        If only the library scores it.
+    InputError
+        If it is damaged.
+    """
+    if name in SEQUENCE:
+        raise HeavyModelError(f"{name} is scored by PyTorch", where)
+    if name in _PREPARED:
+        return read_prepared(name, content, where, features)
+    from models.light.objectives import objective_of  # noqa: PLC0415 - numba, for trees only
+    from models.trees.evaluate import read_evaluator  # noqa: PLC0415
+
+    try:
+        trees = read_evaluator(content, where)
+    except UnsupportedModelError as unsupported:
+        raise HeavyModelError(unsupported.what, where) from None
+    if name not in OBJECTIVES:
+        if trees.model.wrapped:
+            raise InputError(
+                f"not a readable {name} model: it holds an objective of ours", where, "Train the bundle again."
+            )
+        return trees
+    try:
+        return objective_of(name, content, trees)
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(f"not a readable {name} model: {error}", where, "Train the bundle again.") from None

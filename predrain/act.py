@@ -1,0 +1,221 @@
+"""``predrain act``: let the controller decide and act once or in a loop, rehearse it, stop it, undo everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from predrain.console import FAILED, JsonOption, reported
+from predrain.version import VERSION
+
+if TYPE_CHECKING:
+    from scheduler.controller import Controller
+    from scheduler.file_scheduler import FileScheduler
+    from scheduler.report import RoundReport
+    from scheduler.sqlite_ledger import SqliteLedger
+
+
+def act(
+    cluster: Annotated[Path, typer.Option(help="File that describes the cluster; it is read and written.")],
+    scores: Annotated[Path | None, typer.Option(help="Folder of scores that `predrain score` writes.")] = None,
+    events: Annotated[
+        Path | None,
+        typer.Option(help="events.parquet of the dataset: XIDs and diagnostics that bypass the model, and repairs."),
+    ] = None,
+    settings: Annotated[
+        Path | None,
+        typer.Option(help="YAML with the sections policy and controller.  Without thresholds no score has a tier."),
+    ] = None,
+    ledger: Annotated[Path, typer.Option(help="File of the ledger; made where there is none.")] = Path("ledger.db"),
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would be written, write nothing.")] = (
+        False
+    ),
+    loop: Annotated[bool, typer.Option("--loop", help="Go on until SIGTERM; one replica is active at a time.")] = False,
+    kill: Annotated[bool, typer.Option("--kill", help="Set the kill switch: from now on nothing new anywhere.")] = (
+        False
+    ),
+    resume: Annotated[bool, typer.Option("--resume", help="Clear what --kill and --release-all set.")] = False,
+    release_all: Annotated[
+        bool, typer.Option("--release-all", help="Take off everything of ours, and put nothing on until --resume.")
+    ] = False,
+    reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the breaker by hand.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn the newest scores into taints and drains, under budgets and stages, and take them off when they expire.
+
+    Exits with 0 when every action was confirmed, was not right any more, or there was none (also: another replica is
+    active); with 1 when something failed.
+
+    Example: predrain act --cluster cluster.json --scores scores --settings act.yaml --dry-run
+    """
+    told = kill or resume or release_all or reset_breaker
+    if sum((kill, resume, release_all)) > 1:
+        raise typer.BadParameter("give one of --kill, --resume and --release-all")
+    if loop and (dry_run or told):
+        raise typer.BadParameter("--loop goes with none of --dry-run, --kill, --resume, --release-all, --reset-breaker")
+    if dry_run and (kill or resume or reset_breaker):
+        raise typer.BadParameter("--dry-run goes with none of --kill, --resume and --reset-breaker")
+    if scores is None and not told:
+        raise typer.BadParameter("needed", param_hint="--scores")
+    with reported():
+        from scheduler.clock import SystemClock
+        from scheduler.file_scheduler import FileScheduler
+
+        scheduler = FileScheduler(cluster, SystemClock())
+        if told and not dry_run:
+            _tell(scheduler, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
+            if not release_all:
+                return
+        controller = _controller(scheduler, (scores, events), settings, ledger, dry_run=dry_run, undo=release_all)
+        if dry_run:
+            from scheduler.readings import Switches
+
+            report = controller.rehearse(Switches(release_all=True) if release_all else None)
+            _show(report, as_json)
+        elif loop:
+            report = _follow(controller, settings, as_json)
+        else:
+            report = controller.round()
+            controller.stop()
+            _show(report, as_json)
+    if report.failed:
+        raise typer.Exit(FAILED)
+
+
+def _tell(scheduler: FileScheduler, *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool) -> None:
+    from dataclasses import replace
+
+    from scheduler.clock import SystemClock
+    from scheduler.failures import SchedulerError
+    from telemetry.errors import InputError
+
+    try:
+        switches = scheduler.read_switches()
+        if resume:
+            switches = replace(switches, kill=False, release_all=False)
+        if kill or release_all:
+            switches = replace(switches, kill=kill or switches.kill, release_all=release_all or switches.release_all)
+        if reset_breaker:
+            switches = replace(switches, reset_breaker_at=SystemClock().now())
+        answer = scheduler.set_switches(switches)
+    except SchedulerError as error:
+        raise InputError(f"the switches cannot be read: {error}", str(scheduler.path), "Try again.") from None
+    if not answer.confirmed:
+        raise InputError(f"the switches are not set: {answer.words}", str(scheduler.path), "Try again.")
+    state = ["kill switch on" if switches.kill else "kill switch off"]
+    state += ["release all"] if switches.release_all else []
+    state += ["breaker closed by hand"] if reset_breaker else []
+    sys.stderr.write(f"predrain act: {', '.join(state)}\n")
+
+
+def _controller(
+    scheduler: FileScheduler,
+    sources: tuple[Path | None, Path | None],
+    settings: Path | None,
+    ledger: Path,
+    *,
+    dry_run: bool,
+    undo: bool,
+) -> Controller:
+    from scheduler.clock import SystemClock
+    from scheduler.controller import Controller
+    from scheduler.event_facts import EventFacts
+    from scheduler.risks import MemoryFacts, MemoryRisks
+    from scheduler.scores_reader import ScoresReader
+    from scheduler.settings import ActSettings, read_settings
+
+    scores, events = sources
+    given = ActSettings() if settings is None else read_settings(settings)
+    return Controller(
+        scheduler,
+        MemoryRisks() if scores is None else ScoresReader(scores),
+        MemoryFacts() if events is None else EventFacts(events),
+        _ledger(ledger, dry_run=dry_run, undo=undo),
+        SystemClock(),
+        given.policy,
+        given.controller,
+        holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+        code=VERSION,
+    )
+
+
+def _ledger(file: Path, *, dry_run: bool, undo: bool) -> SqliteLedger:
+    from scheduler.sqlite_ledger import SqliteLedger
+    from telemetry.errors import InputError
+
+    if dry_run:
+        return SqliteLedger(None)  # no alert of the past is judged in a rehearsal, and nothing is recorded
+    try:
+        return SqliteLedger(file)
+    except InputError as error:
+        if not undo:
+            raise
+        sys.stderr.write(f"predrain act: {error} Everything is released all the same, without a record.\n")
+        return SqliteLedger(None)
+
+
+def _follow(controller: Controller, settings: Path | None, as_json: bool) -> RoundReport:
+    from datetime import UTC, datetime
+
+    from predrain.stopping import until_stopped
+    from scheduler.report import RoundReport
+    from scheduler.settings import ActSettings, read_settings
+
+    every = (ActSettings() if settings is None else read_settings(settings)).controller.every
+    report = RoundReport(datetime.now(UTC))
+    before: list[str] = []
+    try:
+        for _ in until_stopped(every):
+            try:
+                report = controller.round()
+            except Exception as error:  # whatever it is, marks expire and must be taken off: go on
+                report = RoundReport(datetime.now(UTC), errors=[f"{type(error).__name__}: {error}"])
+            said = [str(report.active), *report.errors, *report.notes]
+            if report.steps or said != before:  # what stays as it was need not be said every minute
+                _show(report, as_json)
+            before = said
+    finally:
+        controller.stop()
+    return report
+
+
+def _show(report: RoundReport, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False, sort_keys=True) + "\n")
+        sys.stdout.flush()
+        return
+    for line in _lines(report):
+        sys.stdout.write(line + "\n")
+    for error in report.errors:
+        sys.stderr.write(f"predrain act: error: {error}\n")
+    sys.stdout.flush()
+
+
+def _lines(report: RoundReport) -> list[str]:
+    content: dict[str, Any] = report.to_json()
+    lines = [f"{report.at:%Y-%m-%d %H:%M:%S} UTC" + ("" if report.active else ": not active, nothing is done here")]
+    for step in report.steps:
+        action = step.action
+        words = f": {step.words}" if step.words else ""
+        lines.append(f"{step.came_to:<8} {action.verb} {action.node} ({action.tier}){words}")
+        lines += [f"         why: {reason}" for reason in action.reasons]
+        lines += [f"         {write.words}" for write in step.writes]
+    lines += [f"over budget: {node}: {why}" for node, why in content["over_budget"].items()]
+    lines += [f"breaker open: {words}" for words in content["breaker"].values()]
+    lines += [f"fleet: {words}" for words in content["fleet"]]
+    lines += [f"note: {note}" for note in report.notes]
+    if not report.steps and report.active and report.plan is not None:
+        lines.append("nothing to do")
+    return lines
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.command("act")(act)

@@ -1,0 +1,141 @@
+"""``predrain ledger``: why a node was treated so, what was decided when, and whether it would be decided so again."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from predrain.console import FAILED, JsonOption, reported
+
+ledger_app = typer.Typer(
+    name="ledger", help="Ask the record of every decision and action.", no_args_is_help=True, add_completion=False
+)
+
+LedgerOption = Annotated[Path, typer.Option("--ledger", help="File of the ledger.")]
+MostOption = Annotated[int, typer.Option(help="How many decisions at most, the newest first.", min=1)]
+
+
+@ledger_app.command("why")
+def why(
+    node: Annotated[str, typer.Argument(help="Name of the node.")],
+    ledger: LedgerOption = Path("ledger.db"),
+    most: MostOption = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell what was decided about a node and why, what was called, and what the scheduler answered.
+
+    Example: predrain ledger why gpu-node-17
+    """
+    with reported():
+        from scheduler.ledger_reader import LedgerReader
+
+        found = LedgerReader(ledger).why(node, most)
+        if as_json:
+            _write(json.dumps({"node": node, "decisions": found}, ensure_ascii=False, sort_keys=True))
+            return
+        for each in found:
+            risk = "no risk known" if each["risk"] is None else f"risk {each['risk']:.1%}"
+            _write(f"decision {each['decision']}, {each['at']}: {each['tier']}, {risk}, {_levels(each)}")
+            model = each["model"]
+            if model is not None:
+                _write(f"  model {model['profile']} {model['digest'][:12]}, scores of {each['scores_of']}")
+            for reason in each["reasons"]:
+                _write(f"  why: {reason}")
+            if each["over_budget"]:
+                _write(f"  over budget: {each['over_budget']}")
+            for words in each["breaker"].values():
+                _write(f"  breaker open: {words}")
+            _calls(each)
+
+
+@ledger_app.command("list")
+def listing(ledger: LedgerOption = Path("ledger.db"), most: MostOption = 20, as_json: JsonOption = False) -> None:
+    """List decisions that led to something, or told something new.
+
+    Example: predrain ledger list --json
+    """
+    with reported():
+        from scheduler.ledger_reader import LedgerReader
+
+        found = LedgerReader(ledger).rounds(most)
+        if as_json:
+            _write(json.dumps({"decisions": found}, ensure_ascii=False, sort_keys=True))
+            return
+        for each in found:
+            tiers = ", ".join(f"{name} {count}" for name, count in each["tiers"].items()) or "all clear"
+            _write(f"decision {each['decision']}, {each['at']}: {each['nodes']} nodes, {tiers}")
+            _calls(each)
+
+
+@ledger_app.command("replay")
+def replay(
+    number: Annotated[int, typer.Argument(metavar="ID", help="Number of the decision.")],
+    ledger: LedgerOption = Path("ledger.db"),
+    as_json: JsonOption = False,
+) -> None:
+    """Decide again from what was recorded and compare; exits with 1 if it comes out otherwise.
+
+    Example: predrain ledger replay 17
+    """
+    with reported():
+        from scheduler.ledger_reader import LedgerReader
+
+        found = LedgerReader(ledger).replay(number)
+    equal = not found.differences
+    if as_json:
+        content = {"decision": number, "code": found.code, "equal": equal, "differences": list(found.differences)}
+        _write(json.dumps(content, ensure_ascii=False, sort_keys=True))
+    else:
+        words = "equal in everything" if equal else "comes out otherwise"
+        _write(f"decision {number} of predrain {found.code}: {words}")
+        for difference in found.differences:
+            _write(f"  {difference}")
+    if not equal:
+        raise typer.Exit(FAILED)
+
+
+@ledger_app.command("export")
+def export(
+    out: Annotated[Path, typer.Option(help="Parquet file of events to write.")],
+    ledger: LedgerOption = Path("ledger.db"),
+) -> None:
+    """Write our own drains and releases as events, for `predrain import --events`.
+
+    Example: predrain ledger export --out drains.parquet
+    """
+    with reported():
+        from scheduler.ledger_export import drain_events, write_events
+        from scheduler.ledger_reader import LedgerReader
+
+        events = drain_events(LedgerReader(ledger).marks())
+        write_events(events, out)
+        _write(f"{len(events)} events in {out}")
+
+
+def _levels(each: dict[str, Any]) -> str:
+    wanted, target = each["wanted"], each["target"]
+    return target if wanted == target else f"{target} instead of {wanted}"
+
+
+def _calls(each: dict[str, Any]) -> None:
+    for call in each["calls"]:
+        words = f": {call['words']}" if call["words"] else ""
+        _write(f"  {call['at']} {call['verb']} {call['node']}: {call['answer']}{words}")
+        for write in call["wrote"]:
+            before, after = (write[name] if write[name] is not None else "(none)" for name in ("before", "after"))
+            _write(f"    {write['path']}: {before} -> {after}")
+    for skip in each["skipped"]:
+        _write(f"  {skip['at']} {skip['verb']} {skip['node']}: not done, {skip['why']}")
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(line + "\n")
+
+
+def add_to(app: typer.Typer) -> None:
+    """Register the verb."""
+    app.add_typer(ledger_app)

@@ -1,0 +1,276 @@
+"""Carries out the actions of one decision: re-read, re-validate, record, call, record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from policy.fleet import NodeView, UnitView
+from policy.plan import Action, Plan
+from scheduler.answers import Answer, Precondition
+from scheduler.failures import LedgerError, SchedulerError, SourceError
+from scheduler.ports import Clock, Ledger, SchedulerAdapter
+from scheduler.readings import NodeReading, Switches
+from scheduler.records import Intent, Settled, key_of
+from scheduler.report import RoundReport, Step
+from scheduler.revalidate import Expected, level_after, stands, why_not
+from scheduler.settings import ControllerSettings
+
+
+class LeaseLostError(Exception):
+    """Another replica is active, or nobody knows: nothing more may be written."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """The right to write, as this process holds it.
+
+    Attributes
+    ----------
+    scheduler : SchedulerAdapter
+    clock : Clock
+    holder : str
+    lasts : timedelta
+    until : datetime or None
+        None: not held.
+    """
+
+    scheduler: SchedulerAdapter
+    clock: Clock
+    holder: str
+    lasts: timedelta
+    until: datetime | None = None
+
+    def take(self) -> bool:
+        """Take or prolong it; False: another replica holds it.
+
+        Raises
+        ------
+        SchedulerError
+            If it is not known.
+        """
+        self.until = None
+        self.until = self.scheduler.hold_lease(self.holder, self.lasts)
+        return self.until is not None
+
+    def hold(self) -> datetime:
+        """Give its end, prolonged where half of it is over.
+
+        Raises
+        ------
+        LeaseLostError
+            If it is not held any more, or it is not known whether it is.
+        """
+        try:
+            if self.until is None or self.until - self.clock.now() < self.lasts / 2:
+                self.take()
+        except SchedulerError as error:
+            raise LeaseLostError(f"it is not known whether the lease is held: {error}") from error
+        if self.until is None:
+            raise LeaseLostError("another replica holds the lease")
+        return self.until
+
+
+@dataclass(slots=True)
+class Acting:
+    """The actions of one decision on their way.
+
+    Attributes
+    ----------
+    scheduler, ledger, clock, lease, settings
+    number : int or None
+        Of the decision in the ledger; None: it could not be recorded.
+    expected : dict of str to Expected
+        What was decided on, by node; follows what is done.
+    evidence : callable
+        Gives a node's units with the newest scores and facts.
+    report : RoundReport
+        Filled.
+    forward : bool
+        Whether anything new may be done at all.
+    held : frozenset of str
+        Nodes that are left as they are, releases included.
+    done : list of Action
+        What the scheduler has confirmed.
+    """
+
+    scheduler: SchedulerAdapter
+    ledger: Ledger
+    clock: Clock
+    lease: Lease
+    settings: ControllerSettings
+    number: int | None
+    expected: dict[str, Expected]
+    evidence: Callable[[NodeView], tuple[UnitView, ...]]
+    report: RoundReport
+    forward: bool = True
+    held: frozenset[str] = frozenset()
+    done: list[Action] = field(default_factory=list)
+    _stuck: set[str] = field(default_factory=set)
+    _new: int = 0
+
+    def carry_out(self, plan: Plan) -> None:
+        """Carry out a plan, as far as it may be.
+
+        Raises
+        ------
+        LeaseLostError
+            If the lease is lost on the way; what was done until then is in ``done``.
+        """
+        began = self.clock.now()
+        for action in plan.actions:
+            if self.clock.now() - began > self.settings.most_time:
+                self._skip(action, "the round took too long: left to the next one")
+                continue
+            why = self._held_back(action)
+            if why is not None:
+                self._skip(action, why)
+                continue
+            self._one(action)
+
+    def _held_back(self, action: Action) -> str | None:
+        if action.node in self.held:
+            return "what its GPUs reported cannot be read, and its mark has not expired"
+        if action.verb == "release":
+            return None
+        if not self.forward:
+            return "nothing new in this round"
+        if action.node in self._stuck:
+            return "an earlier step on the node was not confirmed"
+        if self._new >= self.settings.most_new:
+            return f"{self.settings.most_new} new marks were made in this round: left to the next one"
+        return None
+
+    def _one(self, action: Action) -> None:
+        for _ in range(self.settings.retries + 1):
+            until = self.lease.hold()
+            reading = self._ready(action)
+            if reading is None:
+                return
+            if self.clock.now() >= until:
+                raise LeaseLostError("the lease ended while the node was read")
+            try:
+                intent = self._intend(action, reading)
+            except LedgerError as error:
+                self._without_ledger(error)
+                if action.verb != "release":
+                    self._skip(action, "it could not be recorded, so it is not done")
+                    return
+                intent = None
+            precondition = Precondition(reading.version, reading.boot_id, reading.view.marks, self.lease.holder, until)
+            answer = self.scheduler.apply(action, precondition)
+            if self._answered(action, intent, answer):
+                return
+        self._stuck.add(action.node)
+        self._note(action, "failed", f"somebody else kept writing to it, {self.settings.retries + 1} times")
+
+    def _ready(self, action: Action) -> NodeReading | None:
+        """Read the node again; None: there is nothing to be done on it, or it must not be done, which is noted."""
+        try:
+            reading = self.scheduler.revalidate(action.node)
+            why = "there is no such node any more" if reading is None else self._why_not(action, reading)
+            if reading is None or why is not None:
+                self._skip(action, why or "")
+                return None
+            if self.scheduler.preview((action,), reading)[0]:
+                return reading
+        except (SchedulerError, SourceError) as error:
+            self._stuck.add(action.node)
+            self._note(action, "failed", f"it could not be read again: {error}")
+            return None
+        self._confirmed(action, Answer("already", "it stood so"))
+        return None
+
+    def _why_not(self, action: Action, reading: NodeReading) -> str | None:
+        if action.verb == "release":
+            expected = self.expected[action.node]
+            return why_not(action, expected, reading, (), Switches(), self.clock.now())
+        switches = self.scheduler.read_switches()
+        units = self.evidence(reading.view)
+        return why_not(action, self.expected[action.node], reading, units, switches, self.clock.now())
+
+    def _intend(self, action: Action, reading: NodeReading) -> int | None:
+        if self.number is None:
+            raise LedgerError("the decision is not recorded")
+        writes = self.scheduler.preview((action,), reading)[0]
+        key = key_of(self.number, action)
+        now = self.clock.now()
+        return self.ledger.intend(
+            Intent(self.number, now, action.node, action.verb, action.to, key, action, reading, writes)
+        )
+
+    def _answered(self, action: Action, intent: int | None, answer: Answer) -> bool:
+        """Take note of an answer; False: try again."""
+        if answer.kind == "timeout":
+            self._unanswered(action, intent, answer)
+            return True
+        self._settle(intent, Settled(self.clock.now(), answer.kind, answer.confirmed, answer.words, answer.writes))
+        if answer.confirmed:
+            self._confirmed(action, answer)
+        elif answer.kind == "conflict":
+            return False
+        else:
+            self._stuck.add(action.node)
+            self._note(action, "failed", f"{answer.kind}: {answer.words}")
+        return True
+
+    def _unanswered(self, action: Action, intent: int | None, answer: Answer) -> None:
+        try:
+            reading = self.scheduler.revalidate(action.node)
+        except SchedulerError as error:
+            self._stuck.add(action.node)
+            self._note(action, "unknown", f"no answer, and the node could not be read again: {error}")
+            return  # the intent stays unsettled: the next round, or the next process, looks again
+        settled = settled_by_reading(action, reading, self.clock.now(), answer.words)
+        self._settle(intent, settled)
+        if settled.confirmed:
+            self._confirmed(action, Answer("done", settled.words))
+        else:
+            self._stuck.add(action.node)
+            self._note(action, "failed", settled.words)
+
+    def _confirmed(self, action: Action, answer: Answer) -> None:
+        self.done.append(action)
+        before = self.expected[action.node]
+        self.expected[action.node] = replace(before, level=level_after(action, before.level))
+        self._new += action.verb not in ("release", "publish") and answer.kind == "done"
+        self.report.steps.append(Step(action, answer.kind, answer.words, answer.writes))
+
+    def _settle(self, intent: int | None, settled: Settled) -> None:
+        if intent is None:
+            return
+        try:
+            self.ledger.settle(intent, settled)
+        except LedgerError as error:
+            self._without_ledger(error)
+
+    def _skip(self, action: Action, why: str) -> None:
+        if action.verb != "release":
+            self._stuck.add(action.node)
+        self._note(action, "skipped", why)
+        if self.number is None:
+            return
+        try:
+            self.ledger.skip(self.number, self.clock.now(), action, why)
+        except LedgerError as error:
+            self._without_ledger(error)
+
+    def _note(self, action: Action, came_to: str, words: str) -> None:
+        self.report.steps.append(Step(action, came_to, words))
+
+    def _without_ledger(self, error: LedgerError) -> None:
+        self.forward = False
+        if str(error) not in self.report.errors:
+            self.report.errors.append(str(error))
+
+
+def settled_by_reading(action: Action, reading: NodeReading | None, now: datetime, words: str) -> Settled:
+    """Say by the node itself what a call without an answer came to."""
+    if reading is None:
+        return Settled(now, "gone", False, "there is no such node any more")
+    if not reading.view.readable:
+        return Settled(now, "not_found", False, f"{words}; the node's state cannot be read")
+    if stands(action, reading.view.marks):
+        return Settled(now, "found", True, f"{words}; the node was read again and it stands so")
+    return Settled(now, "not_found", False, f"{words}; the node was read again and it does not stand so")

@@ -1,0 +1,95 @@
+"""What is about to be written to a scheduler, under which condition, and what it answered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from policy.fleet import Marks
+
+AnswerKind = Literal["done", "already", "conflict", "timeout", "refused", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One change of one thing in a scheduler, exactly as it is sent.
+
+    Attributes
+    ----------
+    target : str
+        What is changed: ``node n17``.
+    path : str
+        Which part of it, such as ``metadata.annotations[predrain.io/prediction]`` or ``Reason``.
+    before, after : str or None
+        Its content as texts; None: not there.
+    """
+
+    target: str
+    path: str
+    before: str | None
+    after: str | None
+
+    @property
+    def words(self) -> str:
+        """The change in one line."""
+        return f"{self.target}: {self.path}: {_shown(self.before)} -> {_shown(self.after)}"
+
+
+def _shown(text: str | None) -> str:
+    return "(none)" if text is None else text
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What must still be true of a node when it is written to.
+
+    Attributes
+    ----------
+    version : str
+        Of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a digest of
+        state, reason and the time of the reason.
+    boot_id : str or None
+        A node that booted anew is another node.
+    marks : Marks
+        What of ours stood on it.
+    holder : str
+        Who holds the lease; an adapter that can, lets the scheduler compare.
+    until : datetime
+        The write must have been sent by then: the end of the lease. Aware.
+    """
+
+    version: str
+    boot_id: str | None
+    marks: Marks
+    holder: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a scheduler answered to a write.
+
+    Attributes
+    ----------
+    kind : str
+        ``done``; ``already``: it stood so before, nothing was written; ``conflict``: somebody else wrote in between,
+        nothing was written; ``timeout``: no answer, and nobody knows whether it was written; ``refused``: the
+        scheduler will not (rights, a quota, a fault of its own), nothing was written; ``gone``: there is no such node.
+    words : str
+        What it said.
+    writes : tuple of Write
+        What was written.
+    version : str or None
+        Of what was written to, afterwards.
+    """
+
+    kind: AnswerKind
+    words: str = ""
+    writes: tuple[Write, ...] = ()
+    version: str | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether what was asked for stands now."""
+        return self.kind in ("done", "already")

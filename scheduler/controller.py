@@ -1,0 +1,277 @@
+"""One round of the controller: read, decide, carry out what is still right; a restart may come at any point."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from policy.config import PolicyConfig
+from policy.decide import carried_out, decide
+from policy.fleet import NodeView, Signals, UnitView
+from policy.outcomes import Outcome
+from policy.plan import Action, Plan
+from policy.state import PolicyState
+from scheduler.acting import Acting, Lease, LeaseLostError, settled_by_reading
+from scheduler.evidence import Evidence
+from scheduler.failures import LedgerError, SchedulerError, SourceError
+from scheduler.ports import Clock, FactSource, Ledger, RiskSource, SchedulerAdapter
+from scheduler.readings import FleetReading, Switches
+from scheduler.records import RoundRecord, digest_of
+from scheduler.report import RoundReport, Step
+from scheduler.revalidate import Expected
+from scheduler.settings import ControllerSettings
+from scheduler.stored_state import state_of, state_text
+
+_KEEP_AT_LEAST = timedelta(minutes=10)
+# The safety state is written anew after so long, also where nothing but the time in it changed.
+
+
+class Controller:
+    """Decides about a cluster, and acts.
+
+    Parameters
+    ----------
+    scheduler : SchedulerAdapter
+    risks : RiskSource
+    facts : FactSource
+    ledger : Ledger
+    clock : Clock
+    policy : PolicyConfig
+    settings : ControllerSettings
+    holder : str
+        Name of this process, unique among the replicas.
+    code : str
+        predrain's version, for the ledger.
+
+    Notes
+    -----
+    A round is: hold the lease; find out what became of calls that a dead process left without an answer; read the
+    scheduler, its switches and the safety state that it keeps; read scores and facts; decide; record the decision; keep
+    the new safety state in the scheduler, so that what was granted counts against the rates whatever happens next; then
+    for each action re-read the node, the switches and its evidence, record the call, call, record what it came to; and
+    keep the safety state once more with what was confirmed. It may end anywhere: the next round begins with what stands
+    in the scheduler, and an action that stands is not decided again.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerAdapter,
+        risks: RiskSource,
+        facts: FactSource,
+        ledger: Ledger,
+        clock: Clock,
+        policy: PolicyConfig,
+        settings: ControllerSettings,
+        *,
+        holder: str,
+        code: str,
+    ) -> None:
+        self._scheduler = scheduler
+        self._evidence = Evidence(risks, facts)
+        self._ledger = ledger
+        self._clock = clock
+        self._policy = policy
+        self._settings = settings
+        self._holder = holder
+        self._code = code
+        self._lease = Lease(scheduler, clock, holder, settings.lease)
+
+    def round(self) -> RoundReport:
+        """Do one round.
+
+        Returns
+        -------
+        RoundReport
+            A scheduler, a source or a ledger that fails is an error in it, and is not raised.
+        """
+        report = RoundReport(self._clock.now())
+        try:
+            report.active = self._lease.take()
+            if report.active:
+                self._active(report)
+        except SchedulerError as error:
+            report.errors.append(f"the scheduler cannot be read: {error}")
+        except LeaseLostError as error:
+            report.active = False
+            report.notes.append(f"stopped: {error}")
+        return report
+
+    def rehearse(self, switches: Switches | None = None) -> RoundReport:
+        """Decide, and give exactly what would be written; nothing is: no lease, no ledger, no state.
+
+        Parameters
+        ----------
+        switches : Switches or None
+            As if they were set so; None: as they are.
+
+        Returns
+        -------
+        RoundReport
+            Its steps came to ``would``.
+        """
+        report = RoundReport(self._clock.now(), rehearsed=True)
+        try:
+            fleet, state, _ = self._read(report)
+            fleet = fleet if switches is None else replace(fleet, switches=switches)
+            plan, _, _ = self._decided(fleet, state, report)
+            readings = {each.view.name: each for each in fleet.nodes}
+            of_node: dict[str, list[Action]] = {}
+            for action in plan.actions:
+                of_node.setdefault(action.node, []).append(action)
+            writes = {name: iter(self._scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
+            report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
+        except SchedulerError as error:
+            report.errors.append(f"the scheduler cannot be read: {error}")
+        return report
+
+    def stop(self) -> None:
+        """Give the lease back, so that another replica need not wait for its end."""
+        self._scheduler.drop_lease(self._holder)
+
+    def _active(self, report: RoundReport) -> None:
+        self._settle_open(report)
+        fleet, state, version = self._read(report)
+        plan, views, signals = self._decided(fleet, state, report)
+        record = RoundRecord(
+            views, state, signals, self._policy, plan, self._evidence.risks.model, self._evidence.risks.decided_at,
+            self._holder, self._code, tuple(report.notes),
+        )  # fmt: skip
+        forward = self._record(record, report)
+        self._lease.hold()
+        kept = self._keep(plan.state, state, version, report)
+        if kept is None:
+            forward = False
+        boots = {each.view.name: each.boot_id for each in fleet.nodes}
+        acting = Acting(
+            self._scheduler, self._ledger, self._clock, self._lease, self._settings, report.number,
+            {view.name: Expected(view, boots[view.name], view.marks.level) for view in views},
+            self._newest, report, forward, self._held(views, signals),
+        )  # fmt: skip
+        try:
+            acting.carry_out(plan)
+        except LeaseLostError:
+            # a state that another replica has replaced since has another version, and is left alone
+            self._note_done(acting, plan, kept, report)
+            raise
+        self._note_done(acting, plan, kept, report)
+
+    def _note_done(self, acting: Acting, plan: Plan, kept: str | None, report: RoundReport) -> None:
+        if acting.done and kept is not None:
+            self._keep(carried_out(plan.state, acting.done), plan.state, kept, report)
+
+    def _settle_open(self, report: RoundReport) -> None:
+        try:
+            for number, intent in self._ledger.unsettled():
+                reading = self._scheduler.revalidate(intent.node)
+                settled = settled_by_reading(intent.action, reading, self._clock.now(), "the call was interrupted")
+                self._ledger.settle(number, settled)
+                report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.words}")
+        except LedgerError as error:
+            report.errors.append(str(error))
+
+    def _read(self, report: RoundReport) -> tuple[FleetReading, PolicyState, str]:
+        fleet = self._scheduler.read_fleet()
+        stored = self._scheduler.load_state()
+        state = PolicyState()
+        if stored.text is not None:
+            try:
+                state = state_of(stored.text)
+            except ValueError as error:
+                report.errors.append(f"begins with an empty safety state, for {error}")
+        report.errors += self._evidence.refresh(self._clock.now())
+        return fleet, state, stored.version
+
+    def _decided(
+        self, fleet: FleetReading, state: PolicyState, report: RoundReport
+    ) -> tuple[Plan, tuple[NodeView, ...], Signals]:
+        now = self._clock.now()
+        views = tuple(self._evidence.placed(each.view, state) for each in fleet.nodes)
+        risks = self._evidence.risks
+        signals = Signals(
+            read_at=fleet.read_at,
+            scheduler_error=fleet.trouble,
+            model_fitted_at=risks.model_fitted_at,
+            drift=risks.drift,
+            outcomes=self._outcomes(now, report),
+            kill=fleet.switches.kill,
+            release_all=fleet.switches.release_all,
+            reset_breaker_at=fleet.switches.reset_breaker_at,
+        )
+        plan = decide(views, state, signals, self._policy, now)
+        report.plan = plan
+        return plan, views, signals
+
+    def _outcomes(self, now: datetime, report: RoundReport) -> Sequence[Outcome]:
+        since = now - self._policy.stages.window - 2 * self._policy.horizon - timedelta(days=1)
+        try:
+            return tuple(self._evidence.fact_source.outcomes(self._ledger.alerts(since), now))
+        except (LedgerError, SourceError) as error:
+            report.errors.append(f"no alert is judged, so no stage moves: {error}")
+            return ()
+
+    def _record(self, record: RoundRecord, report: RoundReport) -> bool:
+        """Record the decision where it is worth a record; False: nothing new may follow from it."""
+        plan = record.plan
+        try:
+            if plan.actions or plan.alerts or plan.reasons or self._ledger.last_digest() != digest_of(plan):
+                report.number = self._ledger.begin(record)
+        except LedgerError as error:
+            report.errors.append(f"nothing new is done, and releases only: {error}")
+            return False
+        return True
+
+    def _keep(self, state: PolicyState, before: PolicyState, version: str, report: RoundReport) -> str | None:
+        """Keep the safety state in the scheduler; gives its new version, or None where that is not sure."""
+        if _same(state, before):
+            return version
+        try:
+            text = state_text(state)
+        except ValueError as error:
+            report.errors.append(str(error))
+            return None
+        answer = self._scheduler.save_state(text, version)
+        if answer.confirmed:
+            return answer.version or version
+        if answer.kind == "timeout":
+            try:
+                found = self._scheduler.load_state()
+            except SchedulerError as error:
+                report.errors.append(f"the safety state may not be kept, so nothing new is done: {error}")
+                return None
+            if found.text == text:
+                return found.version
+        elif answer.kind == "conflict":
+            raise LeaseLostError(f"another process wrote the safety state: {answer.words}")
+        report.errors.append(f"the safety state is not kept, so nothing new is done: {answer.kind} {answer.words}")
+        return None
+
+    def _held(self, views: tuple[NodeView, ...], signals: Signals) -> frozenset[str]:
+        """Give the nodes that are left as they are, for what their GPUs reported could not be read since we began.
+
+        A mark may rest on a fault that is there, and only seems to have gone. It holds until it expires; what a person
+        asks for is done at once.
+        """
+        if self._evidence.facts_known or signals.release_all:
+            return frozenset()
+        return frozenset(
+            view.name
+            for view in views
+            if view.marks.published is not None
+            and view.marks.published.expires_at > self._clock.now()
+            and view.opt_out is None
+        )
+
+    def _newest(self, view: NodeView) -> tuple[UnitView, ...]:
+        return self._evidence.newest(view, self._clock.now())
+
+
+def _same(state: PolicyState, before: PolicyState) -> bool:
+    """Tell whether two states differ in nothing but the time of the decision, and in that by little.
+
+    So a round in which nothing happens writes nothing. The time itself only tells when a clock goes back.
+    """
+    then, now = before.breaker.decided_at, state.breaker.decided_at
+    if then is None or now is None or not timedelta(0) <= now - then < _KEEP_AT_LEAST:
+        return state == before
+    return replace(state, breaker=replace(state.breaker, decided_at=then)) == before

@@ -1,0 +1,97 @@
+"""Facts from a dataset's events: what hard rules look at, and since when a unit's past is void."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from policy.fleet import Fact
+from policy.hard_rules import RULES
+from policy.outcomes import Alert, Outcome
+from scheduler.failures import SourceError
+from scheduler.risks import Facts
+
+_REPAIRS = frozenset({"repair", "replacement"})
+_LONGEST = max(rule.holds for rule in RULES)
+_NAMES = frozenset(rule.fact for rule in RULES)
+
+
+class EventFacts:
+    """Reads ``events.parquet`` of a dataset, which an import replaces as a whole.
+
+    Parameters
+    ----------
+    file : pathlib.Path
+    back : timedelta
+        How far back events matter: as long as the longest rule holds.
+
+    Notes
+    -----
+    An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
+    ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. An event of a
+    whole node is about none of its units. No alert is judged here: an incident is more than an event, and silence of a
+    source is not health. So stages stay where they were pinned.
+    """
+
+    def __init__(self, file: Path, back: timedelta = _LONGEST) -> None:
+        self.file = file
+        self._back = back
+        self._key: tuple[int, int, int] | None = None
+        self._rows: list[dict[str, Any]] = []
+
+    def read(self, now: datetime) -> Mapping[str, Facts]:
+        """Give the facts known at ``now``, by unit.
+
+        Raises
+        ------
+        SourceError
+            If the file is missing or cannot be read.
+        """
+        self._load()
+        facts: dict[str, list[Fact]] = {}
+        void: dict[str, datetime] = {}
+        for row in self._rows:
+            unit, at, code = row["gpu"], row["timestamp"], (row["code"] or "").strip().lower()
+            if row["known_at"] > now or at > now:
+                continue
+            kind = row["type"]
+            name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
+            if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
+                if at > now - self._back:
+                    facts.setdefault(unit, []).append(Fact(name, at))
+            elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
+                void[unit] = max(void.get(unit, at), at)
+        return {unit: Facts(tuple(facts.get(unit, ())), void.get(unit)) for unit in sorted({*facts, *void})}
+
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:  # noqa: ARG002 - see the notes
+        """Judge none."""
+        return ()
+
+    def _load(self) -> None:
+        import pyarrow.compute as pc  # noqa: PLC0415 - only who reads events needs it
+        import pyarrow.parquet as pq  # noqa: PLC0415
+        from pyarrow.lib import ArrowException  # noqa: PLC0415
+
+        try:
+            status = self.file.stat()
+            key = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if key == self._key:
+                return
+            columns = ["timestamp", "gpu", "type", "code", "known_at"]
+            table = pq.read_table(self.file, columns=columns)
+            wanted = pc.and_(
+                pc.is_in(table["type"], value_set=_texts(["xid", "diagnostic", *sorted(_REPAIRS)])),
+                pc.is_valid(table["gpu"]),
+            )
+            self._rows = table.filter(wanted).to_pylist()
+        except (OSError, ArrowException, KeyError) as error:
+            raise SourceError(f"the events in {self.file} cannot be read: {error}") from error
+        self._key = key
+
+
+def _texts(values: list[str]) -> Any:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return pa.array(values, pa.string())

@@ -1,0 +1,160 @@
+"""What the controller needs of the world, as protocols. Each has an implementation in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from policy.outcomes import Alert, Outcome
+from policy.plan import Action
+from scheduler.answers import Answer, Precondition, Write
+from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
+from scheduler.records import Intent, RoundRecord, Settled
+from scheduler.risks import Facts, Risks
+
+
+class Clock(Protocol):
+    """The time."""
+
+    def now(self) -> datetime:
+        """Give the time, aware."""
+        ...
+
+
+class RiskSource(Protocol):
+    """Where the scores come from."""
+
+    def read(self) -> Risks:
+        """Read the newest scores; cheap where they are those read before.
+
+        Raises
+        ------
+        SourceError
+            If they cannot be read.
+        """
+        ...
+
+
+class FactSource(Protocol):
+    """What GPUs reported themselves, and what became of earlier alerts."""
+
+    def read(self, now: datetime) -> Mapping[str, Facts]:
+        """Give the facts known at ``now``, by unit.
+
+        Raises
+        ------
+        SourceError
+            If they cannot be read.
+        """
+        ...
+
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
+        """Judge earlier alerts by what is known at ``now``; those of which nothing can be said are left out.
+
+        Raises
+        ------
+        SourceError
+            If what happened cannot be read: then nothing is judged, for silence would look like health.
+        """
+        ...
+
+
+class SchedulerAdapter(Protocol):
+    """A scheduler. Every write may be repeated: what stands already is answered by ``already``.
+
+    A write never raises for what the scheduler says; it answers. A read raises
+    :class:`scheduler.failures.SchedulerError`.
+    """
+
+    def read_fleet(self) -> FleetReading:
+        """List all nodes and the switches, from the scheduler itself."""
+        ...
+
+    def revalidate(self, node: str) -> NodeReading | None:
+        """Read one node anew, from the scheduler itself; None: there is no such node."""
+        ...
+
+    def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
+        """Give what :meth:`apply` would write for each of some actions on one node, one after another; writes nothing.
+
+        Nothing to write means that what is asked for stands already.
+        """
+        ...
+
+    def apply(self, action: Action, precondition: Precondition) -> Answer:
+        """Carry out an action on a node that is still as the precondition says; else answer ``conflict``."""
+        ...
+
+    def load_state(self) -> StoredState:
+        """Read the safety state that is kept in the scheduler."""
+        ...
+
+    def save_state(self, text: str, version: str) -> Answer:
+        """Replace the safety state, if it still has this version; the answer holds the new one."""
+        ...
+
+    def read_switches(self) -> Switches:
+        """Read what a person told the controller, for it may have been told since the fleet was read."""
+        ...
+
+    def set_switches(self, switches: Switches) -> Answer:
+        """Set what a person told the controller."""
+        ...
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take the lease, or prolong one's own.
+
+        Parameters
+        ----------
+        holder : str
+            Unique to this process.
+        lasts : datetime.timedelta
+
+        Returns
+        -------
+        datetime or None
+            Until when it is held, counted from before the request was sent; None: another one holds it.
+
+        Raises
+        ------
+        SchedulerError
+            If it is not known whether it is held.
+        """
+        ...
+
+    def drop_lease(self, holder: str) -> None:
+        """Give the lease back, if it is held; a failure is passed over, for it ends by itself."""
+        ...
+
+
+class Ledger(Protocol):
+    """The record of what was decided and done. What fails raises :class:`scheduler.failures.LedgerError`."""
+
+    def begin(self, record: RoundRecord) -> int:
+        """Record a decision before anything of it is done; gives its number."""
+        ...
+
+    def intend(self, intent: Intent) -> int:
+        """Record a call before it is made; gives its number."""
+        ...
+
+    def settle(self, intent: int, settled: Settled) -> None:
+        """Record what a call came to."""
+        ...
+
+    def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
+        """Record that an action of a decision was not carried out, and why."""
+        ...
+
+    def unsettled(self) -> tuple[tuple[int, Intent], ...]:
+        """Give the calls of which nobody knows what they came to, oldest first."""
+        ...
+
+    def last_digest(self) -> str | None:
+        """Give what the last recorded decision came to, as a digest; None where there is none."""
+        ...
+
+    def alerts(self, since: datetime) -> tuple[Alert, ...]:
+        """Give the alerts that began since then, each once."""
+        ...

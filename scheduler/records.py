@@ -1,0 +1,134 @@
+"""What the ledger is given: a decision with all that went into it, the calls it led to, and what they came to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from policy.config import PolicyConfig
+from policy.fleet import Level, NodeView, Signals
+from policy.plan import Action, Plan, Verb
+from policy.risk_record import ModelName
+from policy.state import PolicyState
+from scheduler.answers import Write
+from scheduler.plain import plain_of
+from scheduler.readings import NodeReading
+
+SettledKind = Literal["done", "already", "conflict", "timeout", "refused", "gone", "found", "not_found"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """A decision, and all that it was made from.
+
+    Attributes
+    ----------
+    fleet, state, signals, config
+        As given to :func:`policy.decide.decide`.
+    plan : Plan
+        What it came to.
+    model : ModelName or None
+        Whose scores these were.
+    decided_at : datetime or None
+        The scores' decision time.
+    holder : str
+        The process that decided.
+    code : str
+        predrain's version.
+    notes : tuple of str
+        What was out of the ordinary.
+    """
+
+    fleet: tuple[NodeView, ...]
+    state: PolicyState
+    signals: Signals
+    config: PolicyConfig
+    plan: Plan
+    model: ModelName | None
+    decided_at: datetime | None
+    holder: str
+    code: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A call that is about to be made.
+
+    Attributes
+    ----------
+    round : int
+        Number of its decision.
+    at : datetime
+    node : str
+    verb : str
+    to : Level
+    key : str
+        The idempotency key: the same for a repetition of the same call, another one for any other.
+    action : Action
+    read : NodeReading
+        The node, as it was re-read just before.
+    writes : tuple of Write
+        What is to be written.
+    """
+
+    round: int
+    at: datetime
+    node: str
+    verb: Verb
+    to: Level
+    key: str
+    action: Action
+    read: NodeReading
+    writes: tuple[Write, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a call came to.
+
+    Attributes
+    ----------
+    at : datetime
+    kind : str
+        The answer's; ``found`` and ``not_found``: there was none, and the node was read again to see.
+    confirmed : bool
+        Whether what was asked for stands.
+    words : str
+    writes : tuple of Write
+        What was written.
+    """
+
+    at: datetime
+    kind: SettledKind
+    confirmed: bool
+    words: str = ""
+    writes: tuple[Write, ...] = ()
+
+
+def digest_of(plan: Plan) -> str:
+    """Give what a decision comes to in substance, without times and numbers that change with each round.
+
+    Two rounds with the same digest and nothing to do differ in nothing that a person would look for.
+    """
+    plain = plain_of(
+        {
+            "nodes": {
+                name: (each.tier, each.wanted, each.target, len(each.rules), each.held_out)
+                for name, each in plan.nodes.items()
+            },
+            "over": tuple(sorted(plan.over_budget)),
+            "open": tuple(sorted(plan.open_causes)),
+            "stages": {name: each.stage for name, each in plan.stages.items()},
+        }
+    )
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def key_of(number: int, action: Action) -> str:
+    """Name a call: of one decision, on one node, with one verb."""
+    text = f"{number}|{action.node}|{action.verb}|{action.to.name}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,101 @@
+"""What a round did, for the terminal, the log and the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from policy.plan import Action, Plan
+from scheduler.answers import Write
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became of one action.
+
+    Attributes
+    ----------
+    action : Action
+    came_to : str
+        ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a rehearsal.
+    words : str
+        Why not, or what the scheduler said.
+    writes : tuple of Write
+        What was, or would be, written.
+    """
+
+    action: Action
+    came_to: str
+    words: str = ""
+    writes: tuple[Write, ...] = ()
+
+
+@dataclass(slots=True)
+class RoundReport:
+    """What one round did.
+
+    Attributes
+    ----------
+    at : datetime
+    active : bool
+        Whether the lease was held; a standby does nothing, and that is no failure.
+    plan : Plan or None
+        None: it came to no decision.
+    number : int or None
+        The decision's number in the ledger; None: not recorded, for nothing was to be done or told.
+    steps : list of Step
+    notes : list of str
+        What was out of the ordinary.
+    errors : list of str
+        What failed.
+    rehearsed : bool
+    """
+
+    at: datetime
+    active: bool = True
+    plan: Plan | None = None
+    number: int | None = None
+    steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    rehearsed: bool = False
+
+    @property
+    def failed(self) -> bool:
+        """Whether somebody should look: an error, or an action that did not come to what it should."""
+        return bool(self.errors) or any(step.came_to in ("failed", "unknown") for step in self.steps)
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the round as a JSON object."""
+        plan = self.plan
+        return {
+            "at": self.at.isoformat(),
+            "active": self.active,
+            "rehearsed": self.rehearsed,
+            "failed": self.failed,
+            "decision": self.number,
+            "steps": [
+                {
+                    "verb": step.action.verb,
+                    "node": step.action.node,
+                    "to": step.action.to.name.lower(),
+                    "tier": step.action.tier,
+                    "risk": step.action.risk,
+                    "came_to": step.came_to,
+                    "words": step.words,
+                    "reasons": list(step.action.reasons),
+                    "writes": [
+                        {"target": each.target, "path": each.path, "before": each.before, "after": each.after}
+                        for each in step.writes
+                    ],
+                }
+                for step in self.steps
+            ],
+            "over_budget": dict(plan.over_budget) if plan else {},
+            "breaker": {key: cause.words for key, cause in plan.open_causes.items()} if plan else {},
+            "stages": {group: state.stage for group, state in plan.stages.items()} if plan else {},
+            "fleet": list(plan.reasons) if plan else [],
+            "notes": self.notes,
+            "errors": self.errors,
+        }

@@ -1,0 +1,94 @@
+"""The controller's settings: how often, how much at once, and for how long it holds the lease."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import yaml
+
+from policy.config import PolicyConfig
+from policy.tiers import TierThresholds
+from scheduler.plain import object_of
+from telemetry.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """How the controller works.
+
+    Attributes
+    ----------
+    every : timedelta
+        From the beginning of one round to that of the next.
+    lease : timedelta
+        For how long the lease is taken; it is prolonged when half of it is over. Longer than any single call.
+    most_time : timedelta
+        What a round has not begun by then is left to the next one: what it was decided on grows old.
+    most_new : int
+        New marks a round, at most; releases are not counted.
+    retries : int
+        How often a write is tried again after a conflict, each time on the node as re-read.
+    """
+
+    every: timedelta = timedelta(minutes=1)
+    lease: timedelta = timedelta(seconds=30)
+    most_time: timedelta = timedelta(minutes=1)
+    most_new: int = 100
+    retries: int = 2
+
+    def __post_init__(self) -> None:
+        for name in ("every", "lease", "most_time"):
+            if getattr(self, name) <= timedelta(0):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
+        if self.most_new < 0 or self.retries < 0:
+            raise ValueError(f"most_new is {self.most_new}, retries is {self.retries}: give zero or more")
+
+
+@dataclass(frozen=True, slots=True)
+class ActSettings:
+    """All that ``predrain act`` is told by its file.
+
+    Attributes
+    ----------
+    policy : PolicyConfig
+    controller : ControllerSettings
+    """
+
+    policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(TierThresholds()))
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+
+
+def read_settings(file: Path) -> ActSettings:
+    """Read settings from YAML or JSON.
+
+    Parameters
+    ----------
+    file : pathlib.Path
+        The sections ``policy`` and ``controller``; what is left out has its default, durations are texts such as
+        ``6h``.
+
+    Returns
+    -------
+    ActSettings
+
+    Raises
+    ------
+    InputError
+        If the file is missing, is no YAML, or has an unknown key or a value out of range; names the place.
+    """
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
+    try:
+        # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
+        found = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error), str(file), "Correct the value.") from None
+    assert isinstance(found, ActSettings)
+    return found

@@ -1,0 +1,187 @@
+"""The ledger in SQLite: what was decided, from what, what was called, and what it came to. Rows are only ever added."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from policy.fleet import NodeView
+from policy.outcomes import Alert
+from policy.plan import Action
+from scheduler.failures import LedgerError
+from scheduler.ledger_schema import connect
+from scheduler.plain import object_of, plain_of
+from scheduler.records import Intent, RoundRecord, Settled, digest_of
+
+
+class SqliteLedger:
+    """A ledger.
+
+    Parameters
+    ----------
+    path : pathlib.Path or None
+        Made where there is none. None: in memory.
+
+    Raises
+    ------
+    InputError
+        If the file is no ledger, damaged, or of a newer version.
+
+    Notes
+    -----
+    What went into a decision is kept as packed blobs under their digest, so that scores, settings and nodes that did
+    not change are kept once. Of the nodes, the units with their scores make one blob, all else another.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._link = connect(path, writable=True)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._link.close()
+
+    def begin(self, record: RoundRecord) -> int:
+        """Record a decision before anything of it is done."""
+        plan = record.plan
+        with self._adding():
+            inputs = {name: self._keep(value) for name, value in inputs_of(record).items()}
+            number = self._add(
+                "INSERT INTO rounds (at, holder, code, model, decided_at, inputs, plan, digest, summary) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                _words(plan.now), record.holder, record.code,
+                None if record.model is None else _text(plain_of(record.model)),
+                None if record.decided_at is None else _words(record.decided_at),
+                _text(inputs), self._keep(plain_of(plan)), digest_of(plan), _text(_summary(record)),
+            )  # fmt: skip
+            for name, decision in plan.nodes.items():
+                over = plan.over_budget.get(name)
+                content = {**plain_of(decision), "over_budget": over}
+                self._add("INSERT INTO decisions VALUES (?, ?, ?)", number, name, _text(content))
+            for alert in plan.alerts:
+                at = alert.at.timestamp()
+                self._add("INSERT INTO alerts VALUES (?, ?, ?, ?)", number, alert.unit, at, _text(plain_of(alert)))
+            return number
+
+    def intend(self, intent: Intent) -> int:
+        """Record a call before it is made."""
+        with self._adding():
+            return self._add(
+                "INSERT INTO intents (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
+                intent.round, _words(intent.at), intent.node, intent.verb, _text(plain_of(intent)),
+            )  # fmt: skip
+
+    def settle(self, intent: int, settled: Settled) -> None:
+        """Record what a call came to."""
+        with self._adding():
+            self._add(
+                "INSERT INTO settled VALUES (?, ?, ?, ?, ?)",
+                intent, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
+            )  # fmt: skip
+
+    def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
+        """Record that an action was not carried out."""
+        with self._adding():
+            self._add("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", number, _words(at), action.node, action.verb, why)
+
+    def unsettled(self) -> tuple[tuple[int, Intent], ...]:
+        """Give the calls of which nobody knows what they came to, oldest first."""
+        found = self._read(
+            "SELECT id, content FROM intents WHERE id NOT IN (SELECT intent FROM settled) ORDER BY id LIMIT 1000"
+        )
+        try:
+            return tuple((number, object_of(Intent, json.loads(text), f"call {number}")) for number, text in found)
+        except ValueError as error:
+            raise LedgerError(f"an unsettled call in the ledger cannot be read: {error}") from error
+
+    def last_digest(self) -> str | None:
+        """Give what the last recorded decision came to."""
+        found = self._read("SELECT digest FROM rounds ORDER BY id DESC LIMIT 1")
+        return found[0][0] if found else None
+
+    def alerts(self, since: datetime) -> tuple[Alert, ...]:
+        """Give the alerts that began since then, each once."""
+        found = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
+        alerts = (object_of(Alert, json.loads(text), "alert") for (text,) in found)
+        return tuple(dict.fromkeys(alerts))
+
+    def _keep(self, value: Any) -> str:
+        plain = _text(value).encode()
+        digest = hashlib.sha256(plain).hexdigest()
+        # `OR IGNORE`: what is there already under its own digest is the same
+        self._link.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (digest, zlib.compress(plain, 6)))
+        return digest
+
+    def _add(self, command: str, *values: Any) -> int:
+        return self._link.execute(command, values).lastrowid or 0
+
+    def _read(self, command: str, *values: Any) -> list[Any]:
+        try:
+            return self._link.execute(command, values).fetchall()
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger cannot be read: {error}") from error
+
+    @contextlib.contextmanager
+    def _adding(self) -> Iterator[None]:
+        try:
+            self._link.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._link.execute("COMMIT")
+            except BaseException:
+                if self._link.in_transaction:
+                    self._link.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger cannot be written: {error}") from error
+
+
+def inputs_of(record: RoundRecord) -> dict[str, Any]:
+    """Give what went into a decision as plain values, what changes seldom apart from what changes often."""
+    return {
+        "units": {node.name: plain_of(node.units) for node in record.fleet},
+        "nodes": [plain_of(replace(node, units=())) for node in record.fleet],
+        "state": record.state.to_json(),
+        "signals": plain_of(record.signals),
+        "config": plain_of(record.config),
+    }
+
+
+def fleet_of(nodes: Any, units: Any) -> tuple[NodeView, ...]:
+    """Put nodes and their units together again."""
+    return tuple(
+        object_of(NodeView, {**node, "units": units[node["name"]]}, f"node {at}") for at, node in enumerate(nodes)
+    )
+
+
+def _summary(record: RoundRecord) -> dict[str, Any]:
+    plan = record.plan
+    tiers: dict[str, int] = {}
+    for each in plan.nodes.values():
+        tiers[each.tier] = tiers.get(each.tier, 0) + 1
+    return {
+        "nodes": len(record.fleet),
+        "tiers": tiers,
+        "actions": [f"{each.verb} {each.node}" for each in plan.actions],
+        "over_budget": dict(plan.over_budget),
+        "uses": plain_of(plan.uses),
+        "breaker": {key: cause.words for key, cause in plan.open_causes.items()},
+        "stages": {group: state.stage for group, state in plan.stages.items()},
+        "reasons": list(plan.reasons),
+        "notes": list(record.notes),
+    }
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+
+
+def _words(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat(timespec="milliseconds")

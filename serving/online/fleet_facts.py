@@ -1,0 +1,93 @@
+"""What the online state knows of the fleet besides samples: the inventory and the events."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pandas as pd
+import pyarrow as pa
+
+from features.errors import InputError
+from features.fleet import Fleet
+from features.service import units_of
+from telemetry.config import EventsSection
+from telemetry.events import dedupe_events, sort_events
+from telemetry.schema import EVENT_TYPES, EVENTS, conform
+
+_INVENTORY_KEYS = ("node", "gpu", "installed_at", "removed_at")
+
+
+def checked_inventory(inventory: pd.DataFrame | pa.Table) -> pd.DataFrame:
+    """Take an inventory, in the layout of a dataset's.
+
+    Raises
+    ------
+    InputError
+        If a key column is missing, or a row names neither a GPU nor a node.
+    """
+    frame = _frame(inventory)
+    for name in _INVENTORY_KEYS:
+        if name not in frame.columns:
+            raise InputError(
+                f"the inventory has no column {name!r}", "a pushed inventory", "Give it as a dataset holds it."
+            )
+    if pd.isna(units_of(frame)).any():
+        raise InputError(
+            "a row of the inventory names neither a GPU nor a node",
+            "a pushed inventory",
+            "Fill the column gpu or node.",
+        )
+    Fleet.of(frame)  # its times are aware, or it says which are not
+    return frame.reset_index(drop=True)
+
+
+def joined_events(held: pd.DataFrame, new: pd.DataFrame | pa.Table, delay: timedelta) -> pd.DataFrame:
+    """Add events to those that are known.
+
+    Parameters
+    ----------
+    held : DataFrame
+    new : DataFrame or pyarrow.Table
+        ``timestamp``, ``node`` and ``type`` at least; ``known_at`` is ``timestamp`` plus the delay where it is missing.
+    delay : timedelta
+        ``features.delay``.
+
+    Returns
+    -------
+    DataFrame
+        In the layout of :data:`telemetry.schema.EVENTS`. What several sources say within the span that an import
+        allows is one event.
+
+    Raises
+    ------
+    InputError
+        If a required column is missing or null, times have no zone, or a type is none of ours.
+    """
+    frame = _frame(new)
+    where, do = "pushed events", "Give events as a dataset holds them."
+    for name in ("timestamp", "node", "type"):
+        if name not in frame.columns:
+            raise InputError(f"the events have no column {name!r}", where, do)
+        if frame[name].isna().any():
+            raise InputError(f"{int(frame[name].isna().sum())} events have no {name!r}", where, do)
+    for name in ("timestamp", "known_at"):
+        if name in frame.columns and frame[name].notna().any():
+            if not isinstance(frame[name].dtype, pd.DatetimeTZDtype):
+                raise InputError(f"{name} of type {frame[name].dtype} has no time zone", where, "Give aware times.")
+        elif name == "timestamp" and len(frame):
+            raise InputError("the events have no times", where, do)
+    odd = sorted(set(frame["type"].astype(str)) - set(EVENT_TYPES))
+    if odd:
+        raise InputError(f"{odd[0]!r} is no type of event", where, f"Give one of: {', '.join(EVENT_TYPES)}.")
+    if not len(frame):
+        return held
+    usual = frame["timestamp"] + delay
+    known = frame["known_at"] if "known_at" in frame.columns else usual
+    frame = frame.assign(known_at=known.where(known.notna(), usual).astype(usual.dtype))
+    frame = conform(frame[[name for name in EVENTS.names if name in frame.columns]], EVENTS).to_pandas()
+    both = pd.concat([held, frame], ignore_index=True) if len(held) else frame
+    return sort_events(dedupe_events(both, EventsSection().dedupe)).reset_index(drop=True)
+
+
+def _frame(given: pd.DataFrame | pa.Table) -> pd.DataFrame:
+    return given.to_pandas() if isinstance(given, pa.Table) else given.copy()

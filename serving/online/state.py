@@ -1,0 +1,462 @@
+"""The online state: what a service holds to make the fleet's rows at any moment, from samples as they arrive."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from features.errors import InputError
+from features.fleet import Fleet
+from features.live import FleetReference, live_plan, look_back
+from features.matrix import MatrixConfig
+from features.sequences import SequencePlan
+from features.service import duration_ms, instant_ms
+from serving.config import ScoringSettings
+from serving.fleet_rows import FleetRows
+from serving.online.blocks import settle
+from serving.online.fleet_facts import checked_inventory, joined_events
+from serving.online.frame import Frame
+from serving.online.intake import Absorbed, PairBook, read_samples
+from serving.online.online_rows import View, fleet_reference_of, online_rows
+from serving.online.snapshot import Held, read_snapshot, sampled_of, write_snapshot
+from serving.online.stepper import Stepper
+from serving.online.window import SampleWindow, held
+from telemetry.block import Block
+from telemetry.events import empty_events
+from telemetry.landing.waiting import AHEAD
+
+Clock = Callable[[], datetime]
+
+
+@dataclass(frozen=True, slots=True)
+class StateSize:
+    """How much is held.
+
+    Attributes
+    ----------
+    pairs : int
+        Pairs of node and unit that have sent a sample.
+    rows, frames : int
+        Samples in the window, and the frames they stand in.
+    waiting : int
+        Raw rows whose step is not over.
+    bytes : int
+        Of all samples.
+    """
+
+    pairs: int
+    rows: int
+    frames: int
+    waiting: int
+    bytes: int
+
+
+class OnlineState:
+    """Samples, events and inventory of a fleet, as far back as a bundle's features look.
+
+    Make it with :meth:`of` or :meth:`restore`. Safe to use from several threads: samples are taken in under a lock,
+    rows are computed and snapshots written outside it, from frames that never change.
+    """
+
+    def __init__(self, config: MatrixConfig, held_: Held, window: SampleWindow, stepper: Stepper, clock: Clock) -> None:
+        self.config = config
+        self._clock = clock
+        self._lock = threading.RLock()
+        self._tidying = threading.Lock()
+        self._inventory = held_.inventory
+        self._known = Fleet.of(held_.inventory).index
+        self._events = held_.events
+        self._book = PairBook()
+        for pair in held_.pairs:
+            self._book.number(pair)
+        self._window = window
+        self._stepper = stepper
+        self._totals = held_.totals
+        self._order = held_.order
+        self._newest = np.full(0, -(1 << 62), np.int64)
+        self._grow()
+        if stepper.has_rises:  # nobody else asks which sample of a unit is the newest
+            for frame in window.frames:
+                self._note(frame.read(None, {}))
+
+    @classmethod
+    def of(
+        cls, config: MatrixConfig, inventory: pd.DataFrame | pa.Table, events: pd.DataFrame | pa.Table, clock: Clock
+    ) -> OnlineState:
+        """Begin without a sample.
+
+        Parameters
+        ----------
+        config : MatrixConfig
+            Of the bundle that will score the rows.
+        inventory, events : DataFrame or pyarrow.Table
+            As a dataset holds them, of the whole fleet and all its past.
+        clock : callable
+            Gives the present, aware.
+
+        Returns
+        -------
+        OnlineState
+
+        Raises
+        ------
+        InputError
+            If this version of predrain no longer makes the bundle's columns, or a table cannot be used.
+        """
+        checked = checked_inventory(inventory)
+        told = joined_events(empty_events(), events, config.features.delay)
+        beginning = Held(
+            inventory=checked, events=told, pairs=[], totals=Absorbed(), order=0, waiting=None, units={}, closed_ms=None
+        )
+        return cls._with(config, beginning, [], clock)
+
+    @classmethod
+    def restore(cls, path: Path, *, clock: Clock, config: MatrixConfig | None = None) -> OnlineState:
+        """Go on from a snapshot.
+
+        Parameters
+        ----------
+        path : Path
+            From :meth:`snapshot`.
+        clock : callable
+            Gives the present, aware.
+        config : MatrixConfig, optional
+            Of the bundle that will score the rows. One that looks at other samples than the snapshot's is refused.
+
+        Returns
+        -------
+        OnlineState
+            Samples from the time between the snapshot and now are not in it: push them again.
+
+        Raises
+        ------
+        InputError
+            If there is no snapshot, it is damaged, of another version, or made for another bundle. Begin with
+            :meth:`of` then: nothing of a snapshot that cannot be trusted is used.
+        """
+        snapshot = read_snapshot(path, config)
+        return cls._with(snapshot.config, snapshot.held, snapshot.frames, clock)
+
+    @classmethod
+    def _with(cls, config: MatrixConfig, held_: Held, frames: Sequence[Frame], clock: Clock) -> OnlineState:
+        keep = look_back(config) + config.decision.every
+        window = SampleWindow(config.channels, keep, config.step)
+        window.restore(frames)
+        step_ms = duration_ms(config.step)
+        closed = held_.closed_ms
+        if closed is None:
+            closed = _closed(clock(), config)
+        stepper = Stepper(config.channels, step_ms, closed)
+        if held_.waiting is not None:
+            stepper.waiting = [held_.waiting]
+        if held_.units:
+            stepper.units = dict(held_.units)
+        return cls(config, held_, window, stepper, clock)
+
+    @property
+    def look_back(self) -> timedelta:
+        """How far back samples are kept: as the features look, and one decision interval more."""
+        return look_back(self.config) + self.config.decision.every
+
+    @property
+    def totals(self) -> Absorbed:
+        """Counts of all samples since the state began, those before a restart included."""
+        with self._lock:
+            return self._totals
+
+    @property
+    def size(self) -> StateSize:
+        """How much is held."""
+        with self._lock:
+            frames = self._window.frames
+            waiting = sum(len(block) for block in self._stepper.waiting)
+            extra = sum(_nbytes(block) for block in self._stepper.waiting)
+            return StateSize(len(self._book), self._window.rows, len(frames), waiting, self._window.nbytes + extra)
+
+    def push(self, samples: pa.Table, *, replayed: bool = False) -> Absorbed:
+        """Take samples in.
+
+        Parameters
+        ----------
+        samples : pyarrow.Table
+            ``timestamp`` (aware), ``node``, ``gpu`` (unless the unit is the node), ``mig_instance`` at will, and
+            channels, in any order. Of two rows of a unit at one time the later one counts; what it does not report is
+            filled in from the earlier one unless they contradict each other.
+        replayed : bool
+            The samples are read again from a dataset or from landed files, to fill a state that begins or a gap: they
+            are not counted as late, and are brought to the step as an import of them would. Give whole steps: raw rows
+            of one step that come in two tables are not joined.
+
+        Returns
+        -------
+        Absorbed
+            When this returns, :meth:`rows` knows them.
+
+        Raises
+        ------
+        InputError
+            If the table cannot be used; nothing of it is taken.
+        """
+        now = self._clock()
+        now_ms = instant_ms(now)
+        with self._lock:
+            block, unknown, nulled = read_samples(
+                samples, self.config.channels, self.config.unit, self._known, self._book
+            )
+            self._grow()
+            given = len(block)
+            oldest = self._window.oldest_ms(now_ms)
+            ahead = block.ms > now_ms + duration_ms(AHEAD)
+            old = block.ms <= oldest
+            kept = ~(ahead | old)
+            if not kept.all():
+                block = block.take(np.flatnonzero(kept))
+            late = 0 if replayed else int((block.ms < now_ms - duration_ms(self.config.features.delay)).sum())
+            block.order = -(self._order + np.arange(len(block), dtype=np.int64))  # the last to come counts
+            self._order += len(block)
+            stored = self._take(block, replayed=replayed)  # first: what comes after just the delay is in time
+            self._advance(now)
+            absorbed = Absorbed(
+                rows=given + unknown,
+                stored=stored,
+                late=late,
+                closed=len(block) - stored,
+                too_old=int(old.sum()),
+                ahead=int(ahead.sum()),
+                unknown=unknown,
+                values_nulled=nulled,
+            )
+            self._totals = self._totals + absorbed
+            return absorbed
+
+    def push_events(self, events: pd.DataFrame | pa.Table) -> int:
+        """Add events.
+
+        Parameters
+        ----------
+        events : DataFrame or pyarrow.Table
+            In the layout of a dataset's; ``known_at`` is the time plus ``features.delay`` where it is missing.
+
+        Returns
+        -------
+        int
+            Events that were not known before.
+
+        Raises
+        ------
+        InputError
+            If they cannot be used; none is taken.
+        """
+        with self._lock:
+            before = len(self._events)
+            self._events = joined_events(self._events, events, self.config.features.delay)
+            return len(self._events) - before
+
+    def push_inventory(self, inventory: pd.DataFrame | pa.Table) -> None:
+        """Put a newer inventory in the place of the one held: units that came, left and moved.
+
+        Samples of a unit that is new on its node are refused until the inventory names it there.
+
+        Raises
+        ------
+        InputError
+            If it cannot be used; the old one stays.
+        """
+        checked = checked_inventory(inventory)
+        index = Fleet.of(checked).index
+        with self._lock:
+            self._inventory, self._known = checked, index
+
+    def serve(self, config: MatrixConfig) -> None:
+        """Make rows for another bundle from now on, such as a retrained one.
+
+        Raises
+        ------
+        InputError
+            If it looks at other samples than are held: it needs a state of its own.
+        """
+        if sampled_of(config) != sampled_of(self.config):
+            raise InputError(
+                "the bundle looks at other samples than the online state holds",
+                "its channels, step, delay, interval or look-back",
+                "Begin a state of its own with it.",
+            )
+        live_plan(config)
+        with self._lock:
+            self.config = config
+
+    def rows(
+        self,
+        t: datetime,
+        settings: ScoringSettings | None = None,
+        *,
+        windows: SequencePlan | None = None,
+        nodes: Collection[str] | None = None,
+        reference: FleetReference | None = None,
+    ) -> FleetRows:
+        """Make the rows of one decision time, as :func:`serving.fleet_rows.fleet_rows` does from a dataset.
+
+        Parameters
+        ----------
+        t : datetime
+            Aware; not after now, and not more than a decision interval ago.
+        settings : ScoringSettings, optional
+            What is too old, and what is too little.
+        windows : SequencePlan, optional
+            Raw windows to stand behind the features, for learners that read sequences.
+        nodes : collection of str, optional
+            Only these nodes' rows; needs ``reference`` where features compare with the fleet.
+        reference : FleetReference, optional
+            From :meth:`reference`.
+
+        Returns
+        -------
+        FleetRows
+
+        Raises
+        ------
+        InputError
+            If ``t`` is out of reach, or no unit is in service.
+        """
+        return online_rows(self._view(t), t, settings or ScoringSettings(), windows, nodes, reference)
+
+    def reference(self, t: datetime) -> FleetReference:
+        """Take what rows of single nodes must know of the whole fleet at ``t``: one pass over everything held."""
+        return fleet_reference_of(self._view(t), t)
+
+    def tidy(self) -> int:
+        """Join small frames into larger ones.
+
+        Meant for a thread of its own, every minute or so: it holds the lock only for moments. Without it, rows are the
+        same and made more slowly.
+
+        Returns
+        -------
+        int
+            Joins made.
+        """
+        joins = 0
+        with self._tidying:
+            while True:
+                with self._lock:
+                    work = self._window.due(self._stepper.closed_ms)
+                if work is None:
+                    return joins
+                joined = self._window.join(work)
+                with self._lock:
+                    self._window.replace(work, joined)
+                joins += 1
+
+    def snapshot(self, path: Path) -> int:
+        """Write everything held to a folder, which is there in full or as it was before.
+
+        Frames that the folder's last snapshot holds already are not written again.
+
+        Parameters
+        ----------
+        path : Path
+
+        Returns
+        -------
+        int
+            Bytes written.
+
+        Raises
+        ------
+        InputError
+            If the disk is full or may not be written to, or another process is writing there.
+        """
+        with self._lock:
+            frames = self._window.frames
+            content = Held(
+                inventory=self._inventory,
+                events=self._events,
+                pairs=list(self._book.pairs),
+                totals=self._totals,
+                order=self._order,
+                waiting=self._stepper.all_waiting(),
+                units={name: array.copy() for name, array in self._stepper.units.items()},
+                closed_ms=self._stepper.closed_ms,
+            )
+        return write_snapshot(path, self.config, content, frames, self._clock())
+
+    def _view(self, t: datetime) -> View:
+        now = self._clock()
+        earliest = now - self.config.decision.every
+        if not earliest <= t <= now:
+            raise InputError(
+                f"{t.isoformat()} is out of reach of the online state: it is {now.isoformat()}",
+                "the decision time",
+                f"Ask for a time from {earliest.isoformat()} on, or score a dataset.",
+            )
+        with self._lock:
+            self._advance(now)
+            return View(
+                config=self.config,
+                inventory=self._inventory,
+                events=self._events,
+                pairs=tuple(self._book.pairs),
+                frames=self._window.frames,
+                unclosed=self._stepper.unclosed(),
+            )
+
+    def _advance(self, now: datetime) -> None:
+        """Close the steps that are over, and let go what is out of reach."""
+        closed = _closed(now, self.config)
+        if closed > self._stepper.closed_ms:
+            made = self._stepper.close(closed)
+            self._note(made)
+            self._window.add(made)
+            self._window.expire(instant_ms(now))
+
+    def _take(self, block: Block, *, replayed: bool) -> int:
+        """Let rows wait for the end of their step, or put those of steps that are closed in their place."""
+        over = self._stepper.is_closed(block.ms)
+        if not over.any():
+            self._stepper.wait(block)
+            return len(block)
+        self._stepper.wait(block.take(np.flatnonzero(~over)))
+        finer = self._stepper.finer[block.unit] & (not replayed)
+        past = block.take(np.flatnonzero(over & ~finer))
+        past, _ = settle(past)
+        if len(past) and replayed:
+            past = self._stepper.replay(past)
+        elif len(past) and self._stepper.has_rises:
+            again = held(self._window.frames, past)
+            between = (past.ms < self._newest[past.unit]) & ~again
+            past = self._stepper.beside(past, between=between, again=again)
+        elif len(past):
+            none = np.zeros(len(past), dtype=np.bool_)
+            past = self._stepper.beside(past, between=none, again=none)
+        self._note(past)
+        self._window.add(past)
+        return len(block) - int((over & finer).sum())
+
+    def _grow(self) -> None:
+        units = len(self._book)
+        self._stepper.grow(units)
+        have = len(self._newest)
+        if units > have:
+            more = np.full(max(units, have + have // 2), -(1 << 62), np.int64)
+            more[:have] = self._newest
+            self._newest = more
+
+    def _note(self, block: Block) -> None:
+        np.maximum.at(self._newest, block.unit, block.ms)
+
+
+def _closed(now: datetime, config: MatrixConfig) -> int:
+    step = duration_ms(config.step)
+    return (instant_ms(now) - duration_ms(config.features.delay)) // step * step
+
+
+def _nbytes(block: Block) -> int:
+    own = block.unit.nbytes + block.node.nbytes + block.ms.nbytes + block.order.nbytes + block.mig.nbytes
+    return own + block.count.nbytes + sum(each.values.nbytes + each.valid.nbytes for each in block.series.values())

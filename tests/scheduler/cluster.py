@@ -1,0 +1,124 @@
+"""A small cluster in memory with a controller over it, and hands that change it as people and other tools do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from policy.breaker import BreakerConfig
+from policy.budget import BudgetConfig, Floor, Rate
+from policy.config import PolicyConfig
+from policy.fleet import JobView, Level, NodeView, Score, UnitView
+from policy.risk_record import ModelName
+from scheduler.clock import ManualClock
+from scheduler.controller import Controller
+from scheduler.memory import MemoryNode, MemoryScheduler
+from scheduler.node_object import NodeObject, Taint, marks_of
+from scheduler.ports import Ledger
+from scheduler.report import RoundReport
+from scheduler.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.settings import ControllerSettings
+from scheduler.sqlite_ledger import SqliteLedger
+from tests.policy.decide_world import STEP, T0, config
+
+FOREIGN = Taint("team.example/reserved", "yes", "NoSchedule")
+FLOORS = (Floor("cluster", most_share=0.4, keep=2), Floor("rack", most=1), Floor("job", most=1))
+RATES = (Rate("cluster", 2, timedelta(hours=24)),)
+MODEL = ModelName("d" * 64, "stacked", 3)
+
+
+class Cluster:
+    """All of it."""
+
+    def __init__(
+        self, nodes: int = 8, ledger: Ledger | None = None, policy: PolicyConfig | None = None, **settings: object
+    ) -> None:
+        self.clock = ManualClock(T0)
+        self.names = [f"n{i}" for i in range(nodes)]
+        self.scheduler = MemoryScheduler([self._node(i) for i in range(nodes)], self.clock)
+        self.risks = MemoryRisks()
+        self.facts = MemoryFacts()
+        self.ledger: Ledger = ledger or SqliteLedger(None)
+        self.policy = policy or config(
+            "g", budget=BudgetConfig(FLOORS, RATES), breaker=BreakerConfig(most_risky=1.0, jump=100.0)
+        )
+        self.settings = ControllerSettings(**settings)  # type: ignore[arg-type]
+        self.restarts = 0
+        self.values = dict.fromkeys(self.names, 0.01)
+        self.scored()
+        self.restart()
+
+    def _node(self, i: int) -> MemoryNode:
+        name = f"n{i}"
+        base = NodeView(
+            name, "c", "g", f"r{i // 3}", units=(UnitView(f"{name}-0"), UnitView(f"{name}-1")),
+            jobs=(JobView(f"j{i // 2}", 4),), software="550",
+        )  # fmt: skip
+        thing = NodeObject(
+            name, {"zone": "a", "team": f"t{i % 2}"}, {"note": "theirs"}, (FOREIGN,) if i % 3 == 0 else ()
+        )
+        return MemoryNode(thing, base, f"boot-{i}")
+
+    def restart(self, holder: str | None = None) -> None:
+        """Another process takes over."""
+        self.restarts += 1
+        self.controller = Controller(
+            self.scheduler, self.risks, self.facts, self.ledger, self.clock, self.policy, self.settings,
+            holder=holder or f"p{self.restarts}", code="1.0",
+        )  # fmt: skip
+
+    def scored(self, at: datetime | None = None, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:
+        """A new decision time: risks by node, on its first GPU."""
+        when = at or self.clock.now()
+        self.values |= risks  # type: ignore[arg-type]
+        self.risks.risks = Risks(
+            {
+                name: (
+                    UnitView(f"{name}-0", Score(value, when, when + lasts, ("its errors rise",))),
+                    UnitView(f"{name}-1", Score(0.01, when, when + lasts)),
+                )
+                for name, value in self.values.items()
+            },
+            when, MODEL, when - timedelta(days=1),
+        )  # fmt: skip
+
+    def round(self) -> RoundReport:
+        """One round."""
+        return self.controller.round()
+
+    def level(self, name: str) -> Level:
+        """What of ours stands on a node."""
+        return marks_of(self.scheduler.nodes[name].object, self.scheduler.keys, self.clock.now()).level
+
+    def levels(self) -> dict[str, Level]:
+        """What of ours stands, by node; nodes without anything are left out."""
+        return {name: self.level(name) for name in self.scheduler.nodes if self.level(name)}
+
+    def change(self, name: str, **base: object) -> None:
+        """Something about a node changes."""
+        self.scheduler.edit(name, lambda each: replace(each, base=replace(each.base, **base)))  # type: ignore[arg-type]
+
+    def write(self, name: str, change: Callable[[NodeObject], NodeObject]) -> None:
+        """Somebody else writes to a node."""
+        self.scheduler.edit(name, lambda each: replace(each, object=change(each.object)))
+
+    def foreign(self) -> dict[str, object]:
+        """Everything in the cluster that is not ours."""
+        keys = self.scheduler.keys
+        ours = {keys.tier, keys.prediction, keys.applied, keys.drain}
+        return {
+            name: (
+                {k: v for k, v in each.object.labels.items() if k not in ours},
+                {k: v for k, v in each.object.annotations.items() if k not in ours},
+                tuple(taint for taint in each.object.taints if not self.scheduler.keys.owns(taint)),
+                each.object.unschedulable,
+            )
+            for name, each in self.scheduler.nodes.items()
+        }
+
+
+def without_our_taints(node: NodeObject, cluster: Cluster) -> NodeObject:
+    """A person takes our taints off."""
+    kept = tuple(taint for taint in node.taints if not cluster.scheduler.keys.owns(taint))
+    return replace(node, taints=kept)

@@ -1,0 +1,149 @@
+"""`predrain act` and `predrain ledger` on a cluster in a file, as an operator uses them."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from typer.testing import CliRunner
+
+from predrain.command import app
+from scheduler.sqlite_ledger import SqliteLedger
+from tests.scheduler.test_scores_reader import record, write
+
+SETTINGS = """
+policy:
+  thresholds: {watch: 0.1, elevated: 0.3, high: 0.6}
+  hysteresis: {rise_after: 1}
+  stages: {pinned: {c/g: hard}}
+controller: {lease: 5s}
+"""
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    nodes = [
+        {
+            "name": f"n{i}", "cluster": "c", "group": "g", "rack": f"r{i}", "labels": {"zone": "a"},
+            "taints": [{"key": "team", "value": "x", "effect": "NoSchedule"}],
+        }
+        for i in range(12)
+    ]  # fmt: skip
+    (tmp_path / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
+    (tmp_path / "act.yaml").write_text(SETTINGS)
+    fitted = (now - timedelta(days=1)).isoformat()
+    records = [record(f"gpu{i}", f"n{i}", 0.9 if i == 3 else 0.01, now) for i in range(12)]
+    write(tmp_path / "scores", *records, at=now, model={"fitted_at": fitted})
+    return tmp_path
+
+
+ACT = ("act", "--cluster", "cluster.json")
+GO = (*ACT, "--scores", "scores", "--settings", "act.yaml")
+
+
+def run(*args, code=0):
+    result = CliRunner().invoke(app, list(args))
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def node(place, name="n3"):
+    return next(each for each in json.loads((place / "cluster.json").read_text())["nodes"] if each["name"] == name)
+
+
+def test_a_dry_run_prints_what_would_be_written_and_writes_nothing(place):
+    before = (place / "cluster.json").read_bytes()
+    shown = run(*GO, "--dry-run").stdout
+    assert "would    taint n3 (high)" in shown
+    assert "node n3: spec.taints: team=x:NoSchedule -> team=x:NoSchedule, predrain.io/at-risk=high:NoSchedule" in shown
+    assert (place / "cluster.json").read_bytes() == before
+    assert not (place / "ledger.db").exists()
+
+
+def test_act_then_ask_then_replay_then_undo(place):
+    plain = node(place)
+    done = json.loads(run(*GO, "--json").stdout)
+    assert [(each["verb"], each["came_to"]) for each in done["steps"]] == [
+        ("publish", "done"),
+        ("taint", "done"),
+        ("drain", "done"),
+    ]
+    assert {"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"} in node(place)["taints"]
+    again = run(*GO)
+    assert "nothing to do" in again.stdout
+
+    told = run("ledger", "why", "n3").stdout
+    assert "high, risk 90.0%, drained" in told
+    assert "why: " in told
+    assert "spec.taints: team=x:NoSchedule -> " in told
+    number = json.loads(run("ledger", "list", "--json").stdout)["decisions"][0]["decision"]
+    assert "equal in everything" in run("ledger", "replay", str(number)).stdout
+    assert json.loads(run("ledger", "replay", str(number), "--json").stdout)["equal"] is True
+    assert "1 events in drains.parquet" in run("ledger", "export", "--out", "drains.parquet").stdout
+
+    assert "release n3" in run(*ACT, "--release-all", "--dry-run").stdout
+    run(*ACT, "--release-all")
+    left = node(place)
+    assert (left["labels"], left["annotations"], left["taints"]) == (plain["labels"], {}, plain["taints"])
+    assert "nothing to do" in run(*GO).stdout, "nothing is put on until --resume"
+    run(*ACT, "--resume")
+    run(*GO)
+    assert len(node(place)["taints"]) == 2
+
+
+def test_the_kill_switch_stops_everything_new(place):
+    assert "kill switch on" in run(*ACT, "--kill").stderr
+    assert "nothing to do" in run(*GO).stdout
+    assert len(node(place)["taints"]) == 1
+    assert "kill switch off" in run(*ACT, "--resume").stderr
+    run(*GO)
+    assert len(node(place)["taints"]) == 2
+
+
+def test_a_damaged_ledger_stops_it_and_does_not_stop_the_undoing(place):
+    run(*GO)
+    (place / "ledger.db").write_bytes(b"no ledger" * 1000)
+    for each in place.glob("ledger.db-*"):
+        each.unlink()
+    failed = run(*GO, code=1)
+    assert "the ledger is damaged: file is not a database (ledger.db). Keep the file" in failed.stderr
+    undone = run(*ACT, "--release-all")
+    assert "Everything is released all the same" in undone.stderr
+    assert len(node(place)["taints"]) == 1
+
+
+def test_scores_that_cannot_be_read_are_a_failure_that_is_said(place):
+    (place / "scores" / "latest.json").unlink()
+    failed = run(*GO, code=1)
+    assert "the scores in scores cannot be read" in failed.stderr
+
+
+def test_wrong_usage_exits_with_2_and_bad_files_with_1_and_one_line(place):
+    assert "--scores" in run(*ACT, code=2).output
+    run(*GO, "--kill", "--resume", code=2)
+    run(*GO, "--loop", "--dry-run", code=2)
+    (place / "act.yaml").write_text("polcy: {}")
+    assert "settings holds 'polcy': did you mean 'policy'? (act.yaml). Correct the value." in run(*GO, code=1).stderr
+    (place / "cluster.json").write_text('{"format": 1, "nodes": [{"name": "a", "cluster": "c", "grup": "g"}]}')
+    failed = run(*GO, code=1)
+    assert "cluster.nodes[0] holds 'grup': did you mean 'group'?" in failed.stderr
+    assert "there is no ledger here" in run("ledger", "why", "n3", code=1).stderr
+
+
+def test_a_standby_says_so_and_is_no_failure(place):
+    content = json.loads((place / "cluster.json").read_text())
+    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    (place / "cluster.json").write_text(json.dumps({**content, "lease": {"holder": "other", "until": until}}))
+    assert "not active" in run(*GO).stdout
+    assert len(node(place)["taints"]) == 1
+
+
+def test_the_help_of_both_verbs_has_an_example(place):
+    assert "Example: predrain act" in run("act", "--help").stdout
+    for verb in ("why", "list", "replay", "export"):
+        assert f"Example: predrain ledger {verb}" in run("ledger", verb, "--help").stdout
+    SqliteLedger(place / "other.db").close()
+    assert json.loads(run("ledger", "list", "--ledger", "other.db", "--json").stdout) == {"decisions": []}

@@ -1,0 +1,432 @@
+"""The controller's rounds on a cluster in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from policy.fleet import Fact, Level, UnitView
+from scheduler.failures import LedgerError, SourceError
+from scheduler.faults import Crash
+from scheduler.memory import Lease
+from scheduler.node_object import NodeObject
+from scheduler.readings import Switches
+from scheduler.risks import NO_RISKS, Facts
+from scheduler.stored_state import state_of
+from tests.policy.decide_world import HOUR, STEP, T0, config
+from tests.scheduler.cluster import Cluster, without_our_taints
+
+MINUTE = timedelta(minutes=1)
+
+
+def came(report):
+    """What became of each action."""
+    return [(step.action.verb, step.action.node, step.came_to) for step in report.steps]
+
+
+def only(report, node):
+    return [(verb, to) for verb, name, to in came(report) if name == node]
+
+
+def test_each_tier_reaches_its_call_from_the_score_to_the_scheduler():
+    cluster = Cluster(policy=config("g", free=True))
+    cluster.scored(n1=0.15, n2=0.4, n3=0.9)
+    report = cluster.round()
+    assert not report.failed
+    assert cluster.levels() == {"n1": Level.PUBLISHED, "n2": Level.SOFT, "n3": Level.DRAINED}
+    assert only(report, "n3") == [("publish", "done"), ("taint", "done"), ("drain", "done")]
+
+
+def test_a_second_round_changes_nothing_at_all():
+    cluster = Cluster()
+    cluster.scored(n1=0.9, n4=0.4)
+    cluster.round()
+    cluster.clock.move(MINUTE)
+    before = (dict(cluster.scheduler.nodes), cluster.scheduler.state, cluster.ledger.unsettled())
+    cluster.scheduler.faults.calls.clear()
+    report = cluster.round()
+    assert came(report) == []
+    assert report.number is None
+    assert (dict(cluster.scheduler.nodes), cluster.scheduler.state, cluster.ledger.unsettled()) == before
+    assert {"apply", "save_state"} & set(cluster.scheduler.faults.calls) == set()
+
+
+def test_a_prediction_that_is_not_renewed_is_taken_off_when_it_expires():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.clock.move(2 * STEP - MINUTE)
+    cluster.restart()
+    cluster.round()
+    assert cluster.level("n1") is Level.DRAINED
+    cluster.clock.move(MINUTE)
+    assert only(cluster.round(), "n1") == [("release", "done")]
+    assert cluster.levels() == {}
+    assert cluster.scheduler.keys.applied not in cluster.scheduler.nodes["n1"].object.annotations
+
+
+def test_marks_are_taken_off_also_where_no_score_can_be_read_and_the_units_are_not_known():
+    cluster = Cluster()
+    for name in cluster.names:
+        cluster.change(name, units=())
+    cluster.scored(n1=0.9)
+    cluster.round()
+    assert cluster.level("n1") is Level.DRAINED
+    cluster.risks.risks, cluster.risks.failure = NO_RISKS, SourceError("the scores are gone")
+    cluster.restart()
+    cluster.clock.move(STEP)
+    report = cluster.round()
+    assert report.failed
+    assert cluster.level("n1") is Level.DRAINED, "the risk that it rests on still holds"
+    cluster.clock.move(STEP)
+    cluster.round()
+    assert cluster.levels() == {}
+
+
+def test_what_a_person_took_off_stays_off_in_this_episode_also_for_a_new_process():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.write("n1", lambda node: without_our_taints(node, cluster))
+    cluster.scheduler.state = None  # not even the safety state is there any more
+    cluster.restart()
+    for _ in range(3):
+        cluster.clock.move(HOUR)
+        cluster.scored(n1=0.9)
+        cluster.round()
+        assert not any(cluster.scheduler.keys.owns(t) for t in cluster.scheduler.nodes["n1"].object.taints)
+
+
+CHANGES = {
+    "cordoned": (lambda c: c.write("n1", lambda n: replace(n, unschedulable=True)), "took it out of service"),
+    "opted_out": (lambda c: c.write("n1", lambda n: replace(n, labels={"predrain.io/managed": "false"})), "opted out"),
+    "owned": (
+        lambda c: c.write("n1", lambda n: replace(n, labels={"dgxc.nvidia.com/nvsentinel-state": "quarantined"})),
+        "NVSentinel owns it",
+    ),
+    "booted": (lambda c: c.scheduler.edit("n1", lambda n: replace(n, boot_id="other")), "booted since"),
+    "swapped": (lambda c: c.change("n1", units=(UnitView("n1-0"), UnitView("new"))), "other devices"),
+    "unreadable": (lambda c: c.change("n1", readable=False), "cannot be read"),
+    "down": (lambda c: c.change("n1", down=True), "went down"),
+    "other_job": (lambda c: c.change("n1", jobs=()), "its jobs or its place"),
+    "scored_anew": (lambda c: c.scored(T0 + timedelta(seconds=1), n1=0.02), "its scores or facts changed"),
+    "new_fact": (
+        lambda c: c.facts.facts.update({"n1-1": Facts((), c.clock.now())}),
+        "its scores or facts changed",
+    ),
+    "killed": (lambda c: c.scheduler.set_switches(Switches(kill=True)), "the kill switch was set"),
+    "gone": (lambda c: c.scheduler.nodes.pop("n1"), "no such node"),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_what_changes_between_the_decision_and_the_write_stops_the_write(what):
+    change, words = CHANGES[what]
+    calm = Cluster()
+    calm.scored(n1=0.9)
+    calm.round()
+    assert calm.level("n1") is Level.DRAINED, "without the change it is drained"
+
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    revalidate = cluster.scheduler.revalidate
+    changed = []
+
+    def then(node):
+        # the publication has been written when the node is read before the taint
+        if node == "n1" and "predrain.io/risk-tier" in cluster.scheduler.nodes["n1"].object.labels and not changed:
+            changed.append(change(cluster))
+        return revalidate(node)
+
+    cluster.scheduler.revalidate = then
+    report = cluster.round()
+    assert changed
+    assert [step.came_to for step in report.steps if step.action.verb in ("taint", "drain")] == ["skipped", "skipped"]
+    assert words in next(step.words for step in report.steps if step.action.verb == "taint")
+    assert all(not level.hard for level in cluster.levels().values())
+
+
+def test_a_lost_update_would_erase_another_tools_taint_and_a_conflict_prevents_it():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    apply, meddled = cluster.scheduler.apply, []
+
+    def between(action, precondition):
+        if action.verb == "taint" and not meddled:
+            meddled.append(True)
+            theirs = replace(cluster.scheduler.nodes["n0"].object.taints[0], key="other.example/new")
+            cluster.write("n1", lambda node: replace(node, taints=(*node.taints, theirs)))
+        return apply(action, precondition)
+
+    cluster.scheduler.apply = between
+    report = cluster.round()
+    assert cluster.level("n1") is Level.DRAINED
+    assert "other.example/new" in {taint.key for taint in cluster.scheduler.nodes["n1"].object.taints}
+    assert not report.failed
+
+
+def test_a_node_that_somebody_else_keeps_writing_to_is_given_up_for_this_round():
+    cluster = Cluster(retries=1)
+    cluster.scored(n1=0.9)
+    for _ in range(2):
+        cluster.scheduler.faults.plan("conflict", "apply")
+    report = cluster.round()
+    assert only(report, "n1")[0] == ("publish", "failed")
+    assert cluster.levels() == {}
+    assert report.failed
+    cluster.round()
+    assert cluster.level("n1") is Level.DRAINED
+
+
+@pytest.mark.parametrize(("kind", "stands"), [("timeout_before", False), ("timeout_after", True)])
+def test_after_a_call_without_an_answer_the_node_itself_tells(kind, stands):
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.scheduler.faults.plan(kind, "apply", skip=1)
+    report = cluster.round()
+    assert ("taint", "done" if stands else "failed") in only(report, "n1")
+    assert cluster.ledger.unsettled() == ()
+    cluster.round()
+    assert cluster.level("n1") is Level.DRAINED
+
+
+def test_a_second_replica_stands_by_and_takes_over_when_the_lease_ends():
+    cluster = Cluster(lease=timedelta(seconds=30))
+    cluster.round()
+    cluster.clock.move(timedelta(seconds=1))
+    cluster.scored(n1=0.9)
+    cluster.restart()
+    report = cluster.round()
+    assert not report.active
+    assert not report.failed
+    assert cluster.levels() == {}
+    cluster.clock.move(timedelta(seconds=31))
+    assert cluster.round().active
+    assert cluster.level("n1") is Level.DRAINED
+
+
+def test_a_leader_that_was_asleep_writes_nothing_after_another_one_took_over():
+    cluster = Cluster(lease=timedelta(seconds=30))
+    cluster.scored(n1=0.9)
+    revalidate, slept = cluster.scheduler.revalidate, []
+
+    def sleep(node):
+        if not slept:
+            slept.append(True)
+            cluster.clock.move(timedelta(seconds=40))
+            cluster.scheduler.lease = Lease("another", cluster.clock.now() + HOUR)
+        return revalidate(node)
+
+    cluster.scheduler.revalidate = sleep
+    report = cluster.round()
+    assert slept
+    assert cluster.levels() == {}
+    assert not report.active
+    assert report.notes == ["stopped: the lease ended while the node was read"]
+
+
+def test_without_a_ledger_only_releases_are_done():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.clock.move(STEP)
+    cluster.scored(n1=None, n4=0.95)
+
+    def full(*_):
+        raise LedgerError("the ledger cannot be written: disk full")
+
+    cluster.ledger.begin = full
+    cluster.write("n1", lambda node: replace(node, labels={**node.labels, "predrain.io/managed": "false"}))
+    report = cluster.round()
+    assert report.failed
+    assert cluster.levels() == {}
+    assert ("release", "n1", "done") in came(report)
+    assert ("taint", "n4", "skipped") in came(report)
+
+
+def test_a_lost_ledger_changes_no_decision():
+    plain, lost = Cluster(), Cluster()
+    for cluster in (plain, lost):
+        cluster.scored(n1=0.9, n3=0.8, n6=0.7)
+        cluster.round()
+    fresh = Cluster()
+    lost.ledger = fresh.ledger
+    lost.restart()
+    for cluster in (plain, lost):
+        cluster.clock.move(HOUR)
+        cluster.scored(n1=0.9, n3=0.8, n6=0.7)
+        cluster.round()
+    assert plain.levels() == lost.levels()
+    assert sum(level.hard for level in lost.levels().values()) == 2
+
+
+def test_a_state_that_is_not_kept_lets_nothing_new_happen_and_does_not_hold_a_release_back():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.clock.move(2 * STEP)
+    cluster.scored(n1=0.01, n4=0.9)
+    cluster.write("n1", lambda node: replace(node, labels={**node.labels, "predrain.io/managed": "false"}))
+    cluster.scheduler.faults.plan("refused", "save_state")
+    report = cluster.round()
+    assert report.failed
+    assert cluster.levels() == {}
+    cluster.clock.move(MINUTE)
+    cluster.round()
+    assert cluster.level("n4") is Level.DRAINED
+
+
+def test_another_writer_of_the_state_stops_the_round():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.scheduler.faults.plan("conflict", "save_state")
+    report = cluster.round()
+    assert cluster.levels() == {}
+    assert "another process wrote the safety state" in report.notes[-1]
+
+
+def test_a_damaged_state_is_said_and_what_stands_stays():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.scheduler.state = cluster.scheduler.state[:-6] + "AAAA=="
+    cluster.clock.move(MINUTE)
+    cluster.restart()
+    cluster.scheduler.lease = None
+    report = cluster.round()
+    assert "begins with an empty safety state" in report.errors[0]
+    assert cluster.level("n1") is Level.DRAINED
+    assert state_of(cluster.scheduler.state).nodes["n1"].seen is Level.DRAINED
+
+
+def test_an_unreadable_scheduler_is_an_error_and_nothing_is_done():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    for call in ("hold_lease", "read_fleet", "load_state"):
+        cluster.scheduler.faults.plan("unreadable", call)
+        report = cluster.round()
+        assert report.failed
+        assert report.steps == []
+    assert cluster.levels() == {}
+
+
+def test_a_mark_that_rests_on_a_fault_is_not_taken_off_for_a_source_that_cannot_be_read():
+    cluster = Cluster()
+    cluster.facts.facts = {"n2-0": Facts((Fact("xid 79", T0),))}
+    cluster.round()
+    assert cluster.level("n2") is Level.DRAINED
+
+    def broken(_now):
+        raise SourceError("the events are away")
+
+    cluster.facts.read = broken
+    cluster.clock.move(HOUR)
+    cluster.scored()
+    cluster.restart()
+    report = cluster.round()
+    assert report.failed
+    assert cluster.level("n2") is Level.DRAINED
+    cluster.scheduler.set_switches(Switches(release_all=True))
+    cluster.round()
+    assert cluster.levels() == {}
+
+
+def test_the_kill_switch_lets_marks_run_out_and_puts_none_on():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.scheduler.set_switches(Switches(kill=True))
+    cluster.clock.move(STEP)
+    cluster.scored(n1=0.9, n4=0.95)
+    assert came(cluster.round()) == []
+    cluster.clock.move(STEP)
+    cluster.scored(n1=0.9, n4=0.95)
+    cluster.round()
+    assert cluster.levels() == {}
+
+
+def test_release_all_takes_off_everything_of_ours_and_nothing_else():
+    cluster = Cluster(policy=config("g", free=True))
+    cluster.scored(n0=0.9, n1=0.9, n2=0.4, n3=0.15)
+    before = cluster.foreign()
+    original = {name: each.object for name, each in cluster.scheduler.nodes.items()}
+    cluster.round()
+    cluster.write("n1", lambda node: replace(node, unschedulable=True))
+    cluster.scheduler.set_switches(Switches(release_all=True))
+    cluster.round()
+    assert cluster.levels() == {}
+    assert cluster.scheduler.nodes["n1"].object.unschedulable, "a person's cordon stays"
+    cluster.write("n1", lambda node: replace(node, unschedulable=False))
+    assert cluster.foreign() == before
+    assert {name: each.object for name, each in cluster.scheduler.nodes.items()} == original
+
+
+def test_a_rehearsal_writes_nothing_and_says_exactly_what_would_be_written():
+    cluster = Cluster()
+    cluster.scored(n1=0.9, n4=0.4)
+    before = dict(cluster.scheduler.nodes)
+    cluster.scheduler.faults.calls.clear()
+    rehearsed = cluster.controller.rehearse()
+    assert dict(cluster.scheduler.nodes) == before
+    assert {"apply", "save_state", "hold_lease"} & set(cluster.scheduler.faults.calls) == set()
+    assert cluster.ledger.last_digest() is None
+    real = cluster.round()
+    assert [(s.action, s.writes) for s in rehearsed.steps] == [(s.action, s.writes) for s in real.steps]
+    taints = [w for s in rehearsed.steps for w in s.writes if w.path == "spec.taints"]
+    assert [w.words for w in taints if w.target == "node n1"] == [
+        "node n1: spec.taints: (none) -> predrain.io/at-risk=high:NoSchedule"
+    ]
+
+
+def test_new_marks_a_round_are_bounded_and_the_rest_follows():
+    cluster = Cluster(most_new=1, policy=config("g", free=True))
+    cluster.scored(n1=0.4, n2=0.4, n3=0.4)
+    cluster.round()
+    assert sum(level is Level.SOFT for level in cluster.levels().values()) == 1
+    cluster.round()
+    cluster.round()
+    assert sum(level is Level.SOFT for level in cluster.levels().values()) == 3
+
+
+def test_a_round_that_takes_too_long_leaves_the_rest_to_the_next():
+    cluster = Cluster(most_time=timedelta(seconds=10), policy=config("g", free=True))
+    cluster.scored(n1=0.4, n2=0.4, n3=0.4)
+    apply = cluster.scheduler.apply
+
+    def slow(action, precondition):
+        answer = apply(action, precondition)
+        cluster.clock.move(timedelta(seconds=6))
+        return answer
+
+    cluster.scheduler.apply = slow
+    report = cluster.round()
+    assert [step.came_to for step in report.steps].count("done") == 2
+    assert "the round took too long" in report.steps[-1].words
+
+
+def test_a_crash_after_a_write_leaves_a_call_open_and_the_next_process_looks():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.scheduler.faults.plan("crash_after", "apply", skip=1)
+    with pytest.raises(Crash):
+        cluster.round()
+    assert [intent.verb for _, intent in cluster.ledger.unsettled()] == ["taint"]
+    cluster.restart()
+    cluster.clock.move(MINUTE)
+    report = cluster.round()
+    assert "taint n1 was interrupted" in report.notes[0]
+    assert only(report, "n1") == [("drain", "done")]
+    assert cluster.ledger.unsettled() == ()
+
+
+def test_a_node_without_anything_of_ours_is_never_written_to():
+    cluster = Cluster()
+    cluster.write("n5", lambda node: NodeObject("n5", {"only": "theirs"}))
+    before = cluster.scheduler.nodes["n5"]
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.scheduler.set_switches(Switches(release_all=True))
+    cluster.round()
+    assert cluster.scheduler.nodes["n5"] == before

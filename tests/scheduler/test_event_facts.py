@@ -1,0 +1,57 @@
+"""Facts from the events of a dataset."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from policy.fleet import Fact
+from scheduler.event_facts import EventFacts
+from scheduler.failures import SourceError
+from scheduler.risks import Facts
+from telemetry.schema import EVENTS
+from tests.policy.decide_world import HOUR, T0
+
+
+def write(file, *events):
+    rows = [
+        {
+            "timestamp": at, "node": "n", "gpu": gpu, "type": kind, "code": code, "detail": None, "source": "s",
+            "known_at": at + HOUR / 6,
+        }
+        for at, gpu, kind, code in events
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema=EVENTS), file)
+
+
+def test_events_that_rules_name_are_facts_and_a_repair_voids_what_was_before(tmp_path):
+    file = tmp_path / "events.parquet"
+    write(
+        file,
+        (T0, "a", "xid", "79"), (T0, "a", "xid", "31"), (T0, None, "xid", "79"), (T0, "b", "diagnostic", "fail"),
+        (T0, "b", "diagnostic", "inconclusive"), (T0 + HOUR, "b", "repair", "x"), (T0, "c", "diagnostic", "pass"),
+        (T0 - 400 * HOUR, "d", "xid", "79"), (T0, "e", "drain", "fail"),
+    )  # fmt: skip
+    assert EventFacts(file).read(T0 + 2 * HOUR) == {
+        "a": Facts((Fact("xid 79", T0),)),
+        "b": Facts((Fact("diagnostic_failed", T0),), T0 + HOUR),
+        "c": Facts((), T0),
+    }
+    assert EventFacts(file).read(T0) == {}, "nothing is known before it was"
+
+
+def test_the_file_is_read_again_when_it_was_replaced(tmp_path):
+    file = tmp_path / "events.parquet"
+    source = EventFacts(file)
+    with pytest.raises(SourceError, match=r"the events in .*events\.parquet cannot be read"):
+        source.read(T0)
+    write(file, (T0, "a", "xid", "79"))
+    assert set(source.read(T0 + HOUR)) == {"a"}
+    other = tmp_path / "other"
+    write(other, (T0, "a", "xid", "79"), (T0, "b", "xid", "95"))
+    other.replace(file)
+    assert set(source.read(T0 + HOUR)) == {"a", "b"}
+    file.write_text("nonsense")
+    with pytest.raises(SourceError, match="cannot be read"):
+        source.read(T0 + HOUR)

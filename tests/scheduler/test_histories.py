@@ -1,0 +1,217 @@
+"""Random histories of a cluster with a process that dies at any call: what must hold whatever happens."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from policy.fleet import Fact, Level
+from scheduler.faults import Crash
+from scheduler.readings import Switches
+from scheduler.risks import Facts
+from scheduler.sqlite_ledger import SqliteLedger
+from tests.policy.decide_world import HOUR
+from tests.scheduler.cluster import FLOORS, RATES, Cluster, without_our_taints
+
+NODES = st.sampled_from([f"n{i}" for i in range(8)])
+WRITES = ("apply", "save_state")
+READS = ("revalidate", "read_switches", "hold_lease", "load_state", "read_fleet")
+MINUTE = timedelta(minutes=1)
+NEWS = st.sampled_from([0.01, 0.4, 0.8, 0.95])
+
+
+class Histories(RuleBasedStateMachine):
+    """People, tools, faults and crashes around a controller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = Cluster(lease=timedelta(seconds=30))
+        self.theirs = self.cluster.foreign()
+        self.begun: list[tuple[float, str]] = []
+
+    @rule(node=NODES, risk=st.sampled_from([0.01, 0.15, 0.4, 0.7, 0.9, None]))
+    def one_is_scored(self, node, risk):
+        self.cluster.scored(**{node: risk})
+
+    @rule(nodes=st.sets(NODES, max_size=4), risk=st.sampled_from([0.7, 0.95]))
+    def some_are_scored(self, nodes, risk):
+        self.cluster.scored(**dict.fromkeys(nodes, risk))
+
+    @rule()
+    def all_are_well_scored(self):
+        self.cluster.scored(**dict.fromkeys(self.cluster.names, 0.01))
+
+    @rule(hours=st.sampled_from([0.01, 0.5, 3, 7, 13, 30]))
+    def time_passes(self, hours):
+        self.cluster.clock.move(hours * HOUR)
+
+    @rule(node=NODES)
+    def a_person_cordons_or_uncordons(self, node):
+        self._theirs(node, lambda each: replace(each, unschedulable=not each.unschedulable))
+
+    @rule(node=NODES, key=st.sampled_from(["predrain.io/managed", "other.example/x"]))
+    def a_person_labels(self, node, key):
+        # the opt-out stands under our prefix and is theirs all the same
+        def change(each):
+            labels = dict(each.labels)
+            if labels.pop(key, None) is None:
+                labels[key] = "false"
+            return replace(each, labels=labels)
+
+        self._theirs(node, change)
+
+    @rule(node=NODES)
+    def a_person_takes_our_taints_off(self, node):
+        self.cluster.write(node, lambda each: without_our_taints(each, self.cluster))
+
+    @rule(node=NODES, what=st.sampled_from(["down", "readable"]))
+    def a_node_changes(self, node, what):
+        self.cluster.change(node, **{what: not getattr(self.cluster.scheduler.nodes[node].base, what)})
+
+    @rule(node=NODES)
+    def a_gpu_falls_off_the_bus(self, node):
+        self.cluster.facts.facts[f"{node}-0"] = Facts((Fact("xid 79", self.cluster.clock.now()),))
+
+    @rule(node=NODES)
+    def a_gpu_is_repaired(self, node):
+        self.cluster.facts.facts[f"{node}-0"] = Facts((), self.cluster.clock.now())
+
+    @rule(kill=st.booleans(), release=st.booleans())
+    def a_person_sets_the_switches(self, kill, release):
+        self.cluster.scheduler.switches = Switches(kill=kill, release_all=release)
+
+    @rule()
+    def the_ledger_is_lost(self):
+        self.cluster.ledger = SqliteLedger(None)
+        self._another_process()
+
+    @rule(
+        kind=st.sampled_from(["crash_before", "crash_after"]), call=st.sampled_from([*WRITES, *WRITES, *READS]),
+        skip=st.integers(0, 4), node=NODES, risk=NEWS,
+    )  # fmt: skip
+    def the_process_dies_in_a_round(self, kind, call, skip, node, risk):
+        self._with_news(node, risk)
+        self.cluster.scheduler.faults.plan(kind, call, skip)
+        self.a_round()
+
+    @rule(
+        kind=st.sampled_from(["conflict", "refused", "timeout_before", "timeout_after"]), call=st.sampled_from(WRITES),
+        skip=st.integers(0, 4), node=NODES, risk=NEWS,
+    )  # fmt: skip
+    def a_write_fails(self, kind, call, skip, node, risk):
+        self._with_news(node, risk)
+        self.cluster.scheduler.faults.plan(kind, call, skip)
+        self.a_round()
+
+    @rule(call=st.sampled_from(READS), skip=st.integers(0, 4), node=NODES, risk=NEWS)
+    def a_read_fails(self, call, skip, node, risk):
+        self._with_news(node, risk)
+        self.cluster.scheduler.faults.plan("unreadable", call, skip)
+        self.a_round()
+
+    @rule()
+    def a_round(self):
+        cluster = self.cluster
+        before, objects = cluster.levels(), dict(cluster.scheduler.nodes)
+        lost_before = self._lost()
+        try:
+            report = cluster.round()
+        except Crash:
+            report = None
+            self._another_process()
+        after = cluster.levels()
+        newly = [n for n, level in after.items() if level.hard and not before.get(n, Level.NONE).hard]
+        self._floors(newly, lost_before)
+        now = cluster.clock.now()
+        for name in newly:
+            base, thing = objects[name].base, objects[name].object
+            assert base.readable
+            assert not thing.unschedulable
+            assert "predrain.io/managed" not in thing.labels
+            assert not cluster.scheduler.switches.kill
+        cluster.scheduler.faults.clear()
+        if report is None or report.failed or not report.active:
+            return
+        for name, each in cluster.scheduler.nodes.items():
+            if not each.base.readable or not after.get(name):
+                continue
+            text = each.object.annotations.get(cluster.scheduler.keys.prediction)
+            assert text is not None, "a mark that says not until when it holds"
+            published = cluster.scheduler.revalidate(name).view.marks.published
+            assert published.expires_at > now, "a mark stands on an expired prediction"
+        assert cluster.ledger.unsettled() == ()
+        given_back = {step.action.node for step in report.steps if step.action.verb == "release"}
+        for step in report.steps:
+            if step.came_to in ("done", "already") and step.action.node not in given_back:
+                assert after[step.action.node] >= step.action.to, "confirmed, and it does not stand"
+        came_back = any(s.action.verb == "release" and s.action.to < Level.TAINTED for s in report.steps)
+        skipped = any(s.came_to == "skipped" for s in report.steps)
+        if not came_back and not skipped:
+            nodes = dict(cluster.scheduler.nodes)
+            again = cluster.round()
+            assert again.steps == []
+            assert dict(cluster.scheduler.nodes) == nodes
+
+    @invariant()
+    def nothing_foreign_is_changed(self):
+        assert self.cluster.foreign() == self.theirs
+
+    def teardown(self):
+        cluster = self.cluster
+        cluster.scheduler.faults.clear()
+        cluster.scheduler.lease = None
+        for name in cluster.names:
+            cluster.change(name, readable=True)
+        self._another_process()
+        cluster.clock.move(10 * timedelta(days=1))
+        report = cluster.round()
+        assert not report.failed
+        assert cluster.levels() == {}, "everything of ours goes when nothing new is said"
+        assert cluster.foreign() == self.theirs
+
+    def _with_news(self, node, risk):
+        # so that there is something to do in which to fail
+        self.cluster.clock.move(MINUTE)
+        self.cluster.scored(**{node: risk})
+
+    def _theirs(self, node, change):
+        self.cluster.write(node, change)
+        self.theirs = self.cluster.foreign()
+
+    def _another_process(self):
+        self.cluster.scheduler.faults.clear()
+        self.cluster.clock.move(MINUTE)  # the lease of the dead one ends
+        self.cluster.restart()
+
+    def _lost(self):
+        out = []
+        for name, each in self.cluster.scheduler.nodes.items():
+            hard = self.cluster.level(name).hard
+            if hard or each.base.down or not each.base.readable or each.object.unschedulable:
+                out.append(name)
+        return self._scopes(out)
+
+    def _scopes(self, names):
+        nodes = self.cluster.scheduler.nodes
+        return Counter(scope for name in names for scope in nodes[name].base.scopes)
+
+    def _floors(self, newly, before):
+        total, after = self._scopes(self.cluster.names), self._lost()
+        for floor in FLOORS:
+            for scope in {s for n in newly for s in self.cluster.scheduler.nodes[n].base.scopes if s[0] == floor.scope}:
+                assert after[scope] <= max(floor.allowed(total[scope]), before[scope]), scope
+        now = self.cluster.clock.now().timestamp()
+        self.begun += [(now, name) for name in newly]
+        window = RATES[0].window.total_seconds()
+        assert len({name for at, name in self.begun if at > now - window}) <= RATES[0].most
+
+
+Histories.TestCase.settings = settings(
+    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestHistories = Histories.TestCase

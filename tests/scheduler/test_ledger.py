@@ -1,0 +1,189 @@
+"""The ledger: what it keeps, what it refuses, and whether a decision comes out again."""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from policy.fleet import Fact
+from scheduler.faults import Crash
+from scheduler.ledger_export import drain_events, write_events
+from scheduler.ledger_reader import LedgerReader
+from scheduler.risks import Facts
+from scheduler.sqlite_ledger import SqliteLedger
+from telemetry.errors import InputError
+from tests.policy.decide_world import STEP, T0
+from tests.scheduler.cluster import Cluster, without_our_taints
+
+
+@pytest.fixture
+def file(tmp_path):
+    return tmp_path / "ledger.db"
+
+
+def history(file):
+    """A drain, a person's undoing, an over-budget node, an expiry."""
+    cluster = Cluster(ledger=SqliteLedger(file))
+    cluster.scored(n1=0.9, n2=0.4)
+    cluster.facts.facts = {"n6-1": Facts((Fact("row_remap_pending", T0),))}
+    cluster.round()
+    cluster.clock.move(STEP)
+    cluster.scored(n1=0.9, n3=0.8, n4=0.7, n5=0.95)
+    cluster.write("n2", lambda node: without_our_taints(node, cluster))
+    cluster.round()
+    cluster.clock.move(3 * STEP)
+    cluster.round()
+    return cluster
+
+
+def test_every_recorded_decision_comes_out_the_same_again(file):
+    history(file)
+    reader = LedgerReader(file)
+    numbers = [each["decision"] for each in reader.rounds()]
+    assert len(numbers) >= 3
+    for number in numbers:
+        assert reader.replay(number).differences == ()
+
+
+def test_a_decision_that_would_come_out_otherwise_says_where(file, monkeypatch):
+    history(file)
+    monkeypatch.setattr("scheduler.ledger_reader.decide", _otherwise)
+    found = LedgerReader(file).replay(1)
+    assert [each for each in found.differences if each.startswith("nodes.n1.risk: ")]
+
+
+def _otherwise(*given):
+    from policy.decide import decide
+
+    plan = decide(*given)
+    return replace(plan, nodes={**plan.nodes, "n1": replace(plan.nodes["n1"], risk=0.5)})
+
+
+def test_why_tells_risk_reasons_model_budget_what_was_read_written_and_answered(file):
+    history(file)
+    found = LedgerReader(file).why("n1")
+    assert [each["decision"] for each in found] == sorted((each["decision"] for each in found), reverse=True)
+    first = found[-1]
+    assert first["risk"] == pytest.approx(1 - 0.1 * 0.99)
+    assert "its errors rise" in " ".join(first["reasons"])
+    assert first["model"] == {"digest": "d" * 64, "profile": "stacked", "version": 3}
+    assert any(use["scope"] == ["cluster", "c"] and use["lost"] == 1 for use in first["budget"])
+    taint = next(call for call in first["calls"] if call["verb"] == "taint")
+    assert taint["answer"] == "done"
+    assert taint["confirmed"]
+    assert taint["read"]["view"]["name"] == "n1"
+    assert {write["path"] for write in taint["wrote"]} == {
+        "metadata.annotations[predrain.io/applied-taints]",
+        "spec.taints",
+    }
+    assert found[0]["calls"][0]["verb"] == "release"
+    refused = LedgerReader(file).why("n4")
+    assert "1 of 3 nodes are out of service, 1 may be" in next(
+        each["over_budget"] for each in refused if each["over_budget"]
+    )
+
+
+def test_why_of_an_unknown_node_says_so(file):
+    history(file)
+    with pytest.raises(InputError, match=r"nothing is recorded about node 'n99' \(.*\)\. Check the name"):
+        LedgerReader(file).why("n99")
+    with pytest.raises(InputError, match=r"there is no decision 99"):
+        LedgerReader(file).replay(99)
+
+
+def test_rows_are_only_ever_added(file):
+    history(file)
+    link = sqlite3.connect(file)
+    for table in ("blobs", "rounds", "decisions", "alerts", "intents", "settled", "skipped"):
+        if not link.execute(f"SELECT count(*) FROM {table}").fetchone()[0]:
+            continue
+        with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+            link.execute(f"DELETE FROM {table}")
+    with pytest.raises(sqlite3.IntegrityError, match="append-only"):
+        link.execute("UPDATE rounds SET holder = 'nobody'")
+    link.close()
+
+
+def test_scores_and_settings_that_did_not_change_are_kept_once(file):
+    cluster = Cluster(ledger=SqliteLedger(file))
+    for node in ("n1", "n2", "n3"):
+        cluster.clock.move(timedelta(minutes=1))
+        cluster.scored(**{node: 0.15})
+        cluster.round()
+    link = sqlite3.connect(file)
+    rounds = link.execute("SELECT count(*) FROM rounds").fetchone()[0]
+    configs = link.execute("SELECT count(DISTINCT json_extract(inputs, '$.config')) FROM rounds").fetchone()[0]
+    link.close()
+    assert (rounds, configs) == (3, 1)
+
+
+def test_a_ledger_with_unsettled_calls_is_settled_by_the_next_process(file):
+    cluster = Cluster(ledger=SqliteLedger(file))
+    cluster.scored(n1=0.9)
+    cluster.scheduler.faults.plan("crash_before", "apply", skip=2)
+    with pytest.raises(Crash):
+        cluster.round()
+    cluster.ledger.close()
+    cluster.ledger = SqliteLedger(file)
+    cluster.clock.move(timedelta(minutes=1))
+    cluster.restart()
+    cluster.round()
+    calls = [call for each in LedgerReader(file).why("n1") for call in each["calls"] if call["verb"] == "drain"]
+    assert [(call["answer"], call["confirmed"]) for call in calls] == [("done", True), ("not_found", False)]
+
+
+def test_a_newer_foreign_or_damaged_file_is_refused(file, tmp_path):
+    history(file)
+    link = sqlite3.connect(file)
+    link.execute("PRAGMA user_version = 2")
+    link.close()
+    with pytest.raises(InputError, match=r"the ledger has version 2, this code knows 1 .* Use the predrain that wrote"):
+        SqliteLedger(file)
+
+    other = tmp_path / "other.db"
+    link = sqlite3.connect(other)
+    link.execute("CREATE TABLE theirs (x)")
+    link.commit()
+    link.close()
+    with pytest.raises(InputError, match="this file is no ledger"):
+        SqliteLedger(other)
+
+    text = tmp_path / "text.db"
+    text.write_text("notes " * 1000)
+    with pytest.raises(InputError, match=r"the ledger is damaged: file is not a database .* move it away, and begin"):
+        SqliteLedger(text)
+    with pytest.raises(InputError, match="there is no ledger here"):
+        LedgerReader(tmp_path / "absent.db")
+    with pytest.raises(InputError, match="the folder of the ledger does not exist"):
+        SqliteLedger(tmp_path / "absent" / "ledger.db")
+
+
+def test_a_ledger_with_overwritten_pages_is_refused(file):
+    cluster = history(file)
+    cluster.ledger.close()
+    content = bytearray(file.read_bytes())
+    content[4096:8192] = b"\xff" * 4096
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="the ledger is damaged"):
+        SqliteLedger(file)
+
+
+def test_our_drains_and_releases_become_events_that_an_import_reads(file, tmp_path):
+    import pyarrow.parquet as pq
+
+    from telemetry.schema import EVENTS
+
+    history(file)
+    events = drain_events(LedgerReader(file).marks())
+    assert [(each["node"], each["code"]) for each in events if each["node"] == "n1"] == [
+        ("n1", "high"),
+        ("n1", "release"),
+    ]
+    assert {each["source"] for each in events} == {"predrain"}
+    out = tmp_path / "drains.parquet"
+    write_events(events, out)
+    assert pq.read_table(out).schema.equals(EVENTS)
+    assert pq.read_table(out).num_rows == len(events)

@@ -1,0 +1,156 @@
+"""The room's small parts: records as JSON, settings, the stored state, marks on a node, what is imported."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy.config import PolicyConfig
+from policy.fleet import Level, NodeView, Signals
+from policy.outcomes import Alert, Outcome
+from policy.plan import Action
+from policy.state import PolicyState
+from policy.tiers import TierThresholds
+from scheduler.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
+from scheduler.plain import object_of, plain_of
+from scheduler.settings import ActSettings, read_settings
+from scheduler.stored_state import state_of, state_text
+from telemetry.errors import InputError
+from tests.policy.decide_world import HOUR, T0, config, node, once
+
+ROOT = Path(__file__).resolve().parents[2]
+KEYS = Keys()
+
+
+def action(verb, to, tier="high", ends=T0 + 12 * HOUR):
+    return Action(verb, "n", tier, to, 0.9, None if verb == "release" else ends, ("why",))
+
+
+FORWARD = [
+    action("publish", Level.PUBLISHED),
+    action("soft_taint", Level.SOFT),
+    action("taint", Level.TAINTED),
+    action("drain", Level.DRAINED),
+]
+RELEASES = [action("release", level) for level in (Level.NONE, Level.PUBLISHED, Level.SOFT, Level.TAINTED)]
+
+
+def test_every_setting_and_signal_comes_back_from_json():
+    alert = Alert("g", "c/g", "high", T0, timedelta(hours=24), held_out=True)
+    signals = Signals(T0, drift=("x",), outcomes=(Outcome(alert, "right", "w"),), reset_breaker_at=T0)
+    given_ = config("g", rise_after=2)
+    for value in (signals, given_, node("n", 0.5, None, facts=["xid 79"])):
+        assert object_of(type(value), json.loads(json.dumps(plain_of(value))), "x") == value
+
+
+def test_a_misspelt_setting_is_refused_with_the_nearest_name(tmp_path):
+    file = tmp_path / "act.yaml"
+    file.write_text("policy: {thresholds: {watch: 0.1}, budgget: {}}\n")
+    with pytest.raises(InputError, match=r"settings\.policy holds 'budgget': did you mean 'budget'\?"):
+        read_settings(file)
+    file.write_text("policy: {thresholds: {watch: 0.1}, horizon: 24}\n")
+    with pytest.raises(InputError, match=r"settings\.policy\.horizon is 24: expected a duration such as 6h"):
+        read_settings(file)
+    file.write_text("policy: {thresholds: {watch: 3}}\n")
+    with pytest.raises(InputError, match=r"settings\.policy\.thresholds: watch is 3\.0: give a risk above 0"):
+        read_settings(file)
+    file.write_text("controller: [")
+    with pytest.raises(InputError, match="the settings cannot be read"):
+        read_settings(file)
+    with pytest.raises(InputError, match="the file of settings does not exist"):
+        read_settings(tmp_path / "absent.yaml")
+
+
+def test_settings_are_read_and_what_is_left_out_has_its_default(tmp_path):
+    file = tmp_path / "act.yaml"
+    file.write_text(
+        "policy:\n  thresholds: {watch: 0.1, high: 0.6}\n  stages: {pinned: {c/g: hard}}\n"
+        "  budget: {floors: [{scope: cluster, most_share: 0.1}], rates: [{scope: cluster, most: 2, window: 1h}]}\n"
+        "controller: {every: 30s}\n"
+    )
+    found = read_settings(file)
+    assert found.policy.thresholds == TierThresholds(0.1, None, 0.6)
+    assert found.policy.stages.pinned == {"c/g": "hard"}
+    assert found.policy.budget.rates[0].window == HOUR
+    assert found.policy.horizon == PolicyConfig(TierThresholds()).horizon
+    assert found.controller.every == timedelta(seconds=30)
+    file.write_text("")
+    assert read_settings(file) == ActSettings()
+
+
+def test_the_state_comes_back_and_a_damaged_one_is_refused():
+    state = once([node("n", 0.9), node("m", 0.4)], config()).state
+    text = state_text(state)
+    assert state_of(text) == state
+    assert state_of(state_text(PolicyState())) == PolicyState()
+    for damaged in (text[:-8], text[:40] + text[41:], "", "predrain-state 2 x y", text + "="):
+        with pytest.raises(ValueError, match="the safety state"):
+            state_of(damaged)
+
+
+@given(
+    steps=st.lists(st.sampled_from([*FORWARD, *RELEASES]), max_size=8), more=st.lists(st.text("ab", min_size=1)),
+)  # fmt: skip
+def test_actions_change_only_what_is_ours_stand_afterwards_and_may_be_repeated(steps, more):
+    theirs = NodeObject("n", dict.fromkeys(more, "x"), {"note": "y"}, (Taint("team", "a", "NoSchedule"),))
+    thing, level = theirs, Level.NONE
+    for step in steps:
+        then = after(step, thing, KEYS, T0)
+        level = min(level, step.to) if step.verb == "release" else max(level, step.to)
+        assert after(step, then, KEYS, T0) == then
+        assert writes_between(then, then) == ()
+        assert (then.taints[0], then.annotations["note"]) == (theirs.taints[0], "y")
+        assert marks_of(then, KEYS, T0).level <= level
+        assert not view_of(then, NodeView("n", "c", "g"), KEYS, T0).undone
+        thing = then
+    assert after(RELEASES[0], thing, KEYS, T0) == theirs
+
+
+def test_a_mark_that_is_gone_before_its_time_was_taken_off_by_somebody_and_afterwards_nobody_knows():
+    thing = NodeObject("n")
+    for step in FORWARD:
+        thing = after(step, thing, KEYS, T0)
+    base = NodeView("n", "c", "g")
+    assert marks_of(thing, KEYS, T0).hard_since == T0
+    assert not view_of(thing, base, KEYS, T0 + HOUR).undone
+    gone = replace(thing, taints=())
+    assert view_of(gone, base, KEYS, T0 + HOUR).undone
+    assert not view_of(gone, base, KEYS, T0 + 12 * HOUR).undone
+    assert not view_of(after(RELEASES[0], gone, KEYS, T0), base, KEYS, T0).undone
+
+
+def test_a_prediction_that_somebody_edited_counts_as_expired():
+    thing = after(FORWARD[0], NodeObject("n"), KEYS, T0)
+    for text in ("", "{}", "[1]", '{"tier": "high", "expires_at": "2027-01-01T00:00:00"}'):
+        edited = replace(thing, annotations={**thing.annotations, KEYS.prediction: text})
+        published = marks_of(edited, KEYS, T0).published
+        assert (published.tier, published.expires_at < T0) == ("unreadable", True)
+
+
+def test_the_room_imports_of_telemetry_the_schema_errors_and_atomic_writes_only():
+    found = set()
+    for path in (ROOT / "scheduler").rglob("*.py"):
+        for each in ast.walk(ast.parse(path.read_text())):
+            if isinstance(each, ast.ImportFrom) and (each.module or "").split(".")[0] == "telemetry":
+                found.add(each.module)
+    assert found <= {"telemetry.schema", "telemetry.errors", "telemetry.atomic"}
+
+
+def test_the_controller_needs_none_of_the_learners_nor_pandas():
+    heavy = ("pandas", "pyarrow", "sklearn", "lightgbm", "xgboost", "mlflow", "numba", "torch", "scipy")
+    code = (
+        "import sys\nimport scheduler.controller, scheduler.sqlite_ledger, scheduler.ledger_reader\n"
+        "import scheduler.scores_reader, scheduler.file_scheduler, scheduler.ledger_export, scheduler.settings\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+    assert run.stdout.strip() == "[]"

@@ -84,6 +84,11 @@ class Bundle:
         """The model whose risks are the bundle's."""
         return str(self.manifest["profile"])
 
+    @property
+    def columns(self) -> tuple[FeatureColumn, ...]:
+        """The features, in order."""
+        return self.fitted.columns
+
 
 def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> Bundle:
     """Write a bundle, replacing an older one as a whole or not at all.

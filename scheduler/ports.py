@@ -9,6 +9,7 @@ from typing import Protocol
 from policy.outcomes import Alert, Outcome
 from policy.plan import Action
 from scheduler.answers import Answer, Precondition, Write
+from scheduler.evacuation.records import Call, Finding
 from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
 from scheduler.records import Intent, RoundRecord, Settled
 from scheduler.risks import Facts, Risks
@@ -149,6 +150,22 @@ class Ledger(Protocol):
 
     def unsettled(self) -> tuple[tuple[int, Intent], ...]:
         """Give the calls of which nobody knows what they came to, oldest first."""
+        ...
+
+    def call(self, call: Call) -> int:
+        """Record a call of an evacuation before it is made; gives its number."""
+        ...
+
+    def settle_call(self, number: int, settled: Settled) -> None:
+        """Record what a call of an evacuation came to."""
+        ...
+
+    def open_calls(self) -> tuple[tuple[int, Call], ...]:
+        """Give the calls of evacuations of which nobody knows what they came to, oldest first."""
+        ...
+
+    def find(self, finding: Finding) -> None:
+        """Record what was found out about a node while it was emptied."""
         ...
 
     def last_digest(self) -> str | None:

@@ -17,7 +17,7 @@ from scheduler.answers import Write
 from scheduler.plain import plain_of
 from scheduler.readings import NodeReading
 
-SettledKind = Literal["done", "already", "conflict", "timeout", "refused", "gone", "found", "not_found"]
+SettledKind = Literal["done", "already", "conflict", "timeout", "refused", "gone", "found", "not_found", "blocked"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from policy.fleet import NodeView
+from policy.fleet import Level, NodeView
 from policy.outcomes import Alert
 from policy.plan import Action
+from scheduler.evacuation.records import Call, Finding
 from scheduler.failures import LedgerError
 from scheduler.ledger_schema import connect
 from scheduler.plain import object_of, plain_of
@@ -111,6 +112,54 @@ class SqliteLedger:
         found = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
         alerts = (object_of(Alert, json.loads(text), "alert") for (text,) in found)
         return tuple(dict.fromkeys(alerts))
+
+    def call(self, call: Call) -> int:
+        """Record a call of an evacuation before it is made."""
+        with self._adding():
+            return self._add(
+                "INSERT INTO calls (at, node, kind, content) VALUES (?, ?, ?, ?)",
+                _words(call.at), call.node, call.kind, _text(plain_of(call)),
+            )  # fmt: skip
+
+    def settle_call(self, number: int, settled: Settled) -> None:
+        """Record what a call of an evacuation came to."""
+        with self._adding():
+            self._add(
+                "INSERT INTO calls_settled VALUES (?, ?, ?, ?, ?)",
+                number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
+            )  # fmt: skip
+
+    def open_calls(self) -> tuple[tuple[int, Call], ...]:
+        """Give the calls of evacuations of which nobody knows what they came to, oldest first."""
+        found = self._read(
+            "SELECT id, content FROM calls WHERE id NOT IN (SELECT call FROM calls_settled) ORDER BY id LIMIT 1000"
+        )
+        try:
+            return tuple((number, object_of(Call, json.loads(text), f"call {number}")) for number, text in found)
+        except ValueError as error:
+            raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
+
+    def find(self, finding: Finding) -> None:
+        """Record what was found out on the way."""
+        with self._adding():
+            self._add(
+                "INSERT INTO findings (at, node, kind, content) VALUES (?, ?, ?, ?)",
+                _words(finding.at), finding.node, finding.kind,
+                _text({"words": finding.words, **plain_of(finding.content)}),
+            )  # fmt: skip
+
+    def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:
+        """Give each time we took a node out of service or gave it back: when, which, whether it was taken out."""
+        found = self._read(
+            "SELECT s.at, i.node, i.verb, json_extract(i.content, '$.to') FROM intents i JOIN settled s "
+            "ON s.intent = i.id WHERE s.confirmed = 1 AND i.verb IN ('taint', 'drain', 'release') AND s.at >= ? "
+            "ORDER BY i.id", _words(since),
+        )  # fmt: skip
+        return tuple(
+            (datetime.fromisoformat(at), node, verb != "release")
+            for at, node, verb, to in found
+            if verb != "release" or Level[to.upper()] < Level.TAINTED
+        )
 
     def _keep(self, value: Any) -> str:
         plain = _text(value).encode()

@@ -26,8 +26,7 @@ def state_text(state: PolicyState) -> str:
         If it is longer than a scheduler keeps.
     """
     plain = json.dumps(state.to_json(), sort_keys=True, separators=(",", ":")).encode()
-    packed = base64.b64encode(zlib.compress(plain, 6)).decode()
-    text = f"{_HEAD} {hashlib.sha256(plain).hexdigest()} {packed}"
+    text = packed(_HEAD, plain)
     if len(text) > LONGEST:
         raise ValueError(f"the safety state has {len(text)} characters, {LONGEST} fit: lower policy.forget")
     return text
@@ -41,15 +40,31 @@ def state_of(text: str) -> PolicyState:
     ValueError
         If it is damaged or of another format. Whoever reads it then begins with an empty state and says so.
     """
-    head, _, rest = text.rpartition(" ")
-    name, _, digest = head.rpartition(" ")
-    if name != _HEAD:
-        raise ValueError(f"the safety state begins with {text[:24]!r}, expected {_HEAD!r}")
+    return PolicyState.from_json(json.loads(unpacked(_HEAD, text, "the safety state")))
+
+
+def packed(head: str, plain: bytes) -> str:
+    """Pack a content as one text, with its name and a check sum."""
+    return f"{head} {hashlib.sha256(plain).hexdigest()} {base64.b64encode(zlib.compress(plain, 6)).decode()}"
+
+
+def unpacked(head: str, text: str, what: str) -> bytes:
+    """Read what :func:`packed` wrote.
+
+    Raises
+    ------
+    ValueError
+        If it has another name, or is damaged; ``what`` is what errors call it.
+    """
+    start, _, rest = text.rpartition(" ")
+    name, _, digest = start.rpartition(" ")
+    if name != head:
+        raise ValueError(f"{what} begins with {text[:24]!r}, expected {head!r}")
     try:
         unpacker = zlib.decompressobj()
         plain = unpacker.decompress(base64.b64decode(rest, validate=True), _LARGEST)
     except (binascii.Error, zlib.error) as error:
-        raise ValueError(f"the safety state is damaged: {error}") from None
+        raise ValueError(f"{what} is damaged: {error}") from None
     if unpacker.unconsumed_tail or not unpacker.eof or hashlib.sha256(plain).hexdigest() != digest:
-        raise ValueError("the safety state is damaged: its check sum does not fit")
-    return PolicyState.from_json(json.loads(plain))
+        raise ValueError(f"{what} is damaged: its check sum does not fit")
+    return plain

@@ -7,24 +7,22 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-import numpy as np
-
 from features.matrix import MatrixConfig
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import choose_thresholds
 from serving.config import ScoringSettings
-from serving.decision_times import asked_decision, behind_s, due_decision, expiry
+from serving.decision_times import asked_decision, behind_s, due_decision
 from serving.fleet_rows import fleet_rows
 from serving.live_config import live_config, window_plan
 from serving.model_source import ServedModel
+from serving.records import OUT_OF_USE, risk_records
 from serving.result import ScoringResult
 from serving.summary import decision_summary
-from serving.unit_scores import UnitScore, score_units
+from serving.unit_scores import score_units
 from serving.writing import ScoresFolder, write_decision
 from telemetry.store import Dataset
 
-OUT_OF_USE = "out of use: known to be down or drained"
-"""Why a unit in service that has no row has no risk."""
+__all__ = ["OUT_OF_USE", "Clock", "score_decision"]
 
 Clock = Callable[[], datetime]
 """Gives the present time, aware."""
@@ -104,51 +102,15 @@ def _score(
     chosen = choose_thresholds(settings.tiers, said.get("thresholds"), why_none=str(said.get("why") or ""))
     rows = fleet_rows(dataset, config, settings, t, window_plan(model.bundle, config))
     scored, unexplained = score_units(model.bundle, rows, chosen.thresholds, settings, t)
-    expires_at = expiry(config, t, issued_at)
-    name = ModelName(model.bundle.digest, model.bundle.profile, model.version)
-
-    def record(
-        unit: str, node: str, found: UnitScore | None, why: str | None, age_s: float | None, completeness: float
-    ) -> RiskRecord:
-        return RiskRecord(
-            unit=unit,
-            gpu=unit if config.unit == "gpu" else None,
-            node=node,
-            slot=rows.slots.get(unit),
-            status="unknown" if found is None else "ok",
-            why_unknown=why,
-            risk=None if found is None else found.risk,
-            risks={} if found is None else found.risks,
-            score=None if found is None else found.score,
-            rank=None if found is None else found.rank,
-            alert=found is not None and found.alert,
-            tier=chosen.thresholds.tier(None if found is None else found.risk),
-            decision_time=t,
-            issued_at=issued_at,
-            expires_at=expires_at,
-            horizon=config.labels.horizon,
-            model=name,
-            sample_age_s=age_s,
-            completeness=completeness,
-            reasons=() if found is None else found.reasons,
-        )
-
-    ages, shares = rows.fresh.sample_age_s, rows.fresh.completeness
-    units = zip(rows.keys["unit"].tolist(), rows.keys["node"].tolist(), rows.why, strict=True)
-    records = [
-        record(
-            unit,
-            node,
-            scored.get(at),
-            why,
-            None if np.isnan(ages[at]) else float(ages[at]),
-            round(float(shares[at]), 4),
-        )
-        for at, (unit, node, why) in enumerate(units)
-    ]
-    idle = zip(rows.idle["unit"].tolist(), rows.idle["node"].tolist(), strict=True)
-    records += [record(unit, node, None, OUT_OF_USE, None, 0.0) for unit, node in idle]
-    records.sort(key=lambda each: (each.rank is None, each.rank or 0, each.unit))
+    records = risk_records(
+        rows,
+        scored,
+        thresholds=chosen.thresholds,
+        config=config,
+        t=t,
+        issued_at=issued_at,
+        model=ModelName(model.bundle.digest, model.bundle.profile, model.version),
+    )
     return records, decision_summary(
         records,
         dataset=dataset,

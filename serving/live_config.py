@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal, Protocol
 
 from pydantic import ValidationError
 
@@ -14,24 +15,62 @@ from features.live import live_plan
 from features.matrix import MatrixConfig
 from features.sequences import SequencePlan
 from features.vocabulary import FeatureColumn
-from models.bundle import Bundle
 from models.sequence.layout import window_of
 from telemetry.channel import ROLLUP_SUFFIXES, Channel
 from telemetry.channels import CATALOGUE
 from telemetry.config import format_duration, parse_duration
-from telemetry.meta import DatasetMeta
 
 _TRAIN = "Train it with `predrain train`."
 
 
-def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
+class ReadBundle(Protocol):
+    """What must be known of a bundle: the full one knows it, and so does one that only scores."""
+
+    @property
+    def path(self) -> Path:
+        """Where it was read from."""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """The manifest, as it stands in the file."""
+
+    @property
+    def columns(self) -> tuple[FeatureColumn, ...]:
+        """The features, in order."""
+
+
+class SampledFleet(Protocol):
+    """What must be known of the samples: a dataset's description knows it."""
+
+    @property
+    def unit(self) -> Literal["gpu", "node"]:
+        """What a row is of."""
+
+    @property
+    def step(self) -> timedelta:
+        """Nominal interval of the samples."""
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        """Their first and last time."""
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """Their columns."""
+
+    @property
+    def digest(self) -> str:
+        """What names their content."""
+
+
+def live_config(bundle: ReadBundle, meta: SampledFleet) -> MatrixConfig:
     """Give the settings of a bundle's features, for a dataset that is to be scored.
 
     Parameters
     ----------
-    bundle : Bundle
+    bundle : ReadBundle
         Decision grid, labels and features are those it was trained with, whatever the parameters say today.
-    meta : DatasetMeta
+    meta : SampledFleet
         Of the dataset: unit, step, channels.
 
     Returns
@@ -88,12 +127,12 @@ def live_config(bundle: Bundle, meta: DatasetMeta) -> MatrixConfig:
     return config
 
 
-def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
+def window_plan(bundle: ReadBundle, config: MatrixConfig) -> SequencePlan | None:
     """Plan the raw windows that stand behind a row's columns for a bundle's sequence learners; None: it has none.
 
     Parameters
     ----------
-    bundle : Bundle
+    bundle : ReadBundle
     config : MatrixConfig
         From :func:`live_config`.
 
@@ -102,25 +141,25 @@ def window_plan(bundle: Bundle, config: MatrixConfig) -> SequencePlan | None:
     InputError
         If this version makes other windows.
     """
-    if window_of(bundle.fitted.columns) is None:
+    if window_of(bundle.columns) is None:
         return None
     plan = SequencePlan.of(config.features.sequence, config.channels, delay=config.features.delay)
-    if plan.columns != bundle.fitted.columns[len(config.columns) :]:
+    if plan.columns != bundle.columns[len(config.columns) :]:
         raise InputError("this version of predrain makes other raw windows", f"bundle {bundle.path}", "Train it again.")
     return plan
 
 
-def missing_channels(config: MatrixConfig, meta: DatasetMeta) -> tuple[str, ...]:
+def missing_channels(config: MatrixConfig, meta: SampledFleet) -> tuple[str, ...]:
     """List the channels that a bundle was trained on and the dataset does not have, sorted."""
     return tuple(sorted(set(config.channels) - set(meta.channels)))
 
 
-def _tabular(bundle: Bundle) -> tuple[FeatureColumn, ...]:
-    window = window_of(bundle.fitted.columns)
-    return bundle.fitted.columns if window is None else bundle.fitted.columns[: window.tabular]
+def _tabular(bundle: ReadBundle) -> tuple[FeatureColumn, ...]:
+    window = window_of(bundle.columns)
+    return bundle.columns if window is None else bundle.columns[: window.tabular]
 
 
-def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[timedelta, str | None]:
+def _trained_on(bundle: ReadBundle, params: Mapping[str, Any], where: str) -> tuple[timedelta, str | None]:
     try:
         step = parse_duration(params["telemetry"]["step"])
     except (KeyError, TypeError, ValueError):
@@ -130,7 +169,7 @@ def _trained_on(bundle: Bundle, params: Mapping[str, Any], where: str) -> tuple[
     return step, None if unit is None else str(unit)
 
 
-def _channels(bundle: Bundle, meta: DatasetMeta, params: Mapping[str, Any], where: str) -> dict[str, Channel]:
+def _channels(bundle: ReadBundle, meta: SampledFleet, params: Mapping[str, Any], where: str) -> dict[str, Channel]:
     """Describe the bundle's channels in its own order, by the dataset, the bundle's declarations or the catalogue."""
     known: dict[str, Channel] = {**CATALOGUE, **_declared(params)}
     for channel in list(known.values()):

@@ -1,4 +1,4 @@
-"""The bundle that scores feature rows: loaded in a thread after the start, so that nothing waits for it.
+"""The bundle that scores rows: loaded in a thread, so that nothing waits for it, and swapped for a newer one in one step.
 
 The light scorer reads it, which needs neither pandas nor a library that trains; a profile that only those score is read
 as the full bundle, and the log says why.
@@ -9,19 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from features.errors import InputError
+from serving.model_life.sources import BundleSource, FolderBundle
 
 if TYPE_CHECKING:
     from models.bundle import Bundle
     from models.light.bundle import LightBundle
     from serving.http.rows import FeatureRows
+    from serving.live_config import ReadBundle
+    from serving.profile_scores import ProfileScorer
 
 _LOG = logging.getLogger(__name__)
+_RETRY_ROUNDS = 10
+_NEVER = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,10 @@ class LoadedModel:
         End of what it knew (aware UTC).
     horizon_s : float or None
         Seconds that a risk is of, if the bundle tells.
+    bundle : ReadBundle
+        Its manifest and features.
+    scorer : ProfileScorer
+        Scores and explains the rows of a decision time.
     heavy : str or None
         Why the full bundle scores; None: the light scorer does.
     """
@@ -52,6 +61,8 @@ class LoadedModel:
     version: str | None
     fitted_at: datetime
     horizon_s: float | None
+    bundle: ReadBundle
+    scorer: ProfileScorer
     heavy: str | None = None
 
     def about(self) -> dict[str, Any]:
@@ -60,55 +71,123 @@ class LoadedModel:
 
 
 class ModelHolder:
-    """Loads a bundle once, in a thread.
+    """Loads the bundle of a source in a thread, and again whenever the source names another one.
 
     Parameters
     ----------
-    path : pathlib.Path or None
-        The bundle's folder; None: rows are not scored.
+    source : pathlib.Path or BundleSource or None
+        A bundle's folder, or what names one; None: rows are not scored.
+    poll_s : float
+        How often to look.
 
     Attributes
     ----------
     model : LoadedModel or None
-        None: not there, not yet or not at all.
+        None: not there, not yet or not at all. Take it once a request: what was taken never changes, so a request that
+        began with one model ends with it.
     trouble : str or None
-        Why it is not there.
+        Why there is none.
+    refused : str or None
+        Why the one that the source names now is not taken, or cannot be known; the one of before goes on.
+    loads, refusals : int
+        Models that were taken, and attempts to load one that failed.
     """
 
-    def __init__(self, path: Path | None) -> None:
-        self.wanted = path is not None
+    def __init__(self, source: Path | BundleSource | None, poll_s: float = 1.0) -> None:
+        self.wanted = source is not None
         self.model: LoadedModel | None = None
         self.trouble: str | None = "the model is being loaded" if self.wanted else None
-        self._path = path
+        self.refused: str | None = None
+        self.loads = 0
+        self.refusals = 0
+        self._source: BundleSource | None = FolderBundle(source) if isinstance(source, Path) else source
+        self._poll_s = poll_s
+        self._seen: object = _NEVER
+        self._wait = 0
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
     def start(self) -> None:
-        """Begin to load."""
-        if self.wanted:
+        """Begin to look; the first model is loaded at once, in the thread."""
+        if self._source is not None:
+            self._source.start()
             self._thread.start()
 
-    def load(self) -> None:
-        """Load now; what is wrong with the bundle stands in ``trouble``."""
-        assert self._path is not None
+    def stop(self) -> None:
+        """End the thread, and what the source has started."""
+        self._stopped.set()
+        if self._source is not None:
+            self._source.stop()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def look(self) -> bool:
+        """Load the model if the source names another one than at the last look.
+
+        Returns
+        -------
+        bool
+            Whether another model is served now. One that cannot be loaded changes nothing but what is told of it, and
+            is tried again when it changes or after some looks: a folder may be half written.
+        """
+        assert self._source is not None
+        stamp = self._source.stamp()
+        self._wait -= 1
+        if stamp == self._seen and (self.refused is None or self._wait > 0):
+            return False
+        self._seen, self._wait = stamp, _RETRY_ROUNDS
         try:
-            self.model = load_model(self._path)
+            named = self._source.named()
+            held = self.model
+            if (
+                held is not None
+                and held.digest == _digest_at(named.path)
+                and held.version == (named.version or held.version)
+            ):
+                self.refused = named.note
+                return False
+            model = load_model(named.path, version=named.version)
         except InputError as error:
-            self.trouble = f"the model cannot be served: {error}"
-            _LOG.error("%s", self.trouble)
+            self._refuse(str(error))
+            return False
+        except Exception as error:  # told by /readyz; the thread must live to take the next one
+            _LOG.exception("the model cannot be loaded")
+            self._refuse(type(error).__name__)
+            return False
+        self.model, self.trouble, self.refused = model, None, named.note
+        self.loads += 1
+        _LOG.info("model %s (%s) is loaded", model.digest[:12], model.profile)
+        return True
+
+    def load(self) -> None:
+        """Look now; what is wrong stands in ``trouble`` or ``refused``."""
+        self.look()
+
+    def _refuse(self, why: str) -> None:
+        self.refusals += 1
+        said = self.refused
+        if self.model is None:
+            self.trouble = self.refused = f"the model cannot be served: {why}"
         else:
-            self.trouble = None
-            _LOG.info("model %s (%s) is loaded", self.model.digest[:12], self.model.profile)
+            self.refused = f"the model {self.model.digest[:12]} is kept, a newer one cannot be served: {why}"
+        if self.refused != said:
+            _LOG.error("%s", self.refused)
 
     def _run(self) -> None:
-        try:
-            self.load()
-        except Exception as error:  # told by /readyz; a thread's end would be silent
-            self.trouble = f"the model cannot be loaded: {type(error).__name__}"
-            _LOG.exception("the model cannot be loaded")
+        while not self._stopped.is_set():
+            self.look()
+            self._stopped.wait(self._poll_s)
 
 
-def load_model(path: Path) -> LoadedModel:
+def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     """Load and verify a bundle, and score one empty row, so that what is compiled late is compiled now.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Its folder.
+    version : int, optional
+        Its version in a registry; default: what its manifest says.
 
     Raises
     ------
@@ -130,10 +209,12 @@ def load_model(path: Path) -> LoadedModel:
         model = _of_light(light)
     empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
     model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64), False))
-    return model
+    return model if version is None else replace(model, version=str(version))
 
 
 def _of_light(bundle: LightBundle) -> LoadedModel:
+    from serving.light_scorer import LightScorer  # noqa: PLC0415 - numpy, as all of this
+
     def score(rows: FeatureRows) -> list[dict[str, Any]]:
         found = bundle.score(rows.values, rows.times, rows.units)
         return _answers(rows.units, found.risk, found.score, found.rank, found.alert)
@@ -146,6 +227,8 @@ def _of_light(bundle: LightBundle) -> LoadedModel:
         _version(bundle.manifest),
         bundle.facts.refit_at,
         _horizon_s(bundle.manifest),
+        bundle,
+        LightScorer(bundle),
     )
 
 
@@ -154,6 +237,7 @@ def _of_full(path: Path, why: str) -> LoadedModel:
     import pandas as pd  # noqa: PLC0415
 
     from models.bundle import load_bundle  # noqa: PLC0415
+    from serving.unit_scores import FullScorer  # noqa: PLC0415
 
     bundle: Bundle = load_bundle(path)
 
@@ -171,6 +255,8 @@ def _of_full(path: Path, why: str) -> LoadedModel:
         _version(bundle.manifest),
         bundle.fitted.refit_at,
         _horizon_s(bundle.manifest),
+        bundle,
+        FullScorer(bundle),
         why,
     )
 
@@ -180,6 +266,15 @@ def _answers(*columns: Iterable[Any]) -> list[dict[str, Any]]:
         {"unit": unit, "risk": float(risk), "score": float(score), "rank": int(rank), "alert": bool(alert)}
         for unit, risk, score, rank, alert in zip(*columns, strict=True)
     ]
+
+
+def _digest_at(path: Path) -> str:
+    import hashlib  # noqa: PLC0415 - with the model only
+
+    try:
+        return hashlib.sha256((path / "manifest.json").read_bytes()).hexdigest()
+    except OSError:
+        return ""  # loading it says what is wrong
 
 
 def _version(manifest: dict[str, Any]) -> str | None:

@@ -95,6 +95,7 @@ class Request:
         self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self.parameter = ""
         self.bytes_in = 0
+        self._scheme = scope.get("scheme")
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
         self._settings = settings
@@ -120,13 +121,23 @@ class Request:
                 raise Refused(400, unknown_name(name, allowed, "query parameter"), "invalid")
         return pairs
 
+    @property
+    def secure(self) -> bool:
+        """Whether the client's connection is encrypted, by what a proxy on this machine says where there is one."""
+        return bool(self._scheme == "https")
+
     def media(self) -> str:
         """Return the body's content type without its parameters, in lower case."""
         media: str = self.headers.get("content-type", "").partition(";")[0]
         return media.strip().lower()
 
-    async def body(self) -> bytes:
+    async def body(self, most: int | None = None) -> bytes:
         """Read the body as it was sent.
+
+        Parameters
+        ----------
+        most : int, optional
+            Most bytes; default: the service's limit.
 
         Raises
         ------
@@ -135,7 +146,7 @@ class Request:
         Disconnected
             If the client goes away.
         """
-        limit = self._settings.body_bytes
+        limit = self._settings.body_bytes if most is None else most
         length = self.headers.get("content-length", "0")
         if not (length.isascii() and length.isdigit()) or int(length) > limit:
             raise _too_large(limit)

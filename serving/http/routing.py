@@ -8,13 +8,13 @@ import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from serving.http.access_log import AccessLog
 from serving.http.metrics import RequestCounts
 from serving.http.request import Answer, AsgiReceive, AsgiScope, AsgiSend, Disconnected, Held, Request
 from serving.http.settings import ServiceSettings
-from serving.http.tokens import Scope, ScopedTokens
+from serving.http.tokens import Grant, Scope, ScopedTokens
 from telemetry.receiving.problems import Refused
 
 _LOG = logging.getLogger(__name__)
@@ -24,6 +24,16 @@ Handler = Callable[[Request], Awaitable[Answer]]
 _PIECE: Final = 2**18
 UNMATCHED: Final = "unmatched"
 """Route label of requests to no route."""
+
+
+class Visitors(Protocol):
+    """People with a browser: they show a cookie in place of a token, and read refusals as pages."""
+
+    def grant(self, request: Request) -> Grant | None:
+        """Return what the request's cookie allows, None if it has none that holds."""
+
+    def refusal(self, request: Request, refused: Refused) -> Answer:
+        """Return a refusal as a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +51,8 @@ class Route:
         What a token must allow; None: open to all.
     always : bool
         Answered however many requests are under way.
+    visitors : Visitors, optional
+        For pages. Default: bearer tokens only, and problem bodies.
     """
 
     method: str
@@ -48,6 +60,7 @@ class Route:
     handler: Handler
     scope: Scope | None = None
     always: bool = False
+    visitors: Visitors | None = None
 
 
 class Application:
@@ -97,24 +110,23 @@ class Application:
         began = time.perf_counter()
         request = Request(scope, receive, self._settings, self._held)
         label, name = UNMATCHED, None
+        visitors: Visitors | None = None
         status = 499  # as nginx counts a client that went away
         self._active += 1
         self._counts.active += 1
         try:
             try:
                 route, parameter = self._match(request)
-                label, request.parameter = route.path, parameter
+                label, request.parameter, visitors = route.path, parameter, route.visitors
                 name = self._admit(route, request)
                 answer = await self._handle(route, request)
                 request.hold(len(answer.body))  # until it is read
             except Refused as refused:
-                answer = Answer.problem(refused)
-                if refused.status == 405:
-                    answer.headers["Allow"] = ", ".join(self._methods(request.path))
+                answer = self._refusal(refused, request, visitors)
             except Disconnected:
                 return
             except Exception:
-                answer = self._fault(request)
+                answer = self._refusal(self._fault(request), request, visitors)
             try:
                 await _send(send, answer, request, self._settings.body_timeout_s)
             except TimeoutError:  # a client that does not read must not keep its place for ever
@@ -163,6 +175,8 @@ class Application:
         name = None
         if self._tokens is not None and route.scope is not None:
             grant = self._tokens.grant(request.headers.get("authorization"))
+            if grant is None and route.visitors is not None:
+                grant = route.visitors.grant(request)
             if grant is None:
                 raise Refused(401, "send one of the service's tokens: `Authorization: Bearer TOKEN`", "token")
             name = grant.name
@@ -182,11 +196,17 @@ class Application:
                 503, f"no answer within {limit:g} s: ask for less", "time", retry_after_s=self._settings.retry_after_s
             ) from None
 
+    def _refusal(self, refused: Refused, request: Request, visitors: Visitors | None) -> Answer:
+        answer = Answer.problem(refused) if visitors is None else visitors.refusal(request, refused)
+        if refused.status == 405:
+            answer.headers["Allow"] = ", ".join(self._methods(request.path))
+        return answer
+
     @staticmethod
-    def _fault(request: Request) -> Answer:
+    def _fault(request: Request) -> Refused:
         number = secrets.token_hex(8)
         _LOG.exception("fault %s while answering %s %s", number, request.method, request.path[:200])
-        return Answer.problem(Refused(500, f"a fault of the service; its log tells more under {number}", "fault"))
+        return Refused(500, f"a fault of the service; its log tells more under {number}", "fault")
 
 
 async def _send(send: AsgiSend, answer: Answer, request: Request, timeout_s: float) -> None:

@@ -72,14 +72,24 @@ class ScopedTokens:
         Each hash is compared, in constant time, so that the answer's delay tells nothing of it. A file that has
         changed is read again; while it cannot be used, the tokens of before hold.
         """
-        self._refresh()
         scheme, _, token = (header or "").partition(" ")
+        found = self.identify(token)
+        return found[1] if found is not None and scheme.lower() == "bearer" else None
+
+    def identify(self, token: str) -> tuple[str, Grant] | None:
+        """Return a token's fingerprint and what it may do, None if it is none of the file's; in constant time."""
+        self._refresh()
         given = hashlib.sha256(token.strip().encode("utf-8", "surrogatepass")).digest()
-        found: Grant | None = None
+        found: tuple[bytes, Grant] | None = None
         for digest, grant in self._grants:
             if hmac.compare_digest(digest, given):
-                found = grant
-        return found if scheme.lower() == "bearer" else None
+                found = digest, grant
+        return None if found is None else (_fingerprint(found[0]), found[1])
+
+    def of_fingerprint(self, fingerprint: str) -> Grant | None:
+        """Return what the token with a fingerprint may do now, None if the file holds it no longer."""
+        self._refresh()
+        return next((grant for digest, grant in self._grants if _fingerprint(digest) == fingerprint), None)
 
     def _refresh(self) -> None:
         stamp = _stamp(self._path)
@@ -92,6 +102,11 @@ class ScopedTokens:
             _LOG.warning("the token file cannot be used, the tokens of before hold: %s", error)
         else:
             _LOG.info("the token file has changed: %d tokens", len(self._grants))
+
+
+def _fingerprint(digest: bytes) -> str:
+    """Name a token without giving its hash away."""
+    return hashlib.sha256(b"predrain session\0" + digest).hexdigest()[:32]
 
 
 def _stamp(path: Path) -> tuple[int, int, int] | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from features.errors import InputError
 from features.fleet import Fleet
@@ -25,6 +25,7 @@ from serving.online.fleet_facts import checked_inventory, joined_events
 from serving.online.frame import Frame
 from serving.online.intake import Absorbed, PairBook, read_samples
 from serving.online.online_rows import View, fleet_reference_of, online_rows
+from serving.online.size import StateSize, bytes_of
 from serving.online.snapshot import Held, read_snapshot, sampled_of, write_snapshot
 from serving.online.stepper import Stepper
 from serving.online.window import SampleWindow, held
@@ -35,29 +36,6 @@ from telemetry.landing.waiting import AHEAD
 Clock = Callable[[], datetime]
 
 
-@dataclass(frozen=True, slots=True)
-class StateSize:
-    """How much is held.
-
-    Attributes
-    ----------
-    pairs : int
-        Pairs of node and unit that have sent a sample.
-    rows, frames : int
-        Samples in the window, and the frames they stand in.
-    waiting : int
-        Raw rows whose step is not over.
-    bytes : int
-        Of all samples.
-    """
-
-    pairs: int
-    rows: int
-    frames: int
-    waiting: int
-    bytes: int
-
-
 class OnlineState:
     """Samples, events and inventory of a fleet, as far back as a bundle's features look.
 
@@ -65,7 +43,15 @@ class OnlineState:
     rows are computed and snapshots written outside it, from frames that never change.
     """
 
-    def __init__(self, config: MatrixConfig, held_: Held, window: SampleWindow, stepper: Stepper, clock: Clock) -> None:
+    def __init__(
+        self,
+        config: MatrixConfig,
+        held_: Held,
+        window: SampleWindow,
+        stepper: Stepper,
+        clock: Clock,
+        newest: NDArray[np.int64] | None = None,
+    ) -> None:
         self.config = config
         self._clock = clock
         self._lock = threading.RLock()
@@ -80,9 +66,9 @@ class OnlineState:
         self._stepper = stepper
         self._totals = held_.totals
         self._order = held_.order
-        self._newest = np.full(0, -(1 << 62), np.int64)
+        self._newest = np.full(0, -(1 << 62), np.int64) if newest is None else newest
         self._grow()
-        if stepper.has_rises:  # nobody else asks which sample of a unit is the newest
+        if stepper.has_rises and newest is None:  # nobody else asks which sample of a unit is the newest
             for frame in window.frames:
                 self._note(frame.read(None, {}))
 
@@ -145,7 +131,14 @@ class OnlineState:
         return cls._with(snapshot.config, snapshot.held, snapshot.frames, clock)
 
     @classmethod
-    def _with(cls, config: MatrixConfig, held_: Held, frames: Sequence[Frame], clock: Clock) -> OnlineState:
+    def _with(
+        cls,
+        config: MatrixConfig,
+        held_: Held,
+        frames: Sequence[Frame],
+        clock: Clock,
+        newest: NDArray[np.int64] | None = None,
+    ) -> OnlineState:
         keep = look_back(config) + config.decision.every
         window = SampleWindow(config.channels, keep, config.step)
         window.restore(frames)
@@ -158,7 +151,7 @@ class OnlineState:
             stepper.waiting = [held_.waiting]
         if held_.units:
             stepper.units = dict(held_.units)
-        return cls(config, held_, window, stepper, clock)
+        return cls(config, held_, window, stepper, clock, newest)
 
     @property
     def look_back(self) -> timedelta:
@@ -177,7 +170,7 @@ class OnlineState:
         with self._lock:
             frames = self._window.frames
             waiting = sum(len(block) for block in self._stepper.waiting)
-            extra = sum(_nbytes(block) for block in self._stepper.waiting)
+            extra = sum(bytes_of(block) for block in self._stepper.waiting)
             return StateSize(len(self._book), self._window.rows, len(frames), waiting, self._window.nbytes + extra)
 
     def push(self, samples: pa.Table, *, replayed: bool = False) -> Absorbed:
@@ -374,18 +367,60 @@ class OnlineState:
             If the disk is full or may not be written to, or another process is writing there.
         """
         with self._lock:
-            frames = self._window.frames
-            content = Held(
-                inventory=self._inventory,
-                events=self._events,
-                pairs=list(self._book.pairs),
-                totals=self._totals,
-                order=self._order,
-                waiting=self._stepper.all_waiting(),
-                units={name: array.copy() for name, array in self._stepper.units.items()},
-                closed_ms=self._stepper.closed_ms,
-            )
+            frames, content = self._window.frames, self._held()
         return write_snapshot(path, self.config, content, frames, self._clock())
+
+    def fork(self) -> OnlineState:
+        """Give a state that holds the same from here on and goes its own way: to see what samples would change.
+
+        Returns
+        -------
+        OnlineState
+            Shares what never changes with this one, so that it costs a moment and little memory.
+        """
+        with self._lock:
+            frames, content, newest = self._window.frames, self._held(), self._newest.copy()
+        return OnlineState._with(self.config, content, frames, self._clock, newest)
+
+    def advance(self) -> datetime:
+        """Close the steps that are over by now.
+
+        Returns
+        -------
+        datetime
+            The time up to which steps are closed (UTC): what is older has been taken in, or is missing.
+        """
+        with self._lock:
+            self._advance(self._clock())
+            return datetime.fromtimestamp(self._stepper.closed_ms / 1000, UTC)
+
+    @property
+    def closed(self) -> datetime:
+        """Time up to which steps are closed (UTC), without closing any."""
+        return datetime.fromtimestamp(self._stepper.closed_ms / 1000, UTC)
+
+    @property
+    def fleet(self) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """The inventory and the events that are held; do not change them."""
+        with self._lock:
+            return self._inventory, self._events
+
+    def knows(self, node: str, unit: str) -> bool:
+        """Tell whether the inventory has a unit on a node, at any time."""
+        return (node, unit) in self._known
+
+    def _held(self) -> Held:
+        waiting = self._stepper.all_waiting()
+        return Held(
+            inventory=self._inventory,
+            events=self._events,
+            pairs=list(self._book.pairs),
+            totals=self._totals,
+            order=self._order,
+            waiting=waiting.take(np.arange(len(waiting))),  # the blocks themselves go on to be sorted in place
+            units={name: array.copy() for name, array in self._stepper.units.items()},
+            closed_ms=self._stepper.closed_ms,
+        )
 
     def _view(self, t: datetime) -> View:
         now = self._clock()
@@ -455,8 +490,3 @@ class OnlineState:
 def _closed(now: datetime, config: MatrixConfig) -> int:
     step = duration_ms(config.step)
     return (instant_ms(now) - duration_ms(config.features.delay)) // step * step
-
-
-def _nbytes(block: Block) -> int:
-    own = block.unit.nbytes + block.node.nbytes + block.ms.nbytes + block.order.nbytes + block.mig.nbytes
-    return own + block.count.nbytes + sum(each.values.nbytes + each.valid.nbytes for each in block.series.values())

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import urlencode
@@ -38,6 +39,9 @@ a watch on which nothing happens (newer ones send a bookmark each minute), and s
 
 IDLE_S: Final = 100.0
 """A watch that says nothing for so long, and has not ended either, is taken for dead."""
+
+ANSWER_BYTES: Final = 64 * 2**20
+"""An answer of more bytes is given up; a page of a listing has a hundredth of it."""
 
 _ATTEMPTS: Final = 5
 _LONGEST_PAUSE_S: Final = 20.0
@@ -71,6 +75,27 @@ class Refused(Exception):
 
 class Unreachable(Exception):
     """The server could not be reached, or cut an answer off."""
+
+
+class NotSent(Unreachable):
+    """No connection came about, so that nothing of the request reached the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer as it came, success or not.
+
+    Attributes
+    ----------
+    status : int
+    headers : mapping of str to str
+        Asked for without regard to case.
+    data : bytes
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    data: bytes
 
 
 class Api(Protocol):
@@ -111,6 +136,8 @@ class Cluster:
         Of one request other than a watch.
     sleep : callable
         Waits so many seconds.
+    agent : str
+        What we call ourselves in the server's logs.
     """
 
     def __init__(
@@ -121,6 +148,7 @@ class Cluster:
         *,
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         sleep: Callable[[float], object] = time.sleep,
+        agent: str = "predrain",
     ) -> None:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
@@ -128,6 +156,7 @@ class Cluster:
         self._headers = headers
         self._timeout_s = request_timeout_s
         self._sleep = sleep
+        self._agent = agent
         self._open: set[Any] = set()
         self._lock = threading.Lock()
         self._closed = False
@@ -206,6 +235,61 @@ class Cluster:
             with self._lock:
                 self._open.discard(response)
 
+    def send(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        connect_s: float = CONNECT_TIMEOUT_S,
+        read_s: float = REQUEST_TIMEOUT_S,
+        most_bytes: int = ANSWER_BYTES,
+    ) -> Reply:
+        """Send one request, once, and give the answer whatever its status.
+
+        Parameters
+        ----------
+        method, path : str
+        params : mapping of str to str, optional
+        body : bytes, optional
+        headers : mapping of str to str, optional
+            Beside those that say who asks.
+        connect_s, read_s : float
+            Seconds until the connection stands, and of silence until the answer is given up.
+        most_bytes : int
+            An answer that is larger is given up.
+
+        Raises
+        ------
+        NotSent
+            If nothing of it reached the server.
+        Unreachable
+            If no whole answer came: nobody knows whether it was carried out.
+        """
+        import urllib3  # noqa: PLC0415 - comes with the optional package
+
+        response = self._request(
+            path, params, read_s=read_s, preload=False, method=method, body=body, headers=headers, connect_s=connect_s
+        )
+        held = bytearray()
+        whole = False
+        try:
+            for chunk in response.stream(2**16):
+                held += chunk
+                if len(held) > most_bytes:
+                    raise Unreachable(f"{path}: the answer is larger than {most_bytes} bytes")
+            whole = True
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise Unreachable(f"{path}: the answer was cut: {error}") from error
+        finally:
+            if whole:
+                response.release_conn()
+            else:
+                response.close()
+        return Reply(response.status, response.headers, bytes(held))
+
     def close(self) -> None:
         """End all requests, also those in which another thread waits; asking again is an error."""
         with self._lock:
@@ -230,27 +314,43 @@ class Cluster:
             raise Unreachable(f"{path}: the answer is no object")
         return content
 
-    def _request(self, path: str, params: Mapping[str, str] | None, *, read_s: float, preload: bool) -> Any:
+    def _request(
+        self,
+        path: str,
+        params: Mapping[str, str] | None,
+        *,
+        read_s: float,
+        preload: bool,
+        method: str = "GET",
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+        connect_s: float = CONNECT_TIMEOUT_S,
+    ) -> Any:
         import urllib3  # noqa: PLC0415 - comes with the optional package
 
         if self._closed:
             raise Unreachable("the connection was closed")
         query = f"?{urlencode(params)}" if params else ""
         try:
-            headers = {"Accept": "application/json", "User-Agent": "predrain", **self._headers()}
+            all_headers = {
+                "Accept": "application/json", "User-Agent": self._agent, **(headers or {}), **self._headers()
+            }  # fmt: skip
         except Exception as error:  # a credential plug-in may fail in any way, and work the next time
             raise Unreachable(f"no credentials for {self.name}: {error}") from error
-        timeout = urllib3.Timeout(connect=CONNECT_TIMEOUT_S, read=read_s)
+        timeout = urllib3.Timeout(connect=connect_s, read=read_s)
         try:
             return self._pool.request(
-                "GET",
+                method,
                 f"{self.host}{path}{query}",
-                headers=headers,
+                body=body,
+                headers=all_headers,
                 timeout=timeout,
                 retries=False,
                 redirect=False,
                 preload_content=preload,
             )
+        except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
+            raise NotSent(f"{self.name} cannot be reached: {error}") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}") from error
 
@@ -290,6 +390,7 @@ def connect(
     *,
     request_timeout_s: float = REQUEST_TIMEOUT_S,
     sleep: Callable[[float], object] = time.sleep,
+    agent: str = "predrain",
 ) -> Cluster:
     """Connect as a pod does, where this is one, and else as ``kubectl`` does.
 
@@ -303,6 +404,8 @@ def connect(
     request_timeout_s : float
     sleep : callable
         Waits so many seconds between two tries.
+    agent : str
+        What we call ourselves in the server's logs.
 
     Raises
     ------
@@ -348,7 +451,7 @@ def connect(
         return {"Authorization": token["value"]} if token and token["value"] else {}
 
     pool = ApiClient(configuration).rest_client.pool_manager
-    return Cluster(pool, configuration.host, headers, request_timeout_s=request_timeout_s, sleep=sleep)
+    return Cluster(pool, configuration.host, headers, request_timeout_s=request_timeout_s, sleep=sleep, agent=agent)
 
 
 def not_allowed(refused: Refused, path: str, api: Api) -> InputError:

@@ -8,6 +8,7 @@ from typing import Any
 
 from policy.plan import Action, Plan
 from scheduler.answers import Write
+from scheduler.plain import plain_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,38 @@ class Step:
     writes: tuple[Write, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class WorkStep:
+    """What became of one thing that was done, or waited for, to empty a node.
+
+    Attributes
+    ----------
+    node : str
+    verb : str
+        ``checkpoint``, ``evict``, ``wait``, ``empty``, ``verify``, ``tell``, ``hold``.
+    came_to : str
+        ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``, ``inconclusive``,
+        ``held``, or ``would`` in a rehearsal.
+    workload : str or None
+        None: it is about the node.
+    words : str
+    writes : tuple of Write
+    """
+
+    node: str
+    verb: str
+    came_to: str
+    workload: str | None = None
+    words: str = ""
+    writes: tuple[Write, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The step in one line."""
+        what = self.node if self.workload is None else f"{self.workload} on {self.node}"
+        return f"{self.came_to:<8} {self.verb} {what}" + (f": {self.words}" if self.words else "")
+
+
 @dataclass(slots=True)
 class RoundReport:
     """What one round did.
@@ -45,6 +78,8 @@ class RoundReport:
     number : int or None
         The decision's number in the ledger; None: not recorded, for nothing was to be done or told.
     steps : list of Step
+    work : list of WorkStep
+        What was done to empty nodes.
     notes : list of str
         What was out of the ordinary.
     errors : list of str
@@ -57,6 +92,7 @@ class RoundReport:
     plan: Plan | None = None
     number: int | None = None
     steps: list[Step] = field(default_factory=list)
+    work: list[WorkStep] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     rehearsed: bool = False
@@ -64,7 +100,8 @@ class RoundReport:
     @property
     def failed(self) -> bool:
         """Whether somebody should look: an error, or an action that did not come to what it should."""
-        return bool(self.errors) or any(step.came_to in ("failed", "unknown") for step in self.steps)
+        came = [*(step.came_to for step in self.steps), *(step.came_to for step in self.work if step.verb != "verify")]
+        return bool(self.errors) or any(each in ("failed", "unknown") for each in came)
 
     def to_json(self) -> dict[str, Any]:
         """Give the round as a JSON object."""
@@ -91,6 +128,17 @@ class RoundReport:
                     ],
                 }
                 for step in self.steps
+            ],
+            "work": [
+                {
+                    "verb": step.verb,
+                    "node": step.node,
+                    "workload": step.workload,
+                    "came_to": step.came_to,
+                    "words": step.words,
+                    "writes": [plain_of(each) for each in step.writes],
+                }
+                for step in self.work
             ],
             "over_budget": dict(plan.over_budget) if plan else {},
             "breaker": {key: cause.words for key, cause in plan.open_causes.items()} if plan else {},

@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from pipeline.params import Params, load_params
+
+settings.register_profile("predrain", deadline=None)  # how fast it is is measured in benchmarks/, on a quiet machine
+settings.load_profile("predrain")
 
 SMALL = """
 models:

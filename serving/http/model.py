@@ -1,4 +1,4 @@
-"""The bundle that scores rows: loaded in a thread, so that nothing waits for it, and swapped for a newer one in one step.
+"""The bundle that scores rows: loaded in a thread, so that nothing waits, and swapped for a newer one in one step.
 
 The light scorer reads it, which needs neither pandas nor a library that trains; a profile that only those score is read
 as the full bundle, and the log says why.

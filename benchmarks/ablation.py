@@ -31,6 +31,7 @@ from features.service import duration_ms, instant_ms  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.bootstrap import resample_units  # noqa: E402
 from models.combining import combine  # noqa: E402
+from models.config import Combiner  # noqa: E402
 from models.learners import fit_learners, make_learner  # noqa: E402
 from models.odds import log_odds  # noqa: E402
 from models.ranking import seed_of  # noqa: E402
@@ -40,16 +41,17 @@ from models.training_set import Labels, Rows, TrainingSet, choose_rows  # noqa: 
 from pipeline.params import Params, load_params  # noqa: E402
 
 REFERENCE = "profile"
-_MEMBERS = ("lightgbm", "xgboost", "random_forest", "logistic")
+_MEMBERS = ("lightgbm", "xgboost", "random_forest")
 
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to learn: feature groups, the learners whose ranks are averaged, negatives a positive, training span."""
+    """One way to learn: feature groups, learners and how they are joined, negatives a positive, training span."""
 
     groups: tuple[str, ...] = GROUPS
     members: tuple[str, ...] = _MEMBERS
-    ratio: int = 60
+    combiner: Combiner = "mean_log_odds"
+    ratio: int = 200
     span_days: int = 56
 
 
@@ -58,20 +60,12 @@ VARIANTS: dict[str, Variant] = {
     **{f"without {name}": Variant(tuple(group for group in GROUPS if group != name)) for name in GROUPS},
     **{f"{name} alone": Variant((name,)) for name in ("telemetry", "history", "peers", "onset")},
     "telemetry and static (the paper's)": Variant(("telemetry", "static")),
-    "history and peers": Variant(("history", "peers")),
-    "history, peers, onset, gaps": Variant(("history", "peers", "onset", "gaps")),
-    **{f"{name} alone as learner": Variant(members=(name,)) for name in (*_MEMBERS, "mlp")},
-    "three trees": Variant(members=("lightgbm", "xgboost", "random_forest")),
+    **{f"{name} alone as learner": Variant(members=(name,)) for name in (*_MEMBERS, "logistic", "mlp")},
+    "with logistic": Variant(members=(*_MEMBERS, "logistic")),
     "with mlp": Variant(members=(*_MEMBERS, "mlp")),
+    "mean of ranks": Variant(combiner="mean_rank"),
     "20 negatives": Variant(ratio=20),
-    "without telemetry, 20 negatives": Variant(tuple(group for group in GROUPS if group != "telemetry"), ratio=20),
-    "without telemetry, three trees": Variant(
-        tuple(group for group in GROUPS if group != "telemetry"), members=("lightgbm", "xgboost", "random_forest")
-    ),
-    "without telemetry, 20 negatives, forest": Variant(
-        tuple(group for group in GROUPS if group != "telemetry"), members=("random_forest",), ratio=20
-    ),
-    "200 negatives": Variant(ratio=200),
+    "60 negatives": Variant(ratio=60),
     "span 14 d": Variant(span_days=14),
     "span 28 d": Variant(span_days=28),
     "all history": Variant(span_days=3650),
@@ -89,7 +83,7 @@ def folds(
     first_ms, end_ms = (instant_ms(each) for each in held.matrix.span)
     reach_ms = int((Labels.of(held.matrix.labels(None)).complete - rows.time).max())
     group = np.array([column.group for column in held.matrix.columns])
-    refit = first_ms + (end_ms - first_ms) // 2
+    refit = first_ms + (end_ms - first_ms) // 3
     while refit < end_ms - reach_ms:
         labels = Labels.of(held.matrix.labels(instant_of(refit)))
         following = refit + duration_ms(refit_every)
@@ -97,6 +91,7 @@ def folds(
         X = held.read(tested)
         scores, seconds = {}, {}
         read: dict[tuple[int, int], tuple[np.ndarray, TrainingSet]] = {}
+        told: dict[tuple[object, ...], tuple[np.ndarray, float]] = {}
         for name, variant in variants.items():
             key = (variant.ratio, variant.span_days)
             if key not in read:
@@ -112,15 +107,26 @@ def folds(
                 read[key] = (held.read(chosen.rows), chosen)
             values, chosen = read[key]
             columns = np.flatnonzero(np.isin(group, variant.groups))
-            began = time.perf_counter()
-            learners = {each: make_learner(each, seed=seed_of(params.seed, each, refit)) for each in variant.members}
-            fitted = fit_learners(learners, values[:, columns], chosen.label, chosen.weight, chosen.facts)
-            seconds[name] = time.perf_counter() - began
-            told = np.column_stack([log_odds(learner, X[:, columns]) for learner in fitted.values()])
-            combiner = "mean_rank" if len(fitted) > 1 else "stacked"
-            scores[name] = combine(told, rows.time[tested], rows.tie[tested], k=1, combiner=combiner).score
+            for each in variant.members:
+                one = (variant.groups, each, *key)
+                if one not in told:
+                    told[one] = fit_one(
+                        each, values[:, columns], chosen, X[:, columns], seed_of(params.seed, each, refit)
+                    )
+            mine = [told[variant.groups, each, *key] for each in variant.members]
+            seconds[name] = sum(took for _, took in mine)
+            joined = np.column_stack([score for score, _ in mine])
+            scores[name] = combine(joined, rows.time[tested], rows.tie[tested], k=1, combiner=variant.combiner).score
         yield tested, scores, seconds
         refit = following
+
+
+def fit_one(name: str, values: np.ndarray, chosen: TrainingSet, X: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
+    """Fit a learner; give its log-odds of the rows of ``X``, and the seconds that the fit took."""
+    began = time.perf_counter()
+    fitted = fit_learners({name: make_learner(name, seed=seed)}, values, chosen.label, chosen.weight, chosen.facts)
+    took = time.perf_counter() - began
+    return log_odds(fitted[name], X), took
 
 
 def main() -> None:

@@ -10,7 +10,15 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-NAMES = ("simulate", "parquet_layout", "parse_exporter_page", "backfill_prometheus", "collect_exporters", "score_fleet")
+NAMES = (
+    "simulate",
+    "parquet_layout",
+    "parse_exporter_page",
+    "backfill_prometheus",
+    "collect_exporters",
+    "score_fleet",
+    "decide_fleet",
+)
 """Benchmarks in the order of the page; each is a file of this folder."""
 
 

@@ -1,0 +1,183 @@
+"""How long a decision about a whole fleet takes: 1,500 nodes of 8 GPUs, with jobs, racks and NVLink domains.
+
+Run it alone: ``python benchmarks/decide_fleet.py [--quick]``. A part of the nodes is at risk, others are drained or
+cordoned by somebody; nothing of it is measured but the pure decision (``policy.decide.decide``), in seconds of the
+processor, in rounds of a day that follow one another, each on the state of the round before and with the marks that it
+asked for. Checked before anything is timed: asked again at once, the same decision has nothing more to do, and the
+limits on nodes out of service hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+from policy.config import PolicyConfig  # noqa: E402
+from policy.decide import carried_out, decide  # noqa: E402
+from policy.fleet import NO_MARKS, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView  # noqa: E402
+from policy.plan import Action, Plan  # noqa: E402
+from policy.stages import StagesConfig  # noqa: E402
+from policy.state import PolicyState  # noqa: E402
+from policy.tiers import TierThresholds  # noqa: E402
+
+REQUIRED_S = 1.0
+"""What a decision about :data:`NODES` nodes may take."""
+
+NODES = 1500
+GPUS = 8
+_EVERY = timedelta(hours=6)
+_BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
+_GROUPS = 6
+_RACK = 4
+_DOMAIN = 9
+_AT_RISK = 0.02
+_THRESHOLDS = TierThresholds(0.05, 0.15, 0.4)
+_SEED = 101
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """What a round took and asked for."""
+
+    seconds: float
+    actions: int
+    state_bytes: int
+
+
+def fleet_at(nodes: int, at: datetime, rng: np.random.Generator, marks: Sequence[Marks]) -> tuple[NodeView, ...]:
+    """Make a fleet with fresh scores: most of them low, some nodes' high, their jobs on eight nodes each."""
+    risk = rng.beta(1, 200, size=(nodes, GPUS))
+    risky = rng.random(nodes) < _AT_RISK
+    risk[risky, 0] = rng.uniform(0.2, 0.9, risky.sum())
+    jobs = [
+        JobView(f"job-{i}", 8 * GPUS, at - timedelta(hours=5), at - timedelta(hours=1)) for i in range(nodes // 8 + 1)
+    ]
+    return tuple(
+        NodeView(
+            f"node-{i:04}",
+            "cluster",
+            f"group-{i % _GROUPS}",
+            rack=f"rack-{i // _RACK}",
+            domain=f"domain-{i // _DOMAIN}",
+            units=tuple(
+                UnitView(f"GPU-{i:04}-{slot}", Score(float(risk[i, slot]), at, at + 2 * _EVERY, ("its errors rise",)))
+                for slot in range(GPUS)
+            ),
+            jobs=(jobs[i // 8],),
+            marks=marks[i],
+            cordoned_by="an operator" if i % 97 == 0 else None,
+        )
+        for i in range(nodes)
+    )
+
+
+def marks_after(marks: Marks, actions: Iterable[Action], now: datetime) -> Marks:
+    """Give what stands on a node once actions are carried out."""
+    for action in actions:
+        if action.verb == "release":
+            kept = marks.published if action.to >= Level.PUBLISHED else None
+            soft, tainted, drained = (action.to >= level for level in (Level.SOFT, Level.TAINTED, Level.DRAINED))
+            marks = Marks(
+                kept, marks.soft and soft, marks.tainted and tainted, marks.drained and drained, marks.hard_since
+            )
+            marks = marks if marks.level.hard else replace(marks, hard_since=None)
+        elif action.verb == "publish":
+            assert action.expires_at is not None
+            marks = replace(marks, published=Published(action.tier, action.expires_at))
+        else:
+            marks = replace(
+                marks,
+                soft=marks.soft or action.verb == "soft_taint",
+                tainted=marks.tainted or action.verb == "taint",
+                drained=marks.drained or action.verb == "drain",
+            )
+            marks = replace(marks, hard_since=marks.hard_since or now) if marks.level.hard else marks
+    return marks
+
+
+def carry_out(fleet: Sequence[NodeView], plan: Plan) -> tuple[NodeView, ...]:
+    """Do what a plan asks for."""
+    asked: dict[str, list[Action]] = {}
+    for action in plan.actions:
+        asked.setdefault(action.node, []).append(action)
+    return tuple(replace(node, marks=marks_after(node.marks, asked.get(node.name, ()), plan.now)) for node in fleet)
+
+
+def rounds(nodes: int, count: int) -> list[Took]:
+    """Decide ``count`` times, six hours apart; check each decision."""
+    config = PolicyConfig(
+        _THRESHOLDS, stages=StagesConfig(pinned={f"cluster/group-{each}": "hard" for each in range(_GROUPS)})
+    )
+    rng = np.random.default_rng(_SEED)
+    state, marks, took = PolicyState(), [NO_MARKS] * nodes, []
+    for number in range(count):
+        now = _BEGIN + number * _EVERY
+        fleet = fleet_at(nodes, now, rng, marks)
+        signals = Signals(read_at=now, model_fitted_at=_BEGIN - timedelta(days=1))
+        began = time.process_time()
+        plan = decide(fleet, state, signals, config, now)
+        seconds = time.process_time() - began
+        state = carried_out(plan.state, plan.actions)
+        after = carry_out(fleet, plan)
+        check(after, plan, state, signals, config)
+        marks = [node.marks for node in after]
+        took.append(Took(seconds, len(plan.actions), len(json.dumps(state.to_json()))))
+    return took
+
+
+def check(fleet: Sequence[NodeView], plan: Plan, state: PolicyState, signals: Signals, config: PolicyConfig) -> None:
+    """Decide again on what stands now: there must be nothing left to do, and the limits must hold."""
+    again = decide(fleet, state, signals, config, plan.now)
+    if again.actions:
+        raise SystemExit(f"asked again, the decision is not empty: {again.actions[0]}")
+    over = [use for use in again.uses if use.lost > use.allowed and use.scope[0] == "cluster"]
+    if over:
+        raise SystemExit(f"more is out of service than allowed: {over[0]}")
+
+
+def main() -> None:
+    """Decide, check, print the table and the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a day of decisions in place of five")
+    args = parser.parse_args()
+    took = rounds(NODES, 4 if args.quick else 20)
+    sys.stdout.write(
+        f"{NODES:,} nodes of {GPUS} GPUs, {len(took)} decisions six hours apart, CPU seconds of one core\n"
+    )
+    slowest = max(each.seconds for each in took)
+    for name, value in (
+        ("slowest decision", f"{slowest:.3f} s"),
+        ("median", f"{statistics.median(each.seconds for each in took):.3f} s"),
+        ("actions a decision", f"{min(each.actions for each in took)} to {max(each.actions for each in took)}"),
+        ("state", f"{max(each.state_bytes for each in took) / 1000:.0f} kB"),
+    ):
+        sys.stdout.write(f"  {name:<20}{value}\n")
+    if slowest > REQUIRED_S:
+        raise SystemExit(f"the slowest decision took {slowest:.2f} s, more than {REQUIRED_S} s")
+    told = {
+        "name": "decide_fleet",
+        "value": round(slowest, 3),
+        "unit": f"CPU s a decision about {NODES:,} nodes",
+        "peer": None,
+        "ratio": None,
+        "limit_share": None,
+        "checked": True,
+    }
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ results: $(VENV)/.runtime  ## the one table of results over 22 simulated fleets;
 	$(BIN)/python benchmarks/results.py
 
 test: $(VENV)/.dev  ## the tests that need no server
-	$(BIN)/python -m pytest -m "not system" -n 2
+	$(BIN)/python -m pytest -m "not system" -n 2 --dist loadfile
 
 test-system: $(VENV)/.dev  ## the tests that build, install and start the real parts (root installs what they need)
 	tests/system/install_packages.sh

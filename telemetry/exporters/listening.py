@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from telemetry.errors import InputError
 from telemetry.exporters.collector import Collector
 from telemetry.exporters.status import illness, metrics_text
+from telemetry.exposition.writer import MEDIA
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -51,7 +52,7 @@ async def listening(collector: Collector, address: str | None) -> AsyncIterator[
 
     async def metrics(_: web.Request) -> web.Response:
         text = metrics_text(collector, collector.clock.now())
-        return web.Response(text=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+        return web.Response(text=text, headers={"Content-Type": MEDIA})
 
     async def health(_: web.Request) -> web.Response:
         ill = illness(collector)

@@ -34,6 +34,7 @@ from telemetry.atomic import disk_errors, write_bytes
 from telemetry.exporters.collector import Collector
 from telemetry.exporters.failures import FAILURE_KINDS
 from telemetry.exporters.watch import TargetWatch
+from telemetry.exposition.writer import family, labels
 
 STATE_NAME: Final = "exporters.json"
 """Name of the state file in the landing folder's ``state``."""
@@ -152,24 +153,18 @@ def write_state(path: Path, own: dict[str, Any], now: datetime, *, leaving: str 
 def metrics_text(collector: Collector, now: datetime) -> str:
     """Return the collector's own metrics in the Prometheus text format."""
     state = collector_state(collector, now)
-    lines: list[str] = []
-    for name, (kind, key, text) in _METRICS.items():
-        lines += [f"# HELP predrain_exporters_{name} {text}", f"# TYPE predrain_exporters_{name} {kind}"]
-        lines.append(f"predrain_exporters_{name} {state[key]}")
+    page = "".join(
+        family(f"exporters_{name}", kind, text, {"": state[key]}) for name, (kind, key, text) in _METRICS.items()
+    )
     watches = [watch for watch in collector.watches.values() if watch.owned]
-    lines += [
-        "# HELP predrain_exporters_failures_total Failed scrapes by kind, of the targets that are scraped now.",
-        "# TYPE predrain_exporters_failures_total gauge",
-    ]
-    for failure in FAILURE_KINDS:
-        total = sum(watch.failures[failure] for watch in watches)
-        lines.append(f'predrain_exporters_failures_total{{kind="{failure}"}} {total}')
-    lines += ["# HELP predrain_exporters_targets_in Targets by state.", "# TYPE predrain_exporters_targets_in gauge"]
+    failures = {labels(kind=kind): sum(watch.failures[kind] for watch in watches) for kind in FAILURE_KINDS}
     failing = sum(watch.failures_in_row > 0 for watch in watches)
     hung = sum(watch.is_hung and not watch.failures_in_row for watch in watches)
-    for word, number in (("failing", failing), ("hung", hung), ("good", len(watches) - failing - hung)):
-        lines.append(f'predrain_exporters_targets_in{{state="{word}"}} {number}')
-    return "\n".join(lines) + "\n"
+    states = {"failing": failing, "hung": hung, "good": len(watches) - failing - hung}
+    by_state = {labels(state=word): number for word, number in states.items()}
+    text = "Failed scrapes by kind, of the targets that are scraped now."
+    page += family("exporters_failures_total", "gauge", text, failures)
+    return page + family("exporters_targets_in", "gauge", "Targets by state.", by_state)
 
 
 def illness(collector: Collector) -> str | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from telemetry.exposition.writer import family, labels
+
 
 @dataclass(slots=True)
 class Counts:
@@ -35,26 +37,18 @@ class Counts:
 
     def exposition(self) -> str:
         """Return the page of ``GET /metrics``."""
-        lines: list[str] = []
-
-        def family(name: str, kind: str, text: str, values: dict[str, float]) -> None:
-            full = f"predrain_receiver_{name}"
-            lines.extend((f"# HELP {full} {text}", f"# TYPE {full} {kind}"))
-            lines.extend(f"{full}{labels} {value!r}" for labels, value in values.items())
-
         requests = {
-            f'{{route="{route}",status="{status}"}}': float(count)
-            for (route, status), count in sorted(self.requests.items())
+            labels(route=route, status=str(status)): count for (route, status), count in sorted(self.requests.items())
         }
-        dropped = {
-            f'{{reason="{reason.replace(" ", "_")}"}}': float(count) for reason, count in sorted(self.dropped.items())
-        }
-        family("requests_total", "counter", "Requests answered.", requests)
-        family("dropped_total", "counter", "Samples and values that did not land.", dropped)
-        family("samples_total", "counter", "Samples of ours that landed.", {"": float(self.samples)})
-        family("rows_total", "counter", "Rows that landed.", {"": float(self.rows)})
-        family("landings_total", "counter", "Groups of requests and pushes that landed.", {"": float(self.files)})
-        family("bytes_total", "counter", "Bytes of bodies received.", {"": float(self.bytes_received)})
-        family("held_samples", "gauge", "Samples in memory.", {"": float(self.held)})
-        family("last_landed_seconds", "gauge", "When something last landed, since 1970.", {"": self.last_landed_s})
-        return "\n".join(lines) + "\n"
+        dropped = {labels(reason=reason.replace(" ", "_")): count for reason, count in sorted(self.dropped.items())}
+        at, files = self.last_landed_s, self.files
+        return (
+            family("receiver_requests_total", "counter", "Requests answered.", requests)
+            + family("receiver_dropped_total", "counter", "Samples and values that did not land.", dropped)
+            + family("receiver_samples_total", "counter", "Samples of ours that landed.", {"": self.samples})
+            + family("receiver_rows_total", "counter", "Rows that landed.", {"": self.rows})
+            + family("receiver_landings_total", "counter", "Groups of requests and pushes that landed.", {"": files})
+            + family("receiver_bytes_total", "counter", "Bytes of bodies received.", {"": self.bytes_received})
+            + family("receiver_held_samples", "gauge", "Samples in memory.", {"": self.held})
+            + family("receiver_last_landed_seconds", "gauge", "When something last landed, since 1970.", {"": at})
+        )

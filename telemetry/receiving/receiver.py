@@ -19,6 +19,7 @@ from starlette.routing import Route
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
 from telemetry.errors import InputError
+from telemetry.exposition.writer import MEDIA
 from telemetry.landing.folder import Landing
 from telemetry.receiving.counts import Counts
 from telemetry.receiving.group_commit import GroupCommit
@@ -245,7 +246,7 @@ class Receiver:
 
     async def _metrics(self, _: Request) -> Response:
         self.counts.held = self._commit.held
-        return PlainTextResponse(self.counts.exposition(), media_type="text/plain; version=0.0.4")
+        return PlainTextResponse(self.counts.exposition(), media_type=MEDIA)
 
 
 def routes(landing: Landing, settings: ReceiverSettings | None = None, **more: Any) -> list[Route]:

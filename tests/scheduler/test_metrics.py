@@ -1,0 +1,128 @@
+"""The controller's numbers and its page, over rounds on a cluster in memory."""
+
+from __future__ import annotations
+
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from scheduler.clock import ManualClock
+from scheduler.metrics import RoundMetrics
+from scheduler.metrics_page import MetricsPage, listening
+from telemetry.errors import InputError
+from tests.policy.decide_world import STEP, T0, config
+from tests.scheduler.cluster import Cluster
+
+MINUTE = timedelta(minutes=1)
+
+
+def values(page: str) -> dict[str, float]:
+    """All samples of a page, read by the field's own parser."""
+    return {
+        sample.name + "".join(f" {key}={value}" for key, value in sorted(sample.labels.items())): sample.value
+        for found in text_string_to_metric_families(page)
+        for sample in found.samples
+    }
+
+
+def test_a_round_is_told_by_what_it_did_and_how_the_fleet_stands():
+    cluster = Cluster(policy=config("g", free=True))
+    cluster.scored(n1=0.15, n2=0.4, n3=0.9)
+    metrics = RoundMetrics()
+    metrics.note(cluster.round(), 0.5)
+    found = values(metrics.exposition())
+    assert found["predrain_act_rounds_total result=decided"] == 1
+    assert found["predrain_act_rounds_total result=failed"] == 0
+    assert found["predrain_act_actions_total came_to=done verb=publish"] == 3
+    assert found["predrain_act_actions_total came_to=done verb=drain"] == 1
+    assert [found[f"predrain_act_nodes tier={tier}"] for tier in ("watch", "elevated", "high")] == [1, 1, 1]
+    assert found["predrain_act_target_nodes level=drained"] == 1
+    assert found["predrain_act_stage_groups stage=hard"] == 1
+    assert found["predrain_act_last_round_timestamp_seconds"] == T0.timestamp()
+    assert found["predrain_act_active"] == 1
+    assert found["predrain_act_breaker_causes"] == 0
+
+
+def test_what_is_over_budget_and_what_opened_the_breaker_is_told_by_kind_and_never_by_name():
+    cluster = Cluster()
+    cluster.scored(n0=0.9, n1=0.9, n2=0.9, n3=0.9)
+    metrics = RoundMetrics()
+    metrics.note(cluster.round(), 0.1)
+    found = values(metrics.exposition())
+    assert found["predrain_act_over_budget_nodes"] == 2
+    assert found["predrain_act_budget_left_nodes scope=rack"] == 0
+    cluster.clock.move(timedelta(days=30))
+    cluster.scored()
+    cluster.risks.risks = replace(cluster.risks.risks, model_fitted_at=T0)
+    metrics.note(cluster.round(), 0.1)
+    page = metrics.exposition()
+    assert values(page)["predrain_act_breaker_open cause=model"] == 1
+    assert not any(name in page for name in (*cluster.names, "r0"))
+
+
+def test_a_standby_tells_nothing_of_the_fleet():
+    cluster = Cluster()
+    metrics = RoundMetrics()
+    cluster.scored(n1=0.9)
+    metrics.note(cluster.round(), 0.1)
+    assert "predrain_act_nodes" in metrics.exposition()
+    assert cluster.scheduler.hold_lease("another", timedelta(hours=1)) is None
+    cluster.clock.move(timedelta(hours=1))
+    assert cluster.scheduler.hold_lease("another", timedelta(hours=1)) is not None
+    metrics.note(cluster.round(), 0.1)
+    found = values(metrics.exposition())
+    assert found["predrain_act_active"] == 0
+    assert found["predrain_act_rounds_total result=standby"] == 1
+    assert "predrain_act_nodes tier=high" not in found
+
+
+def test_the_page_is_served_and_says_when_rounds_have_stopped():
+    clock = ManualClock(T0)
+    page = MetricsPage(clock, MINUTE, MINUTE)
+    with listening(page, "127.0.0.1:0") as port:
+
+        def get(path: str) -> tuple[int, str]:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+                    return answer.status, answer.read().decode()
+            except urllib.error.HTTPError as error:
+                with error:
+                    return error.code, error.read().decode()
+
+        assert get("/healthz") == (200, "ok\n")
+        page.note(Cluster().round(), 0.25)
+        assert values(get("/metrics")[1])["predrain_act_round_seconds_total"] == 0.25
+        assert get("/nodes")[0] == 404
+        clock.move(7 * MINUTE)
+        assert get("/healthz") == (503, "no round has ended for 420 s\n")
+
+
+@pytest.mark.parametrize("address", ["9220", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x"])
+def test_an_address_that_is_none_is_refused(address):
+    with (
+        pytest.raises(InputError, match="no address to listen on"),
+        listening(MetricsPage(ManualClock(T0), STEP, STEP), address),
+    ):
+        pass
+
+
+def test_a_port_that_is_taken_is_refused():
+    page = MetricsPage(ManualClock(T0), STEP, STEP)
+    with (
+        listening(page, "127.0.0.1:0") as port,
+        pytest.raises(InputError, match="cannot listen on"),
+        listening(page, f"127.0.0.1:{port}"),
+    ):
+        pass
+
+
+def test_rounds_that_fail_are_counted():
+    cluster = Cluster()
+    cluster.scheduler.faults.plan("refused", "read_fleet")
+    metrics = RoundMetrics()
+    metrics.note(cluster.round(), 0.1)
+    assert values(metrics.exposition())["predrain_act_rounds_total result=failed"] == 1

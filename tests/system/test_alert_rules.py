@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
 import pytest
 
 RULES = Path(__file__).parents[2] / "deploy" / "prometheus" / "predrain-rules.yaml"
+DASHBOARD = RULES.parents[1] / "grafana" / "predrain.json"
 CASES = Path(__file__).with_name("alert_rules_test.yaml")
 pytestmark = pytest.mark.system
 
@@ -30,3 +32,12 @@ def test_each_alert_fires_in_its_case_and_none_fires_while_all_is_well(tmp_path:
     for line in RULES.read_text().splitlines():
         name, _, value = line.strip().partition("alert: ")
         assert name != "- " or f'alertname="{value}"' in told, f"no case lets {value} fire"
+
+
+def test_the_queries_of_the_dashboard_are_valid(tmp_path: Path) -> None:
+    board = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    rules = [{"record": f"query:{number}", "expr": query} for number, query in enumerate(queries)]
+    file = tmp_path / "queries.yaml"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    assert f"{len(queries)} rules found" in promtool("check", "rules", file)

@@ -7,7 +7,9 @@ from hypothesis import settings
 
 from pipeline.params import Params, load_params
 
-settings.register_profile("predrain", deadline=None)  # how fast it is is measured in benchmarks/, on a quiet machine
+# No deadline: how fast it is is measured in benchmarks/. `pytest --hypothesis-profile=thorough` looks harder.
+settings.register_profile("predrain", deadline=None, max_examples=50)
+settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("predrain")
 
 SMALL = """

@@ -185,7 +185,7 @@ def test_a_signal_lands_everything_and_the_collector_tells_how_it_is(tmp_path: P
     assert told["rows_landed"] == 2 * told["good"] == sum(check_whole(tmp_path / "fleet.live").values())
     assert told["failed"] > 0
     assert "predrain_exporters_targets_owned 3.0\n" in metrics
-    assert 'predrain_exporters_targets_in{state="failing"} 1\n' in metrics
+    assert 'predrain_exporters_targets_in{state="failing"} 1.0\n' in metrics
     state = json.loads((tmp_path / "fleet.live" / "state" / "exporters.json").read_text())
     dead = state["targets"]["127.0.0.1:1/dead"]
     assert (dead["last_failure_kind"], dead["last_success_at"]) == ("refused", None)

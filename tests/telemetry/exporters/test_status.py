@@ -40,7 +40,7 @@ def test_what_a_collector_tells_of_its_targets_holds_no_secret(tmp_path: Path) -
     (bad,) = (entry for name, entry in state["targets"].items() if name.startswith("bad:1"))
     assert (bad["last_failure_kind"], bad["last_failure"], bad["failures"]) == ("timeout", "no page", {"timeout": 1})
     assert "geheim" not in json.dumps(state) + metrics
-    assert 'predrain_exporters_failures_total{kind="timeout"} 1\n' in metrics
+    assert 'predrain_exporters_failures_total{kind="timeout"} 1.0\n' in metrics
     assert "predrain_exporters_rows_landed_total 2.0\n" in metrics
     assert state["collectors"][collector_name()]["good"] == 1
 

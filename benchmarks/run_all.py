@@ -17,6 +17,8 @@ NAMES = (
     "backfill_prometheus",
     "collect_exporters",
     "score_fleet",
+    "http_predict",
+    "online_update",
     "decide_fleet",
 )
 """Benchmarks in the order of the page; each is a file of this folder."""

@@ -11,36 +11,24 @@ is put to its median, baselines what their points lose when a feature is unknown
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 import lightgbm
 import numpy as np
 import xgboost
-from scipy.special import expit
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
 from models.baselines import Baseline
 from models.forest_trees import forest_as_booster
+from models.light.contributions import along_gradients, as_log_odds, without_each
 from models.metrics import Floats
-from models.odds import logit
 from models.prepared import PreparedClassifier
+from models.reasons import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN
 from models.sequence.tabular import inner_of
 
-TREES: Final = "exact tree contributions"
-LINEAR: Final = "coefficient times distance from the median"
-GRADIENTS: Final = "gradients summed on the way from the median"
-UNKNOWN: Final = "change in points when the feature is put to unknown"
-
-OCCLUSION: Final = "change when a channel is put to its median"
-
-ADDITIVE: Final = frozenset({TREES, LINEAR, GRADIENTS})
-"""Methods whose contributions add up to a difference of log-odds."""
-
-_STEPS: Final = 64
-"""Points of the midpoint rule along the way; the error of the sum is tested to stay within 2 %."""
+__all__ = ["ADDITIVE", "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "contributions", "explainable"]
 
 
 def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
@@ -98,7 +86,7 @@ def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     elif hasattr(learner, "occluded"):
         found, method = learner.occluded(X), OCCLUSION
     elif isinstance(learner, Baseline):
-        found, method = _unknown(learner, X), UNKNOWN
+        found, method = without_each(learner, X), UNKNOWN
     elif isinstance(booster, lightgbm.Booster):
         found, method = np.asarray(booster.predict(X, pred_contrib=True))[:, :-1], TREES
     elif isinstance(learner, xgboost.XGBModel):
@@ -111,64 +99,13 @@ def _of_own_features(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
         found, method = learner.scaler_.transform(X).astype(np.float64) * learner.classifier_.coef_[0], LINEAR
     elif isinstance(learner, PreparedClassifier) and isinstance(learner.classifier_, MLPClassifier):
         scaled = learner.scaler_.transform(X).astype(np.float64)
-        found, method = _along_gradients(learner.classifier_, scaled), GRADIENTS
+        network = learner.classifier_
+        found, method = along_gradients(network.coefs_, network.intercepts_, network.activation, scaled), GRADIENTS
     else:
         raise TypeError(f"no way to explain a {type(learner).__name__}")
     return np.asarray(found, np.float64), method
 
 
 def _forest(forest: RandomForestClassifier, X: np.ndarray) -> Floats:
-    """Take the forest's probability apart, and scale each row's parts by one factor to its difference in log-odds.
-
-    The forest is additive in probability, not in log-odds; one factor a row keeps order, signs and proportions.
-    """
     found = np.asarray(forest_as_booster(forest).predict(X, pred_contrib=True), np.float64)
-    values, base = found[:, :-1], found[:, -1]
-    change = values.sum(axis=1)
-    log_change = logit(base + change) - logit(base)
-    slope = 1 / np.clip(base * (1 - base), 1e-7, None)  # where nothing changes in sum, parts still cancel each other
-    factor = np.divide(log_change, change, out=slope, where=np.abs(change) > 1e-12)
-    return values * factor[:, None]
-
-
-_SLOPES: dict[str, Callable[[Floats], Floats]] = {
-    "relu": lambda z: (z > 0).astype(np.float64),
-    "tanh": lambda z: 1 - np.tanh(z) ** 2,
-    "logistic": lambda z: expit(z) * (1 - expit(z)),
-    "identity": np.ones_like,
-}
-_ACTIVATIONS: dict[str, Callable[[Floats], Floats]] = {
-    "relu": lambda z: np.maximum(z, 0),
-    "tanh": np.tanh,
-    "logistic": expit,
-    "identity": lambda z: z,
-}
-
-
-def _along_gradients(network: MLPClassifier, scaled: Floats) -> Floats:
-    """Integrate the gradient of the log-odds along the straight way from 0, the median of every feature, to the row."""
-    total = np.zeros(scaled.shape)
-    for step in range(_STEPS):
-        hidden = scaled * ((step + 0.5) / _STEPS)
-        slopes = []
-        for weights, bias in zip(network.coefs_[:-1], network.intercepts_[:-1], strict=True):
-            before = hidden @ weights.astype(np.float64) + bias
-            slopes.append(_SLOPES[network.activation](before))
-            hidden = _ACTIVATIONS[network.activation](before)
-        back = np.broadcast_to(network.coefs_[-1][:, 0].astype(np.float64), hidden.shape)
-        for weights, slope in zip(network.coefs_[-2::-1], slopes[::-1], strict=True):
-            back = (back * slope) @ weights.astype(np.float64).T
-        total += back
-    return total / _STEPS * scaled
-
-
-def _unknown(baseline: Baseline, X: np.ndarray) -> Floats:
-    identity = np.zeros(1, np.uint64)  # chance depends on nothing but who the row is: no feature moves it
-    out = np.zeros(X.shape)
-    for row in range(len(X)):
-        known = np.flatnonzero(~np.isnan(X[row]))
-        without = np.repeat(X[row : row + 1], len(known), axis=0)
-        without[np.arange(len(known)), known] = np.nan
-        whole = baseline.points(X[row : row + 1], identity)
-        out[row, known] = whole - baseline.points(without, np.repeat(identity, len(known)))
-    return out
+    return as_log_odds(found[:, :-1], found[:, -1])

@@ -10,68 +10,34 @@ explained.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from features.standing import Standing, describe_standing
-from features.vocabulary import FeatureColumn, describe
+from features.vocabulary import FeatureColumn
 from models.config import BASELINES, CASCADE, COMBINERS
-from models.contributions import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN, contributions, explainable
+from models.contributions import contributions, explainable
 from models.fitted import FittedModels
 from models.metrics import Floats
+from models.reasons import (
+    GRADIENTS,
+    LINEAR,
+    OCCLUSION,
+    TREES,
+    UNKNOWN,
+    Explanation,
+    MemberParts,
+    Reason,
+    join_parts,
+    largest,
+    numbers_of,
+    told_as,
+)
 
 __all__ = [
     "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "Explanation", "Reason", "attribute_score",
     "contributions", "explain", "explained_by", "members_of", "told_as", "weights_in",
 ]  # fmt: skip
-
-_KINDS = {
-    "last": "level", "mean": "level", "min": "level", "max": "level", "std": "spread", "slope": "trend",
-    "delta": "trend", "rise": "rise", "rise_delta": "rise",
-}  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """One thing that raised a score.
-
-    Attributes
-    ----------
-    column : str
-        Name of the feature that is told: of those that say the same over other windows, the one that added most.
-    value : float
-        Its value at the decision time; NaN: unknown.
-    contribution : float
-        What all of ``columns`` added to the log-odds, positive.
-    text : str
-        The same in plain words, with the numbers.
-    columns : tuple of str
-        Names of the features that are told as one.
-    """
-
-    column: str
-    value: float
-    contribution: float
-    text: str
-    columns: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Explanation:
-    """Why one unit was alerted.
-
-    Attributes
-    ----------
-    reasons : tuple of Reason
-        The largest positive contributions, largest first; fewer where nothing else raised the score.
-    method : str
-        How the contributions were computed, and over which members.
-    """
-
-    reasons: tuple[Reason, ...]
-    method: str
 
 
 def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
@@ -146,26 +112,12 @@ def attribute_score(
         How they were computed, over which members, and which were left out.
     """
     each = [1 / len(members)] * len(members) if weights is None else list(weights)
-    found = [
-        (name, weight, *contributions(learner, X))
+    parts = [
+        MemberParts(name, weight, *contributions(learner, X))
         for (name, learner), weight in zip(members, each, strict=True)
         if explainable(learner) or len(members) == 1
     ]
-    used = [one for one in found if one[3] in ADDITIVE] or found
-    missing = [name for name, _ in members if name not in {one[0] for one in used}]
-    ways: dict[str, list[str]] = {}
-    for name, _, _, way in used:
-        ways.setdefault(way, []).append(name)
-    method = "; ".join(f"{way} of {', '.join(names)}" for way, names in ways.items())
-    if missing:
-        method += f" (without {', '.join(missing)})"
-    share = sum(weight for _, weight, _, _ in used)
-    # what is left out is taken to say what the others say, so that sizes stay those of the whole score
-    scale = sum(each) / share if share > 0 else 1.0
-    total = np.zeros(X.shape)
-    for _, weight, values, _ in used:
-        total += weight * scale * values
-    return total, method.strip()
+    return join_parts(parts, [name for name, _ in members], each, X.shape)
 
 
 def explain(
@@ -217,12 +169,10 @@ def explain(
     if len(X) == 0:
         return []
     values, method = attributed if attributed is not None else attribute_score(members, X, weights)
-    keys = [told_as(column) for column in columns]
-    number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-    of = np.array([number[key] for key in keys])
+    of = numbers_of(columns)
     beside = [None] * len(X) if fleets is None else fleets
     return [
-        Explanation(_reasons(values[row], X[row], columns, of, top, beside[row], noun), method) for row in range(len(X))
+        Explanation(largest(values[row], X[row], columns, of, top, beside[row], noun), method) for row in range(len(X))
     ]
 
 
@@ -242,45 +192,3 @@ def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> Floats:
         Additions to the log-odds.
     """
     return attribute_score(members_of(fitted, model), X, weights_in(fitted, model))[0]
-
-
-def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
-    """Give what a column is told together with: its group, scope, channel and kind, whatever the window.
-
-    A rise over 1 h, 6 h and 24 h is one thing to a reader; how high, how unsteady, and how fast are three. What is
-    known of one history (how often, how long ago) is one.
-
-    Examples
-    --------
-    >>> told_as(FeatureColumn.of("telemetry", "gpu_temp_c", "max"))
-    ('telemetry', None, 'gpu_temp_c', 'level')
-    """
-    kind = "history" if column.group == "history" else _KINDS.get(column.statistic, column.statistic)
-    if column.group == "peers":
-        kind = "peers"
-    return (column.group, column.scope, column.channel, kind)
-
-
-def _reasons(
-    values: Floats,
-    row: np.ndarray,
-    columns: Sequence[FeatureColumn],
-    of: np.ndarray,
-    top: int,
-    fleet: np.ndarray | None,
-    noun: str,
-) -> tuple[Reason, ...]:
-    sums = np.bincount(of, weights=values)
-    # ties go to the earlier column, so that a report is the same on every run
-    order = np.argsort(-sums, kind="stable")[:top]
-    found = []
-    for key in order[sums[order] > 0]:
-        own = np.flatnonzero(of == key)
-        at = int(own[np.argmax(values[own])])
-        column, value = columns[at], float(row[at])
-        text = describe(column, value)
-        if fleet is not None:
-            text += f" ({describe_standing(column, value, Standing.of(fleet[:, at], value), noun)})"
-        names = tuple(columns[int(each)].name for each in own)
-        found.append(Reason(column.name, value, float(sums[key]), text, names))
-    return tuple(found)

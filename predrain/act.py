@@ -13,25 +13,37 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from predrain.console import FAILED, JsonOption, reported
+from predrain.scheduler_choice import SchedulerKind
 from predrain.version import VERSION
 
 if TYPE_CHECKING:
+    from predrain.scheduler_choice import ChosenScheduler
     from scheduler.controller import Controller
-    from scheduler.file_scheduler import FileScheduler
     from scheduler.report import RoundReport
+    from scheduler.settings import ActSettings
     from scheduler.sqlite_ledger import SqliteLedger
 
 
 def act(
-    cluster: Annotated[Path, typer.Option(help="File that describes the cluster; it is read and written.")],
+    scheduler: Annotated[
+        SchedulerKind, typer.Option(help="What is acted on: a real cluster, or a file that describes one.")
+    ] = SchedulerKind.FILE,
+    cluster: Annotated[
+        Path | None, typer.Option(help="File that describes the cluster, for --scheduler file; it is read and written.")
+    ] = None,
     scores: Annotated[Path | None, typer.Option(help="Folder of scores that `predrain score` writes.")] = None,
     events: Annotated[
         Path | None,
-        typer.Option(help="events.parquet of the dataset: XIDs and diagnostics that bypass the model, and repairs."),
+        typer.Option(
+            help="events.parquet of the dataset: XIDs and diagnostics that bypass the model, repairs, and (with the "
+            "inventory beside it) what became of earlier alerts."
+        ),
     ] = None,
     settings: Annotated[
         Path | None,
-        typer.Option(help="YAML with the sections policy and controller.  Without thresholds no score has a tier."),
+        typer.Option(
+            help="YAML with the sections policy, controller and evacuation.  Without thresholds no score has a tier."
+        ),
     ] = None,
     ledger: Annotated[Path, typer.Option(help="File of the ledger; made where there is none.")] = Path("ledger.db"),
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print exactly what would be written, write nothing.")] = (
@@ -46,6 +58,9 @@ def act(
         bool, typer.Option("--release-all", help="Take off everything of ours, and put nothing on until --resume.")
     ] = False,
     reset_breaker: Annotated[bool, typer.Option("--reset-breaker", help="Close the breaker by hand.")] = False,
+    listen: Annotated[
+        str | None, typer.Option(help="host:port of /metrics and /healthz, with --loop; port 0 is any free one.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Turn the newest scores into taints and drains, under budgets and stages, and take them off when they expire.
@@ -62,25 +77,31 @@ def act(
         raise typer.BadParameter("--loop goes with none of --dry-run, --kill, --resume, --release-all, --reset-breaker")
     if dry_run and (kill or resume or reset_breaker):
         raise typer.BadParameter("--dry-run goes with none of --kill, --resume and --reset-breaker")
+    if listen is not None and not loop:
+        raise typer.BadParameter("goes with --loop", param_hint="--listen")
     if scores is None and not told:
         raise typer.BadParameter("needed", param_hint="--scores")
     with reported():
-        from scheduler.clock import SystemClock
-        from scheduler.file_scheduler import FileScheduler
+        from predrain.scheduler_choice import choose_scheduler
+        from scheduler.settings import ActSettings, read_settings
 
-        scheduler = FileScheduler(cluster, SystemClock())
+        def read() -> ActSettings:
+            return ActSettings() if settings is None else read_settings(settings)
+
+        chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, told=told)
         if told and not dry_run:
-            _tell(scheduler, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
+            _tell(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
             if not release_all:
                 return
-        controller = _controller(scheduler, (scores, events), settings, ledger, dry_run=dry_run, undo=release_all)
+        given = read()
+        controller = _controller(chosen, (scores, events), given, ledger, dry_run=dry_run, undo=release_all)
         if dry_run:
             from scheduler.readings import Switches
 
             report = controller.rehearse(Switches(release_all=True) if release_all else None)
             _show(report, as_json)
         elif loop:
-            report = _follow(controller, settings, as_json)
+            report = _follow(controller, given, listen, as_json)
         else:
             report = controller.round()
             controller.stop()
@@ -89,7 +110,7 @@ def act(
         raise typer.Exit(FAILED)
 
 
-def _tell(scheduler: FileScheduler, *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool) -> None:
+def _tell(chosen: ChosenScheduler, *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool) -> None:
     from dataclasses import replace
 
     from scheduler.clock import SystemClock
@@ -97,18 +118,18 @@ def _tell(scheduler: FileScheduler, *, kill: bool, resume: bool, release_all: bo
     from telemetry.errors import InputError
 
     try:
-        switches = scheduler.read_switches()
+        switches = chosen.adapter.read_switches()
         if resume:
             switches = replace(switches, kill=False, release_all=False)
         if kill or release_all:
             switches = replace(switches, kill=kill or switches.kill, release_all=release_all or switches.release_all)
         if reset_breaker:
             switches = replace(switches, reset_breaker_at=SystemClock().now())
-        answer = scheduler.set_switches(switches)
+        answer = chosen.adapter.set_switches(switches)
     except SchedulerError as error:
-        raise InputError(f"the switches cannot be read: {error}", str(scheduler.path), "Try again.") from None
+        raise InputError(f"the switches cannot be read: {error}", chosen.where, "Try again.") from None
     if not answer.confirmed:
-        raise InputError(f"the switches are not set: {answer.words}", str(scheduler.path), "Try again.")
+        raise InputError(f"the switches are not set: {answer.words}", chosen.where, "Try again.")
     state = ["kill switch on" if switches.kill else "kill switch off"]
     state += ["release all"] if switches.release_all else []
     state += ["breaker closed by hand"] if reset_breaker else []
@@ -116,33 +137,35 @@ def _tell(scheduler: FileScheduler, *, kill: bool, resume: bool, release_all: bo
 
 
 def _controller(
-    scheduler: FileScheduler,
+    chosen: ChosenScheduler,
     sources: tuple[Path | None, Path | None],
-    settings: Path | None,
+    given: ActSettings,
     ledger: Path,
     *,
     dry_run: bool,
     undo: bool,
 ) -> Controller:
+    from predrain.evacuating import evacuation_of, facts_of
     from scheduler.clock import SystemClock
     from scheduler.controller import Controller
-    from scheduler.event_facts import EventFacts
-    from scheduler.risks import MemoryFacts, MemoryRisks
+    from scheduler.risks import MemoryRisks
     from scheduler.scores_reader import ScoresReader
-    from scheduler.settings import ActSettings, read_settings
 
     scores, events = sources
-    given = ActSettings() if settings is None else read_settings(settings)
+    clock, record = SystemClock(), _ledger(ledger, dry_run=dry_run, undo=undo)
+    risks = MemoryRisks() if scores is None else ScoresReader(scores)
+    evacuation = evacuation_of(chosen, given, record, clock, undo=undo)
     return Controller(
-        scheduler,
-        MemoryRisks() if scores is None else ScoresReader(scores),
-        MemoryFacts() if events is None else EventFacts(events),
-        _ledger(ledger, dry_run=dry_run, undo=undo),
-        SystemClock(),
+        chosen.adapter,
+        risks,
+        facts_of(events, risks, evacuation, record),
+        record,
+        clock,
         given.policy,
         given.controller,
         holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
         code=VERSION,
+        evacuation=evacuation,
     )
 
 
@@ -161,28 +184,37 @@ def _ledger(file: Path, *, dry_run: bool, undo: bool) -> SqliteLedger:
         return SqliteLedger(None)
 
 
-def _follow(controller: Controller, settings: Path | None, as_json: bool) -> RoundReport:
+def _follow(controller: Controller, given: ActSettings, listen: str | None, as_json: bool) -> RoundReport:
+    import contextlib
+    import time
     from datetime import UTC, datetime
 
     from predrain.stopping import until_stopped
+    from scheduler.clock import SystemClock
+    from scheduler.metrics_page import MetricsPage, listening
     from scheduler.report import RoundReport
-    from scheduler.settings import ActSettings, read_settings
 
-    every = (ActSettings() if settings is None else read_settings(settings)).controller.every
+    every = given.controller.every
+    longest = given.controller.most_time + given.evacuation.most_time
+    page = MetricsPage(SystemClock(), every, longest)
     report = RoundReport(datetime.now(UTC))
     before: list[str] = []
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(controller.stop)
+        if listen is not None:
+            port = stack.enter_context(listening(page, listen))
+            sys.stderr.write(f"predrain act: metrics on port {port}\n")
         for _ in until_stopped(every):
+            began = time.monotonic()
             try:
                 report = controller.round()
             except Exception as error:  # whatever it is, marks expire and must be taken off: go on
                 report = RoundReport(datetime.now(UTC), errors=[f"{type(error).__name__}: {error}"])
-            said = [str(report.active), *report.errors, *report.notes]
+            page.note(report, time.monotonic() - began)
+            said = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
             if report.steps or said != before:  # what stays as it was need not be said every minute
                 _show(report, as_json)
             before = said
-    finally:
-        controller.stop()
     return report
 
 
@@ -207,11 +239,13 @@ def _lines(report: RoundReport) -> list[str]:
         lines.append(f"{step.came_to:<8} {action.verb} {action.node} ({action.tier}){words}")
         lines += [f"         why: {reason}" for reason in action.reasons]
         lines += [f"         {write.words}" for write in step.writes]
+    lines += [step.line for step in report.work]
+    lines += [f"         {write.words}" for step in report.work for write in step.writes]
     lines += [f"over budget: {node}: {why}" for node, why in content["over_budget"].items()]
     lines += [f"breaker open: {words}" for words in content["breaker"].values()]
     lines += [f"fleet: {words}" for words in content["fleet"]]
     lines += [f"note: {note}" for note in report.notes]
-    if not report.steps and report.active and report.plan is not None:
+    if not report.steps and not report.work and report.active and report.plan is not None:
         lines.append("nothing to do")
     return lines
 

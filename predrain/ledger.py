@@ -33,9 +33,11 @@ def why(
     with reported():
         from scheduler.ledger_reader import LedgerReader
 
-        found = LedgerReader(ledger).why(node, most)
+        reader = LedgerReader(ledger)
+        found, work = reader.why(node, most), reader.work(node)
         if as_json:
-            _write(json.dumps({"node": node, "decisions": found}, ensure_ascii=False, sort_keys=True))
+            content = {"node": node, "decisions": found, "work": work}
+            _write(json.dumps(content, ensure_ascii=False, sort_keys=True))
             return
         for each in found:
             risk = "no risk known" if each["risk"] is None else f"risk {each['risk']:.1%}"
@@ -50,6 +52,12 @@ def why(
             for words in each["breaker"].values():
                 _write(f"  breaker open: {words}")
             _calls(each)
+        if work:
+            _write("emptying it:")
+        for each in work:
+            of = f" {each['workload']}" if each.get("workload") else ""
+            answer = f" through {each['means']}: {each['answer']}" if each["answer"] is not None else ""
+            _write(f"  {each['at']} {each['kind']}{of}{answer}" + (f": {each['words']}" if each["words"] else ""))
 
 
 @ledger_app.command("list")
@@ -103,15 +111,16 @@ def export(
     out: Annotated[Path, typer.Option(help="Parquet file of events to write.")],
     ledger: LedgerOption = Path("ledger.db"),
 ) -> None:
-    """Write our own drains and releases as events, for `predrain import --events`.
+    """Write our own drains, releases and diagnostics as events, for `predrain import --events`.
 
     Example: predrain ledger export --out drains.parquet
     """
     with reported():
-        from scheduler.ledger_export import drain_events, write_events
+        from scheduler.ledger_export import diagnostic_events, drain_events, write_events
         from scheduler.ledger_reader import LedgerReader
 
-        events = drain_events(LedgerReader(ledger).marks())
+        reader = LedgerReader(ledger)
+        events = drain_events(reader.marks()) + diagnostic_events(reader.results())
         write_events(events, out)
         _write(f"{len(events)} events in {out}")
 

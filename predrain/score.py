@@ -68,7 +68,7 @@ def score(
         refuse_inside(out, dataset)
         scores = ScoresFolder(out)
         with _failures_marked(scores):
-            settings = _settings(load_params(params_files(params)))
+            settings = scoring_settings(load_params(params_files(params)))
         rounds = _Rounds(dataset, model, registry or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE, name)
         work = lambda: rounds.run(scores, settings, when)  # noqa: E731 - a name for what both ways repeat
         failed = _once(scores, work, as_json) if pause is None else _follow(scores, work, pause, as_json)
@@ -203,7 +203,8 @@ def told(result: ScoringResult) -> dict[str, Any]:
     }
 
 
-def _settings(params: Params) -> ScoringSettings:
+def scoring_settings(params: Params) -> ScoringSettings:
+    """Take the settings of scoring out of the parameters."""
     from policy.tiers import TierThresholds
     from serving.config import ScoringSettings
 

@@ -2,19 +2,45 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import reported
+from predrain.console import ParamsOption, params_files, reported
+from predrain.promote import DEFAULT_STORE
+
+if TYPE_CHECKING:
+    from serving.http.online import OnlinePlace
+    from serving.http.tls import Tls
+    from serving.model_life.sources import BundleSource
+    from serving.state_folder import StateFolder
 
 
 def serve(
     scores: Annotated[Path, typer.Option(help="Folder that `predrain score --out` writes; need not exist yet.")],
     model: Annotated[
-        Path | None, typer.Option(help="Bundle that scores feature rows.  Default: rows are not scored.")
+        str | None,
+        typer.Option(
+            help="Bundle that scores rows and samples, or `champion`: that of the registry.  A newer one is taken up "
+            "by itself.  Default: rows are not scored."
+        ),
     ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder that keeps pushed telemetry between restarts.  With it POST /v1/telemetry is served, and "
+            "nodes are answered from it.  Needs --model, and --dataset the first time."
+        ),
+    ] = None,
+    registry: Annotated[
+        str | None,
+        typer.Option(help=f"MLflow URI of the registry.  Default: MLFLOW_TRACKING_URI, else {DEFAULT_STORE}."),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of the registered model.")] = "predrain",
+    champion_every: Annotated[str, typer.Option(help="How often the registry is asked who is champion.")] = "30s",
+    params: ParamsOption = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
     extender_port: Annotated[
@@ -25,6 +51,30 @@ def serve(
         Path | None,
         typer.Option(help="File of bearer tokens' hashes and scopes; needed unless the address is a loopback one."),
     ] = None,
+    dataset: Annotated[
+        Path | None,
+        typer.Option(
+            help="Dataset whose racks, channels and outcomes the fleet page shows, and whose fleet and samples --state "
+            "begins with and follows.  Default: neither."
+        ),
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger of `predrain act`, for the fleet page; need not exist yet.")
+    ] = None,
+    tls_cert: Annotated[
+        Path | None,
+        typer.Option(help="Certificate and those above it, PEM; renewed when the file changes.  Default: plain HTTP."),
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="The certificate's private key, PEM, without a password.")
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(min=0.01, help="Most requests a second of one token (or address); 429 beyond.  Default: any."),
+    ] = None,
+    tracing: Annotated[
+        bool, typer.Option("--tracing", help="Make OpenTelemetry spans; run under opentelemetry-instrument.")
+    ] = False,
     stale_after: Annotated[
         str | None,
         typer.Option(
@@ -42,11 +92,13 @@ def serve(
         import logging
         from dataclasses import replace
 
+        from predrain.page_sources import LedgerFile, page_reader
         from serving.http.access_log import JsonLines
         from serving.http.server import refuse_open_port
         from serving.http.server import serve as run
         from serving.http.service import Service
         from serving.http.settings import ServiceSettings
+        from serving.http.tracing import Tracing
 
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
@@ -55,18 +107,88 @@ def serve(
         settings = ServiceSettings()
         if stale_after is not None:
             settings = replace(settings, stale_after_s=_seconds(stale_after))
-        service = Service(scores, model, tokens=tokens, settings=settings)
-        run(service, host, port, extender_port=extender_port if extender else None)
+        if rate is not None:
+            settings = replace(settings, rate_per_s=rate, rate_burst=max(1, round(2 * rate)))
+        kept = _state_folder(state, model)
+        service = Service(
+            scores,
+            _source(
+                model, registry or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE, name, kept, champion_every
+            ),
+            online=None if kept is None else _online(kept, dataset, params),
+            tokens=tokens,
+            settings=settings,
+            reader=None if dataset is None else page_reader(scores, dataset, ledger),
+            ledger=None if ledger is None else LedgerFile(ledger),
+            tracing=Tracing() if tracing else None,
+        )
+        run(service, host, port, extender_port=extender_port if extender else None, tls=_tls(tls_cert, tls_key))
 
 
-def _seconds(text: str) -> float:
+def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
+    if state is None:
+        return None
+    from features.errors import InputError
+    from serving.state_folder import StateFolder
+
+    if model is None:
+        raise InputError(
+            "nothing says which samples to keep, and how far back",
+            "--state without --model",
+            "Give --model BUNDLE or --model champion.",
+        )
+    return StateFolder(state)
+
+
+def _source(
+    model: str | None, registry: str, name: str, kept: StateFolder | None, champion_every: str
+) -> BundleSource | None:
+    from serving.model_life.sources import FolderBundle
+
+    if model is None:
+        return None
+    if model != "champion":
+        return FolderBundle(Path(model))
+    import atexit
+    import shutil
+    import tempfile
+
+    from serving.model_life.champion import ChampionBundle
+
+    every_s = _seconds(champion_every, "--champion-every")
+    if kept is not None:
+        return ChampionBundle(registry, name, kept.champion, every_s)
+    folder = Path(tempfile.mkdtemp(prefix="predrain-champion-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return ChampionBundle(registry, name, folder, every_s)
+
+
+def _online(kept: StateFolder, dataset: Path | None, params: list[Path] | None) -> OnlinePlace:
+    from pipeline.params import load_params
+    from predrain.score import scoring_settings
+    from serving.http.online import OnlinePlace
+
+    return OnlinePlace(kept.online, dataset, scoring_settings(load_params(params_files(params))))
+
+
+def _tls(certificate: Path | None, key: Path | None) -> Tls | None:
+    if certificate is None and key is None:
+        return None
+    if certificate is None or key is None:
+        raise typer.BadParameter("--tls-cert and --tls-key belong together")
+    from serving.http.tls import Tls
+
+    return Tls(certificate, key)
+
+
+def _seconds(text: str, option: str = "--stale-after") -> float:
     from telemetry.config import parse_duration
     from telemetry.errors import InputError
 
     try:
         return parse_duration(text).total_seconds()
     except ValueError as error:
-        raise InputError(str(error), "--stale-after", "Write a duration such as 13h.") from None
+        raise InputError(str(error), option, "Write a duration such as 13h.") from None
 
 
 def add_to(app: typer.Typer) -> None:

@@ -13,9 +13,10 @@ from policy.outcomes import Outcome
 from policy.plan import Action, Plan
 from policy.state import PolicyState
 from scheduler.acting import Acting, Lease, LeaseLostError, settled_by_reading
+from scheduler.evacuation.engine import Evacuation, Round
 from scheduler.evidence import Evidence
 from scheduler.failures import LedgerError, SchedulerError, SourceError
-from scheduler.ports import Clock, FactSource, Ledger, RiskSource, SchedulerAdapter
+from scheduler.ports import Clock, FactSource, Ledger, RiskSource, SchedulerAdapter, Upkeep
 from scheduler.readings import FleetReading, Switches
 from scheduler.records import RoundRecord, digest_of
 from scheduler.report import RoundReport, Step
@@ -43,6 +44,8 @@ class Controller:
         Name of this process, unique among the replicas.
     code : str
         predrain's version, for the ledger.
+    evacuation : Evacuation or None
+        Empties the nodes with a drain mark, after the actions of each round. None: their jobs end by themselves.
 
     Notes
     -----
@@ -66,6 +69,7 @@ class Controller:
         *,
         holder: str,
         code: str,
+        evacuation: Evacuation | None = None,
     ) -> None:
         self._scheduler = scheduler
         self._evidence = Evidence(risks, facts)
@@ -75,6 +79,7 @@ class Controller:
         self._settings = settings
         self._holder = holder
         self._code = code
+        self._evacuation = evacuation
         self._lease = Lease(scheduler, clock, holder, settings.lease)
 
     def round(self) -> RoundReport:
@@ -112,15 +117,18 @@ class Controller:
         """
         report = RoundReport(self._clock.now(), rehearsed=True)
         try:
+            ready = self._evacuation is not None and self._evacuation.load(report)
             fleet, state, _ = self._read(report)
             fleet = fleet if switches is None else replace(fleet, switches=switches)
-            plan, _, _ = self._decided(fleet, state, report)
+            plan, views, _ = self._decided(fleet, state, report)
             readings = {each.view.name: each for each in fleet.nodes}
             of_node: dict[str, list[Action]] = {}
             for action in plan.actions:
                 of_node.setdefault(action.node, []).append(action)
             writes = {name: iter(self._scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
             report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
+            if self._evacuation is not None and ready:
+                self._evacuation.rehearse(plan, {view.name: view for view in views}, report)
         except SchedulerError as error:
             report.errors.append(f"the scheduler cannot be read: {error}")
         return report
@@ -131,6 +139,8 @@ class Controller:
 
     def _active(self, report: RoundReport) -> None:
         self._settle_open(report)
+        # before anything is decided: what diagnostics came to is among the facts
+        ready = self._evacuation is not None and self._evacuation.load(report)
         fleet, state, version = self._read(report)
         plan, views, signals = self._decided(fleet, state, report)
         record = RoundRecord(
@@ -155,6 +165,23 @@ class Controller:
             self._note_done(acting, plan, kept, report)
             raise
         self._note_done(acting, plan, kept, report)
+        self._keep_up(report)
+        if self._evacuation is not None and ready:
+            drained = frozenset(action.node for action in acting.done if action.verb == "drain")
+            known = {view.name: view for view in views}
+            self._evacuation.round(
+                Round(plan, known, drained, self._lease, report, acting.forward, self._held(views, signals))
+            )
+
+    def _keep_up(self, report: RoundReport) -> None:
+        if not isinstance(self._scheduler, Upkeep):
+            return
+        try:
+            put_back = self._scheduler.upkeep(self._holder, self._lease.hold())
+        except SchedulerError as error:
+            report.errors.append(f"what the scheduler may have lost of our marks is not put back: {error}")
+            return
+        report.notes += [f"put back, for the scheduler had lost it: {write.words}" for write in put_back]
 
     def _note_done(self, acting: Acting, plan: Plan, kept: str | None, report: RoundReport) -> None:
         if acting.done and kept is not None:

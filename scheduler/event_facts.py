@@ -32,7 +32,7 @@ class EventFacts:
     An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
     ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. An event of a
     whole node is about none of its units. No alert is judged here: an incident is more than an event, and silence of a
-    source is not health. So stages stay where they were pinned.
+    source is not health. :class:`scheduler.judging.JudgedFacts` does that from a history.
     """
 
     def __init__(self, file: Path, back: timedelta = _LONGEST) -> None:

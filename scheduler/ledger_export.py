@@ -13,6 +13,11 @@ from telemetry.atomic import disk_errors
 SOURCE = "predrain"
 """``source`` of our events: features and labels know our own drains by it."""
 
+VERIFIED = "verification"
+"""``source`` of the diagnostics that we let run on emptied nodes."""
+
+_CODES = {"passed": "pass", "failed": "fail"}
+
 
 def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Make events of what was confirmed.
@@ -47,6 +52,37 @@ def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "source": SOURCE, "known_at": at,
             }
         )  # fmt: skip
+    return events
+
+
+def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Make events of what our diagnostics came to.
+
+    Parameters
+    ----------
+    results : sequence of mapping
+        As :meth:`scheduler.ledger_reader.LedgerReader.results` gives them.
+
+    Returns
+    -------
+    list of dict
+        A ``diagnostic`` of each GPU that was in the node, with the code ``pass``, ``fail`` or ``inconclusive``. Where
+        some failed and the diagnostic names them, the others are ``inconclusive``: it may have ended at the first
+        fault. Their ``source`` does not begin with ours: unlike a drain, a result says something of the hardware.
+    """
+    events: list[dict[str, Any]] = []
+    for result in results:
+        at, named = datetime.fromisoformat(result["at"]), result["failed_units"]
+        for unit in result["units"] or [None]:
+            code = _CODES.get(result["result"], "inconclusive")
+            if code == "fail" and named and unit not in named:
+                code = "inconclusive"
+            events.append(
+                {
+                    "timestamp": at, "node": result["node"], "gpu": unit, "type": "diagnostic", "code": code,
+                    "detail": result["words"], "source": VERIFIED, "known_at": at,
+                }
+            )  # fmt: skip
     return events
 
 

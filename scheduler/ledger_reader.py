@@ -114,6 +114,52 @@ class LedgerReader:
             "skipped": self._skipped("round = ? AND node = ?", number, node),
         }  # fmt: skip
 
+    def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
+        """Give what was done to empty a node: calls with their answers, and what was found; the newest last.
+
+        Returns
+        -------
+        list of dict
+            ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``words`` and ``wrote`` of a call; ``at``,
+            ``kind``, ``words`` and what belongs to it of a finding, whose ``answer`` is null. Empty for a node that was
+            never emptied, and in a ledger of an older predrain.
+        """
+        if not self._has("calls"):
+            return []
+        calls = self._rows(
+            "SELECT c.at, c.kind, c.content, s.kind, s.content FROM calls c LEFT JOIN calls_settled s ON s.call = c.id "
+            "WHERE c.node = ? ORDER BY c.id DESC LIMIT ?", node, most,
+        )  # fmt: skip
+        found = self._rows("SELECT at, kind, content FROM findings WHERE node = ? ORDER BY id DESC LIMIT ?", node, most)
+        made: list[dict[str, Any]] = []
+        for at, kind, content, answer, settled in calls:
+            call, came = _json(content), _json(settled) or {}
+            workload = call["workload"]
+            made.append(
+                {
+                    "at": at, "kind": kind, "workload": None if workload is None else workload["name"],
+                    "uid": None if workload is None else workload["uid"], "means": call["means"], "key": call["key"],
+                    "answer": answer or "not known", "words": came.get("words", ""), "meant": call["writes"],
+                    "wrote": came.get("writes", []),
+                }
+            )  # fmt: skip
+        made += [{**_json(content), "at": at, "kind": kind, "answer": None} for at, kind, content in found]
+        return sorted(made, key=lambda each: each["at"])[-most:]
+
+    def results(self) -> list[dict[str, Any]]:
+        """Give what diagnostics on emptied nodes came to, each once, oldest first."""
+        if not self._has("findings"):
+            return []
+        found = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")
+        once: dict[str, dict[str, Any]] = {}
+        for node, text in found:
+            content = _json(text)
+            once.setdefault(content["key"], {"node": node, **content})
+        return list(once.values())
+
+    def _has(self, table: str) -> bool:
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", table))
+
     def replay(self, number: int) -> Replayed:
         """Make a decision again from what it was made from, and compare.
 

@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from datetime import UTC, datetime, timedelta
 from enum import IntEnum
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 _UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+_AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
@@ -31,10 +32,14 @@ def plain_of(value: Any) -> Any:  # noqa: PLR0911 - one line a kind
     Any
         Times in ISO 8601 and UTC; durations as ``90s``.
     """
-    if is_dataclass(value) and not isinstance(value, type):
-        return {each.name: plain_of(getattr(value, each.name)) for each in fields(value)}
+    kind: Any = type(value)
+    if kind in _AS_THEY_ARE:  # most values by far: a fleet is some hundred thousand of them each round
+        return value
+    names = _names(kind)
+    if names is not None:
+        return {name: each if type(each := getattr(value, name)) in _AS_THEY_ARE else plain_of(each) for name in names}
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat()
+        return _instant(value)
     if isinstance(value, timedelta):
         return f"{value.total_seconds()!r}s"
     if isinstance(value, IntEnum):
@@ -77,6 +82,16 @@ def object_of(kind: Any, value: Any, where: str) -> Any:
     if is_dataclass(kind) and isinstance(kind, type):
         return _object(kind, value, where)
     return _scalar(kind, value, where)
+
+
+@lru_cache(maxsize=4096)
+def _instant(when: datetime) -> str:
+    return when.astimezone(UTC).isoformat()
+
+
+@cache
+def _names(kind: type) -> tuple[str, ...] | None:
+    return tuple(each.name for each in fields(kind)) if is_dataclass(kind) else None
 
 
 @cache

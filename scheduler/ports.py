@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from policy.outcomes import Alert, Outcome
 from policy.plan import Action
@@ -126,6 +126,28 @@ class SchedulerAdapter(Protocol):
 
     def drop_lease(self, holder: str) -> None:
         """Give the lease back, if it is held; a failure is passed over, for it ends by itself."""
+        ...
+
+
+@runtime_checkable
+class Upkeep(Protocol):
+    """What some schedulers' marks need between decisions."""
+
+    def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
+        """Put back what the scheduler itself lost of marks that stand; never what a person took off.
+
+        Parameters
+        ----------
+        holder : str
+            Of the lease; without it nothing is written.
+        until : datetime
+            Its end; aware.
+
+        Raises
+        ------
+        SchedulerError
+            If it is not known what was lost.
+        """
         ...
 
 

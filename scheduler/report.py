@@ -42,8 +42,8 @@ class WorkStep:
     verb : str
         ``checkpoint``, ``evict``, ``wait``, ``empty``, ``verify``, ``tell``, ``hold``.
     came_to : str
-        ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``, ``inconclusive``,
-        ``held``, or ``would`` in a rehearsal.
+        ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``,
+        ``inconclusive``, ``held``, or ``would`` in a rehearsal.
     workload : str or None
         None: it is about the node.
     words : str

@@ -11,7 +11,10 @@ import yaml
 
 from policy.config import PolicyConfig
 from policy.tiers import TierThresholds
+from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.plain import object_of
+from scheduler.slurm.settings import SlurmSettings
 from telemetry.errors import InputError
 
 
@@ -55,10 +58,18 @@ class ActSettings:
     ----------
     policy : PolicyConfig
     controller : ControllerSettings
+    evacuation : EvacuationSettings
+    kubernetes : KubernetesSettings
+        For ``--scheduler kubernetes``.
+    slurm : SlurmSettings or None
+        For ``--scheduler slurm``, which needs it.
     """
 
     policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(TierThresholds()))
     controller: ControllerSettings = field(default_factory=ControllerSettings)
+    evacuation: EvacuationSettings = field(default_factory=EvacuationSettings)
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
+    slurm: SlurmSettings | None = None
 
 
 def read_settings(file: Path) -> ActSettings:
@@ -67,8 +78,8 @@ def read_settings(file: Path) -> ActSettings:
     Parameters
     ----------
     file : pathlib.Path
-        The sections ``policy`` and ``controller``; what is left out has its default, durations are texts such as
-        ``6h``.
+        One section for each attribute of :class:`ActSettings`; what is left out has its default, durations are texts
+        such as ``6h``.
 
     Returns
     -------

@@ -1,15 +1,15 @@
-"""Why the riskiest units are at risk, in plain words."""
+"""Why the riskiest units are at risk, in plain words, by a full bundle."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from models.explanation import attribute_score, explain, members_of, told_as, weights_in
+from models.explanation import attribute_score, members_of, weights_in
 from models.fitted import FittedModels
 from policy.risk_record import RiskReason
+from serving.reason_words import FLEET_UNITS, reasons_of
 
-FLEET_UNITS = 2048
-"""Units that a value is placed among at most, spread evenly: percentiles need no more."""
+__all__ = ["FLEET_UNITS", "top_reasons"]
 
 
 def top_reasons(
@@ -34,37 +34,9 @@ def top_reasons(
     Returns
     -------
     list of tuple of RiskReason
-        One for each of ``rows``, the weightiest first; empty where nothing raised the score or the model cannot be
-        taken apart. ``share`` is of all that raised the score.
+        As :func:`serving.reason_words.reasons_of` gives them; empty also where the model cannot be taken apart.
     """
     if len(rows) == 0 or top < 1:
         return [()] * len(rows)
-    columns = fitted.columns
-    X = values[rows]
-    members = members_of(fitted, profile)
-    attributed = attribute_score(members, X, weights_in(fitted, profile))
-    sampled = len(values) > FLEET_UNITS
-    among = np.unique(np.append(np.linspace(0, len(values) - 1, FLEET_UNITS).astype(np.int64), rows))
-    fleet = values[among] if sampled else values
-    explained = explain(
-        members,
-        X,
-        columns,
-        top=top,
-        attributed=attributed,
-        fleets=[fleet] * len(rows),
-        noun=f"{noun} sampled" if sampled else noun,
-    )
-    keys = {key: at for at, key in enumerate(dict.fromkeys(map(told_as, columns)))}
-    of = np.array([keys[told_as(column)] for column in columns])
-    group = {column.name: column.group for column in columns}
-    found = []
-    for row, each in enumerate(explained):
-        raised = float(np.bincount(of, weights=attributed[0][row]).clip(min=0).sum())
-        found.append(
-            tuple(
-                RiskReason(reason.text, group[reason.column], round(reason.contribution / raised, 4))
-                for reason in each.reasons
-            )
-        )
-    return found
+    attributed, _ = attribute_score(members_of(fitted, profile), values[rows], weights_in(fitted, profile))
+    return reasons_of(attributed, fitted.columns, values, rows, top=top, noun=noun)

@@ -29,6 +29,7 @@ from models.manifest import (
 )
 from models.points import make_points
 from models.ranking import Bools, Ints, text_hashes
+from models.reasons import MemberParts, join_parts
 from models.scorer import Scorer, checked_rows, risk_of, risks_of
 from models.sequence.layout import window_of
 from models.stages import Stages
@@ -122,6 +123,55 @@ class LightBundle:
         risk = risk_of(self.facts.calibrators[name], scored.score)
         risks = risks_of(self.facts.horizons.get(name), risk)
         return LightScores(scored.score, risk, scored.rank.astype(np.int32), scored.alert, risks)
+
+    def contributions(self, values: np.ndarray) -> tuple[np.ndarray, str]:
+        """Take the profile's score apart, as :func:`models.explanation.attribute_score` does with the full bundle.
+
+        Parameters
+        ----------
+        values : ndarray of float32, shape (n_rows, n_features)
+            Rows to explain.
+
+        Returns
+        -------
+        values : ndarray of float64, shape (n_rows, n_features)
+            Additions to the log-odds.
+        method : str
+            How they were computed, over which members.
+
+        Raises
+        ------
+        HeavyModelError
+            If only a library can take a member apart.
+        """
+        from models.light.contributions import light_contributions  # noqa: PLC0415 - for who explains
+
+        rows = np.ascontiguousarray(checked_rows(values, len(self.facts.columns)))
+        members = self._members()
+        weights = self._weights(len(members))
+        parts = [
+            MemberParts(name, weight, *light_contributions(learner, rows))
+            for (name, learner), weight in zip(members, weights, strict=True)
+        ]
+        return join_parts(parts, [name for name, _ in members], weights, rows.shape)
+
+    def _members(self) -> list[tuple[str, Any]]:
+        """Give the learners whose scores make the profile's alerts; see :func:`models.explanation.members_of`."""
+        profile, scorer = self.profile, self.scorer
+        if profile in self.facts.baselines or scorer.stand_in is not None:
+            name = profile if profile in self.facts.baselines else str(scorer.stand_in)
+            return [(name, scorer.baselines[name])]
+        if profile in COMBINERS:
+            return [(name, scorer.learners[name]) for name in self.facts.members]
+        if profile == CASCADE:
+            assert scorer.cascade is not None
+            return list(scorer.cascade.learners[0 if scorer.cascade.order_by == "mean" else -1 :])
+        return [(profile, scorer.learners[profile])]
+
+    def _weights(self, members: int) -> tuple[float, ...]:
+        if self.profile == "stacked" and self.facts.stand_in is None and any(self.facts.stacker.weights):
+            return tuple(self.facts.stacker.weights)
+        return (1 / members,) * members
 
 
 def load_light(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -> LightBundle:

@@ -26,17 +26,23 @@ class FirstFeatures:
         How many it sees.
     features : int
         How many a row has.
+
+    Attributes
+    ----------
+    inner : classifier
+    columns : int
+        As given.
     """
 
     def __init__(self, scorer: Any, columns: int, features: int) -> None:
-        self._scorer = scorer
-        self._columns = columns
+        self.inner = scorer
+        self.columns = columns
         self.classes_ = np.array([0, 1])
         self.n_features_in_ = features
 
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
         """Give the probability of both classes, shape (n_rows, 2)."""
-        positive = self._scorer.predict_proba(np.ascontiguousarray(X[:, : self._columns]))[:, 1]
+        positive = self.inner.predict_proba(np.ascontiguousarray(X[:, : self.columns]))[:, 1]
         return np.column_stack([1 - positive, positive])
 
 

@@ -6,6 +6,7 @@ import json
 from typing import Any, Final
 
 import numpy as np
+from scipy.special import expit
 
 from models.objective_maps import focal_probability, hazard_risk, ranked_probability, room_for_interval
 from models.ranking import Floats
@@ -53,18 +54,42 @@ class ObjectiveScorer:
         positive = self._positive(X)
         return np.column_stack([1 - positive, positive])
 
+    def contributions(self, X: np.ndarray) -> Floats:
+        """Take the score apart as the learner's own ``contributions`` does; float64 of the shape of ``X``.
+
+        Raises
+        ------
+        ValueError
+            If the file does not say how many rows went each way.
+        """
+        facts = self._facts
+        if self._kind == "focal":
+            return self._trees.contributions(X)
+        if self._kind == "rank":
+            return np.asarray(self._trees.contributions(X) * facts["slope_"], np.float64)
+        hazard = expit(self._hazard_margins(X))
+        risk = np.maximum(-np.expm1(np.log1p(-hazard).sum(axis=1)), 1e-12)
+        rows, out = room_for_interval(X), np.zeros(X.shape)
+        for interval in range(len(facts["start_"])):
+            rows[:, -1] = interval
+            out += self._trees.contributions(rows)[:, :-1] * (hazard[:, interval] / risk)[:, None]
+        return out
+
     def _positive(self, X: np.ndarray) -> Floats:
         facts = self._facts
         if self._kind == "focal":
             return focal_probability(self._margins(X), facts["start_"], facts["gamma_"])
         if self._kind == "rank":
             return ranked_probability(self._margins(X), facts["slope_"], facts["intercept_"])
+        return hazard_risk(self._hazard_margins(X))
+
+    def _hazard_margins(self, X: np.ndarray) -> Floats:
         rows = room_for_interval(X)
-        margins = np.empty((len(X), len(facts["start_"])))
-        for interval, start in enumerate(facts["start_"]):
+        margins = np.empty((len(X), len(self._facts["start_"])))
+        for interval, start in enumerate(self._facts["start_"]):
             rows[:, -1] = interval
             margins[:, interval] = self._margins(rows, np.full(len(X), start, np.float64))
-        return hazard_risk(margins)
+        return margins
 
     def _margins(self, X: np.ndarray, base: Floats | None = None) -> Floats:
         return self._trees.margins(X, base).astype(np.float64)

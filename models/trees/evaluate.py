@@ -127,6 +127,27 @@ class TreeEvaluator:
             kernel.sigmoid_single(margins, out)
         return out
 
+    def contributions(self, X: np.ndarray) -> np.ndarray:
+        """Take the log-odds apart: what each feature added, float64 of the shape of ``X``.
+
+        Exact for boosted trees, whose margin they make up; a forest's parts of its probability are scaled to log-odds
+        (:func:`models.light.contributions.as_log_odds`).
+
+        Raises
+        ------
+        ValueError
+            If the file does not say how many rows went each way.
+        """
+        from models.trees.contributions import tree_contributions  # noqa: PLC0415 - it compiles, for who explains
+
+        values, base = tree_contributions(self.model, X)
+        if self.model.output is not Output.FOREST_SUM:
+            return values
+        from models.light.contributions import as_log_odds  # noqa: PLC0415 - which knows this module's classes
+
+        trees = self.model.trees.n_trees
+        return as_log_odds(values / trees, np.full(len(values), base / trees))
+
     def predict_proba(self, X: np.ndarray) -> np.ndarray:
         """Give the probability of both classes, shape (n_rows, 2); takes and raises what :meth:`positive` does."""
         positive = self.positive(X)

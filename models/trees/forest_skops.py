@@ -20,7 +20,7 @@ from models.trees.errors import UnsupportedModelError, damaged
 from models.trees.flat import flatten
 from models.trees.keys import limits_at_most
 from models.trees.model import Output, TreeModel
-from models.trees.nodes import ReadTrees, begins, end_to_end
+from models.trees.nodes import ReadTrees, begins, end_to_end, known_cover
 
 _KIND: Final = ("RandomForestClassifier", "sklearn.ensemble._forest")
 _NODE_FIELDS: Final = {
@@ -29,6 +29,7 @@ _NODE_FIELDS: Final = {
     "feature": "i",
     "threshold": "f",
     "missing_go_to_left": "u",
+    "weighted_n_node_samples": "f",
 }
 
 
@@ -40,6 +41,7 @@ class _Tree:
     threshold: np.ndarray
     missing_left: np.ndarray
     value: np.ndarray
+    cover: np.ndarray
 
 
 def read_forest(content: bytes, where: str) -> TreeModel:
@@ -109,6 +111,7 @@ def from_forest(forest: Any, where: str = "the forest") -> TreeModel:
             each.tree_.threshold,
             each.tree_.missing_go_to_left,
             each.tree_.value,
+            each.tree_.weighted_n_node_samples,
         )
         for each in forest.estimators_
     ]
@@ -136,8 +139,9 @@ def _model(trees: Sequence[_Tree], classes: np.ndarray, features: int, where: st
         missing_left=end_to_end([each.missing_left for each in trees], np.bool_),
         zero_missing=np.zeros(len(left), np.bool_),
         value=end_to_end([each.value[:, 0, 1] for each in trees], np.float64),
+        cover=known_cover(end_to_end([each.cover for each in trees], np.float64)),
     )
-    return TreeModel(flatten(read, features, where), Output.FOREST_SUM)
+    return TreeModel(flatten(read, features, where), Output.FOREST_SUM, nodes=read)
 
 
 def _tree(archive: SkopsArchive, node: Any) -> _Tree:
@@ -153,4 +157,5 @@ def _tree(archive: SkopsArchive, node: Any) -> _Tree:
         nodes["threshold"],
         nodes["missing_go_to_left"],
         values,
+        nodes["weighted_n_node_samples"],
     )

@@ -16,7 +16,7 @@ from models.trees.errors import UnsupportedModelError, damaged
 from models.trees.flat import flatten
 from models.trees.keys import ZERO_BAND, ZERO_HIGH, ZERO_LOW, Keys, limits_at_most
 from models.trees.model import Output, TreeModel
-from models.trees.nodes import ReadTrees, begins, end_to_end
+from models.trees.nodes import ReadTrees, begins, end_to_end, known_cover
 
 HEADER: Final = "predrain "
 """How a line of our own objectives before the text begins."""
@@ -75,7 +75,8 @@ def read_lightgbm(content: bytes, where: str) -> TreeModel:
         raise damaged(f"{error} is missing", where) from None
     except (ValueError, OverflowError) as error:  # UnicodeDecodeError is one
         raise damaged(error, where) from None
-    return TreeModel(flatten(_joined(nodes), features, where), output, slope=slope, wrapped=wrapped)
+    read = _joined(nodes)
+    return TreeModel(flatten(read, features, where), output, slope=slope, wrapped=wrapped, nodes=read)
 
 
 def _output(said: dict[str, str], where: str) -> tuple[Output, float]:
@@ -144,7 +145,16 @@ def _nodes(text: str, where: str) -> dict[str, np.ndarray]:
         "missing_left": np.concatenate([missing_left, zeros.astype(np.bool_)]),
         "zero_missing": np.concatenate([missing == _BY_ZERO, zeros.astype(np.bool_)]),
         "value": np.concatenate([np.zeros(inner), value]),
+        "cover": _cover(said, inner, leaves),
     }
+
+
+def _cover(said: dict[str, str], inner: int, leaves: int) -> np.ndarray:
+    """Give how many rows came to each node; NaN where the file does not say, which scoring does not need."""
+    if "leaf_count" not in said or (inner and "internal_count" not in said):
+        return np.full(inner + leaves, np.nan)
+    above = _ints(said["internal_count"] if inner else "", inner, "internal_count")
+    return np.concatenate([above, _ints(said["leaf_count"], leaves, "leaf_count")]).astype(np.float64)
 
 
 def _limits(threshold: np.ndarray) -> Keys:
@@ -169,6 +179,7 @@ def _joined(nodes: list[dict[str, np.ndarray]]) -> ReadTrees:
         missing_left=all_of("missing_left", np.bool_),
         zero_missing=all_of("zero_missing", np.bool_),
         value=all_of("value", np.float64),
+        cover=known_cover(all_of("cover", np.float64)),
     )
 
 

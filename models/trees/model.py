@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from models.trees.flat import FlatTrees
+from models.trees.nodes import ReadTrees
 
 
 class Output(StrEnum):
@@ -44,6 +45,8 @@ class TreeModel:
     wrapped : bool
         Whether the file is of one of our own objectives (:mod:`models.objectives`), whose probabilities need the facts
         it keeps beside the trees: the sums are good, a probability made of them alone would not be.
+    nodes : ReadTrees or None
+        The nodes that ``trees`` were laid out of, and checked with them: to take sums apart.
     """
 
     trees: FlatTrees
@@ -51,3 +54,4 @@ class TreeModel:
     start: float = 0.0
     slope: float = 1.0
     wrapped: bool = False
+    nodes: ReadTrees | None = None

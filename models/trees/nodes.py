@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class ReadTrees:
         Value of a leaf, in the type that the library adds in.
     whole : bool
         Whether every node must belong to a tree; XGBoost leaves pruned nodes in its files.
+    cover : ndarray of float64, shape (n_nodes,)
+        How many training rows, or what weight of them, came to each node; empty where the file does not say.
     """
 
     first: Ints
@@ -47,6 +49,7 @@ class ReadTrees:
     zero_missing: Bools
     value: np.ndarray
     whole: bool = True
+    cover: np.ndarray = field(default_factory=lambda: np.empty(0))
 
 
 def begins(sizes: Sequence[int]) -> Ints:
@@ -57,3 +60,8 @@ def begins(sizes: Sequence[int]) -> Ints:
 def end_to_end(parts: Sequence[np.ndarray], kind: Any) -> np.ndarray:
     """Give arrays one after the other as one of a type; an empty one for none."""
     return np.concatenate(parts).astype(kind) if parts else np.empty(0, kind)
+
+
+def known_cover(cover: np.ndarray) -> np.ndarray:
+    """Give the rows that came to each node as they are, or none at all where they cannot be true."""
+    return cover if np.isfinite(cover).all() and (cover >= 0).all() else np.empty(0)

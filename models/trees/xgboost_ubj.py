@@ -15,7 +15,7 @@ from models.trees.errors import UnsupportedModelError, damaged
 from models.trees.flat import flatten
 from models.trees.keys import limits_below
 from models.trees.model import Output, TreeModel
-from models.trees.nodes import ReadTrees, begins, end_to_end
+from models.trees.nodes import ReadTrees, begins, end_to_end, known_cover
 from models.ubjson import read_ubjson
 
 ATTRIBUTE: Final = "predrain"
@@ -85,6 +85,7 @@ def _model(learner: Any, where: str) -> TreeModel:
         Output.XGBOOST_SIGMOID if objective in _SIGMOIDS else Output.XGBOOST_MARGIN,
         start=_start(str(param["base_score"]), objective),
         wrapped=ATTRIBUTE in learner.get("attributes", {}),
+        nodes=read,
     )
 
 
@@ -122,7 +123,15 @@ def _nodes(tree: Any, where: str) -> dict[str, np.ndarray]:
         raise ValueError("a tree's threshold or value is not a number")
     if not np.isin(default, (0, 1)).all():
         raise ValueError("default_left is neither 0 nor 1")
-    return {"left": left, "right": right, "feature": feature, "value": condition, "missing_left": default > 0}
+    cover = _column(tree, "sum_hessian", size, np.float32) if "sum_hessian" in tree else np.full(size, np.nan)
+    return {
+        "left": left,
+        "right": right,
+        "feature": feature,
+        "value": condition,
+        "missing_left": default > 0,
+        "cover": cover,
+    }
 
 
 def _column(tree: Any, name: str, size: int, kind: Any) -> np.ndarray:
@@ -148,6 +157,7 @@ def _joined(nodes: list[dict[str, np.ndarray]]) -> ReadTrees:
         zero_missing=np.zeros(len(condition), np.bool_),
         value=condition,
         whole=False,
+        cover=known_cover(all_of("cover", np.float64)),
     )
 
 

@@ -67,8 +67,9 @@ class AccessLog:
         bytes_in: int,
         token: str | None,
         client: tuple[str, int] | None,
+        trace: str | None = None,
     ) -> None:
-        """Note one answer."""
+        """Note one answer; ``trace`` is what the caller names it by."""
         if self._stream is None:
             return
         line = {
@@ -82,6 +83,8 @@ class AccessLog:
             "token": token,
             "client": client[0] if client else None,
         }
+        if trace is not None:
+            line["trace"] = trace
         try:
             self._lines.put_nowait(line)
         except queue.Full:

@@ -11,53 +11,60 @@ from urllib.parse import urlencode
 from policy.risk_record import instant_words
 from policy.tiers import UNKNOWN
 from serving.http.fleet import ALL_TIERS, Fleet, NodeState, frame, node_answer, node_with_units, unit_answer
-from serving.http.keeper import ScoreKeeper
 from serving.http.model import LoadedModel, ModelHolder
+from serving.http.online import NewestScores
 from serving.http.request import JSON, Answer, Request, unknown_name
 from serving.http.routing import Route
 from serving.http.settings import ServiceSettings
 from serving.http.strict_json import read_json, shown
+from serving.http.telemetry_route import ARROW, TelemetryRoute
 from serving.http.work import Work
 from telemetry.receiving.problems import Refused
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from serving.http.rows import FeatureRows
 
-ARROW: Final = "application/vnd.apache.arrow.stream"
 SORTS: Final = ("-risk", "risk", "node", "-node")
 
-_KINDS: Final = ("nodes", "gpus", "rows")
+_KINDS: Final = ("nodes", "gpus", "rows", "samples")
 _PAGE: Final = 100
 _AT_ONCE: Final = 512  # bytes of a body that names so few nodes that a thread would cost more than the answer
 _CONTAINERS: Final = 64
-_ROWS: Final = re.compile(rb'\s*\{\s*"rows"')
+_ROWS: Final = re.compile(rb'\s*\{\s*"(rows|samples)"')
+_MOST_REASONS: Final = 10
 _OWN_COLUMNS: Final = 2  # unit and decision_time
 
 
 class Asking:
-    """Answers from the scores, and from the model where rows are given.
+    """Answers from the scores, and from the model where rows or samples are given.
 
     Parameters
     ----------
-    keeper : ScoreKeeper
+    newest : NewestScores
     holder : ModelHolder
     settings : ServiceSettings
     clock : callable
         Aware now.
     reading, scoring : Work
         Threads that read large bodies, and the one that scores.
+    telemetry : TelemetryRoute
+        Answers about samples.
     """
 
     def __init__(
         self,
-        keeper: ScoreKeeper,
+        newest: NewestScores,
         holder: ModelHolder,
         settings: ServiceSettings,
         clock: Callable[[], datetime],
         reading: Work,
         scoring: Work,
+        telemetry: TelemetryRoute,
     ) -> None:
-        self._keeper = keeper
+        self._newest = newest
+        self._telemetry = telemetry
         self._holder = holder
         self._settings = settings
         self._clock = clock
@@ -80,7 +87,7 @@ class Asking:
         Refused
             503, if there are none.
         """
-        served = self._keeper.served
+        served = self._newest.served
         if served.fleet is None:
             detail = f"no scores can be served: {served.trouble}"
             raise Refused(503, detail, "scores", retry_after_s=self._settings.retry_after_s)
@@ -105,6 +112,7 @@ class Asking:
         request: Request,
         read: Callable[[bytes, LoadedModel], FeatureRows],
         write: Callable[[LoadedModel, Any], Any],
+        top: int = 0,
     ) -> Answer:
         """Read a body's rows in one thread, and score and answer them in another.
 
@@ -115,14 +123,18 @@ class Asking:
             From the plain body and the model to ``FeatureRows``.
         write : callable
             From the model and its predictions to what is answered.
+        top : int
+            Reasons of each row that alerts at most.
         """
         model = self.model()
         body = await request.body()
         rows = await self._reading.run(lambda: read(request.plain(body), model))
-        return await self._scored(model, rows, write)
+        return await self._scored(model, rows, write, top)
 
-    async def _scored(self, model: LoadedModel, rows: FeatureRows, write: Callable[[LoadedModel, Any], Any]) -> Answer:
-        return await self._scoring.run(lambda: Answer.json(write(model, model.score(rows))))
+    async def _scored(
+        self, model: LoadedModel, rows: FeatureRows, write: Callable[[LoadedModel, Any], Any], top: int
+    ) -> Answer:
+        return await self._scoring.run(lambda: Answer.json(write(model, model.explained(rows, top))))
 
     async def _nodes(self, request: Request) -> Answer:
         sort, tiers, offset, limit, decision = self._page(request)
@@ -172,29 +184,35 @@ class Asking:
         return Answer.json(frame(fleet, now) | node_with_units(state, fleet.scores.nodes[state.node], now))
 
     async def _predict(self, request: Request) -> Answer:
-        request.query(())
+        top = 0
+        for name, value in request.query(("reasons",)):
+            top = _whole(name, value, 0, _MOST_REASONS)
         media = request.media()
         if media == ARROW:
-            return await self.score(request, self._read_arrow, self._rows_answer)
+            return await self.score(request, self._read_arrow, self._rows_answer, top)
         if media != JSON:
             raise Refused(415, f"send {JSON} or {ARROW}", "media_type")
         body = await request.body()
         small = len(body) <= _AT_ONCE and request.headers.get("content-encoding") is None
         if small:
             kind, value = self._asked(body)
-            if kind != "rows":
+            if kind in ("nodes", "gpus"):
                 return self._looked_up(kind, value)
         answer = await self._reading.run(lambda: self._large(request.plain(body)))
         if isinstance(answer, Answer):
             return answer
         model, rows = answer
-        return await self._scored(model, rows, self._rows_answer)
+        if model is None:
+            return await self._scoring.run(lambda: Answer.json(self._telemetry.about(rows)))
+        return await self._scored(model, rows, self._rows_answer, top)
 
-    def _large(self, body: bytes) -> Answer | tuple[LoadedModel, FeatureRows]:
-        """Return an answer, or the model and the rows that it is to score."""
+    def _large(self, body: bytes) -> Answer | tuple[LoadedModel, FeatureRows] | tuple[None, pa.Table]:
+        """Return an answer, or the model and the rows that it is to score, or samples to tell about."""
         kind, value = self._asked(body)
-        if kind != "rows":
+        if kind in ("nodes", "gpus"):
             return self._looked_up(kind, value)
+        if kind == "samples":
+            return None, self._telemetry.sample_table(value)
         from serving.http.rows import rows_of_records  # noqa: PLC0415 - numpy, for rows only
 
         model = self.model()
@@ -207,7 +225,7 @@ class Asking:
         values = rows * (1 if model is None else len(model.columns) + _OWN_COLUMNS)
         content = read_json(body, containers=rows + _CONTAINERS, values=values, finite=False)
         if not isinstance(content, dict):
-            raise Refused(422, "send an object with nodes, gpus or rows", "invalid")
+            raise Refused(422, "send an object with nodes, gpus, rows or samples", "invalid")
         for key in content:
             if key not in _KINDS:
                 raise Refused(422, unknown_name(key, _KINDS, "key"), "invalid")

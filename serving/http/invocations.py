@@ -49,7 +49,7 @@ class Invocations:
 
     async def _ping(self, _: Request) -> Answer:
         self._asking.model()
-        return Answer(b"\n")
+        return Answer(b"\n", media="text/plain; charset=utf-8")
 
     async def _invoke(self, request: Request) -> Answer:
         request.query(())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
 from itertools import accumulate
 from typing import Final
 
+from telemetry.exposition.writer import family
+
 BOUNDS_S: Final[tuple[float, ...]] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the latency buckets, seconds: the extender's 200 ms and a look-up's 5 ms lie among them."""
-
-MEDIA: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class RequestCounts:
@@ -76,23 +75,3 @@ class RequestCounts:
                 "extender_removed_nodes_total", "counter", "Nodes that the filter has taken out.", {"": self.removed}
             )
         )
-
-
-def family(name: str, kind: str, text: str, values: Mapping[str, float]) -> str:
-    """Return one metric's lines.
-
-    Parameters
-    ----------
-    name : str
-        Without the prefix ``predrain_``.
-    kind : str
-        ``counter`` or ``gauge``.
-    text : str
-        What it is.
-    values : mapping of str to float
-        By labels, written out with their braces; "": without labels.
-    """
-    full = f"predrain_{name}"
-    lines = [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]
-    lines += [f"{full}{labels} {float(value)!r}" for labels, value in values.items()]
-    return "\n".join(lines) + "\n"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10
 _NEVER = object()
+MOST_EXPLAINED = 200
+"""Rows of a request that are explained at most: a fraction of a millisecond each and tree learner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,37 @@ class LoadedModel:
     def about(self) -> dict[str, Any]:
         """Return what answers say of the model."""
         return {"digest": self.digest, "profile": self.profile, "version": self.version}
+
+    def explained(self, rows: FeatureRows, top: int) -> list[dict[str, Any]]:
+        """Score rows, and give those that alert their ``reasons`` beside the rows of the same decision time.
+
+        Parameters
+        ----------
+        rows : FeatureRows
+        top : int
+            Reasons a row at most; 0: no row has the key.
+        """
+        answers = self.score(rows)
+        if top == 0:
+            return answers
+        import numpy as np  # noqa: PLC0415 - as where rows are read
+
+        alerts = np.array([answer["alert"] for answer in answers], dtype=np.bool_)
+        left = MOST_EXPLAINED
+        for answer in answers:
+            answer["reasons"] = []
+        for time in np.unique(rows.times[alerts]).tolist():
+            among = np.flatnonzero(rows.times == time)
+            asked = np.flatnonzero(alerts[among])
+            ranks = np.array([answers[at]["rank"] for at in among[asked].tolist()])
+            asked = asked[np.argsort(ranks, kind="stable")][:left]
+            left -= len(asked)
+            told = self.scorer.reasons(rows.values[among], asked, top=top, noun="rows")
+            for at, reasons in zip(among[asked].tolist(), told, strict=True):
+                answers[at]["reasons"] = [
+                    {"text": each.text, "group": each.group, "share": each.share} for each in reasons
+                ]
+        return answers
 
 
 class ModelHolder:
@@ -139,11 +173,8 @@ class ModelHolder:
         try:
             named = self._source.named()
             held = self.model
-            if (
-                held is not None
-                and held.digest == _digest_at(named.path)
-                and held.version == (named.version or held.version)
-            ):
+            version = held is not None and (named.version is None or held.version == str(named.version))
+            if held is not None and version and held.digest == _digest_at(named.path):
                 self.refused = named.note
                 return False
             model = load_model(named.path, version=named.version)
@@ -180,7 +211,7 @@ class ModelHolder:
 
 
 def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
-    """Load and verify a bundle, and score one empty row, so that what is compiled late is compiled now.
+    """Load and verify a bundle, and score and explain one empty row, so that what is compiled late is compiled now.
 
     Parameters
     ----------
@@ -207,6 +238,8 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
         model = _of_full(path, heavy.why)
     else:
         model = _of_light(light)
+        with suppress(HeavyModelError):  # then the full bundle explains, once somebody asks
+            light.contributions(np.full((1, len(model.columns)), np.nan, dtype=np.float32))
     empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
     model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64), False))
     return model if version is None else replace(model, version=str(version))

@@ -6,10 +6,13 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from serving.http.asking import ARROW, SORTS
+from serving.http.asking import SORTS
 from serving.http.fleet import ALL_TIERS
 from serving.http.request import JSON
 from serving.http.settings import ServiceSettings
+from serving.http.telemetry_route import ARROW, KINDS
+from serving.http.telemetry_schema import ABSORBED, samples_schema, telemetry_answer, telemetry_body
+from serving.page.paths import page_paths
 
 _PROBLEM = "application/problem+json"
 _WORDS = {
@@ -22,6 +25,7 @@ _WORDS = {
     "413": "The body is too large, or holds too many rows.",
     "415": "The media type or the encoding is not taken.",
     "422": "The body can be read, and what it holds does not fit.",
+    "429": "Too many requests of this token or address in a short time.",
     "500": "A fault of the service.",
     "503": "Not now: no scores, no model yet, or too much to do.",
 }
@@ -122,7 +126,10 @@ def document(settings: ServiceSettings) -> dict[str, Any]:
         },
         "security": [{"token": []}, {}],
         "components": {
-            "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer"},
+                "session": {"type": "apiKey", "in": "cookie", "name": "predrain"},
+            },
             "schemas": {
                 "Unit": _object(_UNIT, "unit", "status", "risk", "tier"),
                 "Node": _object(_NODE, *_NODE),
@@ -146,6 +153,7 @@ def document(settings: ServiceSettings) -> dict[str, Any]:
                         "score": {"type": "number"},
                         "rank": {"type": "integer", "minimum": 1},
                         "alert": {"type": "boolean"},
+                        "reasons": _UNIT["reasons"],
                     },
                     "unit",
                     "risk",
@@ -155,7 +163,7 @@ def document(settings: ServiceSettings) -> dict[str, Any]:
                 ),
             },
         },
-        "paths": _paths(settings),
+        "paths": _paths(settings) | page_paths(),
     }
 
 
@@ -177,7 +185,7 @@ def _paths(settings: ServiceSettings) -> dict[str, Any]:
             )
         },
         "/metrics": {"get": _operation("Give the service's numbers to Prometheus.", text)},
-        "/openapi.json": {"get": _open("Give this document.", _json({"type": "object"}), "503")},
+        "/openapi.json": {"get": _open("Give this document.", _json({"type": "object"}), "429", "503")},
         "/v1/nodes": {
             "get": _operation(
                 "List nodes, the riskiest first unless asked otherwise.",
@@ -221,7 +229,7 @@ def _paths(settings: ServiceSettings) -> dict[str, Any]:
         },
         "/v1/predict": {
             "post": _operation(
-                "Tell the risk of nodes or GPUs by name, from the scores, or of feature rows, by the model.",
+                "Tell the risk of nodes or GPUs by name, of feature rows, or of GPUs by samples that are not kept.",
                 _json(
                     _object(
                         _FRAME
@@ -229,25 +237,37 @@ def _paths(settings: ServiceSettings) -> dict[str, Any]:
                             "nodes": {"type": "array", "items": {"$ref": "#/components/schemas/NodeDetail"}},
                             "gpus": {"type": "array", "items": {"$ref": "#/components/schemas/Unit"}},
                             "predictions": {"type": "array", "items": {"$ref": "#/components/schemas/Prediction"}},
+                            "samples": ABSORBED,
                         },
                         "model",
                         "issued_at",
                     )
                 ),
                 *("400", "408", "409", "413", "415", "422", "503"),
+                parameters=[_query("reasons", {"type": "integer", "minimum": 0, "maximum": 10, "default": 0})],
                 body=_json(
                     {
                         "oneOf": [
                             _object({"nodes": _NAMES | {"maxItems": settings.rows}}, "nodes", closed=True),
                             _object({"gpus": _NAMES | {"maxItems": settings.rows}}, "gpus", closed=True),
                             _object({"rows": _RECORDS | {"maxItems": settings.rows}}, "rows", closed=True),
+                            _object({"samples": samples_schema(settings.rows)}, "samples", closed=True),
                         ]
                     }
                 )
                 | {ARROW: {"schema": {"type": "string", "format": "binary"}}},
             )
         },
-        "/ping": {"get": _open("Tell whether the model is there (MLflow's protocol).", _json({}), "409", "503")},
+        "/v1/telemetry": {
+            "post": _operation(
+                "Take samples and events into the online state.",
+                _json(telemetry_answer()),
+                *("400", "408", "409", "413", "415", "422", "503"),
+                parameters=[_query("kind", {"enum": list(KINDS)})],
+                body=_json(telemetry_body(settings.rows)) | {ARROW: {"schema": {"type": "string", "format": "binary"}}},
+            )
+        },
+        "/ping": {"get": _open("Tell whether the model is there (MLflow's protocol).", text, "409", "503")},
         "/invocations": {
             "post": _operation(
                 "Score feature rows in MLflow's protocol.",
@@ -333,7 +353,7 @@ def _operation(
     parameters: list[dict[str, Any]] | None = None,
     body: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    operation = _answers(summary, content, *sorted({*refusals, "401", "403", "503"}))
+    operation = _answers(summary, content, *sorted({*refusals, "401", "403", "429", "503"}))
     if parameters is not None:
         operation["parameters"] = parameters
     if body is not None:

@@ -95,6 +95,8 @@ class Request:
         self.headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
         self.parameter = ""
         self.bytes_in = 0
+        self._raw_path: bytes = scope.get("raw_path", b"")
+        self.client: tuple[str, int] | None = scope.get("client")
         self._scheme = scope.get("scheme")
         self._query: bytes = scope.get("query_string", b"")
         self._receive = receive
@@ -120,6 +122,12 @@ class Request:
             if name not in allowed:
                 raise Refused(400, unknown_name(name, allowed, "query parameter"), "invalid")
         return pairs
+
+    @property
+    def address(self) -> str:
+        """Path and query as they were sent."""
+        path = self._raw_path.decode("latin-1") if self._raw_path else self.path
+        return f"{path}?{self._query.decode('latin-1')}" if self._query else path
 
     @property
     def secure(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from serving.http.access_log import AccessLog
+from serving.http.limits import RateLimit
 from serving.http.metrics import RequestCounts
 from serving.http.request import Answer, AsgiReceive, AsgiScope, AsgiSend, Disconnected, Held, Request
 from serving.http.settings import ServiceSettings
 from serving.http.tokens import Grant, Scope, ScopedTokens
+from serving.http.tracing import Tracing, trace_of
 from telemetry.receiving.problems import Refused
 
 _LOG = logging.getLogger(__name__)
@@ -76,6 +79,10 @@ class Application:
         Default: anybody may do everything.
     held : Held, optional
         Shared by the applications of a process.
+    limit : RateLimit, optional
+        Default: callers may send as many requests as they like.
+    tracing : Tracing, optional
+        Default: no spans are made.
     """
 
     def __init__(
@@ -87,6 +94,8 @@ class Application:
         *,
         tokens: ScopedTokens | None = None,
         held: Held | None = None,
+        limit: RateLimit | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.routes = routes
         self._settings = settings
@@ -94,6 +103,8 @@ class Application:
         self._log = log
         self._tokens = tokens
         self._held = held or Held()
+        self._limit = limit
+        self._tracing = tracing
         self._active = 0
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
@@ -107,8 +118,16 @@ class Application:
         """Answer one request."""
         if scope["type"] != "http":  # there is nothing else: no lifespan, no WebSocket
             return
-        began = time.perf_counter()
         request = Request(scope, receive, self._settings, self._held)
+        if self._tracing is None:
+            await self._serve(request, send)
+            return
+        with self._tracing.span(request) as tell:
+            tell(*await self._serve(request, send))
+
+    async def _serve(self, request: Request, send: AsgiSend) -> tuple[str, int]:
+        """Answer; return the route and the status, for what watches over it."""
+        began = time.perf_counter()
         label, name = UNMATCHED, None
         visitors: Visitors | None = None
         status = 499  # as nginx counts a client that went away
@@ -124,14 +143,15 @@ class Application:
             except Refused as refused:
                 answer = self._refusal(refused, request, visitors)
             except Disconnected:
-                return
+                return label, status
             except Exception:
                 answer = self._refusal(self._fault(request), request, visitors)
             try:
                 await _send(send, answer, request, self._settings.body_timeout_s)
             except TimeoutError:  # a client that does not read must not keep its place for ever
-                return
+                return label, status
             status = answer.status
+            return label, status
         finally:
             request.release()
             self._active -= 1
@@ -146,7 +166,8 @@ class Application:
                 seconds=seconds,
                 bytes_in=request.bytes_in,
                 token=name,
-                client=scope.get("client"),
+                client=request.client,
+                trace=trace_of(request),
             )
 
     def _match(self, request: Request) -> tuple[Route, str]:
@@ -177,14 +198,27 @@ class Application:
             grant = self._tokens.grant(request.headers.get("authorization"))
             if grant is None and route.visitors is not None:
                 grant = route.visitors.grant(request)
+            self._take_turn(route, request, grant)
             if grant is None:
                 raise Refused(401, "send one of the service's tokens: `Authorization: Bearer TOKEN`", "token")
             name = grant.name
             if not grant.covers(route.scope):
                 raise Refused(403, f"this token lacks the scope {route.scope}", "scope")
+        else:
+            self._take_turn(route, request, None)
         if self._active > self._settings.concurrency and not route.always:
             raise Refused(503, "too many requests at a time", "concurrency", retry_after_s=self._settings.retry_after_s)
         return name
+
+    def _take_turn(self, route: Route, request: Request, grant: Grant | None) -> None:
+        """Refuse a caller that asks too often; who shows no token that holds is known by the address."""
+        if self._limit is None or route.always:
+            return
+        caller = f"token {grant.name}" if grant is not None else f"peer {request.client[0] if request.client else ''}"
+        wait_s = self._limit.wait_s(caller)
+        if wait_s:
+            detail = "too many requests in a short time: ask for more at once, or less often"
+            raise Refused(429, detail, "rate", retry_after_s=math.ceil(wait_s))
 
     async def _handle(self, route: Route, request: Request) -> Answer:
         limit = self._settings.body_timeout_s + self._settings.work_timeout_s

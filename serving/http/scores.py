@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +19,7 @@ from policy.risk_record import FORMAT, RiskRecord
 
 LATEST: Final = "latest.json"
 
+_STAMP: Final = "%Y%m%dT%H%M%SZ"
 _NAME: Final = re.compile(r"\d{8}T\d{6}Z")
 _DO: Final = "Run `predrain score` again; the scores of before are served meanwhile."
 
@@ -51,6 +52,35 @@ class Scores:
     expires: datetime
     model: Mapping[str, Any]
     summary: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, records: Iterable[RiskRecord], summary: Mapping[str, Any], decision: str | None = None) -> Scores:
+        """Join records of one decision time.
+
+        Parameters
+        ----------
+        records : iterable of RiskRecord
+            One a unit, one at least.
+        summary : mapping
+        decision : str, optional
+            Its name; default: made of the decision time.
+        """
+        units = {record.unit: record for record in records}
+        nodes: dict[str, list[RiskRecord]] = {}
+        for record in units.values():
+            nodes.setdefault(record.node, []).append(record)
+        model = next(iter(units.values())).model
+        decided = max(record.decision_time for record in units.values())
+        return cls(
+            decided.strftime(_STAMP) if decision is None else decision,
+            units,
+            {node: tuple(sorted(each, key=_place)) for node, each in nodes.items()},
+            decided,
+            max(record.issued_at for record in units.values()),
+            max(record.expires_at for record in units.values()),
+            {"digest": model.digest, "profile": model.profile, "version": model.version},
+            summary,
+        )
 
 
 def read_pointer(folder: Path) -> str:
@@ -100,7 +130,6 @@ def read_scores(folder: Path) -> Scores:
     name = read_pointer(folder)
     path = folder / "decisions" / name / "risks.jsonl"
     units: dict[str, RiskRecord] = {}
-    nodes: dict[str, list[RiskRecord]] = {}
     try:
         with path.open("rb") as stream:
             for number, line in enumerate(stream, 1):
@@ -108,23 +137,11 @@ def read_scores(folder: Path) -> Scores:
                 if record.unit in units:
                     raise InputError(f"unit {record.unit!r} comes twice", f"{path}, line {number}", _DO)
                 units[record.unit] = record
-                nodes.setdefault(record.node, []).append(record)
     except OSError as error:
         raise InputError(f"the scores cannot be read: {error.strerror}", str(path), _DO) from error
     if not units:
         raise InputError("the decision holds no record", str(path), _DO)
-    records = units.values()
-    model = next(iter(records)).model
-    return Scores(
-        name,
-        units,
-        {node: tuple(sorted(each, key=_place)) for node, each in nodes.items()},
-        max(record.decision_time for record in records),
-        max(record.issued_at for record in records),
-        max(record.expires_at for record in records),
-        {"digest": model.digest, "profile": model.profile, "version": model.version},
-        _summary(path.with_name("summary.json")),
-    )
+    return Scores.of(units.values(), _summary(path.with_name("summary.json")), name)
 
 
 def parse_instant(text: object) -> datetime:

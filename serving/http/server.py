@@ -9,6 +9,7 @@ import ipaddress
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Final, cast
@@ -18,12 +19,14 @@ import uvicorn
 from features.errors import InputError
 from serving.http.routing import Application
 from serving.http.service import Service
+from serving.http.tls import Tls
 from telemetry.receiving.connections import ConnectionGate, GuardedProtocol, quiet_accept_errors
 from telemetry.receiving.descriptors import ConnectionBounds, raise_descriptor_limit
 
 _LOG = logging.getLogger(__name__)
 _KEEP_ALIVE_S: Final = 75
 _BACKLOG: Final = 1024
+_HANDSHAKE_S: Final = 10.0
 EXTENDER_HOST: Final = "127.0.0.1"
 """The extender takes no tokens, so only its own machine reaches it."""
 
@@ -61,12 +64,23 @@ class _Server(uvicorn.Server):
             each.listen(_BACKLOG)
 
 
+class _Loop(asyncio.SelectorEventLoop):
+    """An event loop in which a TLS handshake may not take for ever: before its end a connection is not counted."""
+
+    async def create_server(self, *given: Any, **more: Any) -> asyncio.Server:
+        """Listen."""
+        if more.get("ssl") is not None:
+            more.setdefault("ssl_handshake_timeout", _HANDSHAKE_S)
+        return await super().create_server(*given, **more)
+
+
 def serve(
     service: Service,
     host: str = "127.0.0.1",
     port: int = 8080,
     *,
     extender_port: int | None = 8081,
+    tls: Tls | None = None,
     started: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> None:
@@ -80,6 +94,8 @@ def serve(
         Where to listen; port 0 takes a free one.
     extender_port : int or None
         Port of the scheduler extender on 127.0.0.1; None: none.
+    tls : Tls, optional
+        Encrypts the API's port; is started and stopped. Default: plain HTTP.
     started : callable, optional
         Told of both ports when the service listens.
     stop : threading.Event, optional
@@ -99,9 +115,10 @@ def serve(
         listeners[0][1].close()
         raise
     share = max(1, bounds.connections // len(listeners))
+    contexts = (None if tls is None else tls.context, None)  # the extender stays on this machine
     servers = [
-        (_Server(_config(application, service, ConnectionBounds(share, bounds.backlog))), listener)
-        for application, listener in listeners
+        (_Server(_config(application, service, ConnectionBounds(share, bounds.backlog), encrypted)), listener)
+        for (application, listener), encrypted in zip(listeners, contexts, strict=False)
     ]
 
     async def run() -> None:
@@ -128,11 +145,16 @@ def serve(
         if started is not None:
             started(ports[0], ports[1] if len(ports) > 1 else None)
         service.start()
+        if tls is not None:
+            tls.start()
         await asyncio.gather(*(server.serve(sockets=[listener]) for server, listener in servers))
 
     try:
-        asyncio.run(run())
+        with asyncio.Runner(loop_factory=_Loop) as runner:
+            runner.run(run())
     finally:
+        if tls is not None:
+            tls.stop()
         service.close()
 
 
@@ -142,7 +164,9 @@ def _wait_for(stop: threading.Event, loop: asyncio.AbstractEventLoop, end: Calla
         loop.call_soon_threadsafe(end)
 
 
-def _config(application: Application, service: Service, bounds: ConnectionBounds) -> uvicorn.Config:
+def _config(
+    application: Application, service: Service, bounds: ConnectionBounds, encrypted: ssl.SSLContext | None
+) -> uvicorn.Config:
     gate = ConnectionGate(bounds.connections, service.settings.head_timeout_s)
     return uvicorn.Config(
         cast("Any", application),
@@ -157,6 +181,7 @@ def _config(application: Application, service: Service, bounds: ConnectionBounds
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=service.settings.grace_s,
         lifespan="off",
+        ssl_context_factory=None if encrypted is None else lambda *_: encrypted,
     )
 
 

@@ -14,8 +14,10 @@ from serving.http.asking import Asking
 from serving.http.fleet import Fleet
 from serving.http.invocations import Invocations
 from serving.http.keeper import ScoreKeeper
-from serving.http.metrics import MEDIA, RequestCounts, family
+from serving.http.limits import RateLimit
+from serving.http.metrics import RequestCounts
 from serving.http.model import ModelHolder
+from serving.http.online import NewestScores, OnlineHolder, OnlinePlace
 from serving.http.openapi import document
 from serving.http.request import Answer, Held, Request
 from serving.http.routing import Application, Route
@@ -23,8 +25,16 @@ from serving.http.scheduling import Scheduling
 from serving.http.scores import parse_instant
 from serving.http.settings import MIB, ServiceSettings
 from serving.http.strict_json import write_json
+from serving.http.telemetry_route import TelemetryRoute
 from serving.http.tokens import ScopedTokens
+from serving.http.tracing import Tracing
 from serving.http.work import Work
+from serving.model_life.sources import BundleSource
+from serving.page.history import ScoreHistory
+from serving.page.pages import FleetPages, Health, LedgerPages
+from serving.page.reader import DatasetReader
+from serving.page.session import Sessions
+from telemetry.exposition.writer import MEDIA, family
 
 _TEXT = "text/plain; charset=utf-8"
 _READING = 2
@@ -38,8 +48,8 @@ class Service:
     ----------
     scores : pathlib.Path
         What ``predrain score --out`` writes; need not exist yet.
-    model : pathlib.Path, optional
-        A bundle's folder; default: feature rows are not scored.
+    model : pathlib.Path or BundleSource, optional
+        A bundle's folder, or what names one; default: feature rows are not scored.
     tokens : pathlib.Path, optional
         Default: anybody who reaches the port may ask.
     settings : ServiceSettings, optional
@@ -47,11 +57,22 @@ class Service:
         Aware now.
     log : AccessLog, optional
         Default: standard error.
+    online : OnlinePlace, optional
+        Where the online state lives; default: there is none, and no telemetry is taken.
+    reader : DatasetReader, optional
+        Gives the pages what a dataset holds; is started and stopped with the service.
+    ledger : LedgerPages, optional
+        Gives the pages what a controller recorded.
+    tracing : Tracing, optional
+        Makes spans of the API's requests. Default: none are made.
 
     Attributes
     ----------
     keeper : ScoreKeeper
     holder : ModelHolder
+    online : OnlineHolder
+    newest : NewestScores
+        What requests are answered from: the folder's scores, or newer ones of the online state.
     api, extender : Application
         ASGI applications for two ports.
 
@@ -64,25 +85,52 @@ class Service:
     def __init__(
         self,
         scores: Path,
-        model: Path | None = None,
+        model: Path | BundleSource | None = None,
         *,
         tokens: Path | None = None,
         settings: ServiceSettings | None = None,
         clock: Callable[[], datetime] | None = None,
         log: AccessLog | None = None,
+        online: OnlinePlace | None = None,
+        reader: DatasetReader | None = None,
+        ledger: LedgerPages | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings or ServiceSettings()
         self.counts = RequestCounts()
         self.keeper = ScoreKeeper(scores, self.settings.poll_s)
-        self.holder = ModelHolder(model)
+        self.holder = ModelHolder(model, self.settings.poll_s)
         self._clock = clock or (lambda: datetime.now(UTC))
+        self.online = OnlineHolder(online, self.holder, self._clock)
+        self.newest = NewestScores(self.keeper, self.online, self._clock)
         self._log = log or AccessLog()
         retry = self.settings.retry_after_s
         self._reading = Work("reading", _READING, _READING_QUEUE, retry)
         # The extender has a thread of its own: a scheduler does not wait behind large predictions.
         self._placing = Work("placing", 1, _READING_QUEUE, retry)
         self._scoring = Work("scoring", 1, self.settings.scoring, retry)
-        asking = Asking(self.keeper, self.holder, self.settings, self._clock, self._reading, self._scoring)
+        # One at a time: the state takes samples in under a lock, and must not be waited for by look-ups.
+        self._absorbing = Work("absorbing", 1, _READING_QUEUE, retry)
+        telemetry = TelemetryRoute(self.online, self.settings, self._clock, self._absorbing)
+        asking = Asking(self.newest, self.holder, self.settings, self._clock, self._reading, self._scoring, telemetry)
+        # The pages have threads of their own: a person's page must not wait behind predictions, nor they behind it.
+        # Two, so that one that waits for a dataset holds up no other.
+        self._rendering = Work("pages", 2, _READING_QUEUE, retry)
+        self._reader = reader
+        scoped = None if tokens is None else ScopedTokens(tokens)
+        pages = FleetPages(
+            self.newest,
+            ScoreHistory(scores),
+            self._clock,
+            self._rendering,
+            self._health,
+            sessions=None if scoped is None else Sessions(scoped, self._clock),
+            reader=reader,
+            ledger=ledger,
+            document=lambda: document(self.settings),
+        )
+        rate = self.settings.rate_per_s
+        self._limit = None if rate is None else RateLimit(rate, self.settings.rate_burst)
         held = Held()
         self.api = Application(
             [
@@ -91,18 +139,22 @@ class Service:
                 Route("GET", "/metrics", self._metrics, "read", always=True),
                 Route("GET", "/openapi.json", self._openapi),
                 *asking.routes(),
+                *telemetry.routes(),
                 *Invocations(asking, self.settings).routes(),
+                *pages.routes(),
             ],
             self.settings,
             self.counts,
             self._log,
-            tokens=None if tokens is None else ScopedTokens(tokens),
+            tokens=scoped,
             held=held,
+            limit=self._limit,
+            tracing=tracing,
         )
         self.extender = Application(
             [
                 Route("GET", "/healthz", self._healthz, always=True),
-                *Scheduling(self.keeper, self.counts, self._clock, self._placing, self.settings.stale_after_s).routes(),
+                *Scheduling(self.newest, self.counts, self._clock, self._placing, self.settings.stale_after_s).routes(),
             ],
             # Ten thousand whole nodes are larger than any body of the API; with nodeCacheCapable they are names.
             replace(self.settings, body_bytes=max(self.settings.body_bytes, 128 * MIB)),
@@ -114,18 +166,25 @@ class Service:
         """Begin to read the scores and to load the model, in threads."""
         self.keeper.start()
         self.holder.start()
+        self.online.start()
+        if self._reader is not None:
+            self._reader.start()
 
     def close(self) -> None:
         """End the threads, and write what is left of the log."""
         self.keeper.stop()
-        for work in (self._reading, self._placing, self._scoring):
+        self.holder.stop()
+        if self._reader is not None:
+            self._reader.stop()
+        for work in (self._reading, self._placing, self._scoring, self._absorbing, self._rendering):
             work.close()
+        self.online.stop()  # after what absorbs has ended: all that was accepted is in the snapshot
         self._log.close()
 
     def why_not_ready(self) -> list[str]:
         """Return what keeps the service from being asked; empty if it is ready."""
         reasons: list[str] = []
-        served, now = self.keeper.served, self._clock()
+        served, now = self.newest.served, self._clock()
         if served.fleet is None:
             reasons.append(f"no scores can be served: {served.trouble}")
         else:
@@ -137,13 +196,20 @@ class Service:
                 reasons.append(f"the scores of {scores.decision} are stale, {age_s:.0f} s old: score the fleet again")
         if self.holder.trouble is not None:
             reasons.append(self.holder.trouble)
+        if self.online.trouble is not None:
+            reasons.append(self.online.trouble)
         return reasons
 
     def _warnings(self) -> list[str]:
-        served = self.keeper.served
-        warnings = []
-        if served.fleet is not None and served.trouble is not None:
-            warnings.append(f"newer scores cannot be served: {served.trouble}")
+        served = self.newest.served
+        stored = self.keeper.served
+        warnings = [*self.online.warnings]
+        if self.holder.model is not None and self.holder.refused is not None:
+            warnings.append(self.holder.refused)
+        if served.fleet is not None and stored.trouble is not None:
+            warnings.append(f"newer scores cannot be served: {stored.trouble}")
+        if self.newest.held_back:
+            warnings.append("the online state knows too few units' risks: the stored scores are served")
         if served.fleet is not None and served.fleet.tiers[UNKNOWN] == len(served.fleet.scores.units):
             warnings.append("no unit's risk is known: look after the telemetry")
         error = served.status.get("error")
@@ -151,13 +217,17 @@ class Service:
             warnings.append(f"the last attempt to score failed: {error}")
         return warnings
 
+    def _health(self) -> Health:
+        model = self.holder.model
+        return Health(self.why_not_ready(), self._warnings(), None if model is None else model.about())
+
     async def _healthz(self, _: Request) -> Answer:
         return Answer(b"ok\n", media=_TEXT)
 
     async def _readyz(self, _: Request) -> Answer:
         reasons, warnings = self.why_not_ready(), self._warnings()
         if not reasons:
-            return Answer.json({"status": "ready", "warnings": warnings})
+            return Answer.json({"status": "ready", "warnings": warnings} | self._facts())
         problem = {
             "type": "about:blank",
             "title": "Service Unavailable",
@@ -165,14 +235,25 @@ class Service:
             "detail": "; ".join(reasons),
             "reasons": reasons,
             "warnings": warnings,
-        }
+        } | self._facts()
         return Answer(write_json(problem), 503, "application/problem+json")
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what is told of model and telemetry beside the reasons."""
+        facts: dict[str, Any] = {}
+        if self.holder.wanted:
+            model = self.holder.model
+            facts["model"] = None if model is None else model.about()
+        if self.online.wanted:
+            facts["telemetry"] = self.online.freshness()
+        return facts
 
     async def _openapi(self, _: Request) -> Answer:
         return Answer.json(document(self.settings))
 
     async def _metrics(self, _: Request) -> Answer:
-        page = self.counts.exposition() + self._score_metrics(self.keeper.served.fleet) + self._model_metrics()
+        page = self.counts.exposition() + self._score_metrics(self.newest.served.fleet) + self._model_metrics()
+        page += self.online.exposition()
         return Answer(page.encode(), media=MEDIA)
 
     def _score_metrics(self, fleet: Fleet | None) -> str:
@@ -209,6 +290,10 @@ class Service:
             return ""
         model = self.holder.model
         page = family("model_loaded", "gauge", "Whether rows can be scored.", {"": model is not None})
+        page += family("model_loads_total", "counter", "Models that were taken.", {"": self.holder.loads})
+        page += family("model_refusals_total", "counter", "Models that were refused.", {"": self.holder.refusals})
+        current = self.holder.refused is None
+        page += family("model_current", "gauge", "Whether it is the one that is asked for.", {"": current})
         if model is not None:
             age_s = (self._clock() - model.fitted_at).total_seconds()
             page += family("model_age_seconds", "gauge", "Time since the model was fitted.", {"": age_s})

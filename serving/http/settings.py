@@ -41,6 +41,11 @@ class ServiceSettings:
     stale_after_s : float or None
         ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it; None: only when
         all scores have expired.
+    rate_per_s : float or None
+        Most requests a second of one token, or of one address where no token is shown; 429 beyond it. None: any.
+        ``/healthz``, ``/readyz``, ``/ping`` and ``/metrics`` are excepted.
+    rate_burst : int
+        Most of them at once after a rest.
     grace_s : int
         How long requests under way may take to end after SIGTERM.
     """
@@ -58,4 +63,6 @@ class ServiceSettings:
     retry_after_s: int = 2
     poll_s: float = 1.0
     stale_after_s: float | None = None
+    rate_per_s: float | None = None
+    rate_burst: int = 200
     grace_s: int = 20

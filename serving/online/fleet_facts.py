@@ -12,6 +12,8 @@ from features.fleet import Fleet
 from features.service import units_of
 from telemetry.config import EventsSection
 from telemetry.events import dedupe_events, sort_events
+from telemetry.kernel_log import locate
+from telemetry.pci import normalise_pci_bus_id
 from telemetry.schema import EVENT_TYPES, EVENTS, conform
 
 _INVENTORY_KEYS = ("node", "gpu", "installed_at", "removed_at")
@@ -87,6 +89,38 @@ def joined_events(held: pd.DataFrame, new: pd.DataFrame | pa.Table, delay: timed
     frame = conform(frame[[name for name in EVENTS.names if name in frame.columns]], EVENTS).to_pandas()
     both = pd.concat([held, frame], ignore_index=True) if len(held) else frame
     return sort_events(dedupe_events(both, EventsSection().dedupe)).reset_index(drop=True)
+
+
+def placed_events(events: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
+    """Keep the events of GPUs and nodes that an inventory has, and find the GPU of those that name an address only.
+
+    Parameters
+    ----------
+    events : DataFrame
+        In the layout of :data:`telemetry.landing.tables.LANDED_EVENTS`.
+    inventory : DataFrame
+
+    Returns
+    -------
+    DataFrame
+        In the layout of :data:`telemetry.schema.EVENTS`. An address that is no GPU's at that time, or that of several,
+        makes it the node's event.
+    """
+    events = events.reset_index(drop=True)
+    by_address = events["gpu"].isna() & events["pci_bus_id"].notna()
+    if by_address.any() and "pci_bus_id" in inventory.columns:
+        asked = events[by_address]
+        addresses = [normalise_pci_bus_id(text) or text for text in asked["pci_bus_id"]]
+        placed, _ = locate(asked.assign(pci_bus_id=addresses), inventory)
+        events.loc[by_address, "gpu"] = placed["gpu"].to_numpy()
+        events.loc[by_address, "node"] = placed["node"].to_numpy()
+    pairs = set(zip(inventory["node"], units_of(inventory), strict=True))
+    nodes = {node for node, _ in pairs}
+    gpu = events["gpu"].where(events["gpu"].notna(), None)
+    kept = [
+        node in nodes if unit is None else (node, unit) in pairs for node, unit in zip(events["node"], gpu, strict=True)
+    ]
+    return events.loc[kept, list(EVENTS.names)].reset_index(drop=True)
 
 
 def _frame(given: pd.DataFrame | pa.Table) -> pd.DataFrame:

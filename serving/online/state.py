@@ -382,22 +382,19 @@ class OnlineState:
             frames, content, newest = self._window.frames, self._held(), self._newest.copy()
         return OnlineState._with(self.config, content, frames, self._clock, newest)
 
-    def advance(self) -> datetime:
-        """Close the steps that are over by now.
-
-        Returns
-        -------
-        datetime
-            The time up to which steps are closed (UTC): what is older has been taken in, or is missing.
-        """
+    def advance(self) -> None:
+        """Close the steps that are over by now, and let go what is out of reach."""
         with self._lock:
             self._advance(self._clock())
-            return datetime.fromtimestamp(self._stepper.closed_ms / 1000, UTC)
 
     @property
-    def closed(self) -> datetime:
-        """Time up to which steps are closed (UTC), without closing any."""
+    def closed_to(self) -> datetime:
+        """Time up to which steps have been closed so far (UTC)."""
         return datetime.fromtimestamp(self._stepper.closed_ms / 1000, UTC)
+
+    def now(self) -> datetime:
+        """Give the present by the state's clock (UTC)."""
+        return self._clock().astimezone(UTC)
 
     @property
     def fleet(self) -> tuple[pd.DataFrame, pd.DataFrame]:

@@ -10,7 +10,8 @@ from telemetry.kubernetes.client import Object
 from telemetry.kubernetes.node_changes import SOURCE
 from telemetry.kubernetes.rules import KubernetesRules
 from telemetry.kubernetes.stamps import stamp_ms
-from telemetry.node_events.event import Event, from_ms
+from telemetry.milliseconds import from_ms
+from telemetry.node_events.event import Event
 from telemetry.pci import normalise_pci_bus_id
 from telemetry.xid_message import parse_xid_message
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from telemetry.kubernetes.client import Object
 from telemetry.kubernetes.rules import KubernetesRules
 from telemetry.kubernetes.stamps import stamp_ms
-from telemetry.node_events.event import to_ms
+from telemetry.milliseconds import to_ms
 
 CHECKPOINTED: Final = "checkpointed-at"
 """Annotation under our prefix with which a job says when it last saved its state (ISO 8601)."""

@@ -10,7 +10,8 @@ from typing import Any, Final
 from telemetry.kubernetes.node_changes import node_changes, node_gone
 from telemetry.kubernetes.node_view import NodeView
 from telemetry.kubernetes.rules import KubernetesRules
-from telemetry.node_events.event import Event, to_ms
+from telemetry.milliseconds import to_ms
+from telemetry.node_events.event import Event
 
 SIGHTING_EVERY: Final = timedelta(hours=1)
 """Where a node stands is landed when it changes, and else so often."""

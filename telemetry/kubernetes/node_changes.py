@@ -8,7 +8,8 @@ from typing import Final
 
 from telemetry.kubernetes.node_view import NodeView, own_taint
 from telemetry.kubernetes.rules import KubernetesRules
-from telemetry.node_events.event import Event, from_ms
+from telemetry.milliseconds import from_ms
+from telemetry.node_events.event import Event
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"

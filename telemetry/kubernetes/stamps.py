@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from telemetry.node_events.event import to_ms
+from telemetry.milliseconds import to_ms
 
 
 def stamp_ms(text: Any) -> int | None:

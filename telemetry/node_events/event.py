@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
 from telemetry.landing.tables import LANDED_EVENTS
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+from telemetry.milliseconds import to_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +49,6 @@ class Event:
     def row(self) -> dict[str, Any]:
         """Return the event as JSON types, instants in whole milliseconds since 1970 UTC."""
         return asdict(self) | {"timestamp": to_ms(self.timestamp), "known_at": to_ms(self.known_at)}
-
-
-def to_ms(when: datetime) -> int:
-    """Return milliseconds since 1970 UTC, rounded towards the past: a later instant might lie in the future."""
-    return (when - _EPOCH) // timedelta(milliseconds=1)
-
-
-def from_ms(ms: int) -> datetime:
-    """Return the aware instant of milliseconds since 1970 UTC."""
-    return _EPOCH + timedelta(milliseconds=ms)
 
 
 def rows_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from telemetry.errors import InputError
 from telemetry.log_stamp import split_line
-from telemetry.node_events.event import to_ms
+from telemetry.milliseconds import to_ms
 from telemetry.node_events.kernel_lines import Lines, LogLine
 from telemetry.node_events.rounds import backoff_s
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from telemetry.errors import InputError
-from telemetry.node_events.event import from_ms, to_ms
+from telemetry.milliseconds import from_ms, to_ms
 from telemetry.node_events.kernel_lines import Lines, LogLine
 
 _log = logging.getLogger(__name__)

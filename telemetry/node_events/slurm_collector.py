@@ -10,9 +10,10 @@ from typing import Any, Final
 
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
+from telemetry.milliseconds import from_ms, to_ms
 from telemetry.node_events.commands import CommandError, Run
 from telemetry.node_events.drain_reasons import ReasonRules
-from telemetry.node_events.event import Event, from_ms, to_ms
+from telemetry.node_events.event import Event
 from telemetry.node_events.outbox import Outbox
 from telemetry.node_events.rounds import Wait, backoff_s
 from telemetry.node_events.slurm_jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from telemetry.node_events.event import to_ms
+from telemetry.milliseconds import to_ms
 from telemetry.node_events.hostlist import expand_hostlist
 from telemetry.node_events.slurm_json import SlurmFormatError, instant, load, number, text, words
 from telemetry.schema import JOBS

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from telemetry.milliseconds import from_ms, to_ms
 from telemetry.node_events.drain_reasons import ReasonRules
-from telemetry.node_events.event import Event, from_ms, to_ms
+from telemetry.node_events.event import Event
 from telemetry.node_events.hostlist import expand_hostlist
 from telemetry.node_events.kernel_message import BOOT
 from telemetry.node_events.slurm_json import SlurmFormatError, instant, load, text, words

@@ -46,10 +46,11 @@ def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
         _measure(body, row_limit, byte_limit)
         table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
         table.validate(full=True)
-    except (pa.ArrowException, struct.error, EOFError, OSError) as error:
+        names = table.column_names  # decodes them, which validation does not
+    except (pa.ArrowException, struct.error, EOFError, OSError, UnicodeDecodeError) as error:
         raise BodyError(f"the body is no Arrow IPC stream: {error}") from error
-    for field in table.schema:
-        _check_type(field)
+    for at in range(len(names)):
+        _check_type(table.schema.field(at))
     _check_dictionaries(table, byte_limit)
     return table
 

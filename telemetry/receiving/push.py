@@ -122,12 +122,32 @@ def read_json(
             raise Refused(422, f"{key} is no list of rows", "invalid")
     if sum(map(len, content.values())) > row_limit:
         raise Refused(413, f"the body holds more than {row_limit} rows: send smaller ones", "too_large")
-    tables: dict[Kind, pa.Table] = {}
-    for each in KIND_ORDER:
-        if content.get(each):
-            table = _from_rows(each, content[each], channels, now)
-            tables[each] = _checked(each, table, channels, now)
-    return tables
+    return {each: read_rows(each, content[each], channels, now=now) for each in KIND_ORDER if content.get(each)}
+
+
+def read_rows(kind: Kind, rows: list[Any], channels: Mapping[str, Channel], *, now: datetime) -> pa.Table:
+    """Read the rows of one kind, decoded already.
+
+    Parameters
+    ----------
+    kind : {"samples", "events", "inventory", "jobs"}
+    rows : list
+        Objects, as :func:`read_json` takes them.
+    channels : mapping of str to Channel
+    now : datetime.datetime
+        As :func:`read_json` takes it.
+
+    Returns
+    -------
+    pyarrow.Table
+        In the layout in which it lands.
+
+    Raises
+    ------
+    Refused
+        422; the row is named.
+    """
+    return _checked(kind, _from_rows(kind, rows, channels, now), channels, now)
 
 
 def _known_kind(kind: str | None) -> Kind:

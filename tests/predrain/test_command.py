@@ -10,7 +10,20 @@ from pathlib import Path
 import pytest
 
 PREDRAIN = Path(sys.executable).with_name("predrain")
-VERBS = ("simulate", "import", "prepare", "features", "train", "promote", "backtest", "report", "doctor")
+VERBS = (
+    "simulate",
+    "import",
+    "prepare",
+    "features",
+    "train",
+    "promote",
+    "backtest",
+    "report",
+    "doctor",
+    "score",
+    "serve",
+    "act",
+)
 SOURCES = (
     *("compact", "prometheus", "openmetrics", "exporters", "receive", "nvml"),
     *("kernel-log", "slurm", "kubernetes", "tickets", "diagnostics"),

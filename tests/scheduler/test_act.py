@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import urllib.request
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -147,3 +151,22 @@ def test_the_help_of_both_verbs_has_an_example(place):
         assert f"Example: predrain ledger {verb}" in run("ledger", verb, "--help").stdout
     SqliteLedger(place / "other.db").close()
     assert json.loads(run("ledger", "list", "--ledger", "other.db", "--json").stdout) == {"decisions": []}
+
+
+def test_the_loop_shows_its_numbers_until_it_is_told_to_stop(place):
+    command = [Path(sys.executable).with_name("predrain"), *GO, "--loop", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr is not None
+            port = int(process.stderr.readline().rpartition(" ")[2])
+            page = ""
+            while "predrain_act_rounds_total" not in page or 'result="decided"} 0.0' in page:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                    page = answer.read().decode()
+            assert 'predrain_act_actions_total{verb="taint",came_to="done"} 1.0' in page
+            assert 'predrain_act_nodes{tier="high"} 1.0' in page
+            process.terminate()
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+    run(*GO, "--listen", "127.0.0.1:0", code=2)

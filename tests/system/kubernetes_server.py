@@ -1,8 +1,8 @@
 """A real Kubernetes API server for tests: etcd and kube-apiserver on their own ports, in a folder of their own.
 
-There is no scheduler, no controller and no kubelet: a test writes what those would write. Two users are known, each by
-a token: ``admin``, and ``collector``, who is the service account of ``deploy/kubernetes/collector-rbac.yaml`` and may
-nothing until that file is applied.
+There is no scheduler, no controller and no kubelet: a test writes what those would write. Users are known by a token
+each: ``admin``, and ``collector``, ``publisher`` and ``actuator``, who are the service accounts of
+``deploy/kubernetes/*-rbac.yaml`` and may nothing until those files are applied.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import urllib3
 import yaml
 
 BUILD_SCRIPT = Path(__file__).with_name("build_kubernetes.sh")
-COLLECTOR = "system:serviceaccount:predrain:predrain-collector"
+ACCOUNTS = ("collector", "publisher", "actuator")
 READY_WITHIN_S = 120.0
 
 _PLACES = {
@@ -31,6 +31,8 @@ _PLACES = {
     "ServiceAccount": "/api/v1/namespaces/{namespace}/serviceaccounts",
     "ClusterRole": "/apis/rbac.authorization.k8s.io/v1/clusterroles",
     "ClusterRoleBinding": "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+    "Role": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/roles",
+    "RoleBinding": "/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}/rolebindings",
 }
 
 
@@ -67,20 +69,22 @@ class KubernetesServer:
         self._binaries = binaries
         self._etcd_port, self._peer_port, self._port = free_port(), free_port(), free_port()
         self.url = f"https://127.0.0.1:{self._port}"
-        self._tokens = {"admin": secrets.token_hex(16), "collector": secrets.token_hex(16)}
+        self._tokens = {user: secrets.token_hex(16) for user in ("admin", *ACCOUNTS)}
         self._etcd: subprocess.Popen[bytes] | None = None
         self._api: subprocess.Popen[bytes] | None = None
         self._certificate = folder / "certs" / "apiserver.crt"
-        self._pool = urllib3.PoolManager(ca_certs=str(self._certificate))
+        self._pool = urllib3.PoolManager(maxsize=8, ca_certs=str(self._certificate))
 
     def start(self) -> None:
         """Start both and wait until they serve."""
         key = self.folder / "sa.key"
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True, timeout=60)
-        (self.folder / "tokens.csv").write_text(
-            f'{self._tokens["admin"]},admin,admin,"system:masters"\n'
-            f'{self._tokens["collector"]},{COLLECTOR},collector,"system:serviceaccounts"\n'
-        )
+        lines = [f'{self._tokens["admin"]},admin,admin,"system:masters"']
+        lines += [
+            f'{self._tokens[user]},system:serviceaccount:predrain:predrain-{user},{user},"system:serviceaccounts"'
+            for user in ACCOUNTS
+        ]
+        (self.folder / "tokens.csv").write_text("\n".join(lines) + "\n")
         (self.folder / "tokens.csv").chmod(0o600)
         peer = f"http://127.0.0.1:{self._peer_port}"
         client = f"http://127.0.0.1:{self._etcd_port}"

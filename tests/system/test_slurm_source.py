@@ -58,7 +58,7 @@ def test_drains_a_job_and_a_killed_controller(cluster: SlurmCluster, tmp_path: P
     assert json.loads(collect(cluster, dataset).stdout)["events"] == 0
 
     began = datetime.now(UTC) - timedelta(seconds=2)
-    job = cluster.submit("-w", "n1", "--gres=gpu:2", "-c1", script="sleep 3")
+    job = cluster.submit("-w", "n1", "--gres=gpu:2", "-c1", script="sleep 12")
     cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
     cluster.update("n1", state="drain", reason="xid 79 on gpu 3")
     assert json.loads(collect(cluster, dataset).stdout)["jobs"] == 1

@@ -11,7 +11,7 @@ from telemetry.kubernetes.claims import ClaimBook, gpus_of
 from telemetry.kubernetes.client import Refused
 from telemetry.kubernetes.jobs import JobBook, PodRun, pod_run
 from telemetry.kubernetes.rules import default_rules
-from telemetry.node_events.event import to_ms
+from telemetry.milliseconds import to_ms
 from tests.telemetry.kubernetes.memory_api import MemoryApi
 from tests.telemetry.kubernetes.objects import EARLIER, NOW, ended, pod
 

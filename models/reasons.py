@@ -1,0 +1,198 @@
+"""Reasons in plain words of what each feature added to a score; knows nothing of learners, nor of their libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from features.standing import Standing, describe_standing
+from features.vocabulary import FeatureColumn, describe
+
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+TREES: Final = "exact tree contributions"
+LINEAR: Final = "coefficient times distance from the median"
+GRADIENTS: Final = "gradients summed on the way from the median"
+UNKNOWN: Final = "change in points when the feature is put to unknown"
+OCCLUSION: Final = "change when a channel is put to its median"
+
+ADDITIVE: Final = frozenset({TREES, LINEAR, GRADIENTS})
+"""Methods whose contributions add up to a difference of log-odds."""
+
+_KINDS = {
+    "last": "level", "mean": "level", "min": "level", "max": "level", "std": "spread", "slope": "trend",
+    "delta": "trend", "rise": "rise", "rise_delta": "rise",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One thing that raised a score.
+
+    Attributes
+    ----------
+    column : str
+        Name of the feature that is told: of those that say the same over other windows, the one that added most.
+    value : float
+        Its value at the decision time; NaN: unknown.
+    contribution : float
+        What all of ``columns`` added to the log-odds, positive.
+    text : str
+        The same in plain words, with the numbers.
+    columns : tuple of str
+        Names of the features that are told as one.
+    """
+
+    column: str
+    value: float
+    contribution: float
+    text: str
+    columns: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why one unit was alerted.
+
+    Attributes
+    ----------
+    reasons : tuple of Reason
+        The largest positive contributions, largest first; fewer where nothing else raised the score.
+    method : str
+        How the contributions were computed, and over which members.
+    """
+
+    reasons: tuple[Reason, ...]
+    method: str
+
+
+@dataclass(frozen=True, slots=True)
+class MemberParts:
+    """What one member's contributions are.
+
+    Attributes
+    ----------
+    name : str
+    weight : float
+        What it weighs in the joint score.
+    values : ndarray of float64, shape (rows, features)
+    way : str
+        How they were computed.
+    """
+
+    name: str
+    weight: float
+    values: Floats
+    way: str
+
+
+def join_parts(
+    parts: Sequence[MemberParts], members: Sequence[str], weights: Sequence[float], shape: tuple[int, ...]
+) -> tuple[Floats, str]:
+    """Weigh and sum the contributions of an ensemble's members.
+
+    Members whose contributions add up to log-odds are weighed and summed; others join in only where no member is one,
+    because their contributions have a scale of their own.
+
+    Parameters
+    ----------
+    parts : sequence of MemberParts
+        Of those that can be explained.
+    members : sequence of str
+        All members' names.
+    weights : sequence of float
+        What each of them weighs.
+    shape : tuple of int
+        Rows, features.
+
+    Returns
+    -------
+    values : ndarray of float64, shape (rows, features)
+        Additions to the score; all 0 where no member can be explained.
+    method : str
+        How they were computed, over which members, and which were left out.
+    """
+    used = [one for one in parts if one.way in ADDITIVE] or list(parts)
+    missing = [name for name in members if name not in {one.name for one in used}]
+    ways: dict[str, list[str]] = {}
+    for one in used:
+        ways.setdefault(one.way, []).append(one.name)
+    method = "; ".join(f"{way} of {', '.join(names)}" for way, names in ways.items())
+    if missing:
+        method += f" (without {', '.join(missing)})"
+    share = sum(one.weight for one in used)
+    # what is left out is taken to say what the others say, so that sizes stay those of the whole score
+    scale = sum(weights) / share if share > 0 else 1.0
+    total = np.zeros(shape)
+    for one in used:
+        total += one.weight * scale * one.values
+    return total, method.strip()
+
+
+def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
+    """Give what a column is told together with: its group, scope, channel and kind, whatever the window.
+
+    A rise over 1 h, 6 h and 24 h is one thing to a reader; how high, how unsteady, and how fast are three. What is
+    known of one history (how often, how long ago) is one.
+
+    Examples
+    --------
+    >>> told_as(FeatureColumn.of("telemetry", "gpu_temp_c", "max"))
+    ('telemetry', None, 'gpu_temp_c', 'level')
+    """
+    kind = "history" if column.group == "history" else _KINDS.get(column.statistic, column.statistic)
+    if column.group == "peers":
+        kind = "peers"
+    return (column.group, column.scope, column.channel, kind)
+
+
+def largest(
+    values: Floats,
+    row: np.ndarray,
+    columns: Sequence[FeatureColumn],
+    of: np.ndarray,
+    top: int,
+    fleet: np.ndarray | None,
+    noun: str,
+) -> tuple[Reason, ...]:
+    """Tell the largest positive contributions to one row's score.
+
+    Parameters
+    ----------
+    values : ndarray of float64, shape (features,)
+        Contributions.
+    row : ndarray of float32, shape (features,)
+    columns : sequence of FeatureColumn
+    of : ndarray of int64, shape (features,)
+        Which columns are told as one: the number of each one's :func:`told_as`.
+    top : int
+        Reasons at most.
+    fleet : ndarray of float32, shape (units, features), or None
+        To say where a value stands.
+    noun : str
+        What the units are called.
+    """
+    sums = np.bincount(of, weights=values)
+    # ties go to the earlier column, so that a report is the same on every run
+    order = np.argsort(-sums, kind="stable")[:top]
+    found = []
+    for key in order[sums[order] > 0]:
+        own = np.flatnonzero(of == key)
+        at = int(own[np.argmax(values[own])])
+        column, value = columns[at], float(row[at])
+        text = describe(column, value)
+        if fleet is not None:
+            text += f" ({describe_standing(column, value, Standing.of(fleet[:, at], value), noun)})"
+        names = tuple(columns[int(each)].name for each in own)
+        found.append(Reason(column.name, value, float(sums[key]), text, names))
+    return tuple(found)
+
+
+def numbers_of(columns: Sequence[FeatureColumn]) -> np.ndarray:
+    """Give each column a number, the same to those that are told as one."""
+    keys = [told_as(column) for column in columns]
+    number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+    return np.array([number[key] for key in keys])

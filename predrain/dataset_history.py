@@ -1,0 +1,139 @@
+"""What happened to each GPU, from a dataset's events and inventory: by the same rules that make labels."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from policy.outcomes import Happening
+    from scheduler.judging import History
+
+_Kind = Literal["incident", "repair", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"]
+_Found = list[tuple[datetime, str | None, str, _Kind, datetime]]
+
+
+class DatasetHistory:
+    """Reads a dataset's events and inventory; anew where an import replaced them.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+        Of the dataset.
+    events : pathlib.Path or None
+        None: that of the folder.
+
+    Notes
+    -----
+    Incidents are those of :func:`features.incidents.find_incidents` with its default section of labels, so that an
+    alert is judged by what the model was trained on. Repairs and replacements, diagnostics, drains and their ends, and
+    removals are taken from where they stand. What the history says is complete up to the end of the dataset's span, or
+    where there is no ``dataset.json`` up to the last time at which anything became known.
+    """
+
+    def __init__(self, folder: Path, events: Path | None = None) -> None:
+        self._inventory = folder / "inventory.parquet"
+        self._events = events or folder / "events.parquet"
+        self._meta = folder / "dataset.json"
+        self._folder = folder
+        self._key: tuple[Any, ...] | None = None
+        self._found: _Found = []
+        self._homes: dict[str, str] = {}
+        self._until: datetime | None = None
+
+    def read(self, now: datetime) -> History:
+        """Give what was known at ``now``.
+
+        Raises
+        ------
+        SourceError
+            If the files cannot be read.
+        """
+        from policy.outcomes import Happening
+        from scheduler.judging import History
+
+        self._load()
+        units: dict[str, list[Happening]] = {}
+        nodes: dict[str, list[Happening]] = {}
+        for known_at, unit, node, kind, at in self._found:
+            if known_at <= now:
+                place = nodes.setdefault(node, []) if unit is None else units.setdefault(unit, [])
+                place.append(Happening(kind, at))
+        return History(units, nodes, dict(self._homes), self._until)
+
+    def _load(self) -> None:
+        from pyarrow.lib import ArrowException
+
+        from scheduler.failures import SourceError
+        from telemetry.errors import InputError
+
+        try:
+            key = tuple(_stamp(each) for each in (self._events, self._inventory, self._meta))
+            if key != self._key:
+                self._take()
+                self._key = key
+        except (OSError, ArrowException, KeyError, ValueError, InputError) as error:
+            raise SourceError(f"what happened cannot be read from {self._folder}: {error}") from error
+
+    def _take(self) -> None:
+        import pandas as pd
+        import pyarrow.parquet as pq
+
+        from features.config import LabelSection
+        from features.incidents import find_incidents
+        from telemetry.meta import read_meta
+
+        events = pq.read_table(self._events).to_pandas()
+        inventory = pq.read_table(self._inventory).to_pandas()
+        incidents = find_incidents(events, inventory, LabelSection())
+        found: _Found = [
+            (_when(row.known_at), row.gpu, row.node, "incident", _when(row.start)) for row in incidents.itertuples()
+        ]
+        for row in events.itertuples():
+            kind = _kind(row.type, _text(row.code), _text(row.detail))
+            if kind is not None:
+                unit = row.gpu if isinstance(row.gpu, str) else None
+                found.append((_when(row.known_at), unit, row.node, kind, _when(row.timestamp)))
+        homes: dict[str, str] = {}
+        for row in inventory.sort_values("installed_at").itertuples():
+            if isinstance(row.gpu, str):
+                homes[row.gpu] = row.node
+                if pd.notna(row.removed_at):
+                    found.append((_when(row.removed_at), row.gpu, row.node, "left", _when(row.removed_at)))
+        until = _when(events["known_at"].max()) if len(events) else datetime.fromtimestamp(0, UTC)
+        if self._meta.is_file():
+            until = read_meta(self._folder).span[1]
+        self._found, self._homes, self._until = found, homes, until
+
+
+def _kind(kind: str, code: str, detail: str) -> _Kind | None:
+    from features.evidence import RELEASE_CODES, diagnostic_outcome
+
+    if kind in ("repair", "replacement"):
+        return "repair"
+    if kind == "drain":
+        return "returned" if code.strip().lower() in RELEASE_CODES else "drained"
+    if kind != "diagnostic":
+        return None
+    passed = diagnostic_outcome(code, detail)
+    if passed is None:
+        return None
+    return "diagnostic_passed" if passed else "diagnostic_failed"
+
+
+def _when(value: Any) -> datetime:
+    when: datetime = value.to_pydatetime()
+    return when.astimezone(UTC)
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

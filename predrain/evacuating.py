@@ -1,0 +1,152 @@
+"""Puts together what ``predrain act`` needs to empty nodes, to learn what became of alerts, and to tell people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from predrain.version import VERSION
+
+if TYPE_CHECKING:
+    from predrain.scheduler_choice import ChosenScheduler
+    from scheduler.evacuation.engine import Evacuation
+    from scheduler.evacuation.hook import Hook
+    from scheduler.evacuation.ports import Verification
+    from scheduler.evacuation.progress import Result
+    from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, WebhookSettings
+    from scheduler.ports import Clock, FactSource, RiskSource
+    from scheduler.settings import ActSettings
+    from scheduler.sqlite_ledger import SqliteLedger
+
+
+def evacuation_of(
+    chosen: ChosenScheduler, given: ActSettings, ledger: SqliteLedger, clock: Clock, *, undo: bool
+) -> Evacuation | None:
+    """Make what empties nodes.
+
+    Parameters
+    ----------
+    chosen : ChosenScheduler
+    given : ActSettings
+    ledger : SqliteLedger
+    clock : Clock
+    undo : bool
+        Everything is to be released: then what the settings ask for beyond the scheduler is no reason to stop.
+
+    Returns
+    -------
+    Evacuation or None
+        None where the scheduler cannot tell what runs on its nodes. Switched off it still reads results of
+        diagnostics, so that what they say holds.
+
+    Raises
+    ------
+    InputError
+        If the settings ask for what this scheduler cannot do.
+    """
+    from scheduler.evacuation.asking import Checkpoints
+    from scheduler.evacuation.engine import Evacuation
+    from scheduler.evacuation.escalating import Escalation
+    from telemetry.errors import InputError
+
+    settings = given.evacuation
+    if chosen.workloads is None:
+        if settings.enabled and not undo:
+            raise InputError(
+                "evacuation.enabled is true, and nothing tells what runs on the nodes",
+                chosen.where,
+                "For a cluster in a file, write its workloads to a file of the same name that ends in "
+                ".workloads.json; or set it to false.",
+            )
+        return None
+    verification = _verification(chosen, settings, clock)
+    if verification is None and settings.verification.by != "none" and not undo:
+        raise InputError(
+            "evacuation.verification.by is 'scheduler', and this scheduler starts no diagnostics here",
+            chosen.where,
+            "Use webhook or command, or none.",
+        )
+    escalation = settings.escalation
+    return Evacuation(
+        chosen.adapter,
+        chosen.workloads,
+        ledger,
+        clock,
+        settings,
+        given.policy,
+        Checkpoints(
+            chosen.workloads,
+            settings.checkpoint,
+            _webhook(settings.checkpoint.webhook, clock),
+            _command(settings.checkpoint.command),
+        ),
+        verification,
+        Escalation(_hooks(_webhook(escalation.webhook, clock), _command(escalation.command))),
+    )
+
+
+def facts_of(events: Path | None, risks: RiskSource, evacuation: Evacuation | None, ledger: SqliteLedger) -> FactSource:
+    """Make the source of facts: what GPUs reported, what diagnostics came to, and what became of alerts.
+
+    Parameters
+    ----------
+    events : pathlib.Path or None
+        ``events.parquet`` of a dataset; with its inventory beside it, it says what happened. Without, no alert is
+        judged.
+    risks : RiskSource
+        Says which GPU is in which node.
+    evacuation : Evacuation or None
+    ledger : SqliteLedger
+        Says when we took a node out of service.
+
+    Returns
+    -------
+    FactSource
+    """
+    from predrain.dataset_history import DatasetHistory
+    from scheduler.event_facts import EventFacts
+    from scheduler.judging import JudgedFacts
+    from scheduler.risks import MemoryFacts
+    from scheduler.verified_facts import VerifiedFacts
+
+    def results() -> tuple[Result, ...] | None:
+        if evacuation is None:
+            return ()
+        store = evacuation.store
+        return store.progress.results if store.known else None
+
+    def homes() -> Mapping[str, str]:
+        return {unit.name: node for node, units in risks.read().nodes.items() for unit in units}
+
+    known: FactSource = MemoryFacts() if events is None else EventFacts(events)
+    verified = known if evacuation is None else VerifiedFacts(known, results)
+    if events is None or not (events.parent / "inventory.parquet").is_file():
+        return verified
+    return JudgedFacts(verified, DatasetHistory(events.parent, events), results, ledger.service, homes)
+
+
+def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: Clock) -> Verification | None:
+    from scheduler.evacuation.hook_verification import HookVerification
+
+    asked = settings.verification
+    if asked.by == "scheduler":
+        return chosen.verification
+    hook = _webhook(asked.webhook, clock) if asked.by == "webhook" else _command(asked.command)
+    return None if asked.by == "none" or hook is None else HookVerification(hook)
+
+
+def _webhook(settings: WebhookSettings | None, clock: Clock) -> Hook | None:
+    from scheduler.evacuation.webhook import Webhook
+
+    return None if settings is None else Webhook(settings, clock, f"predrain-act/{VERSION}")
+
+
+def _command(settings: CommandSettings | None) -> Hook | None:
+    from scheduler.evacuation.command_hook import CommandHook
+
+    return None if settings is None else CommandHook(settings)
+
+
+def _hooks(webhook: Hook | None, command: Hook | None) -> dict[str, Hook]:
+    return {name: hook for name, hook in (("webhook", webhook), ("command", command)) if hook is not None}

@@ -1,0 +1,128 @@
+"""Which scheduler ``predrain act`` works on, and how it is reached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from scheduler.evacuation.ports import Verification, Workloads
+    from scheduler.ports import SchedulerAdapter
+    from scheduler.settings import ActSettings
+
+
+class SchedulerKind(StrEnum):
+    """What ``--scheduler`` takes."""
+
+    FILE = "file"
+    KUBERNETES = "kubernetes"
+    SLURM = "slurm"
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenScheduler:
+    """A scheduler, ready to be asked.
+
+    Attributes
+    ----------
+    adapter : SchedulerAdapter
+    workloads : Workloads or None
+        What runs on its nodes; None: it cannot tell, and nothing is evicted.
+    where : str
+        What it is called in errors.
+    verification : Verification or None
+        Its own way to run a diagnostic on an emptied node; None: it has none.
+    """
+
+    adapter: SchedulerAdapter
+    workloads: Workloads | None
+    where: str
+    verification: Verification | None = None
+
+
+def choose_scheduler(
+    kind: SchedulerKind, cluster: Path | None, settings: Callable[[], ActSettings], *, waits: bool, told: bool = False
+) -> ChosenScheduler:
+    """Reach a scheduler.
+
+    Parameters
+    ----------
+    kind : SchedulerKind
+    cluster : pathlib.Path or None
+        File that describes the cluster, for ``file``.
+    settings : callable
+        Reads the settings; the file of a cluster needs none, and is told to stop also where they are broken.
+    waits : bool
+        Whether this process does one round and ends, so that it has to watch another one's lease rather than come
+        again.
+    told : bool
+        Whether a person stops or undoes something: what is needed for new work only may then be broken.
+
+    Raises
+    ------
+    InputError
+        If there is no way to it, or the settings are wrong.
+    """
+    from scheduler.clock import SystemClock
+
+    if cluster is not None and kind is not SchedulerKind.FILE:
+        raise typer.BadParameter("goes with --scheduler file only", param_hint="--cluster")
+    if kind is SchedulerKind.SLURM:
+        return _slurm(settings())
+    if kind is SchedulerKind.KUBERNETES:
+        from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
+        from scheduler.kubernetes.scheduler import KubernetesScheduler
+        from scheduler.kubernetes.workloads import KubernetesWorkloads
+        from telemetry.kubernetes.client import connect
+
+        chosen = settings().kubernetes
+        kubeconfig = None if chosen.kubeconfig is None else Path(chosen.kubeconfig).expanduser()
+        connection = connect(kubeconfig, chosen.context, agent=_agent())
+        adapter = KubernetesScheduler(connection, SystemClock(), chosen, waits=waits)
+        verification = None
+        if chosen.diagnostic_job is not None and not told:
+            verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))
+        return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification)
+    from scheduler.evacuation.file_workloads import FileWorkloads
+    from scheduler.file_scheduler import FileScheduler
+    from telemetry.errors import InputError
+
+    if cluster is None:
+        raise typer.BadParameter("needed", param_hint="--cluster")
+    adapter_of_file = FileScheduler(cluster, SystemClock())
+    beside = cluster.with_suffix(".workloads.json")
+    running = None
+    if beside.exists():
+        try:
+            running = FileWorkloads(beside, SystemClock())
+        except InputError:
+            if not told:
+                raise
+    return ChosenScheduler(adapter_of_file, running, str(cluster))
+
+
+def _slurm(settings: ActSettings) -> ChosenScheduler:
+    from scheduler.clock import SystemClock
+    from scheduler.slurm.scheduler import open_slurm
+    from scheduler.slurm.workloads import SlurmWorkloads
+    from telemetry.errors import InputError
+
+    if settings.slurm is None:
+        raise InputError(
+            "the settings have no section slurm", "--settings", "Give it with folder: a folder all controllers share."
+        )
+    clock = SystemClock()
+    adapter = open_slurm(settings.slurm, clock)
+    workloads = SlurmWorkloads(adapter.port, adapter.folder, clock)
+    return ChosenScheduler(adapter, workloads, settings.slurm.rest or f"Slurm {settings.slurm.cluster}")
+
+
+def _agent() -> str:
+    from predrain.version import VERSION
+
+    return f"predrain-act/{VERSION}"

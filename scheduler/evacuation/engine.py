@@ -1,0 +1,344 @@
+"""From drain marks to empty nodes, round by round: what stands in the scheduler says what is next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from policy.config import PolicyConfig
+from policy.fleet import NodeView
+from policy.plan import Plan
+from scheduler.acting import Lease, LeaseLostError
+from scheduler.evacuation.asking import Checkpoints
+from scheduler.evacuation.case import Case
+from scheduler.evacuation.emptying import Emptying, Turn
+from scheduler.evacuation.escalating import Escalation, stuck_words
+from scheduler.evacuation.ports import Verification, Workloads
+from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, Result
+from scheduler.evacuation.records import Call
+from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.evacuation.standing import why_ended, why_held
+from scheduler.evacuation.store import ProgressStore
+from scheduler.evacuation.telling import Telling
+from scheduler.evacuation.verifying import Verifying
+from scheduler.evacuation.workload import Workload
+from scheduler.failures import LedgerError, SchedulerError
+from scheduler.ports import Clock, Ledger, SchedulerAdapter
+from scheduler.readings import NodeReading, Switches
+from scheduler.records import Settled
+from scheduler.report import RoundReport
+
+_MOST_OPEN = 100
+# Calls of dead processes that are looked into in one round.
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What the controller hands over after its own actions.
+
+    Attributes
+    ----------
+    plan : Plan
+    views : mapping of str to NodeView
+        The nodes as decided on, with their units.
+    drained : frozenset of str
+        Nodes whose drain mark was put on in this round.
+    lease : Lease
+    report : RoundReport
+    forward : bool
+        Whether anything new may be done.
+    unheard : frozenset of str
+        Nodes of whose GPUs it could never be read what they reported: they are left as they are.
+    """
+
+    plan: Plan
+    views: Mapping[str, NodeView]
+    drained: frozenset[str]
+    lease: Lease
+    report: RoundReport
+    forward: bool
+    unheard: frozenset[str] = frozenset()
+
+
+class Evacuation:
+    """Empties the nodes that carry a drain mark of ours.
+
+    Parameters
+    ----------
+    scheduler : SchedulerAdapter
+    workloads : Workloads
+    ledger : Ledger
+    clock : Clock
+    settings : EvacuationSettings
+    policy : PolicyConfig
+        For what a wait is worth.
+    checkpoints : Checkpoints
+    verification : Verification or None
+    escalation : Escalation
+
+    Notes
+    -----
+    A round: read how far each node is; re-read each marked node; list what runs on it; decide for each workload once
+    how it is asked for a checkpoint and until when the answer is waited for, and keep that in the scheduler before
+    anybody is asked; ask, and learn which checkpoints were written; evict what is ready, re-reading node and switches
+    before each call; on an empty node start the diagnostic or read its result; keep how far each node is. It may end
+    anywhere: every call may be repeated, and the next leader reads the same progress. Nothing waits inside a round.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerAdapter,
+        workloads: Workloads,
+        ledger: Ledger,
+        clock: Clock,
+        settings: EvacuationSettings,
+        policy: PolicyConfig,
+        checkpoints: Checkpoints,
+        verification: Verification | None,
+        escalation: Escalation,
+    ) -> None:
+        self._scheduler = scheduler
+        self._workloads = workloads
+        self._ledger = ledger
+        self._clock = clock
+        self._settings = settings
+        self._verification = verification
+        self._escalation = escalation
+        self._store = ProgressStore(workloads)
+        self._emptying = Emptying(workloads, checkpoints, settings, policy.worth, policy.horizon)
+        self._verifying = Verifying(workloads, verification, settings.verification, escalation)
+
+    @property
+    def store(self) -> ProgressStore:
+        """What is known of the progress, results of diagnostics included."""
+        return self._store
+
+    def load(self, report: RoundReport) -> bool:
+        """Read how far each node is; False: it cannot be read, and nothing is emptied in this round."""
+        try:
+            trouble = self._store.load()
+        except SchedulerError as error:
+            report.errors.append(f"no node is emptied, for it cannot be read how far each is: {error}")
+            return False
+        if trouble is not None:
+            report.errors.append(trouble)
+        return True
+
+    def round(self, given: Round) -> None:
+        """Do what is next for each node; :meth:`load` comes before.
+
+        Raises
+        ------
+        LeaseLostError
+            If the lease is lost on the way.
+        """
+        if not self._settings.enabled:
+            return
+        report = given.report
+        telling = Telling(self._ledger, self._clock, report, given.forward)
+        turn = Turn(given.lease, telling, self._clock.now() + self._settings.most_time, self._still)
+        self._settle_open(telling)
+        cases = self._open(given, telling)
+        now = self._clock.now()
+        emptying = [case for case in cases if case.entry.phase == "emptying"]
+        for case in emptying:
+            self._emptying.look(case, telling, now)
+            self._emptying.plan(case, telling, now)
+        if not self._keep(cases, (), telling):
+            telling.forward = False
+        # what is not empty, and stays so for this round
+        emptying = [case for case in emptying if case.entry.phase == "emptying" and case.going is not None]
+        results: list[Result] = []
+        try:
+            self._act(cases, emptying, results, turn)
+        except LeaseLostError:
+            # what was done is known all the same, and the version says whether it may still be kept
+            self._keep(cases, results, telling)
+            raise
+        if not self._keep(cases, results, telling):
+            report.notes.append("how far nodes are emptied is read again in the next round")
+
+    def rehearse(self, plan: Plan, views: Mapping[str, NodeView], report: RoundReport) -> None:
+        """Say what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
+        if not self._settings.enabled:
+            return
+        telling = Telling(self._ledger, self._clock, report)
+        wanted = {action.node for action in plan.actions if action.verb == "drain"}
+        marked = {name for name, view in views.items() if view.marks.drained}
+        ends = {action.node for action in plan.actions if action.verb == "release"}
+        for name in sorted((wanted | marked) - ends):
+            try:
+                listed = self._workloads.on_node(name)
+            except SchedulerError as error:
+                telling.trouble(f"what runs on {name} cannot be listed: {error}")
+                continue
+            for workload in listed:
+                if workload.stays is not None:
+                    continue
+                gpus, now = len(views[name].units), self._clock.now()
+                verb, words = self._emptying.foresee(workload, plan.nodes.get(name), gpus, now)
+                writes = self._workloads.preview(workload) if verb == "evict" else ()
+                telling.step(name, verb, "would", workload.name, words, writes)
+
+    def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], turn: Turn) -> None:
+        # slow hooks have half of the time at most: what is ready to go must not wait for them
+        self._emptying.ask(emptying, replace(turn, until=turn.until - self._settings.most_time / 2))
+        self._emptying.evict(emptying, turn)
+        for case in emptying:
+            self._stuck(case, turn)
+        for case in cases:
+            if case.entry.phase == "verifying":
+                result = self._verifying.advance(case, turn)
+                results += [] if result is None else [result]
+            self._verifying.settled(case, turn)
+            why = case.stopped if case.entry.phase == "emptying" else case.held
+            if why is not None and case.entry.phase not in SETTLED:
+                turn.telling.step(case.node, "hold", "held", None, why)
+
+    def _open(self, given: Round, telling: Telling) -> list[Case]:
+        progress = self._store.progress
+        marked = {name for name, view in given.views.items() if view.marks.drained}
+        nodes = dict(progress.nodes)
+        cases: list[Case] = []
+        switches = self._switches(telling)
+        for name in sorted({*nodes, *marked, *given.drained}, key=lambda name: _urgency(given.plan, name)):
+            before = self._clock.now()
+            try:
+                reading = self._scheduler.revalidate(name)
+            except SchedulerError as error:
+                telling.trouble(f"{name} cannot be read again: {error}")
+                continue
+            why = why_ended(reading)
+            if reading is None or why is not None:
+                self._end(name, nodes.pop(name, None), why or "", telling)
+                continue
+            entry = nodes.get(name)
+            if entry is None or name in given.drained or _newer(reading, entry, before):
+                self._end(name, entry, "another drain began", telling)
+                entry = Evacuating(self._clock.now())
+                telling.find(name, "began", "its drain mark is followed")
+            nodes[name] = entry
+            decision = given.plan.nodes.get(name)
+            units = tuple(unit.name for unit in given.views[name].units) if name in given.views else ()
+            case = Case(reading, decision, units, entry)
+            case.frozen = _frozen(given, reading)
+            case.held = "the switches cannot be read" if switches is None else self._held(case, reading, switches)
+            cases.append(case)
+        self._store.progress = replace(progress, nodes=nodes)
+        return cases
+
+    def _end(self, name: str, entry: Evacuating | None, why: str, telling: Telling) -> None:
+        if entry is None:
+            return
+        telling.find(name, "ended" if entry.phase in SETTLED else "called_off", why, {"phase": entry.phase})
+        if entry.phase == "verifying" and entry.started_at is not None:
+            self._verifying.drop(name, entry.verify_key(name))
+        if entry.phase not in SETTLED:
+            telling.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
+
+    def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:
+        passed = self._store.progress.passed_at(reading.view.name)
+        again = self._settings.verification.again_after
+        return why_held(reading, switches, case.decision, passed, again, self._clock.now())
+
+    def _still(self, case: Case) -> str | None:
+        """Read the node and the switches again, right before a call."""
+        try:
+            switches = self._scheduler.read_switches()
+            reading = self._scheduler.revalidate(case.node)
+        except SchedulerError as error:
+            return f"it could not be read again: {error}"
+        if reading is None:
+            return "there is no such node any more"
+        if reading.boot_id != case.reading.boot_id:
+            return "it booted since it was read"
+        return self._held(case, reading, switches)
+
+    def _switches(self, telling: Telling) -> Switches | None:
+        try:
+            return self._scheduler.read_switches()
+        except SchedulerError as error:
+            telling.trouble(f"the switches cannot be read: {error}")
+            return None
+
+    def _keep(self, cases: Iterable[Case], results: Iterable[Result], telling: Telling) -> bool:
+        progress = self._store.progress
+        nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
+        then = Progress(dict(sorted(nodes.items())), progress.results)
+        for result in results:
+            then = then.with_result(result)
+        trouble = self._store.save(then.without_old(self._clock.now() - self._settings.verification.keep))
+        if trouble is not None:
+            telling.trouble(trouble)
+        return trouble is None
+
+    def _stuck(self, case: Case, turn: Turn) -> None:
+        now = turn.telling.clock.now()
+        # told once, and again to each hook that did not take it
+        if case.stopped is not None or not case.going:
+            return
+        if now < case.stuck_at(now) + self._settings.stuck_after and not case.told("stuck"):
+            return
+        known = case.entry.leaving
+        waiting = [
+            f"{each.name} ({known[each.uid].words or each.held or case.waits.get(each.uid) or 'on its way'})"
+            if each.uid in known
+            else f"{each.name} ({case.waits.get(each.uid, 'waited for')})"
+            for each in case.going[:10]
+        ]
+        words = stuck_words(case, waiting)
+        self._escalation.tell(case, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]}, turn)
+
+    def _settle_open(self, telling: Telling) -> None:
+        """Find out what became of calls that a dead process left without an answer."""
+        try:
+            listed: dict[str, Mapping[str, Workload]] = {}
+            for number, call in self._ledger.open_calls()[:_MOST_OPEN]:
+                try:
+                    kind, words = self._became(call, listed)
+                except SchedulerError:
+                    continue  # the next round looks again
+                answer = Settled(self._clock.now(), "found" if kind else "not_found", kind, words)
+                self._ledger.settle_call(number, answer)
+                telling.report.notes.append(f"{call.kind} on {call.node} was interrupted: {words}")
+        except LedgerError as error:
+            telling.forward = False
+            telling.trouble(str(error))
+
+    def _became(self, call: Call, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
+        if call.kind == "verify" and self._verification is not None:
+            found = self._verification.result(call.node, call.key).kind != "missing"
+            return found, "the diagnostic was started" if found else "no diagnostic was started"
+        if call.kind != "evict" or call.workload is None:
+            return False, "the process ended before an answer; it is asked again with the same key where it must be"
+        if call.node not in listed:
+            listed[call.node] = {each.uid: each for each in self._workloads.on_node(call.node)}
+        left = listed[call.node].get(call.workload.uid)
+        if left is None:
+            return True, "it is gone"
+        return (True, "it is on its way out") if left.ending else (False, "it is still there")
+
+
+def _frozen(given: Round, reading: NodeReading) -> str | None:
+    """Say why nothing new is done on any node of a group: the breaker freezes evictions like any hard action."""
+    if reading.view.name in given.unheard:
+        return "what its GPUs reported cannot be read"
+    causes = given.plan.state.breaker.frozen(reading.view.group_key)
+    return f"the breaker is open: {'; '.join(causes)}" if causes else None
+
+
+def _newer(reading: NodeReading, entry: Evacuating, before: datetime) -> bool:
+    """Tell whether a mark is another one than the progress was kept for.
+
+    A mark whose beginning cannot be read is said to have begun now, which tells nothing.
+    """
+    since = reading.view.marks.hard_since
+    return since is not None and entry.began_at < since < before
+
+
+def _urgency(plan: Plan, name: str) -> tuple[float, str]:
+    decision = plan.nodes.get(name)
+    if decision is None:
+        return 0.0, name
+    return -2.0 if decision.rules else -(decision.risk or 0.0), name

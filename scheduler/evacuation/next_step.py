@@ -1,0 +1,106 @@
+"""What is next for one workload on a node that is to be emptied: a pure function of what is known of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+from policy.plan import NodeDecision
+from policy.worth import WorthConfig, worth_of
+from scheduler.evacuation.progress import Leaving
+from scheduler.evacuation.workload import Workload
+
+Next = Literal["going", "ask", "await", "held", "wait_end", "later", "evict"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """What a wait is weighed by.
+
+    Attributes
+    ----------
+    worth : WorthConfig
+    horizon : timedelta
+    gpus : int
+        Of the node.
+    wait_for_end : bool
+    """
+
+    worth: WorthConfig
+    horizon: timedelta
+    gpus: int
+    wait_for_end: bool
+
+
+def next_step(
+    workload: Workload, leaving: Leaving, decision: NodeDecision, prices: Prices, now: datetime
+) -> tuple[Next, str]:
+    """Say what is next, and why.
+
+    Parameters
+    ----------
+    workload : Workload
+        As listed just now; it does not ``stay``.
+    leaving : Leaving
+    decision : NodeDecision
+        Its node's, of this round.
+    prices : Prices
+    now : datetime
+        Aware.
+
+    Returns
+    -------
+    str
+        ``going``: it is on its way; ``ask``: for a checkpoint; ``await``: the acknowledgement; ``held``: it may not be
+        moved; ``wait_end``: its own end is cheaper; ``later``: it was tried lately; ``evict``.
+    str
+        In words.
+    """
+    if workload.ending:
+        return "going", "it is on its way out"
+    if leaving.deadline is not None and now < leaving.deadline and leaving.asked in ("planned", "asked"):
+        until = f"its checkpoint is waited for until {leaving.deadline:%Y-%m-%d %H:%M:%S} UTC"
+        return ("ask", "") if leaving.asked == "planned" else ("await", until)
+    if workload.held is not None:
+        end = workload.ends_at
+        at_most = "" if end is None else f", until {end:%Y-%m-%d %H:%M} UTC at the latest"
+        return "held", f"it may not be moved ({workload.held}): its end is waited for{at_most}"
+    if leaving.asked != "acknowledged" and leaving.evicted_at is None:
+        why = waits_for_end(workload, decision, prices, now, can_checkpoint=False)
+        if why is not None:
+            return "wait_end", why
+    if leaving.again_at is not None and now < leaving.again_at:
+        return "later", leaving.words
+    return "evict", ""
+
+
+def waits_for_end(
+    workload: Workload, decision: NodeDecision, prices: Prices, now: datetime, *, can_checkpoint: bool
+) -> str | None:
+    """Say why a workload is better left to end by itself; None: it is not.
+
+    A fault that is there already (a hard rule) waits for nothing: its risk is taken as certain.
+
+    Parameters
+    ----------
+    workload : Workload
+    decision : NodeDecision
+    prices : Prices
+    now : datetime
+        Aware.
+    can_checkpoint : bool
+        Whether it can still be asked for one; false also where it was asked and did not answer.
+
+    Returns
+    -------
+    str or None
+    """
+    if not prices.wait_for_end or workload.job is None:
+        return None
+    risk = 1.0 if decision.rules else decision.risk
+    if risk is None:
+        return None
+    job = replace(workload.job, can_checkpoint=can_checkpoint)
+    worth = worth_of(max(1, prices.gpus), (job,), risk, prices.horizon, prices.worth, now)
+    return worth.words if worth.choice == "wait" else None

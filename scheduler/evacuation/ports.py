@@ -1,0 +1,198 @@
+"""What the evacuation needs of a scheduler and of diagnostics, as protocols. ``memory`` has one of each in memory.
+
+Everything here may be called again with the same arguments: a process may die after a call and before it took note of
+it, and the next one, perhaps on another machine, calls again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+from scheduler.answers import Answer, Write
+from scheduler.evacuation.workload import Workload
+from scheduler.readings import StoredState
+
+WorkKind = Literal["done", "already", "blocked", "gone", "conflict", "refused", "timeout"]
+CheckpointKind = Literal["acknowledged", "waiting", "failed", "gone"]
+DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Under which condition a call may be made.
+
+    Attributes
+    ----------
+    holder : str
+        Who holds the lease; an adapter that can, lets the scheduler compare.
+    until : datetime
+        The call must have been sent by then: the end of the lease. Aware.
+    """
+
+    holder: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAsk:
+    """A request for a checkpoint.
+
+    Attributes
+    ----------
+    key : str
+        Idempotency key: of one workload (its uid) in one drain; 32 hexadecimal digits.
+    deadline : datetime
+        From then on the workload may be evicted without an acknowledgement; aware.
+    why : str
+        For whoever reads it: why the node is drained.
+    """
+
+    key: str
+    deadline: datetime
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkAnswer:
+    """What came of a call about a workload or a diagnostic.
+
+    Attributes
+    ----------
+    kind : str
+        ``done``: asked, or accepted (an eviction that is accepted is not yet a workload that is gone: only a listing
+        tells); ``already``: it stood so, or was on its way out already; ``blocked``: the scheduler says not now, and
+        that it may later (a disruption budget: Kubernetes' 429 to an eviction); nothing was done; ``gone``: there is no
+        such workload any more; ``conflict``: the name is there with another uid, nothing was done; ``refused``: it will
+        not (rights, a fault of its own, a terminating namespace), nothing was done; ``timeout``: no answer, and nobody
+        knows.
+    words : str
+        What it said, such as the name of the budget.
+    again_at : datetime or None
+        Not before this, where the scheduler said so (``Retry-After``); aware.
+    writes : tuple of Write
+        What was written, where something was.
+    """
+
+    kind: WorkKind
+    words: str = ""
+    again_at: datetime | None = None
+    writes: tuple[Write, ...] = ()
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether what was asked for is on its way or there."""
+        return self.kind in ("done", "already", "gone")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """Where a requested checkpoint stands.
+
+    Attributes
+    ----------
+    kind : str
+        ``acknowledged``: written; ``waiting``: not yet, or not known; ``failed``: the workload says that it cannot;
+        ``gone``: the workload is not there any more (or has another uid).
+    words : str
+    at : datetime or None
+        When it was acknowledged, where that is known; aware.
+    """
+
+    kind: CheckpointKind
+    words: str = ""
+    at: datetime | None = None
+
+
+class Workloads(Protocol):
+    """What runs on the nodes of a scheduler, and how it is asked to go.
+
+    Reads raise :class:`scheduler.failures.SchedulerError`: what cannot be listed wholly is not listed at all, for a
+    missing workload would look like an empty node. Writes never raise for what the scheduler says; they answer.
+    """
+
+    def on_node(self, node: str) -> tuple[Workload, ...]:
+        """List what runs on a node now, from the scheduler itself (no cache); a finished workload may be left out."""
+        ...
+
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+        """Ask for a checkpoint through the scheduler, where its offer says so.
+
+        Asked again with the same key it writes nothing (``already``) where the scheduler can tell; a signal cannot be
+        told from no signal, and is sent at least once. Only to the uid that is named, else ``conflict``.
+        """
+        ...
+
+    def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
+        """Read whether the request with this key was acknowledged; one for another key says nothing of this one."""
+        ...
+
+    def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
+        """Ask the scheduler to move one workload, with its own grace time; never deletes, never overrides a budget.
+
+        Only the uid that is named, compared by the scheduler itself where it can (Kubernetes: preconditions of the
+        eviction), else read again right before. What is ``ending`` already is answered by ``already``.
+        """
+        ...
+
+    def preview(self, workload: Workload) -> tuple[Write, ...]:
+        """Give what :meth:`evict` would send, for a rehearsal; sends nothing."""
+        ...
+
+    def load_progress(self) -> StoredState:
+        """Read where the evacuations stand, as kept in the scheduler (apart from the controller's safety state)."""
+        ...
+
+    def save_progress(self, text: str, version: str) -> Answer:
+        """Replace it, if it still has this version; the answer holds the new one. As ``save_state`` of the adapter."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticResult:
+    """Where a diagnostic stands.
+
+    Attributes
+    ----------
+    kind : str
+        ``passed`` and ``failed``: it ran to its end and says so itself; ``inconclusive``: it ended and says neither
+        (aborted, evicted, no output, an output that does not belong to this node): it frees nothing and labels nothing;
+        ``running``; ``missing``: none of this key is there.
+    words : str
+    failed_units : tuple of str
+        Which GPUs failed, as the scores name them; none: not known which.
+    at : datetime or None
+        When it ended; aware.
+    """
+
+    kind: DiagnosticKind
+    words: str = ""
+    failed_units: tuple[str, ...] = ()
+    at: datetime | None = None
+
+
+class Verification(Protocol):
+    """A diagnostic on an emptied node, such as ``dcgmi diag``."""
+
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
+        """Start it; ``already`` where one of this key was started before, whatever became of it.
+
+        It must be able to run on a node that carries our taint (tolerate it, or be placed on it by name).
+        """
+        ...
+
+    def result(self, node: str, key: str) -> DiagnosticResult:
+        """Read where it stands.
+
+        Raises
+        ------
+        SchedulerError
+            If that cannot be read.
+        """
+        ...
+
+    def drop(self, node: str, key: str) -> None:
+        """Stop it where it runs, and clear away what it left; failures are passed over: it ends by itself."""
+        ...

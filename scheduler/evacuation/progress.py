@@ -1,0 +1,215 @@
+"""Where each evacuation stands: kept in the scheduler, so that a new leader on another machine goes on with it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+from scheduler.evacuation.ports import DiagnosticKind
+from scheduler.plain import object_of, plain_of
+from scheduler.stored_state import LONGEST, packed, unpacked
+
+FORMAT = 1
+"""Version of the progress; another one is refused, and begun anew."""
+
+_HEAD = "predrain-evacuations 1"
+
+Asked = Literal["planned", "asked", "acknowledged", "failed", "none"]
+Phase = Literal["emptying", "verifying", "passed", "failed", "inconclusive", "done"]
+SETTLED: tuple[Phase, ...] = ("passed", "failed", "inconclusive", "done")
+"""Phases in which nothing more is done about a node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """One workload that has to go.
+
+    Attributes
+    ----------
+    name, uid : str
+    key : str
+        Of the request for a checkpoint.
+    asked : str
+        ``planned``: to be asked, or nobody knows whether it was; ``asked``; ``acknowledged``; ``failed``: it says that
+        it cannot; ``none``: it names no way.
+    deadline : datetime or None
+        Until when the acknowledgement is waited for; set once, so that a restart does not begin the wait anew. None:
+        nothing is asked.
+    evicted_at : datetime or None
+        When an eviction was last accepted.
+    again_at : datetime or None
+        Nothing more is tried before.
+    tries : int
+        Evictions in a row that came to nothing.
+    words : str
+        Why it is still there.
+    """
+
+    name: str
+    uid: str
+    key: str
+    asked: Asked
+    deadline: datetime | None = None
+    evicted_at: datetime | None = None
+    again_at: datetime | None = None
+    tries: int = 0
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Evacuating:
+    """One node on its way.
+
+    Attributes
+    ----------
+    began_at : datetime
+        When its drain mark was first seen here; part of all keys, so that another drain has others.
+    phase : str
+        ``emptying``; ``verifying``: empty, a diagnostic runs or is to; then what it came to, or ``done`` where none
+        follows.
+    leaving : mapping of str to Leaving
+        By uid.
+    due_at : datetime or None
+        When the last wait for a checkpoint is over; from then on it counts as stuck after a while.
+    empty_at : datetime or None
+    attempt : int
+        Of the diagnostic, counted through.
+    first : int
+        The first attempt of this series: an inconclusive one is followed by others at once, up to a number.
+    started_at : datetime or None
+        When this attempt was begun; None: not yet.
+    ended_at : datetime or None
+        When the last diagnostic came to something.
+    boot_id : str or None
+        Of the node then.
+    units : tuple of str
+        GPUs in it then.
+    told : tuple of str
+        What was told to people about it, each once.
+    words : str
+        What it waits for.
+    """
+
+    began_at: datetime
+    phase: Phase = "emptying"
+    leaving: Mapping[str, Leaving] = field(default_factory=dict)
+    due_at: datetime | None = None
+    empty_at: datetime | None = None
+    attempt: int = 1
+    first: int = 1
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    boot_id: str | None = None
+    units: tuple[str, ...] = ()
+    told: tuple[str, ...] = ()
+    words: str = ""
+
+    def verify_key(self, node: str) -> str:
+        """Name this attempt of the diagnostic."""
+        return key_of(node, self.began_at, f"verify {self.attempt}")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a diagnostic came to.
+
+    Attributes
+    ----------
+    node, key : str
+    units : tuple of str
+        GPUs that were in the node.
+    kind : str
+        ``passed``, ``failed`` or ``inconclusive``.
+    at : datetime
+        Aware.
+    failed_units : tuple of str
+        None named: not known which.
+    words : str
+    """
+
+    node: str
+    key: str
+    units: tuple[str, ...]
+    kind: DiagnosticKind
+    at: datetime
+    failed_units: tuple[str, ...] = ()
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """All of it.
+
+    Attributes
+    ----------
+    nodes : mapping of str to Evacuating
+        Nodes with a drain mark of ours, by name.
+    results : tuple of Result
+        Those of the last days, oldest first.
+    """
+
+    nodes: Mapping[str, Evacuating] = field(default_factory=dict)
+    results: tuple[Result, ...] = ()
+
+    def passed_at(self, node: str) -> datetime | None:
+        """When a diagnostic last passed on a node; None: never, or it failed since."""
+        mine = [each for each in self.results if each.node == node and each.kind in ("passed", "failed")]
+        return mine[-1].at if mine and mine[-1].kind == "passed" else None
+
+    def with_result(self, result: Result) -> Progress:
+        """Take note of a result, once."""
+        if any(each.key == result.key for each in self.results):
+            return self
+        return replace(self, results=(*self.results, result))
+
+    def without_old(self, before: datetime) -> Progress:
+        """Forget results from before a time."""
+        kept = tuple(each for each in self.results if each.at >= before)
+        return self if len(kept) == len(self.results) else replace(self, results=kept)
+
+
+def key_of(node: str, began_at: datetime, what: str) -> str:
+    """Name a call: about one thing, in one drain of one node."""
+    text = f"{node}|{began_at.timestamp():.3f}|{what}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def progress_text(progress: Progress) -> str:
+    """Write it for the scheduler.
+
+    Raises
+    ------
+    ValueError
+        If it is longer than a scheduler keeps.
+    """
+    content = {"format": FORMAT, **plain_of(progress)}
+    text = packed(_HEAD, json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
+    if len(text) > LONGEST:
+        raise ValueError(f"the evacuations have {len(text)} characters, {LONGEST} fit: lower verification.keep")
+    return text
+
+
+def progress_of(text: str) -> Progress:
+    """Read what :func:`progress_text` wrote.
+
+    Raises
+    ------
+    ValueError
+        If it is damaged or of another format. Whoever reads it then begins with an empty one: checkpoints are asked for
+        again, and no deadline is over.
+    """
+    content = json.loads(unpacked(_HEAD, text, "what is kept of the evacuations"))
+    if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
+        raise ValueError("what is kept of the evacuations is of another format")
+    found = object_of(Progress, content, "evacuations")
+    assert isinstance(found, Progress)
+    return found
+
+
+def later(first: timedelta, most: timedelta, tries: int) -> timedelta:
+    """Give the pause after so many tries: doubled each time, up to the most."""
+    return min(most, first * 2 ** min(tries, 20))

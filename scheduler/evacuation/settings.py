@@ -1,0 +1,220 @@
+"""How nodes are emptied: what is asked first, how much at once, what follows, and through which hooks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Literal
+from urllib.parse import urlsplit
+
+_NONE = timedelta(0)
+
+
+def _positive(value: object, *names: str) -> None:
+    for name in names:
+        if getattr(value, name) <= _NONE:
+            raise ValueError(f"{name} is {getattr(value, name)}: give a positive time")
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """A server that is told by POST.
+
+    Attributes
+    ----------
+    url : str or None
+        ``https://…``; ``http://`` is for the same machine or a trusted net. None: only those that workloads name
+        themselves, on ``hosts``.
+    hosts : tuple of str
+        Further hosts (``name`` or ``name:port``) that a workload may name in its own URL. Nothing else is asked.
+    token_file : str or None
+        File with a bearer token, read at each call; sent to the host of ``url`` only.
+    timeout : timedelta
+        Of one attempt.
+    attempts : int
+        How often one call tries, where there is no answer, a 429 or a 5xx.
+    """
+
+    url: str | None = None
+    hosts: tuple[str, ...] = ()
+    token_file: str | None = None
+    timeout: timedelta = timedelta(seconds=5)
+    attempts: int = 2
+
+    def __post_init__(self) -> None:
+        _positive(self, "timeout")
+        if not 1 <= self.attempts <= 5:
+            raise ValueError(f"attempts is {self.attempts}: give a number from 1 to 5")
+        if self.url is not None and not usable(self.url):
+            raise ValueError(f"url is {self.url!r}: give an http or https address with a host, without a password")
+        if self.url is None and not self.hosts:
+            raise ValueError("url is missing: give it, or the hosts that workloads may name")
+
+
+def usable(url: str) -> bool:
+    """Tell whether an address is one of HTTP, with a host and no password in it."""
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+        )
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class CommandSettings:
+    """A command on the controller's machine. It runs without a shell, and at least once.
+
+    Attributes
+    ----------
+    argv : tuple of str
+        The program, by its absolute path, and its first arguments.
+    timeout : timedelta
+        Then it is ended, with all that it started.
+    """
+
+    argv: tuple[str, ...]
+    timeout: timedelta = timedelta(seconds=10)
+
+    def __post_init__(self) -> None:
+        _positive(self, "timeout")
+        if not self.argv or not self.argv[0].startswith("/"):
+            raise ValueError(f"argv is {list(self.argv)}: give the program by its absolute path")
+
+
+@dataclass(frozen=True, slots=True)
+class HookSettings:
+    """Where something is told: a server, a command, or both.
+
+    Attributes
+    ----------
+    webhook : WebhookSettings or None
+    command : CommandSettings or None
+    """
+
+    webhook: WebhookSettings | None = None
+    command: CommandSettings | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSettings:
+    """What is asked of workloads before they are evicted.
+
+    Attributes
+    ----------
+    wait : timedelta
+        How long an acknowledgement is waited for, where the workload names no time.
+    most_wait : timedelta
+        What a workload names is cut to this.
+    otherwise : str
+        How workloads are asked that name no way themselves: by the operator's ``webhook`` or ``command``, or not
+        (``none``).
+    webhook : WebhookSettings or None
+    command : CommandSettings or None
+    """
+
+    wait: timedelta = timedelta(minutes=5)
+    most_wait: timedelta = timedelta(minutes=30)
+    otherwise: Literal["none", "webhook", "command"] = "none"
+    webhook: WebhookSettings | None = None
+    command: CommandSettings | None = None
+
+    def __post_init__(self) -> None:
+        _positive(self, "wait", "most_wait")
+        if self.otherwise == "webhook" and (self.webhook is None or self.webhook.url is None):
+            raise ValueError("otherwise is 'webhook': give the webhook with its url")
+        if self.otherwise == "command" and self.command is None:
+            raise ValueError("otherwise is 'command': give the command")
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationSettings:
+    """The diagnostic that follows on an emptied node.
+
+    Attributes
+    ----------
+    by : str
+        ``none``: none follows, and the mark ends with its prediction; ``scheduler``: a job of the scheduler's own;
+        ``webhook``, ``command``: the operator's.
+    webhook : WebhookSettings or None
+    command : CommandSettings or None
+    patience : timedelta
+        Without a result by then it is inconclusive.
+    attempts : int
+        How often it is tried while it is inconclusive.
+    repeat : timedelta
+        After one that failed or stayed inconclusive it is run again so much later, or as soon as the node booted or its
+        GPUs are others: so a repaired node comes back by itself, and one that is not stays out. Shorter than the rule
+        on a failed diagnostic holds.
+    again_after : timedelta
+        The jobs of a node that passed so lately are not moved again: it takes no new ones, and they run on.
+    keep : timedelta
+        How long results are kept in the scheduler. A failed one holds its node as long as the rule on it says.
+    """
+
+    by: Literal["none", "scheduler", "webhook", "command"] = "none"
+    webhook: WebhookSettings | None = None
+    command: CommandSettings | None = None
+    patience: timedelta = timedelta(hours=2)
+    attempts: int = 2
+    repeat: timedelta = timedelta(days=1)
+    again_after: timedelta = timedelta(hours=12)
+    keep: timedelta = timedelta(days=14)
+
+    def __post_init__(self) -> None:
+        _positive(self, "patience", "repeat", "keep")
+        if self.again_after < _NONE:
+            raise ValueError(f"again_after is {self.again_after}: give a time of zero or more")
+        if self.attempts < 1:
+            raise ValueError(f"attempts is {self.attempts}: give a positive number")
+        if self.by == "webhook" and (self.webhook is None or self.webhook.url is None):
+            raise ValueError("by is 'webhook': give the webhook with its url")
+        if self.by == "command" and self.command is None:
+            raise ValueError("by is 'command': give the command")
+
+
+@dataclass(frozen=True, slots=True)
+class EvacuationSettings:
+    """How nodes with a drain mark are emptied.
+
+    Attributes
+    ----------
+    enabled : bool
+        False: a drain mark keeps new work off, and the jobs end by themselves.
+    most_time : timedelta
+        What a round has not begun by then is left to the next one.
+    most_going : int
+        Workloads on their way out at once, in the whole fleet.
+    most_going_node : int
+        The same on one node.
+    retry_first, retry_most : timedelta
+        After a blocked or failed eviction it is tried again not before this, doubled each time.
+    stuck_after : timedelta
+        A node that is not empty by then, counted from when its last wait was over, is told about once. It keeps its
+        taint; nothing is forced.
+    wait_for_end : bool
+        A workload that cannot write a checkpoint is left to end by itself where that is expected to cost less.
+    checkpoint : CheckpointSettings
+    verification : VerificationSettings
+    escalation : HookSettings
+        Who is told of stuck nodes, failed and inconclusive diagnostics; else only the ledger and the output say so.
+    """
+
+    enabled: bool = False
+    most_time: timedelta = timedelta(seconds=30)
+    most_going: int = 20
+    most_going_node: int = 20
+    retry_first: timedelta = timedelta(seconds=30)
+    retry_most: timedelta = timedelta(minutes=10)
+    stuck_after: timedelta = timedelta(hours=1)
+    wait_for_end: bool = True
+    checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
+    verification: VerificationSettings = field(default_factory=VerificationSettings)
+    escalation: HookSettings = field(default_factory=HookSettings)
+
+    def __post_init__(self) -> None:
+        _positive(self, "most_time", "retry_first", "retry_most", "stuck_after")
+        for name in ("most_going", "most_going_node"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive number")

@@ -1,0 +1,1 @@
+"""Kubernetes as a scheduler: marks as labels, annotations and taints; state, switches and lease as its objects."""

@@ -1,0 +1,155 @@
+"""The node condition ``GPUFailurePredicted`` and the event beside it: for people, and for tools that follow conditions.
+
+Neither is part of what decides: our own marks are read from label, annotation and taints only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, Literal
+
+from policy.fleet import Level, Published
+from policy.plan import Action
+from telemetry.kubernetes.client import Object
+
+CONDITION: Final = "GPUFailurePredicted"
+
+UNKNOWN_KEPT: Final = timedelta(days=1)
+"""How long ``Unknown`` stands on a node of which nothing is said any more."""
+
+_MOST_MESSAGE: Final = 1000
+_EVENT_NAMESPACE: Final = "default"
+
+Status = Literal["True", "False", "Unknown"]
+
+_OF_TIER: Final[dict[str, tuple[Status, str]]] = {
+    "high": ("True", "RiskHigh"),
+    "elevated": ("False", "RiskElevated"),
+    "watch": ("False", "RiskWatched"),
+    "clear": ("False", "RiskClear"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class StandingCondition:
+    """Our condition as it stands on a node.
+
+    Attributes
+    ----------
+    status, reason : str
+    since : datetime or None
+        Its last transition.
+    """
+
+    status: str
+    reason: str
+    since: datetime | None
+
+
+def standing_condition(raw: Object) -> StandingCondition:
+    """Read our condition."""
+    return StandingCondition(str(raw.get("status")), str(raw.get("reason")), _time(raw.get("lastTransitionTime")))
+
+
+def condition_after(action: Action, standing: StandingCondition | None, now: datetime) -> Object | None:
+    """Give the content of the status patch that says what an action came to; None: nothing is to be said.
+
+    ``True`` is said of tier ``high`` only, for tools that repair nodes follow it. Of a node that is released because
+    nothing is known of it any more, ``Unknown`` is said; of one that is clear, nothing.
+    """
+    if action.verb == "publish":
+        status, reason = _OF_TIER.get(action.tier, ("Unknown", "RiskUnknown"))
+        end = "" if action.expires_at is None else f", holds until {_stamp(action.expires_at)}"
+        risk = "" if action.risk is None else f" (risk {action.risk:.3g})"
+        words = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
+        return _set(status, reason, words, standing, now)
+    if action.verb == "release" and action.to < Level.PUBLISHED:
+        if action.tier == "unknown":
+            return _set("Unknown", "PredictionExpired", "nothing is known of it any more", standing, now)
+        return None if standing is None else _removed()
+    return None
+
+
+def condition_mended(standing: StandingCondition | None, published: Published | None, now: datetime) -> Object | None:
+    """Give the status patch for a condition that no longer says what stands; None: it does.
+
+    A condition is written after the mark that it tells of, so that one may be left behind where a process died between
+    the two, or where the prediction expired and nobody was there.
+    """
+    if standing is None:
+        return None
+    if published is not None and published.expires_at > now:
+        return None
+    if standing.status != "Unknown":
+        return _set("Unknown", "PredictionExpired", "the prediction has expired", standing, now)
+    if published is None and (standing.since is None or now - standing.since > UNKNOWN_KEPT):
+        return _removed()
+    return None
+
+
+def event_of(action: Action, node: str, before: Published | None, now: datetime) -> tuple[str, Object] | None:
+    """Give the event that tells people of an action.
+
+    Returns
+    -------
+    tuple of (str, mapping) or None
+        The path to create it under, and it. Of a prediction that is only renewed, nothing is told.
+    """
+    if action.verb == "publish" and (before is None or before.tier != action.tier):
+        kind = "Warning" if action.tier in ("high", "elevated") else "Normal"
+        risk = "" if action.risk is None else f", risk {action.risk:.3g}"
+        reason, words = "GPUFailurePredicted", f"tier {action.tier}{risk}: {'; '.join(action.reasons[:3])}"
+    elif action.verb == "release" and action.to < Level.PUBLISHED:
+        kind, reason = "Normal", "GPUFailurePredictionWithdrawn"
+        words = "; ".join(action.reasons[:3]) or "nothing stands any more"
+    else:
+        return None
+    stamp = _stamp(now)
+    digest = hashlib.sha256(f"{node} {action.verb} {action.tier} {stamp}".encode()).hexdigest()[:16]
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{node[:200]}.{digest}", "namespace": _EVENT_NAMESPACE},
+        # kubelets name the node as the uid, and that is what `kubectl describe node` looks for
+        "involvedObject": {"kind": "Node", "name": node, "uid": node},
+        "reason": reason,
+        "message": words[:_MOST_MESSAGE],
+        "type": kind,
+        "source": {"component": "predrain"},
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+    return f"/api/v1/namespaces/{_EVENT_NAMESPACE}/events", event
+
+
+def _set(status: Status, reason: str, words: str, standing: StandingCondition | None, now: datetime) -> Object:
+    same = standing is not None and standing.status == status and standing.since is not None
+    since = standing.since if same and standing is not None and standing.since is not None else now
+    content: dict[str, Any] = {
+        "type": CONDITION,
+        "status": status,
+        "reason": reason,
+        "message": words[:_MOST_MESSAGE],
+        "lastHeartbeatTime": _stamp(now),
+        "lastTransitionTime": _stamp(since),
+    }
+    return {"status": {"conditions": [content]}}
+
+
+def _removed() -> Object:
+    return {"status": {"conditions": [{"type": CONDITION, "$patch": "delete"}]}}
+
+
+def _stamp(when: datetime) -> str:
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _time(text: object) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(text)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

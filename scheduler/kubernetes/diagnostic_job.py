@@ -1,0 +1,199 @@
+"""A diagnostic on an emptied node as a Job made from the operator's manifest, believed only where it says so."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import yaml
+
+from scheduler.evacuation.ports import DiagnosticResult, Fence, WorkAnswer
+from scheduler.kubernetes.api import NoAnswerError
+from scheduler.kubernetes.pods import instant
+from scheduler.kubernetes.scheduler import KubernetesScheduler
+from telemetry.errors import InputError
+from telemetry.kubernetes.client import Object
+
+_ENDED: Final = ("Complete", "Failed")
+_MOST_UNITS: Final = 64
+_EXISTS: Final = 409
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """Read the manifest of a Job.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        YAML with one ``batch/v1`` Job; its name, namespace, place and retries are set by us.
+
+    Raises
+    ------
+    InputError
+        If it cannot be read or is no such Job.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"the diagnostic's manifest cannot be read: {error}", str(path), "Give a YAML file.") from None
+    job = content if isinstance(content, dict) else {}
+    try:
+        containers = job["spec"]["template"]["spec"]["containers"]
+        good = (job["apiVersion"], job["kind"]) == ("batch/v1", "Job") and bool(containers)
+        good = good and isinstance(containers, list) and all(isinstance(each, dict) for each in containers)
+    except (KeyError, TypeError):
+        good = False
+    if not good:
+        raise InputError("the diagnostic's manifest is no batch/v1 Job with containers", str(path), "Correct it.")
+    return job
+
+
+class KubernetesVerification:
+    """Runs diagnostics as Jobs in our namespace.
+
+    Parameters
+    ----------
+    scheduler : KubernetesScheduler
+    manifest : mapping
+        As :func:`read_manifest` gives it.
+
+    Notes
+    -----
+    The Job is bound to its node by the node's name and tolerates our taint, so that the scheduler places it there once
+    the GPUs are free. Its containers are told ``PREDRAIN_NODE``, ``PREDRAIN_KEY`` and ``PREDRAIN_GPUS``, with commas.
+    One of them says what it found in its termination message: ``{"result": "passed" | "failed", "node": …, "key": …}``
+    with ``failed_units`` and ``words`` if it likes. A Job that ended without saying so, on another node, or that says
+    ``passed`` and failed, is inconclusive.
+    """
+
+    def __init__(self, scheduler: KubernetesScheduler, manifest: Mapping[str, Any]) -> None:
+        self._scheduler = scheduler
+        self._api = scheduler.api
+        self._manifest = manifest
+        self._namespace = scheduler.settings.namespace
+        self._folder = f"/apis/batch/v1/namespaces/{self._namespace}/jobs"
+
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
+        """Create the Job; one that is there under this key was started before."""
+        why = self._scheduler.leadership.may_write(fence.holder)
+        if why is not None or self._scheduler.clock.now() >= fence.until:
+            return WorkAnswer("refused", why or "the lease ended before it was sent")
+        within = self._scheduler.leadership.left()
+        try:
+            said = self._api.ask("POST", self._folder, None, self._job(node, units, key), within=within)
+        except NoAnswerError as error:
+            return WorkAnswer("timeout" if error.sent else "refused", str(error))
+        if said.good:
+            return WorkAnswer("done", f"Job {self._namespace}/{name_of(key)}")
+        if said.status == _EXISTS:
+            return WorkAnswer("already", "it was started before")
+        return WorkAnswer("refused", said.words)
+
+    def result(self, node: str, key: str) -> DiagnosticResult:
+        """Read where it stands.
+
+        Raises
+        ------
+        SchedulerError
+            If that cannot be read.
+        """
+        job = self._api.read(f"{self._folder}/{name_of(key)}")
+        if job is None:
+            return DiagnosticResult("missing")
+        conditions = (job.get("status") or {}).get("conditions") or ()
+        ended = [each for each in conditions if each.get("type") in _ENDED and each.get("status") == "True"]
+        pods = self._pods(key)
+        if not ended:
+            return DiagnosticResult("running", "; ".join(_phase(each) for each in pods) or "no pod of it yet")
+        end = ended[0]
+        found = [statement for each in pods for statement in _statements(each, node, key)]
+        at, complete = instant(end.get("lastTransitionTime")), end["type"] == "Complete"
+        if len(found) != 1:
+            said = "it ended and says neither passed nor failed" if not found else "it says more than one thing"
+            return DiagnosticResult("inconclusive", f"{said} ({end.get('message') or end['type']})", (), at)
+        (statement,) = found
+        words = str(statement.get("words") or "")[:500]
+        if statement["result"] == "passed" and not complete:
+            return DiagnosticResult("inconclusive", f"it says passed, and failed ({end.get('message')})", (), at)
+        units = statement.get("failed_units")
+        failed = tuple(str(each) for each in units[:_MOST_UNITS]) if isinstance(units, list) else ()
+        return DiagnosticResult(statement["result"], words, failed, at)
+
+    def drop(self, node: str, key: str) -> None:  # noqa: ARG002 - the key says all
+        """Delete the Job with its pods; a failure is passed over, for it ends by its own deadline."""
+        body = {"propagationPolicy": "Background"}
+        try:
+            self._api.ask("DELETE", f"{self._folder}/{name_of(key)}", None, body)
+        except NoAnswerError:
+            return
+
+    def _pods(self, key: str) -> list[Object]:
+        selector = {"labelSelector": f"{self._label}={name_of(key)}"}
+        path = f"/api/v1/namespaces/{quote(self._namespace, safe='')}/pods"
+        return self._api.listing(path, selector, self._scheduler.settings.pod_page, lambda each: each)[0]
+
+    @property
+    def _label(self) -> str:
+        return self._scheduler.pod_keys.diagnostic
+
+    def _job(self, node: str, units: Sequence[str], key: str) -> dict[str, Any]:
+        job = copy.deepcopy(dict(self._manifest))
+        metadata = job.setdefault("metadata", {})
+        metadata |= {"name": name_of(key), "namespace": self._namespace}
+        metadata["labels"] = {**(metadata.get("labels") or {}), self._label: name_of(key)}
+        metadata["annotations"] = {**(metadata.get("annotations") or {}), self._label: key}
+        spec = job["spec"]
+        spec["backoffLimit"] = 0
+        spec.setdefault("activeDeadlineSeconds", 7200)
+        spec.setdefault("ttlSecondsAfterFinished", 86_400)
+        template = spec["template"]
+        template["metadata"] = template.get("metadata") or {}
+        labels = template["metadata"].get("labels") or {}
+        template["metadata"]["labels"] = {**labels, self._label: name_of(key)}
+        pod = template["spec"]
+        pod["restartPolicy"] = "Never"
+        here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+        pod["affinity"] = {
+            "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
+        }
+        ours = {"key": self._scheduler.keys.taint, "operator": "Exists"}
+        pod["tolerations"] = [*(pod.get("tolerations") or ()), ours]
+        told = {"PREDRAIN_NODE": node, "PREDRAIN_KEY": key, "PREDRAIN_GPUS": ",".join(units)}
+        for container in pod["containers"]:
+            kept = [each for each in container.get("env") or () if each.get("name") not in told]
+            container["env"] = [*kept, *({"name": name, "value": value} for name, value in told.items())]
+        return job
+
+
+def name_of(key: str) -> str:
+    """Give the name of the Job with this key."""
+    return f"predrain-diagnostic-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
+
+
+def _phase(pod: Object) -> str:
+    status = pod.get("status") or {}
+    waits = next((str(each.get("message")) for each in status.get("conditions") or () if each.get("message")), "")
+    return f"its pod is {status.get('phase')}{f': {waits[:200]}' if waits else ''}"
+
+
+def _statements(pod: Object, node: str, key: str) -> list[Mapping[str, Any]]:
+    """Give what the containers of a pod say of this node and this run in their termination messages."""
+    if (pod.get("spec") or {}).get("nodeName") != node:
+        return []
+    found: list[Mapping[str, Any]] = []
+    for each in (pod.get("status") or {}).get("containerStatuses") or ():
+        message = ((each.get("state") or {}).get("terminated") or {}).get("message")
+        try:
+            said = json.loads(message or "")
+        except ValueError:
+            continue
+        if not isinstance(said, dict) or (said.get("node"), said.get("key")) != (node, key):
+            continue
+        if said.get("result") in ("passed", "failed"):
+            found.append(said)
+    return found

@@ -1,0 +1,195 @@
+"""Which replica may write: a Lease of the API server, taken so that no clock of another machine is trusted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from scheduler.failures import SchedulerError
+from scheduler.kubernetes.api import ApiServer, NoAnswerError
+from scheduler.ports import Clock
+from telemetry.kubernetes.client import Object
+
+_API: Final = "/apis/coordination.k8s.io/v1/namespaces"
+_LOOK_EVERY_S: Final = 1.0
+_LONGEST_FOREIGN: Final = timedelta(hours=1)
+# A lease that claims to last longer is waited for no longer than this.
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Our right to write.
+
+    Attributes
+    ----------
+    holder : str
+    until : datetime
+        By the machine's clock; aware.
+    ends : float
+        By the clock that is never set, in seconds: a machine's clock that is set back prolongs nothing.
+    """
+
+    holder: str
+    until: datetime
+    ends: float
+
+
+class Leadership:
+    """A Lease.
+
+    Another one's lease is over when we have seen it unchanged for as long as it is said to last, by our own clock that
+    is never set. ``renewTime`` is only compared with itself: it is a time of the other's clock, which may be wrong.
+    Our own ends ``lasts`` after the moment before the request was sent.
+
+    Parameters
+    ----------
+    api : ApiServer
+    namespace, name : str
+    clock : Clock
+    waits : bool
+        Whether another one's lease is watched until it is renewed or over, as long as it was never ours. For a process
+        that does one round and ends: it would never see a lease twice, and a dead leader's would hold for ever.
+    sleep : callable
+        Waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        api: ApiServer,
+        namespace: str,
+        name: str,
+        clock: Clock,
+        *,
+        waits: bool = False,
+        sleep: Callable[[float], object],
+    ) -> None:
+        self._api = api
+        self._folder = f"{_API}/{namespace}/leases"
+        self._path = f"{self._folder}/{name}"
+        self._namespace = namespace
+        self._name = name
+        self._clock = clock
+        self._waits = waits
+        self._sleep = sleep
+        self._seen: tuple[tuple[str, ...], float] | None = None
+        self.held: Held | None = None
+
+    def may_write(self, holder: str) -> str | None:
+        """Say why a process may not write now; None: it may."""
+        held = self.held
+        if held is None or held.holder != holder:
+            return f"{holder} does not hold the lease"
+        if self._clock.now() >= held.until or self._api.elapsed() >= held.ends:
+            return f"the lease of {holder} has ended"
+        return None
+
+    def left(self) -> timedelta:
+        """Give how long we hold it still."""
+        held = self.held
+        if held is None:
+            return timedelta(0)
+        return min(held.until - self._clock.now(), timedelta(seconds=held.ends - self._api.elapsed()))
+
+    def take(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take or prolong it; None: another one holds it.
+
+        Raises
+        ------
+        SchedulerError
+            If it is not known whether it is held.
+        """
+        self.held = None
+        while True:
+            asked, asked_s = self._clock.now(), self._api.elapsed()
+            found = self._api.read(self._path)
+            wait = self._foreign_for(found, holder)
+            if wait is None:
+                self._waits = False
+                return self._written(found, holder, lasts, asked, asked_s)
+            if not self._waits or wait <= 0:
+                return None
+            self._sleep(min(wait, _LOOK_EVERY_S))
+
+    def drop(self, holder: str) -> None:
+        """Give it back, if it is ours; a failure is passed over."""
+        self.held = None
+        try:
+            found = self._api.read(self._path)
+            if found is None or _spec(found).get("holderIdentity") != holder:
+                return
+            # An empty holder is how Kubernetes' own components give a lease back.
+            spec = {**_spec(found), "holderIdentity": "", "leaseDurationSeconds": 1}
+            self._api.ask("PUT", self._path, body={**found, "spec": spec}, within=timedelta(seconds=3))
+        except (SchedulerError, NoAnswerError):
+            return
+
+    def _foreign_for(self, found: Object | None, holder: str) -> float | None:
+        """Give the seconds that another one's lease still holds for; 0: it was renewed while we looked; None: free."""
+        if found is None:
+            return None
+        spec = _spec(found)
+        other = spec.get("holderIdentity")
+        if not other or other == holder:
+            self._seen = None
+            return None
+        now = self._api.elapsed()
+        mark = tuple(str(spec.get(key)) for key in ("holderIdentity", "renewTime", "leaseTransitions", "acquireTime"))
+        if self._seen is None or self._seen[0] != mark:
+            renewed = self._seen is not None
+            self._seen = (mark, now)
+            return 0.0 if renewed else self._lasting(spec)
+        left = self._seen[1] + self._lasting(spec) - now
+        return left if left > 0 else None
+
+    @staticmethod
+    def _lasting(spec: Object) -> float:
+        given = spec.get("leaseDurationSeconds")
+        longest = _LONGEST_FOREIGN.total_seconds()
+        return min(float(given), longest) if isinstance(given, int) and given > 0 else longest
+
+    def _written(
+        self, found: Object | None, holder: str, lasts: timedelta, asked: datetime, asked_s: float
+    ) -> datetime | None:
+        stamp = asked.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        old = {} if found is None else _spec(found)
+        mine = old.get("holderIdentity") == holder
+        transitions = old.get("leaseTransitions")
+        spec: dict[str, Any] = {
+            **old,
+            "holderIdentity": holder,
+            "leaseDurationSeconds": max(1, math.ceil(lasts.total_seconds())),
+            "acquireTime": old.get("acquireTime") or stamp if mine else stamp,
+            "renewTime": stamp,
+            "leaseTransitions": (transitions if isinstance(transitions, int) else 0) + (not mine and found is not None),
+        }
+        try:
+            if found is None:
+                metadata = {"name": self._name, "namespace": self._namespace}
+                lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+                said = self._api.ask("POST", self._folder, body=lease, within=lasts / 2)
+            else:
+                said = self._api.ask("PUT", self._path, body={**found, "spec": spec}, within=lasts / 2)
+        except NoAnswerError as error:
+            raise SchedulerError(f"{self._api.name}: {error}") from error
+        if said.status == 409 and not self._is(holder, stamp):
+            return None
+        if not said.good and said.status != 409:
+            raise SchedulerError(f"{self._api.name}{self._path}: {said.words}")
+        self._seen = None
+        until = asked + lasts
+        self.held = Held(holder, until, asked_s + lasts.total_seconds())
+        return until
+
+    def _is(self, holder: str, stamp: str) -> bool:
+        """Whether what stands is our own writing, in a try of which we had no answer."""
+        found = self._api.read(self._path)
+        spec = {} if found is None else _spec(found)
+        return spec.get("holderIdentity") == holder and spec.get("renewTime") == stamp
+
+
+def _spec(found: Object) -> dict[str, Any]:
+    spec = found.get("spec")
+    return dict(spec) if isinstance(spec, dict) else {}

@@ -1,0 +1,225 @@
+"""Pods as jobs: what runs on a node, and how large the whole is that each pod belongs to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from policy.fleet import JobView
+from telemetry.kubernetes.client import Object
+from telemetry.kubernetes.jobs import pod_run
+from telemetry.kubernetes.rules import KubernetesRules
+
+LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
+"""Field selector of pods that hold anything."""
+
+_DURATION: Final = re.compile(r"(\d{1,6})(s|m|h|)")
+_SECONDS: Final = {"s": 1, "": 1, "m": 60, "h": 3600}
+
+
+@dataclass(frozen=True, slots=True)
+class PodPart:
+    """A pod's part of a job.
+
+    Attributes
+    ----------
+    node, job : str
+    gpus : int
+        Of this pod; at least 1.
+    started_at, checkpointed_at, ends_at : datetime or None
+    can_checkpoint : bool
+    """
+
+    node: str
+    job: str
+    gpus: int
+    started_at: datetime | None
+    checkpointed_at: datetime | None
+    ends_at: datetime | None
+    can_checkpoint: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PodKeys:
+    """Annotations of pods under our prefix, by which a job says what may be done with it.
+
+    Attributes
+    ----------
+    prefix : str
+    namespace : str
+        Ours, where diagnostics run.
+    """
+
+    prefix: str
+    namespace: str
+
+    def is_diagnostic(self, pod: Object) -> bool:
+        """Tell whether a pod is a diagnostic of ours.
+
+        It is no job, and nothing that has to go. In our own namespace only: elsewhere anybody could hide a job by a
+        label.
+        """
+        metadata = pod["metadata"]
+        return metadata.get("namespace") == self.namespace and self.diagnostic in (metadata.get("labels") or {})
+
+    @property
+    def checkpoint(self) -> str:
+        """How it is asked for a checkpoint: ``annotation``, ``webhook`` or ``command``."""
+        return f"{self.prefix}/checkpoint"
+
+    @property
+    def checkpoint_url(self) -> str:
+        """Of its webhook."""
+        return f"{self.prefix}/checkpoint-url"
+
+    @property
+    def checkpoint_takes(self) -> str:
+        """How long it needs for one: ``90s``, ``5m``."""
+        return f"{self.prefix}/checkpoint-takes"
+
+    @property
+    def requested(self) -> str:
+        """Written by us: a checkpoint is asked for."""
+        return f"{self.prefix}/checkpoint-requested"
+
+    @property
+    def acknowledged(self) -> str:
+        """Written by the job: the checkpoint with this key is written, or cannot be."""
+        return f"{self.prefix}/checkpoint-acknowledged"
+
+    @property
+    def ends_at(self) -> str:
+        """When the job expects to end (ISO 8601 with a zone)."""
+        return f"{self.prefix}/ends-at"
+
+    @property
+    def evict(self) -> str:
+        """``true``: it may go although nobody would start it elsewhere, or its local data is lost."""
+        return f"{self.prefix}/evict"
+
+    @property
+    def diagnostic(self) -> str:
+        """Label of our own diagnostics."""
+        return f"{self.prefix}/diagnostic"
+
+    @property
+    def managed(self) -> str:
+        """``false``: keep off."""
+        return f"{self.prefix}/managed"
+
+
+def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | None:
+    """Read a pod's part of a job; None: it is on no node yet, asks for no GPU, has ended, or is ours."""
+    try:
+        if keys.is_diagnostic(pod):
+            return None
+        run = pod_run(pod, rules)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        return _unreadable(pod)
+    if run is None or run.outcome is not None:
+        return None
+    annotations = annotations_of(pod)
+    return PodPart(
+        run.node,
+        run.job,
+        max(1, run.gpus),
+        _instant(run.started_ms),
+        None if run.checkpointed_ms is None else _instant(run.checkpointed_ms),
+        ends_at(pod, keys),
+        keys.checkpoint in annotations,
+    )
+
+
+def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
+    """Give the jobs of each node, each with the GPUs of the whole job on all nodes among ``parts``."""
+    wholes: dict[str, JobView] = {}
+    of_node: dict[str, set[str]] = {}
+    for part in parts:
+        of_node.setdefault(part.node, set()).add(part.job)
+        whole = wholes.get(part.job)
+        mine = JobView(part.job, part.gpus, part.started_at, part.checkpointed_at, part.ends_at, part.can_checkpoint)
+        wholes[part.job] = mine if whole is None else _joined(whole, mine)
+    return {node: {name: wholes[name] for name in sorted(names)} for node, names in of_node.items()}
+
+
+def annotations_of(thing: Object) -> Mapping[str, str]:
+    """Give the annotations of an object."""
+    metadata = thing.get("metadata") or {}
+    found = metadata.get("annotations") or {}
+    return found if isinstance(found, dict) else {}
+
+
+def ends_at(pod: Object, keys: PodKeys) -> datetime | None:
+    """Give when a pod ends by itself at the latest: as it says, or by its ``activeDeadlineSeconds``."""
+    said = instant(annotations_of(pod).get(keys.ends_at))
+    if said is not None:
+        return said
+    spec, status = pod.get("spec") or {}, pod.get("status") or {}
+    started, lasts = instant(status.get("startTime")), spec.get("activeDeadlineSeconds")
+    if started is None or not isinstance(lasts, int):
+        return None
+    try:
+        return started + timedelta(seconds=lasts)
+    except OverflowError:
+        return None
+
+
+def version_of(thing: Object) -> int:
+    """Give the resourceVersion of an object as a number, by which versions of one kind compare; 0: it is none."""
+    metadata = thing.get("metadata")
+    text = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
+
+
+def instant(text: Any) -> datetime | None:
+    """Read an instant with a zone; None: it is none."""
+    try:
+        when = datetime.fromisoformat(text)
+    except (TypeError, ValueError):
+        return None
+    return when if when.tzinfo is not None else None
+
+
+def duration(text: str | None) -> timedelta | None:
+    """Read a duration such as ``90s``, ``5m`` or ``1h``; None: it is none."""
+    found = _DURATION.fullmatch((text or "").strip())
+    return None if found is None else timedelta(seconds=int(found[1]) * _SECONDS[found[2]])
+
+
+def _joined(one: JobView, other: JobView) -> JobView:
+    """Join two parts of one job: it ends with its first part; any part may be the one that notes its checkpoints."""
+
+    def first(a: datetime | None, b: datetime | None) -> datetime | None:
+        return min(a, b) if a is not None and b is not None else a or b
+
+    saved = (
+        max(one.checkpointed_at, other.checkpointed_at)
+        if one.checkpointed_at is not None and other.checkpointed_at is not None
+        else one.checkpointed_at or other.checkpointed_at
+    )
+    return JobView(
+        one.name,
+        one.gpus + other.gpus,
+        first(one.started_at, other.started_at),
+        saved,
+        first(one.ends_at, other.ends_at),
+        one.can_checkpoint or other.can_checkpoint,
+    )
+
+
+def _unreadable(pod: Object) -> PodPart | None:
+    """Give a job of its own for a pod that cannot be understood: it occupies its node all the same."""
+    metadata = pod.get("metadata") if isinstance(pod.get("metadata"), dict) else {}
+    spec = pod.get("spec") if isinstance(pod.get("spec"), dict) else {}
+    node = spec.get("nodeName") if spec else None
+    if not isinstance(node, str) or not node:
+        return None
+    name = f"{(metadata or {}).get('namespace')}/{(metadata or {}).get('name')}"
+    return PodPart(node, name, 1, None, None, None, can_checkpoint=False)
+
+
+def _instant(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)

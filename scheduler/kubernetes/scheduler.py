@@ -1,0 +1,353 @@
+"""Kubernetes behind the controller's port: nodes read with their versions, each action one JSON patch."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any, Final
+from urllib.parse import quote
+
+from policy.fleet import JobView
+from policy.plan import Action
+from scheduler.answers import Answer, Precondition, Write
+from scheduler.failures import SchedulerError
+from scheduler.kubernetes.api import JSON_PATCH, STRATEGIC_PATCH, ApiServer, Connection, NoAnswerError, Said
+from scheduler.kubernetes.condition import condition_after, condition_mended, event_of
+from scheduler.kubernetes.config_map import KeptText, SwitchesOn
+from scheduler.kubernetes.leadership import Leadership
+from scheduler.kubernetes.patches import patch_of
+from scheduler.kubernetes.pods import LIVING, PodKeys, PodPart, jobs_of, pod_part, version_of
+from scheduler.kubernetes.seen_node import SeenNode, seen_node
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.node_object import Keys, NodeObject, after, writes_between
+from scheduler.ports import Clock
+from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
+
+NODES: Final = "/api/v1/nodes"
+PODS: Final = "/api/v1/pods"
+FIELD_MANAGER: Final = "predrain"
+
+_REMEMBERED: Final = 64
+_MOST_MENDED: Final = 50
+_BESIDE_WITHIN: Final = timedelta(seconds=2)
+_NOT_FOUND: Final = 404
+_EXISTS: Final = 409
+_INVALID: Final = 422
+
+
+class KubernetesScheduler:
+    """A Kubernetes cluster.
+
+    Parameters
+    ----------
+    connection : Connection
+        As :func:`telemetry.kubernetes.client.connect` gives it.
+    clock : Clock
+    settings : KubernetesSettings
+    waits : bool
+        Whether a lease of another process is watched until it is renewed or over, rather than asked for again later:
+        for a process that does one round and ends.
+    elapsed : callable
+        Seconds of a clock that never goes back.
+    sleep : callable
+        Waits so many seconds.
+
+    Attributes
+    ----------
+    api : ApiServer
+    settings : KubernetesSettings
+    keys : Keys
+    leadership : Leadership
+    clock : Clock
+    rules : KubernetesRules
+    pod_keys : PodKeys
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        clock: Clock,
+        settings: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
+        *,
+        waits: bool = False,
+        elapsed: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.keys = Keys(settings.prefix)
+        self.api = ApiServer(connection, settings, elapsed, sleep)
+        self.leadership = Leadership(self.api, settings.namespace, settings.lease, clock, waits=waits, sleep=sleep)
+        self._state = KeptText(self.api, settings.namespace, settings.state)
+        self._switches = SwitchesOn(self._state, settings.prefix)
+        self.rules = settings.rules
+        self.pod_keys = PodKeys(settings.prefix, settings.namespace)
+        self._seen: OrderedDict[str, SeenNode] = OrderedDict()
+        self._jobs: Mapping[str, JobView] = {}
+        self._pods_version = 0
+
+    def read_fleet(self) -> FleetReading:
+        """List all GPU nodes, all that carry anything of ours, the jobs on them, and the switches.
+
+        Conditions of ours that do not say what stands any more are corrected, where this process holds the lease.
+        """
+        read_at = self.clock.now()
+        nodes = self._nodes()
+        jobs = self._all_jobs()
+        switches, unclear = self._switches.read()
+        if self.leadership.left() > timedelta(0):
+            self._mend(nodes)
+        troubles = [unclear] if unclear else []
+        if not self.settings.jobs:
+            troubles.append("jobs are not read (jobs is false), so that no floor per job would hold")
+        readings = tuple(each.with_jobs(tuple(jobs.get(each.thing.name, {}).values())) for each in nodes)
+        return FleetReading(readings, read_at, switches, "; ".join(troubles) or None)
+
+    def revalidate(self, node: str) -> NodeReading | None:
+        """Read one node anew; its pods are never older than those of the last listing."""
+        seen = self._read(node)
+        if seen is None:
+            return None
+        return seen.with_jobs(self._jobs_on(node))
+
+    def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
+        """Give what would be written to the node as it was read, or as it is now where that is long ago."""
+        seen = self._known(reading.view.name, reading.version) or self._read(reading.view.name)
+        if seen is None:
+            return tuple(() for _ in actions)
+        thing, now, made = seen.thing, self.clock.now(), []
+        for action in actions:
+            then = after(action, thing, self.keys, now)
+            made.append(writes_between(thing, then))
+            thing = then
+        return tuple(made)
+
+    def apply(self, action: Action, precondition: Precondition) -> Answer:
+        """Carry out an action as one patch that the server applies to exactly the node that was read.
+
+        What ``publish`` and ``release`` say to people, a condition and an event, follows; where that fails the answer
+        is ``done`` all the same and says so.
+        """
+        seen = self._ready(action, precondition)
+        if isinstance(seen, Answer):
+            return seen
+        then = after(action, seen.thing, self.keys, self.clock.now())
+        writes = writes_between(seen.thing, then)
+        if not writes:
+            return Answer("already", "it stood so", (), seen.reading.version)
+        try:
+            said = self._patched(action, seen, then)
+        except NoAnswerError as error:
+            return Answer("timeout" if error.sent else "refused", str(error))
+        if not said.good:
+            return self._refused(said, seen)
+        self._remember(said.content)
+        words = self._beside(action, seen)
+        return Answer("done", words, writes, self._seen[action.node].reading.version)
+
+    def load_state(self) -> StoredState:
+        """Read the safety state from its ConfigMap."""
+        return self._state.load()
+
+    def save_state(self, text: str, version: str) -> Answer:
+        """Replace the safety state, if it still has this version."""
+        return self._state.save(text, version)
+
+    def read_switches(self) -> Switches:
+        """Read the switches, annotations of the ConfigMap of the state."""
+        return self._switches.read()[0]
+
+    def set_switches(self, switches: Switches) -> Answer:
+        """Set the switches; a person may, whoever holds the lease."""
+        return self._switches.write(switches)
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take or prolong the Lease."""
+        return self.leadership.take(holder, lasts)
+
+    def drop_lease(self, holder: str) -> None:
+        """Give the Lease back."""
+        self.leadership.drop(holder)
+
+    def whole_job(self, part: JobView) -> JobView:
+        """Give a job with its GPUs on all nodes, as of the last listing, where only a part of it was read."""
+        return self._jobs.get(part.name, part)
+
+    def _ready(self, action: Action, precondition: Precondition) -> SeenNode | Answer:
+        """Give the node that the precondition speaks of, or why it cannot be written to."""
+        why = self.leadership.may_write(precondition.holder)
+        if why is not None or self.clock.now() >= precondition.until:
+            return Answer("refused", why or "the lease ended before it was sent")
+        try:
+            seen = self._known(action.node, precondition.version) or self._read(action.node)
+        except SchedulerError as error:
+            return Answer("refused", f"the node could not be read, nothing was sent: {error}")
+        if seen is None:
+            return Answer("gone", f"there is no node {action.node}")
+        conflict = self._conflict(seen, precondition)
+        return seen if conflict is None else Answer("conflict", conflict)
+
+    def _nodes(self) -> list[SeenNode]:
+        found = self._listed({"labelSelector": self.settings.selector} if self.settings.selector else {})
+        if self.settings.selector:
+            # what carries our marks is never passed over, also where it is selected no more
+            names = {each.thing.name for each in found}
+            marked = self._listed({"labelSelector": self.keys.tier})
+            found += [each for each in marked if each.thing.name not in names]
+        return found
+
+    def _listed(self, params: Mapping[str, str]) -> list[SeenNode]:
+        def view(raw: Mapping[str, Any]) -> SeenNode | None:
+            seen = seen_node(raw, self.settings, self.rules, self.keys, self.clock.now())
+            return seen if seen is not None and seen.concerns_us else None
+
+        return self.api.listing(NODES, params, self.settings.node_page, view)[0]
+
+    def _all_jobs(self) -> dict[str, dict[str, JobView]]:
+        if not self.settings.jobs:
+            return {}
+        newest = 0
+
+        def view(raw: Mapping[str, Any]) -> PodPart | None:
+            nonlocal newest
+            newest = max(newest, version_of(raw))
+            return self._part(raw)
+
+        params = {"fieldSelector": f"{LIVING},spec.nodeName!="}
+        parts, _ = self.api.listing(PODS, params, self.settings.pod_page, view)
+        self._pods_version = newest
+        jobs = jobs_of(parts)
+        self._jobs = {name: job for of_node in jobs.values() for name, job in of_node.items()}
+        return jobs
+
+    def _jobs_on(self, node: str) -> tuple[JobView, ...]:
+        if not self.settings.jobs:
+            return ()
+        params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
+        if self._pods_version:
+            # "Not older than": the server may answer from its memory, by its index of nodes, rather than read all pods.
+            # The version is that of the newest pod seen and not of the listing: before 1.31, a server whose pods have
+            # not changed since would wait for a change before it answers.
+            params["resourceVersion"] = str(self._pods_version)
+        parts, _ = self.api.listing(PODS, params, 0, self._part)
+        # of a job that runs elsewhere too, the pods of this node are only a part
+        return tuple(self.whole_job(job) for job in jobs_of(parts).get(node, {}).values())
+
+    def _part(self, raw: Mapping[str, Any]) -> PodPart | None:
+        return pod_part(raw, self.rules, self.pod_keys)
+
+    def _read(self, node: str) -> SeenNode | None:
+        raw = self.api.read(_path(node))
+        return None if raw is None else self._remember(raw)
+
+    def _remember(self, raw: Mapping[str, Any]) -> SeenNode | None:
+        seen = seen_node(raw, self.settings, self.rules, self.keys, self.clock.now())
+        if seen is not None:
+            self._seen[seen.thing.name] = seen
+            self._seen.move_to_end(seen.thing.name)
+            while len(self._seen) > _REMEMBERED:
+                self._seen.popitem(last=False)
+        return seen
+
+    def _known(self, node: str, version: str) -> SeenNode | None:
+        seen = self._seen.get(node)
+        return seen if seen is not None and seen.reading.version == version else None
+
+    def _conflict(self, seen: SeenNode, expected: Precondition) -> str | None:
+        if not seen.reading.view.readable:
+            return "its state cannot be read"
+        if seen.reading.version != expected.version:
+            return f"version {seen.reading.version}, expected {expected.version}"
+        if seen.reading.boot_id != expected.boot_id:
+            return "it booted since"
+        if seen.reading.view.marks.level != expected.marks.level:
+            return "other marks of ours stand on it than expected"
+        return None
+
+    def _patched(self, action: Action, seen: SeenNode, then: NodeObject) -> Said:
+        path = _path(action.node)
+        if action.verb in ("publish", "release") and then.taints == seen.thing.taints:
+            # Of a node's status one may write its metadata, but no taint: a publisher needs no more right than this.
+            path += "/status"
+        return self.api.ask(
+            "PATCH",
+            path,
+            {"fieldManager": FIELD_MANAGER},
+            patch_of(seen, then),
+            kind=JSON_PATCH,
+            within=self.leadership.left(),
+        )
+
+    def _refused(self, said: Said, seen: SeenNode) -> Answer:
+        if said.status == _NOT_FOUND:
+            return Answer("gone", said.words)
+        if said.status == _EXISTS:
+            return Answer("conflict", said.words)
+        if said.status == _INVALID:
+            # a test that failed, or a value that the server will not have: the node itself tells which
+            try:
+                now = self._read(seen.thing.name)
+            except SchedulerError:
+                now = None
+            if now is None or now.reading.version != seen.reading.version:
+                return Answer("conflict", said.words)
+        return Answer("refused", said.words)
+
+    def _beside(self, action: Action, seen: SeenNode) -> str:
+        """Write condition and event; gives what failed of it, in words."""
+        now = self.clock.now()
+        failed: list[str | None] = []
+        if self.settings.condition:
+            content = condition_after(action, seen.condition, now)
+            failed.append(None if content is None else self._set_condition(action.node, content))
+        if self.settings.events:
+            event = event_of(action, action.node, seen.reading.view.marks.published, now)
+            failed.append(None if event is None else self._tell(*event))
+        return "; ".join(filter(None, failed))
+
+    def _set_condition(self, node: str, content: Mapping[str, Any]) -> str | None:
+        """Merge a condition into a node's status, by its type; gives what failed."""
+        try:
+            said = self.api.ask(
+                "PATCH",
+                f"{_path(node)}/status",
+                {"fieldManager": FIELD_MANAGER},
+                content,
+                kind=STRATEGIC_PATCH,
+                within=min(_BESIDE_WITHIN, self.leadership.left()),
+            )
+        except NoAnswerError as error:
+            return f"the condition was not written: {error}"
+        if not said.good:
+            return f"the condition was not written: {said.words}"
+        self._remember(said.content)
+        return None
+
+    def _tell(self, path: str, event: Mapping[str, Any]) -> str | None:
+        """Create an event; gives what failed."""
+        try:
+            said = self.api.ask("POST", path, None, event, within=min(_BESIDE_WITHIN, self.leadership.left()))
+        except NoAnswerError as error:
+            return f"the event was not written: {error}"
+        if said.good or said.status == _EXISTS:  # of this very second: ours, by an earlier try
+            return None
+        return f"the event was not written: {said.words}"
+
+    def _mend(self, nodes: Sequence[SeenNode]) -> None:
+        if not self.settings.condition:
+            return
+        now, mended = self.clock.now(), 0
+        for seen in nodes:
+            content = condition_mended(seen.condition, seen.reading.view.marks.published, now)
+            if content is None or not seen.reading.view.readable:
+                continue
+            self._set_condition(seen.thing.name, content)
+            mended += 1
+            if mended >= _MOST_MENDED:
+                return
+
+
+def _path(node: str) -> str:
+    return f"{NODES}/{quote(node, safe='')}"

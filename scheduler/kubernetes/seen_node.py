@@ -1,0 +1,161 @@
+"""A node as the API server tells it: what the policy sees, what can be written, and what a patch has to compare."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, Final
+
+from policy.fleet import JobView, Level, NodeView, UnitView
+from scheduler.kubernetes.condition import CONDITION, StandingCondition, standing_condition
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
+from scheduler.readings import NodeReading
+from telemetry.kubernetes.client import Object
+from telemetry.kubernetes.node_view import NodeView as Collected
+from telemetry.kubernetes.node_view import view_of as collected
+from telemetry.kubernetes.rules import KubernetesRules
+
+_UUID: Final = re.compile(r"GPU-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")
+_DRIVERS: Final = (
+    ("nvidia.com/cuda.driver-version.full",),
+    ("nvidia.com/cuda.driver.major", "nvidia.com/cuda.driver.minor", "nvidia.com/cuda.driver.rev"),
+    ("amd.com/gpu.driver-version",),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenNode:
+    """One node of one reading.
+
+    Attributes
+    ----------
+    reading : NodeReading
+        Without jobs.
+    thing : NodeObject
+    taints : tuple of mapping
+        As they stand, with fields that we do not know: what is not ours is sent back as it was.
+    has_labels, has_annotations : bool
+        Whether there is any, for a patch cannot add to a map that is not there.
+    condition : StandingCondition or None
+        Ours, as it stands.
+    gpus : bool
+        Whether it is a GPU node.
+    """
+
+    reading: NodeReading
+    thing: NodeObject
+    taints: tuple[Mapping[str, Any], ...]
+    has_labels: bool
+    has_annotations: bool
+    condition: StandingCondition | None
+    gpus: bool
+
+    @property
+    def concerns_us(self) -> bool:
+        """Whether it has GPUs, or anything of ours."""
+        return self.gpus or self.reading.view.marks.level > Level.NONE or self.condition is not None
+
+    def with_jobs(self, jobs: tuple[JobView, ...]) -> NodeReading:
+        """Give the reading with the jobs that run there."""
+        return replace(self.reading, view=replace(self.reading.view, jobs=jobs))
+
+
+def seen_node(
+    raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime
+) -> SeenNode | None:
+    """Read a node object.
+
+    Returns
+    -------
+    SeenNode or None
+        None where it has not even a name. One that is not of the form that a node has is not readable, and nothing is
+        done on it.
+    """
+    metadata = raw.get("metadata")
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    if not isinstance(name, str) or not name:
+        return None
+    try:
+        return _seen(raw, settings, rules, keys, now)
+    except (KeyError, TypeError, AttributeError, ValueError):
+        assert isinstance(metadata, dict)
+        view = NodeView(name, settings.cluster, settings.group, readable=False)
+        reading = NodeReading(view, str(metadata.get("resourceVersion") or ""))
+        return SeenNode(reading, NodeObject(name), (), False, False, None, gpus=True)
+
+
+def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime) -> SeenNode:
+    metadata, spec = raw["metadata"], raw.get("spec") or {}
+    labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
+    taints = tuple(spec.get("taints") or ())
+    thing = NodeObject(
+        metadata["name"],
+        labels,
+        annotations,
+        tuple(Taint(each["key"], each.get("value") or "", each["effect"]) for each in taints),
+        bool(spec.get("unschedulable")),
+    )
+    found = collected(raw, rules)
+    place = dict(found.place)
+    base = NodeView(
+        thing.name,
+        place.get("cluster", settings.cluster),
+        place.get("group", settings.group),
+        place.get("rack"),
+        place.get("nvlink_domain"),
+        tuple(UnitView(unit) for unit in _units(annotations, settings)),
+        cordoned_by=_cordoned_by(found, thing, rules, keys),
+        down=_down(found) or bool(metadata.get("deletionTimestamp")),
+        software=_software(labels),
+    )
+    view = view_of(thing, base, keys, now)
+    conditions = (raw.get("status") or {}).get("conditions") or ()
+    ours = next((each for each in conditions if each.get("type") == CONDITION), None)
+    return SeenNode(
+        NodeReading(view, metadata["resourceVersion"], found.boot_id),
+        thing,
+        taints,
+        bool(labels),
+        bool(annotations),
+        None if ours is None else standing_condition(ours),
+        found.has_gpus,
+    )
+
+
+def _cordoned_by(found: Collected, thing: NodeObject, rules: KubernetesRules, keys: Keys) -> str | None:
+    if found.cordoned:
+        return f"{found.cordoned_by or 'somebody'} (it is unschedulable)"
+    for taint in thing.taints:
+        if keys.owns(taint) or taint.effect == "PreferNoSchedule" or taint.key in FOREIGN_OWNER_TAINTS:
+            continue
+        rule = rules.for_taint(taint.key)
+        if rule is not None and rule.type == "drain":
+            return f"the taint {taint.key}:{taint.effect}"
+    return None
+
+
+def _down(found: Collected) -> bool:
+    """Whether it is not ready; a node that has never said so is not ready either."""
+    return not any(each.type == "Ready" and each.status == "True" for each in found.conditions)
+
+
+def _software(labels: Mapping[str, str]) -> str | None:
+    for keys in _DRIVERS:
+        parts = [labels[key] for key in keys if labels.get(key)]
+        if parts:
+            return "driver " + ".".join(parts)
+    return None
+
+
+def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tuple[str, ...]:
+    own = annotations.get(f"{settings.prefix}/gpus")
+    if own is not None:
+        return tuple(dict.fromkeys(_NAME.findall(own)))
+    found: dict[str, None] = {}
+    for key in settings.gpu_annotations:
+        found |= dict.fromkeys(_UUID.findall(annotations.get(key, "")))
+    return tuple(found)

@@ -1,0 +1,129 @@
+"""How the Kubernetes adapter works: names, places, limits."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from telemetry.kubernetes.rules import KubernetesRules, default_rules
+
+_DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class KubernetesSettings:
+    """How the Kubernetes adapter works.
+
+    Attributes
+    ----------
+    kubeconfig, context : str or None
+        Where the credentials are; None: those of the pod that we run in, else as ``kubectl`` finds them.
+    prefix : str
+        DNS name under which all labels, annotations and taints of ours stand.
+    namespace : str
+        Where lease, state and switches lie.
+    lease, state, progress : str
+        Names of the Lease and of the ConfigMaps of the controller's and of the evacuations' state.
+    cluster : str
+        What the cluster is called in budgets and in the ledger, where no label says it.
+    group : str
+        Group of the nodes that no label puts into one.
+    selector : str
+        Label selector of the nodes that may be acted on; empty: every node that has GPUs.
+    gpu_resources, slice_resources : tuple of str
+        Extended resources that are whole GPUs, and patterns of those that are parts; empty: the collector's.
+    cluster_labels, group_labels, rack_labels, domain_labels : tuple of str
+        Labels of a node that say where it stands, first found counts; empty: the collector's.
+    gpu_annotations : tuple of str
+        Further annotations of a node in which the UUIDs of its GPUs stand (``GPU-…``), such as HAMi's
+        ``hami.io/node-nvidia-register``; ``PREFIX/gpus`` is read always. Only where the scores name GPUs by UUID.
+    jobs : bool
+        Whether pods are read, so that floors per job hold. Without, the breaker stays open: nothing hard is begun.
+    condition, events : bool
+        Whether the node condition and the events are written beside what is published.
+    requests_per_second, burst : float, int
+        At most; what is more waits.
+    connect_timeout, request_timeout : timedelta
+        Until the connection stands; of silence, until an answer is given up.
+    patience : timedelta
+        For how long a request is tried again that the server could not serve (429, 5xx, cut connections).
+    node_page, pod_page : int
+        Objects a page of a listing; one page at a time is held as JSON.
+    diagnostic_job : str or None
+        File with the manifest of a Job that checks an emptied node, for ``evacuation.verification.by: scheduler``.
+    evict : str
+        ``all``: a node is empty when no pod is left but those of daemon sets and mirrors; ``gpu``: when none with GPUs
+        is left.
+    evict_unmanaged : bool
+        Whether pods go that nobody would start elsewhere.
+    evict_local_data : bool
+        Whether pods go whose ``emptyDir`` on disk is lost with them. One in memory (``/dev/shm``) never holds a pod.
+    """
+
+    kubeconfig: str | None = None
+    context: str | None = None
+    prefix: str = "predrain.io"
+    namespace: str = "predrain"
+    lease: str = "predrain-controller"
+    state: str = "predrain-state"
+    progress: str = "predrain-evacuations"
+    cluster: str = "kubernetes"
+    group: str = "none"
+    selector: str = ""
+    gpu_resources: tuple[str, ...] = ()
+    slice_resources: tuple[str, ...] = ()
+    cluster_labels: tuple[str, ...] = ()
+    group_labels: tuple[str, ...] = ()
+    rack_labels: tuple[str, ...] = ()
+    domain_labels: tuple[str, ...] = ()
+    gpu_annotations: tuple[str, ...] = ()
+    jobs: bool = True
+    condition: bool = True
+    events: bool = True
+    requests_per_second: float = 200.0
+    burst: int = 200
+    connect_timeout: timedelta = timedelta(seconds=3)
+    request_timeout: timedelta = timedelta(seconds=5)
+    patience: timedelta = timedelta(seconds=10)
+    node_page: int = 100
+    pod_page: int = 250
+    diagnostic_job: str | None = None
+    evict: Literal["all", "gpu"] = "all"
+    evict_unmanaged: bool = False
+    evict_local_data: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("connect_timeout", "request_timeout", "patience"):
+            if getattr(self, name) <= timedelta(0):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
+        for name in ("prefix", "namespace", "lease", "state", "progress"):
+            if not _DNS_NAME.fullmatch(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: give a DNS name (small letters, digits, - and .)")
+        if self.state == self.progress:
+            raise ValueError(f"state and progress are both {self.state!r}: give two names")
+        if not self.requests_per_second > 0 or self.burst < 1:
+            raise ValueError(
+                f"requests_per_second is {self.requests_per_second}, burst is {self.burst}: give positive numbers"
+            )
+        for name in ("node_page", "pod_page"):
+            if not 1 <= getattr(self, name) <= 500:
+                raise ValueError(f"{name} is {getattr(self, name)}: give 1 to 500")
+
+    @property
+    def rules(self) -> KubernetesRules:
+        """The collector's rules about nodes and pods, with what is set here in their place."""
+        base = default_rules()
+        labels = {
+            "cluster": self.cluster_labels, "group": self.group_labels, "rack": self.rack_labels,
+            "nvlink_domain": self.domain_labels,
+        }  # fmt: skip
+        return base.model_copy(
+            update={
+                "prefix": self.prefix,
+                "labels": base.labels | {name: list(keys) for name, keys in labels.items() if keys},
+                "gpu_resources": list(self.gpu_resources) or base.gpu_resources,
+                "slice_resources": list(self.slice_resources) or base.slice_resources,
+            }
+        )

@@ -1,0 +1,225 @@
+"""Pods behind the evacuation's port: checkpoints asked for by annotation, evictions by the Eviction API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, timedelta
+from typing import Any, Final
+from urllib.parse import quote
+
+from scheduler.answers import Answer, Write
+from scheduler.evacuation.ports import CheckpointAsk, CheckpointState, Fence, WorkAnswer
+from scheduler.evacuation.workload import Workload
+from scheduler.failures import SchedulerError
+from scheduler.kubernetes.api import MERGE_PATCH, NoAnswerError, Said
+from scheduler.kubernetes.config_map import KeptText
+from scheduler.kubernetes.pod_workload import pod_workload
+from scheduler.kubernetes.pods import LIVING, annotations_of, instant
+from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
+from scheduler.readings import StoredState
+from telemetry.kubernetes.client import Object
+
+_CORE: Final = "/api/v1"
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_TOO_MANY: Final = 429
+_FAULT: Final = 500
+_TWO_BUDGETS: Final = "more than one poddisruptionbudget"
+_AGAIN_AFTER_FAULT: Final = timedelta(minutes=5)
+
+
+class KubernetesWorkloads:
+    """The pods of a cluster.
+
+    Parameters
+    ----------
+    scheduler : KubernetesScheduler
+        Whose connection, lease, clock and settings these are.
+    """
+
+    def __init__(self, scheduler: KubernetesScheduler) -> None:
+        self._scheduler = scheduler
+        self._api = scheduler.api
+        self._keys = scheduler.pod_keys
+        self._progress = KeptText(self._api, scheduler.settings.namespace, scheduler.settings.progress)
+        self._version: str | None = None
+
+    def on_node(self, node: str) -> tuple[Workload, ...]:
+        """List the pods that are bound to a node and have not ended.
+
+        Raises
+        ------
+        SchedulerError
+            If they cannot be listed wholly, or one of them cannot be understood.
+        """
+        settings = self._scheduler.settings
+
+        def view(raw: Object) -> Workload:
+            try:
+                return pod_workload(raw, settings, self._scheduler.rules, self._keys, self._scheduler.whole_job)
+            except (KeyError, TypeError, AttributeError, ValueError) as error:
+                raise SchedulerError(f"a pod on {node} cannot be understood: {error!r}") from error
+
+        params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
+        return tuple(self._api.listing(PODS, params, settings.pod_page, view)[0])
+
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+        """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
+        why = self._may_not(fence)
+        if why is not None:
+            return WorkAnswer("refused", why)
+        try:
+            found = self._api.ask("GET", _path(workload))
+            other = self._another(found, workload)
+            if other is not None:
+                return other
+            standing = annotations_of(found.content).get(self._keys.requested)
+            if _key_of(standing) == ask.key:
+                return WorkAnswer("already", "it was asked before")
+            text = json.dumps(
+                {"key": ask.key, "deadline": ask.deadline.astimezone(UTC).isoformat(), "why": ask.why[:500]},
+                ensure_ascii=False,
+                sort_keys=True,
+            )
+            # The uid in the patch makes the server refuse it for a pod that came after this one.
+            content = {"metadata": {"uid": workload.uid, "annotations": {self._keys.requested: text}}}
+            said = self._api.ask(
+                "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, kind=MERGE_PATCH,
+                within=self._scheduler.leadership.left(),
+            )  # fmt: skip
+        except NoAnswerError as error:
+            return WorkAnswer("timeout" if error.sent else "refused", str(error))
+        if said.good:
+            write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
+            return WorkAnswer("done", "", None, (write,))
+        return self._failed(said, workload)
+
+    def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
+        """Read the annotation by which a pod acknowledges: the key, or JSON with ``key``, ``failed`` and ``at``."""
+        found = self._api.read(_path(workload))
+        if found is None or _uid(found) != workload.uid:
+            return CheckpointState("gone", "the pod is not there any more")
+        text = annotations_of(found).get(self._keys.acknowledged)
+        if text is None or _key_of(text) != key:
+            return CheckpointState("waiting", "" if text is None else "what it acknowledged is another request")
+        content = _object(text)
+        failed = content.get("failed")
+        if failed:
+            return CheckpointState("failed", str(failed)[:500], instant(content.get("at")))
+        return CheckpointState("acknowledged", "", instant(content.get("at")))
+
+    def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
+        """Create an eviction of exactly this pod; the server holds it back where a disruption budget says so."""
+        why = self._may_not(fence)
+        if why is not None:
+            return WorkAnswer("refused", why)
+        if workload.ending:
+            return WorkAnswer("already", "it is ending already")
+        try:
+            eviction = self._eviction(workload)
+            said = self._api.ask(
+                "POST", f"{_path(workload)}/eviction", None, eviction, final=frozenset({_TOO_MANY, _FAULT}),
+                within=self._scheduler.leadership.left(),
+            )  # fmt: skip
+        except SchedulerError as error:
+            return WorkAnswer("refused", f"nothing was sent: {error}")
+        except NoAnswerError as error:
+            return WorkAnswer("timeout" if error.sent else "refused", str(error))
+        if said.good:
+            return WorkAnswer("done", "the eviction was accepted", None, self.preview(workload))
+        return self._failed(said, workload)
+
+    def preview(self, workload: Workload) -> tuple[Write, ...]:
+        """Give what :meth:`evict` would send."""
+        if workload.ending:
+            return ()
+        return (Write(f"pod {workload.name}", "eviction", None, f"uid {workload.uid}"),)
+
+    def load_progress(self) -> StoredState:
+        """Read where the evacuations stand, from a ConfigMap of its own."""
+        return self._progress.load()
+
+    def save_progress(self, text: str, version: str) -> Answer:
+        """Replace it, if it still has this version."""
+        return self._progress.save(text, version)
+
+    def _may_not(self, fence: Fence) -> str | None:
+        why = self._scheduler.leadership.may_write(fence.holder)
+        if why is None and self._scheduler.clock.now() >= fence.until:
+            return "the lease ended before it was sent"
+        return why
+
+    def _eviction(self, workload: Workload) -> Mapping[str, Any]:
+        """Write an eviction in the version that the server offers; no grace time: the pod's own holds."""
+        if self._version is None:
+            self._version = self._offered()
+        namespace, _, name = workload.name.partition("/")
+        return {
+            "apiVersion": self._version,
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": workload.uid}},
+        }
+
+    def _offered(self) -> str:
+        found = self._api.read(_CORE) or {}
+        for each in found.get("resources") or ():
+            if isinstance(each, dict) and each.get("name") == "pods/eviction":
+                return f"{each.get('group') or 'policy'}/{each.get('version') or 'v1'}"
+        raise SchedulerError("the server offers no evictions")
+
+    def _another(self, found: Said, workload: Workload) -> WorkAnswer | None:
+        """Say that a pod is gone or is another one; None: it is the one that is meant."""
+        if found.status == _NOT_FOUND:
+            return WorkAnswer("gone", "there is no such pod any more")
+        if not found.good:
+            return WorkAnswer("refused", found.words)
+        if _uid(found.content) != workload.uid:
+            return WorkAnswer("conflict", f"another pod of that name is there (uid {_uid(found.content)})")
+        return None
+
+    def _failed(self, said: Said, workload: Workload) -> WorkAnswer:
+        if said.status == _NOT_FOUND:
+            return WorkAnswer("gone", "there is no such pod any more")
+        if said.status == _TOO_MANY:
+            again = None if said.retry_after is None else self._scheduler.clock.now() + said.retry_after
+            causes = "; ".join(str(each.get("message")) for each in said.causes if each.get("message"))
+            return WorkAnswer("blocked", f"{said.words}{f' ({causes})' if causes else ''}", again)
+        if said.status == _FAULT:
+            if _TWO_BUDGETS in said.words.lower():
+                return WorkAnswer("blocked", said.words, self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
+            return WorkAnswer("timeout", said.words)
+        if said.status in (_CONFLICT, 422):
+            try:
+                other = self._another(self._api.ask("GET", _path(workload)), workload)
+            except NoAnswerError:
+                other = None
+            # the same pod: somebody wrote to it or to its budget at this moment
+            return other or WorkAnswer("blocked" if said.status == _CONFLICT else "refused", said.words)
+        return WorkAnswer("refused", said.words)
+
+
+def _path(workload: Workload) -> str:
+    namespace, _, name = workload.name.partition("/")
+    return f"{_CORE}/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"
+
+
+def _uid(pod: Object) -> str | None:
+    metadata = pod.get("metadata")
+    return metadata.get("uid") if isinstance(metadata, dict) else None
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _key_of(text: str | None) -> str | None:
+    if text is None:
+        return None
+    key = _object(text).get("key")
+    return key if isinstance(key, str) else text.strip()

@@ -1,0 +1,335 @@
+"""What Slurm has no place for, in files on a disk that the controllers share: state, switches, lease, requests."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from scheduler.answers import Answer
+from scheduler.failures import SchedulerError
+from scheduler.plain import object_of, plain_of
+from scheduler.ports import Clock
+from scheduler.readings import StoredState, Switches
+from telemetry.atomic import fsync_path, write_bytes
+from telemetry.errors import InputError
+
+FORMAT: Final = 1
+NONE_YET: Final = "none"
+_LONGEST_FILE: Final = 8 * 2**20
+_LOCK_WAIT_S: Final = 10.0
+_POLL_S: Final = 0.02
+_MANY_LEASES: Final = 3
+# A lease that nobody prolonged for so many times its length has ended, by the file server's clock alone.
+
+
+class _BusyError(SchedulerError):
+    """Another process has the lock."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    holder: str
+    beat: str
+    lasts_s: float
+    at: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    holder: str
+    beat: str
+    ends: float
+
+
+class SharedFolder:
+    """Small documents, each a file that is replaced as a whole under a lock.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+        Must exist: a disk that is not mounted would otherwise look like an empty one.
+    clock : Clock
+    monotonic : callable
+        Gives seconds that never go back.
+
+    Raises
+    ------
+    InputError
+        If there is no such folder, or everybody may write into it.
+
+    Notes
+    -----
+    The lease of another holder has ended when its file did not change for its length, by our own observation: by our
+    monotonic clock, or, for a process that has only just begun, when the file server has dated it three lengths before
+    a file that we write now. No two machines' clocks are compared.
+    """
+
+    def __init__(self, path: Path, clock: Clock, monotonic: Callable[[], float] = time.monotonic) -> None:
+        if not path.is_dir():
+            raise InputError(
+                "there is no folder for the controllers' state here", str(path),
+                "Make it on a disk that all controllers share, or mount that disk.",
+            )  # fmt: skip
+        if path.stat().st_mode & stat.S_IWOTH:
+            raise InputError(
+                "everybody may write into the folder for the controllers' state", str(path),
+                "Take that right away (chmod o-w): whoever writes there can stop us, or take the lease.",
+            )  # fmt: skip
+        self.path = path
+        self._clock, self._monotonic = clock, monotonic
+        self._own: _Own | None = None
+        self._seen: tuple[str, float] | None = None
+
+    def load(self, name: str) -> StoredState:
+        """Read a text with its version.
+
+        Raises
+        ------
+        SchedulerError
+            If it cannot be read.
+        """
+        content = self._bytes(name)
+        if content is None:
+            return StoredState(None, NONE_YET)
+        found = _object(content)
+        text = found.get("text")
+        damaged = found.get("format") != FORMAT or not isinstance(text, str)
+        return StoredState(f"damaged {name}.json" if damaged else text, _version(content))
+
+    def save(self, name: str, text: str, version: str) -> Answer:
+        """Replace a text that still has this version; the answer holds the new one."""
+        try:
+            with self._locked(name):
+                found = self.load(name)
+                if found.version != version:
+                    return Answer("conflict", f"{name} has version {found.version}, expected {version}")
+                if found.text == text:
+                    return Answer("already", "it stood so", (), version)
+                content = self._write(name, {"format": FORMAT, "token": secrets.token_hex(8), "text": text})
+                return Answer("done", "", (), _version(content))
+        except (SchedulerError, InputError, OSError) as error:
+            return Answer("refused", str(error))  # the file is replaced as a whole or not at all
+
+    def read_switches(self) -> Switches:
+        """Read the switches.
+
+        Raises
+        ------
+        SchedulerError
+            If they cannot be read: somebody may have said stop.
+        """
+        content = self._bytes("switches")
+        if content is None:
+            return Switches()
+        found = _object(content)
+        try:
+            if found.pop("format", None) != FORMAT:
+                raise ValueError("another format")
+            read = object_of(Switches, found, "switches")
+        except ValueError as error:
+            raise SchedulerError(f"{self.path / 'switches.json'}: {error}") from None
+        assert isinstance(read, Switches)
+        return read
+
+    def set_switches(self, switches: Switches) -> Answer:
+        """Set the switches."""
+        try:
+            with self._locked("switches"):
+                with contextlib.suppress(SchedulerError):
+                    if self._bytes("switches") is not None and self.read_switches() == switches:
+                        return Answer("already")
+                self._write("switches", {"format": FORMAT, **plain_of(switches)})
+                return Answer("done")
+        except (SchedulerError, InputError, OSError) as error:
+            return Answer("refused", str(error))
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take the lease, or prolong one's own; None: another one holds it.
+
+        Raises
+        ------
+        SchedulerError
+            If the file cannot be read or written.
+        """
+        before, began = self._clock.now(), self._monotonic()
+        try:
+            with self._locked("lease"):
+                held = self._lease()
+                if held is not None and held.holder != holder and not self._ended(held, began):
+                    self._own = None
+                    return None
+                mine = _Held(holder, secrets.token_hex(8), lasts.total_seconds(), before.isoformat())
+                self._write("lease", {"format": FORMAT, **plain_of(mine)})
+        except _BusyError:  # whoever has it writes under the lease just now
+            self._own = None
+            return None
+        except (InputError, OSError) as error:
+            raise SchedulerError(f"{self.path / 'lease.json'}: {error}") from None
+        self._seen = None
+        self._own = _Own(holder, mine.beat, began + lasts.total_seconds())
+        return before + lasts
+
+    def drop_lease(self, holder: str) -> None:
+        """Give the lease back, if it is held; a failure is passed over."""
+        self._own = None
+        with contextlib.suppress(SchedulerError, InputError, OSError), self._locked("lease"):
+            held = self._lease()
+            if held is not None and held.holder == holder:
+                (self.path / "lease.json").unlink()
+
+    @contextlib.contextmanager
+    def fenced(self, holder: str, until: datetime) -> Iterator[str | None]:
+        """Keep every other process from taking the lease for the length of a block, if ``holder`` has it.
+
+        Yields
+        ------
+        str or None
+            Why nothing may be written; None: it may.
+
+        Raises
+        ------
+        SchedulerError
+            If the file cannot be locked or read.
+        """
+        try:
+            with self._locked("lease"):
+                own, held = self._own, self._lease()
+                if own is None or own.holder != holder:
+                    yield f"{holder} does not hold the lease"
+                elif held is None or (held.holder, held.beat) != (own.holder, own.beat):
+                    yield f"{holder} does not hold the lease any more"
+                elif self._monotonic() >= own.ends or self._clock.now() >= until:
+                    yield f"the lease of {holder} has ended"
+                else:
+                    yield None
+        except OSError as error:
+            raise SchedulerError(f"{self.path / 'lease.json'}: {error}") from None
+
+    def note(self, name: str, key: str, value: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Put one entry into a document of entries, and drop those that need not be kept.
+
+        Raises
+        ------
+        SchedulerError
+            If it is not sure to be kept.
+        """
+        try:
+            with self._locked(name):
+                entries = {k: v for k, v in self.notes(name).items() if keep(v)}
+                self._write(name, {"format": FORMAT, "entries": {**entries, key: value}})
+        except (InputError, OSError) as error:
+            raise SchedulerError(f"{self.path / f'{name}.json'}: {error}") from None
+
+    def notes(self, name: str) -> dict[str, dict[str, Any]]:
+        """Read a document of entries; a damaged one has none.
+
+        Raises
+        ------
+        SchedulerError
+            If it cannot be read.
+        """
+        content = self._bytes(name)
+        found = {} if content is None else _object(content)
+        entries = found.get("entries") if found.get("format") == FORMAT else None
+        return {k: v for k, v in entries.items() if isinstance(v, dict)} if isinstance(entries, dict) else {}
+
+    def _ended(self, held: _Held, now: float) -> bool:
+        if self._seen is None or self._seen[0] != held.beat:
+            self._seen = (held.beat, now)
+        if now - self._seen[1] >= held.lasts_s:
+            return True
+        probe = self.path / f".probe-{secrets.token_hex(4)}"
+        try:
+            probe.write_bytes(b"")
+            age = probe.stat().st_mtime - (self.path / "lease.json").stat().st_mtime
+        finally:
+            probe.unlink(missing_ok=True)
+        return age >= _MANY_LEASES * held.lasts_s
+
+    def _lease(self) -> _Held | None:
+        content = self._bytes("lease")
+        if content is None:
+            return None
+        found = _object(content)
+        try:
+            if found.pop("format", None) != FORMAT:
+                raise ValueError("another format")
+            held = object_of(_Held, found, "lease")
+        except ValueError as error:
+            raise SchedulerError(f"{self.path / 'lease.json'}: {error}; remove it when no controller runs") from None
+        assert isinstance(held, _Held)
+        return held
+
+    def _bytes(self, name: str) -> bytes | None:
+        file = self.path / f"{name}.json"
+        try:
+            with file.open("rb") as stream:
+                content = stream.read(_LONGEST_FILE + 1)
+        except FileNotFoundError:
+            if self.path.is_dir():
+                return None
+            raise SchedulerError(f"{self.path} is not there: is its disk mounted?") from None
+        except OSError as error:
+            raise SchedulerError(f"{file}: {error.strerror}") from None
+        if len(content) > _LONGEST_FILE:
+            raise SchedulerError(f"{file} has over {_LONGEST_FILE:,} bytes")
+        return content
+
+    def _write(self, name: str, content: dict[str, Any]) -> bytes:
+        made = json.dumps(content, ensure_ascii=False, sort_keys=True, allow_nan=False).encode() + b"\n"
+        if len(made) > _LONGEST_FILE:
+            raise SchedulerError(f"{name} has {len(made):,} bytes, {_LONGEST_FILE:,} fit")
+        write_bytes(self.path / f"{name}.json", made)
+        fsync_path(self.path)
+        return made
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        if not self.path.is_dir():
+            raise SchedulerError(f"{self.path} is not there: is its disk mounted?")
+        try:
+            descriptor = os.open(self.path / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SchedulerError(f"{self.path}: {error.strerror}") from None
+        try:
+            self._lock(descriptor, name)
+            yield
+        finally:
+            os.close(descriptor)
+
+    def _lock(self, descriptor: int, name: str) -> None:
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise _BusyError(f"{self.path}: {name} is locked by another process") from None
+                time.sleep(_POLL_S)
+            except OSError as error:
+                raise SchedulerError(f"{self.path}: files cannot be locked here: {error.strerror}") from None
+            else:
+                return
+
+
+def _object(content: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _version(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:24]

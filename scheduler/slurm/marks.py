@@ -1,0 +1,264 @@
+"""Which marks of ours stand on a Slurm node, and what each action makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from policy.fleet import JobView, Level, Marks, NodeView, Published
+from policy.plan import Action
+from scheduler.answers import Write
+from scheduler.slurm.node import NodeChange, SlurmNode
+from scheduler.slurm.reason import read_reason, reason_for
+from scheduler.slurm.record import DamagedRecordError, Record, digest_of, record_in, with_record
+from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What of ours stands on a node.
+
+    Attributes
+    ----------
+    marks : Marks
+    record : Record or None
+        From its extra; made up from the reason where there is none.
+    damaged : str or None
+        Why the record cannot be read.
+    lost_weight : bool
+        The soft mark is recorded, and Slurm has the weight of its configuration again: it does after each reconfigure
+        and restart. Then the mark counts as standing, and is to be set again.
+    undone : bool
+        A person took off what we put on.
+    """
+
+    marks: Marks
+    record: Record | None = None
+    damaged: str | None = None
+    lost_weight: bool = False
+    undone: bool = False
+
+
+def standing_on(node: SlurmNode, now: datetime) -> Standing:
+    """Read what of ours stands on a node, from the node alone.
+
+    Parameters
+    ----------
+    node : SlurmNode
+    now : datetime
+        Aware.
+
+    Notes
+    -----
+    A drain is ours if its reason is one that we write and, where the record has its digest, that very one. A reason
+    with anything added is a person's.
+    """
+    record, damaged = None, None
+    try:
+        record = record_in(node.extra)
+    except DamagedRecordError as error:
+        damaged = str(error)
+    reason = read_reason(node.reason) if node.out else None
+    hard = reason is not None and (
+        record is None or record.reason is None or record.reason == digest_of(node.reason or "")
+    )
+    if record is None and hard and reason is not None:
+        record = Record(reason.tier, None, reason.until, Level.TAINTED, node.reason_at)
+    if record is None:
+        return Standing(Marks(), None, damaged)
+    soft = record.soft is not None and node.weight in (record.soft, record.weight)
+    lost = soft and node.weight != record.soft
+    since = (record.since or node.reason_at or now) if hard else None
+    drained = hard and record.drain_at is not None
+    marks = Marks(Published(record.tier, record.until), soft, hard, drained, since)
+    undone = record.level >= Level.SOFT and marks.level < record.level and now < record.until
+    return Standing(marks, record, damaged, lost, undone)
+
+
+def foreign_words(node: SlurmNode, standing: Standing) -> str | None:
+    """Say whose reason stands on a node, drained, down or neither; None: nobody's but ours."""
+    if node.reason is None or standing.marks.tainted:
+        return None
+    left_over = not node.out and read_reason(node.reason) is not None  # Slurm keeps the reason of a node that is down
+    return None if left_over else _words(node)
+
+
+def _words(node: SlurmNode) -> str:
+    return f"reason {node.reason!r} of {node.user or 'somebody unknown'}"
+
+
+def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, now: datetime) -> NodeView:
+    """See a node as the policy does.
+
+    Notes
+    -----
+    A reason that is not ours is an opt-out: on such a node nothing is written any more, but our own record and weight
+    are taken back. Slurm does not know which GPUs are in a node, so its units come from the scores.
+    """
+    standing = standing_on(node, now)
+    foreign = foreign_words(node, standing)
+    opt_out = f"feature {settings.opt_out}" if settings.opt_out in node.features else foreign
+    if opt_out is None and standing.damaged is not None:
+        opt_out = standing.damaged
+    by = None
+    if node.out and not standing.marks.tainted:
+        by = f"{node.user or 'somebody unknown'} ({'+'.join(sorted(node.out)).lower()}: {node.reason})"
+    group = _named(node, settings.group) or (node.partitions[0] if node.partitions else "none")
+    return NodeView(
+        node.name, settings.cluster, group, _named(node, settings.rack), _named(node, settings.domain), (),
+        tuple(jobs), standing.marks, opt_out, node.elsewhere, by, node.down, node.readable, standing.undone,
+    )  # fmt: skip
+
+
+def _named(node: SlurmNode, prefix: str | None) -> str | None:
+    if prefix is None:
+        return None
+    return next(
+        (each.removeprefix(prefix) for each in node.features if each.startswith(prefix) and each != prefix), None
+    )
+
+
+def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
+    """Give what an action writes to a node; empty where it stands so, or where the node is not ours to write to.
+
+    Parameters
+    ----------
+    action : Action
+    node : SlurmNode
+    settings : SlurmSettings
+    now : datetime
+        Aware.
+    """
+    standing = standing_on(node, now)
+    if not node.readable:
+        return NodeChange()
+    if action.verb == "release":
+        return _release(action, node, standing)
+    if foreign_words(node, standing) is not None or standing.damaged is not None:
+        return NodeChange()
+    end, old, marks = action.expires_at or now, standing.record, standing.marks
+    if action.verb == "publish":
+        level = Level.PUBLISHED if old is None else old.level
+        new = replace(old or _bare(action, end), tier=action.tier, risk=action.risk, until=end, level=level)
+        return _written(node, new, NodeChange(reason=reason_for(action, end) if marks.tainted else None))
+    new, change = old or _bare(action, end), NodeChange()
+    if action.verb == "soft_taint" and (not marks.soft or standing.lost_weight):
+        new, change = _softened(new, node, standing, settings)
+    if action.verb in ("taint", "drain") and not marks.tainted:
+        change = NodeChange("FAIL" if settings.hard == "fail" else "DRAIN", reason_for(action, end))
+        new = replace(new, since=now, drain_at=None)
+    if action.verb == "drain" and not marks.drained:
+        new = replace(new, drain_at=now)
+    if new == old and change.empty:
+        return change
+    return _written(node, replace(new, level=max(marks.level, action.to), until=end), change)
+
+
+def _bare(action: Action, end: datetime) -> Record:
+    return Record(action.tier, action.risk, end, Level.PUBLISHED)
+
+
+def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
+    """Give what sets a soft mark again that a reconfigure took off; empty where there is none to set."""
+    standing = standing_on(node, now)
+    record = standing.record
+    due = standing.lost_weight and record is not None and node.readable and now < record.until
+    if not due or record is None or foreign_words(node, standing) is not None:
+        return NodeChange()
+    return NodeChange(weight=record.soft)
+
+
+def weight_left_over(node: SlurmNode, found: int, soft: int, now: datetime) -> NodeChange:
+    """Give what takes a weight of ours off whose record somebody wiped out of ``extra``; empty where it is not so.
+
+    Parameters
+    ----------
+    node : SlurmNode
+    found, soft : int
+        The weight that we found, and the one that we set.
+    now : datetime
+        Aware.
+    """
+    standing = standing_on(node, now)
+    recorded = standing.record is not None and standing.record.soft is not None
+    if not node.readable or recorded or standing.damaged is not None or node.weight != soft:
+        return NodeChange()
+    return NodeChange(weight=found)
+
+
+def _softened(
+    record: Record, node: SlurmNode, standing: Standing, settings: SlurmSettings
+) -> tuple[Record, NodeChange]:
+    if standing.lost_weight:
+        return record, NodeChange(weight=record.soft)
+    soft = min(node.weight + settings.soft_weight, HIGHEST_WEIGHT)
+    return replace(record, weight=node.weight, soft=soft), NodeChange(weight=soft)
+
+
+def _release(action: Action, node: SlurmNode, standing: Standing) -> NodeChange:
+    marks, old = standing.marks, standing.record
+    if old is None or (marks.level <= action.to and old.level <= action.to):
+        return NodeChange()
+    change, new = NodeChange(), old
+    if action.to < Level.TAINTED:
+        if marks.tainted:
+            change = NodeChange("UNDRAIN")
+        new = replace(new, since=None, reason=None)
+    if action.to < Level.DRAINED:
+        new = replace(new, drain_at=None)
+    if action.to < Level.SOFT:
+        if new.soft is not None and node.weight == new.soft and not standing.lost_weight:
+            change = replace(change, weight=new.weight)
+        new = replace(new, weight=None, soft=None)
+    left = Marks(marks.published, marks.soft and action.to >= Level.SOFT, marks.tainted and action.to >= Level.TAINTED)
+    new = replace(new, level=left.level)
+    if standing.damaged is not None:
+        return change
+    return _with_extra(node, None if action.to < Level.PUBLISHED else new, change)
+
+
+def _written(node: SlurmNode, record: Record, change: NodeChange) -> NodeChange:
+    """Add the record, with the digest of the reason of ours that will stand."""
+    if change.reason == node.reason and change.state is None:
+        change = replace(change, reason=None)
+    then = after(node, change)
+    ours = then.out and read_reason(then.reason) is not None
+    return _with_extra(node, replace(record, reason=digest_of(then.reason or "") if ours else None), change)
+
+
+def _with_extra(node: SlurmNode, record: Record | None, change: NodeChange) -> NodeChange:
+    extra = with_record(node.extra, record)
+    return change if extra == node.extra else replace(change, extra=extra)
+
+
+def after(node: SlurmNode, change: NodeChange) -> SlurmNode:
+    """Give what a node is after a change, as far as it depends on it."""
+    states, reason = node.states, node.reason if change.reason is None else change.reason
+    if change.state in ("DRAIN", "FAIL"):
+        states = states | {change.state}
+    elif change.state == "UNDRAIN":
+        states, reason = states - {"DRAIN", "FAIL"}, None
+    return replace(
+        node, states=states, reason=reason,
+        extra=node.extra if change.extra is None else change.extra,
+        weight=node.weight if change.weight is None else change.weight,
+    )  # fmt: skip
+
+
+def writes_of(node: SlurmNode, change: NodeChange) -> tuple[Write, ...]:
+    """Give a change as texts, in a fixed order."""
+    target = f"node {node.name}"
+    writes = []
+    if change.state is not None:
+        before = "+".join(sorted(node.out)) or None
+        writes.append(Write(target, "State", before, change.state))
+    if change.reason is not None:
+        writes.append(Write(target, "Reason", node.reason, change.reason))
+    elif change.state == "UNDRAIN":
+        writes.append(Write(target, "Reason", node.reason, None))
+    if change.weight is not None:
+        writes.append(Write(target, "Weight", str(node.weight), str(change.weight)))
+    if change.extra is not None:
+        writes.append(Write(target, "Extra", node.extra or None, change.extra or None))
+    return tuple(writes)

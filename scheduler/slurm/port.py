@@ -1,0 +1,58 @@
+"""What the adapter needs of Slurm, whichever way it is reached."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from scheduler.slurm.job import CheckpointSignal, SlurmJob
+from scheduler.slurm.node import NodeChange, SlurmNode
+
+SaidKind = Literal["done", "already", "gone", "refused", "timeout"]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What Slurm said to a write.
+
+    Attributes
+    ----------
+    kind : str
+        ``timeout``: nobody knows whether it had an effect.
+    words : str
+    """
+
+    kind: SaidKind
+    words: str = ""
+
+
+class SlurmPort(Protocol):
+    """Slurm. Reads raise :class:`scheduler.failures.SchedulerError`; what is not listed wholly is not listed at all."""
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        """List the nodes."""
+        ...
+
+    def node(self, name: str) -> SlurmNode | None:
+        """Read one node; None: there is no such node."""
+        ...
+
+    def jobs(self, node: str | None = None) -> tuple[SlurmJob, ...]:
+        """List the jobs that hold nodes: one node's, or all."""
+        ...
+
+    def read_only(self) -> str | None:
+        """Say why nothing may be written, by what was read so far; None: it may."""
+        ...
+
+    def update(self, node: str, change: NodeChange) -> Said:
+        """Write to a node, all of the change in one request."""
+        ...
+
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Said:
+        """Send a job a signal; at least once."""
+        ...
+
+    def requeue(self, job: SlurmJob) -> Said:
+        """Requeue a batch job; it goes with Slurm's own KillWait between SIGTERM and SIGKILL."""
+        ...

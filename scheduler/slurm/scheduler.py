@@ -1,0 +1,310 @@
+"""Slurm as the scheduler that the controller acts on."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from policy.plan import Action
+from scheduler.answers import Answer, Precondition, Write
+from scheduler.failures import SchedulerError
+from scheduler.ports import Clock
+from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
+from scheduler.revalidate import stands
+from scheduler.slurm.boots import Boots
+from scheduler.slurm.folder import SharedFolder
+from scheduler.slurm.job import views_by_node
+from scheduler.slurm.late import LateWrites
+from scheduler.slurm.marks import (
+    after,
+    change_for,
+    foreign_words,
+    standing_on,
+    view_of,
+    weight_again,
+    weight_left_over,
+    writes_of,
+)
+from scheduler.slurm.node import NodeChange, SlurmNode
+from scheduler.slurm.port import Said, SlurmPort
+from scheduler.slurm.settings import SlurmSettings
+
+STATE: Final = "state"
+WEIGHTS: Final = "weights"
+_REMEMBERED: Final = timedelta(days=365)
+_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
+
+
+class SlurmScheduler:
+    """A Slurm cluster.
+
+    Parameters
+    ----------
+    port : SlurmPort
+    folder : SharedFolder
+    clock : Clock
+    settings : SlurmSettings
+
+    Notes
+    -----
+    Slurm has no versions to write against. Each write is fenced by the lease's lock, made on a node as read
+    milliseconds before, sent as one request, and read back. What a person writes between that reading and the request
+    is overwritten; it is a window of one call, which Slurm offers no way to close. What a person writes right after the
+    request stands, and is answered by ``conflict``.
+    """
+
+    def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock, settings: SlurmSettings) -> None:
+        self.port, self.folder = port, folder
+        self._clock, self._settings = clock, settings
+        self._boots = Boots()
+        self._late = LateWrites()
+        self._read: dict[str, SlurmNode] = {}
+
+    def read_fleet(self) -> FleetReading:
+        """List the nodes of the fleet and the switches."""
+        read_at = self._clock.now()
+        switches = self.folder.read_switches()
+        nodes = [each for each in self.port.nodes() if self._ours(each)]
+        jobs = views_by_node(self.port.jobs())
+        self._read = {each.name: each for each in nodes}
+        readings = tuple(self._reading(each, jobs.get(each.name, ())) for each in nodes)
+        return FleetReading(readings, read_at, switches, self.port.read_only())
+
+    def revalidate(self, node: str) -> NodeReading | None:
+        """Read one node anew, with its jobs."""
+        found = self.port.node(node)
+        if found is None:
+            self._read.pop(node, None)
+            return None
+        jobs = views_by_node(self.port.jobs(node))
+        self._read[node] = found
+        return self._reading(found, jobs.get(node, ()))
+
+    def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
+        """Give what would be written to the node as it was last read."""
+        node, now, made = self._read.get(reading.view.name), self._clock.now(), []
+        if node is None or node.version != reading.version:
+            node = self.port.node(reading.view.name)
+        if node is None:
+            return tuple(() for _ in actions)
+        for action in actions:
+            change = change_for(action, node, self._settings, now)
+            made.append(writes_of(node, change))
+            node = after(node, change)
+        return tuple(made)
+
+    def apply(self, action: Action, precondition: Precondition) -> Answer:
+        """Carry out an action."""
+        if not _NAME.match(action.node):
+            return Answer("refused", f"{action.node!r} is no name of a single node")
+        try:
+            with self.folder.fenced(precondition.holder, precondition.until) as barred:
+                if barred is not None:
+                    return Answer("refused", barred)
+                node = self.port.node(action.node)
+                if node is None:
+                    return Answer("gone", f"there is no node {action.node}")
+                change = change_for(action, node, self._settings, self._clock.now())
+                return self._unfit(action, node, precondition) or self._write(action, node, change)
+        except SchedulerError as error:
+            return Answer("refused", f"nothing was written: {error}")
+
+    def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
+        """Set lost soft marks again, take off left-over ones, and put back reasons that we overwrote.
+
+        A soft mark is lost by each reconfigure and restart of Slurm. It is left over where somebody wiped its record
+        out of ``extra``; the weight that was found then comes from the folder. A reason is overwritten by a write of
+        ours that Slurm carried out late.
+
+        Parameters
+        ----------
+        holder : str
+            Of the lease; without it nothing is written.
+        until : datetime
+            Its end; aware.
+
+        Returns
+        -------
+        tuple of Write
+            What was written; left-over marks only while the kill switch is on. What fails is left to the next time.
+
+        Raises
+        ------
+        SchedulerError
+            If the lease or a node cannot be read.
+        """
+        now, switches = self._clock.now(), self.folder.read_switches()
+        left = {name: _weights(entry) for name, entry in self.folder.notes(WEIGHTS).items() if name in self._read}
+
+        def left_over(node: SlurmNode) -> NodeChange:
+            return weight_left_over(node, *left[node.name], now)
+
+        over = [name for name in left if not left_over(self._read[name]).empty]
+        made = [self._again(name, holder, until, left_over) for name in over]
+        if switches.kill or switches.release_all:
+            return tuple(itertools.chain.from_iterable(made))
+        lost = [each.name for each in self._read.values() if not weight_again(each, now).empty]
+        made += [self._again(name, holder, until, self._late.put_back) for name in self._late.nodes]
+        made += [self._again(name, holder, until, lambda node: weight_again(node, now)) for name in lost]
+        return tuple(itertools.chain.from_iterable(made))
+
+    def _again(
+        self, name: str, holder: str, until: datetime, change_of: Callable[[SlurmNode], NodeChange]
+    ) -> tuple[Write, ...]:
+        with self.folder.fenced(holder, until) as barred:
+            node = self.port.node(name) if barred is None else None
+            change = NodeChange() if node is None else change_of(node)
+            if node is None or change.empty or self.port.update(name, change).kind != "done":
+                return ()
+            self._read[name] = after(node, change)
+            self._late.settled(name)
+            return writes_of(node, change)
+
+    def load_state(self) -> StoredState:
+        """Read the safety state."""
+        return self.folder.load(STATE)
+
+    def save_state(self, text: str, version: str) -> Answer:
+        """Replace the safety state."""
+        return self.folder.save(STATE, text, version)
+
+    def read_switches(self) -> Switches:
+        """Read the switches."""
+        return self.folder.read_switches()
+
+    def set_switches(self, switches: Switches) -> Answer:
+        """Set the switches."""
+        return self.folder.set_switches(switches)
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take or prolong the lease."""
+        return self.folder.hold_lease(holder, lasts)
+
+    def drop_lease(self, holder: str) -> None:
+        """Give the lease back."""
+        self.folder.drop_lease(holder)
+
+    def _ours(self, node: SlurmNode) -> bool:
+        wanted = self._settings.partitions
+        inside = not wanted or bool(set(wanted) & set(node.partitions))
+        return inside and node.gpus > 0 and "FUTURE" not in node.states
+
+    def _reading(self, node: SlurmNode, jobs: Sequence[object]) -> NodeReading:
+        now = self._clock.now()
+        self._late.seen(node, foreign_words(node, standing_on(node, now)) is not None)
+        view = view_of(node, jobs, self._settings, now)  # type: ignore[arg-type]
+        return NodeReading(view, node.version, self._boots.of(node.name, node.booted_at))
+
+    def _unfit(self, action: Action, node: SlurmNode, precondition: Precondition) -> Answer | None:
+        refused = self.port.read_only()
+        if refused is not None:
+            return Answer("refused", refused)
+        standing = standing_on(node, self._clock.now())
+        foreign = foreign_words(node, standing)
+        changed = {
+            "its state or its reason cannot be read now": not node.readable,
+            "it booted in between": self._boots.of(node.name, node.booted_at) != precondition.boot_id,
+            "somebody wrote to it in between": node.version != precondition.version,
+            "other marks of ours stand on it than expected": standing.marks.level != precondition.marks.level,
+        }
+        why = next((words for words, so in changed.items() if so), None)
+        if why is not None:
+            return Answer("conflict", why)
+        if foreign is not None and action.verb != "release":
+            return Answer("refused", f"{foreign} stands on it, which is not ours")
+        return None
+
+    def _write(self, action: Action, node: SlurmNode, change: NodeChange) -> Answer:
+        if change.empty:
+            return Answer("already", "it stood so", (), node.version)
+        if action.verb == "soft_taint" and change.weight is not None:
+            why = self._keep_weight(node, change.weight, action.expires_at)
+            if why is not None:
+                return Answer("refused", why)
+        said = self._sent(node, change)
+        try:
+            found = self.port.node(node.name)
+            if found is not None and change.state == "UNDRAIN" and "FAIL" in found.out:
+                found, said = self._unfail(found, said)
+        except SchedulerError as error:
+            return Answer("timeout", f"it could not be read back: {error}")
+        if found is None:
+            return Answer("gone", f"there is no node {node.name} any more")
+        return self._read_back(action, node, found, change, said)
+
+    def _keep_weight(self, node: SlurmNode, soft: int, end: datetime | None) -> str | None:
+        """Keep the weight that was found in the folder too, where nobody edits it; gives why it is not."""
+        now = self._clock.now()
+        known = self.folder.notes(WEIGHTS).get(node.name)
+        if known is not None and not weight_left_over(node, *_weights(known), now).empty:
+            return "its weight is left over from an earlier mark, and is to be taken off first"
+        entry = {"weight": node.weight, "soft": soft, "until": int(((end or now) + _REMEMBERED).timestamp())}
+        if standing_on(node, now).lost_weight and known is not None:
+            return None  # set again: what was found is known
+        self.folder.note(WEIGHTS, node.name, entry, lambda each: each.get("until", 0) > now.timestamp())
+        return None
+
+    def _read_back(self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, said: Said) -> Answer:
+        """Answer by what stands now, whatever Slurm said."""
+        now = self._clock.now()
+        standing = standing_on(found, now)
+        if change_for(action, found, self._settings, now).empty and stands(action, standing.marks):
+            return Answer("done", said.words, writes_of(before, change), found.version)
+        foreign = foreign_words(found, standing)
+        self._late.seen(found, foreign is not None)
+        if foreign is not None:
+            self._withdraw(before, found, change)
+            return Answer("conflict", f"somebody else wrote to it at the same time: {foreign}")
+        if said.kind == "done":
+            return Answer("conflict", "it was written, and does not stand so when read back: somebody else writes too")
+        return Answer(said.kind if said.kind in ("gone", "timeout") else "refused", said.words)
+
+    def _sent(self, node: SlurmNode, change: NodeChange) -> Said:
+        said = self.port.update(node.name, change)
+        if said.kind == "timeout":
+            self._late.unanswered(node.name, change)
+        else:
+            self._late.settled(node.name)
+        return said
+
+    def _unfail(self, found: SlurmNode, said: Said) -> tuple[SlurmNode | None, Said]:
+        """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
+        if foreign_words(found, standing_on(found, self._clock.now())) is not None or found.reason is None:
+            return found, said
+        said = self.port.update(found.name, NodeChange("DRAIN", found.reason))
+        if said.kind == "done":
+            said = self.port.update(found.name, NodeChange("UNDRAIN"))
+        return self.port.node(found.name), said
+
+    def _withdraw(self, before: SlurmNode, found: SlurmNode, change: NodeChange) -> None:
+        """Take back what we wrote beside a reason that is not ours; the reason and the state are left to its owner."""
+        extra = before.extra if change.extra is not None and found.extra == change.extra else None
+        weight = before.weight if change.weight is not None and found.weight == change.weight else None
+        undo = NodeChange(extra=extra, weight=weight)
+        if not undo.empty:
+            self.port.update(before.name, undo)
+
+
+def _weights(entry: dict[str, Any]) -> tuple[int, int]:
+    weight, soft = entry.get("weight"), entry.get("soft")
+    return (weight, soft) if isinstance(weight, int) and isinstance(soft, int) else (0, -1)
+
+
+def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
+    """Open a Slurm cluster by its settings.
+
+    Raises
+    ------
+    InputError
+        If the shared folder is not there, or slurmrestd's token cannot be read.
+    """
+    from scheduler.slurm.commands import SlurmCommands  # noqa: PLC0415 - one of the two is needed
+    from scheduler.slurm.rest import SlurmRest  # noqa: PLC0415
+
+    folder = SharedFolder(Path(settings.folder), clock)
+    port: SlurmPort = SlurmCommands(settings) if settings.rest is None else SlurmRest(settings)
+    return SlurmScheduler(port, folder, clock, settings)

@@ -1,0 +1,87 @@
+"""How the adapter finds Slurm, where it keeps what it must remember, and what its marks are."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final, Literal
+
+HIGHEST_WEIGHT: Final = 0xFFFFFFF0
+"""scontrol refuses a higher one; Slurm keeps the numbers above it for "no value", "infinite" and the like."""
+
+_WORD = re.compile(r"[A-Za-z0-9_.:=-]+\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmSettings:
+    """How the adapter works.
+
+    Attributes
+    ----------
+    folder : str
+        On a disk that all replicas of the controller share and that locks files for all of them: the safety state, the
+        switches, the lease and what checkpoints were asked for. It must exist.
+    cluster : str
+        What the cluster is called in budgets, stages and the ledger.
+    bin : str or None
+        Folder of ``scontrol``, ``sinfo``, ``squeue`` and ``scancel``; None: the PATH.
+    conf : str or None
+        ``SLURM_CONF``; None: as the environment has it.
+    rest : str or None
+        slurmrestd: ``http://HOST:PORT``, ``https://…`` or ``unix:/PATH``; None: the commands are used.
+    rest_user, rest_token_file : str or None
+        Sent to slurmrestd. The file holds the JWT and is read at each request, so that it may be renewed.
+    hard : str
+        ``drain`` or ``fail``: the state that takes a node out of service.
+    soft_weight : int
+        Added to a node's weight as the soft mark; Slurm fills nodes of lower weight first.
+    gres : str
+        Nodes that have this generic resource are the fleet.
+    partitions : tuple of str
+        Only nodes of these; none: of all.
+    group, rack, domain : str or None
+        Prefix of the node feature that names it: with ``rack_`` the feature ``rack_b7`` puts a node into rack ``b7``.
+        A node without such a feature is in the group of its first partition, and in no rack and no NVLink domain.
+    opt_out : str
+        A node with this feature is left alone.
+    timeout : timedelta
+        For each command or request. Slurm's own MessageTimeout (10 s) should fit in.
+    most_bytes : int
+        Of a single report.
+    """
+
+    folder: str
+    cluster: str = "slurm"
+    bin: str | None = None
+    conf: str | None = None
+    rest: str | None = None
+    rest_user: str | None = None
+    rest_token_file: str | None = None
+    hard: Literal["drain", "fail"] = "drain"
+    soft_weight: int = 1_000_000
+    gres: str = "gpu"
+    partitions: tuple[str, ...] = ()
+    group: str | None = None
+    rack: str | None = None
+    domain: str | None = None
+    opt_out: str = "predrain_unmanaged"
+    timeout: timedelta = timedelta(seconds=20)
+    most_bytes: int = 512 * 2**20
+
+    def __post_init__(self) -> None:
+        if not self.folder:
+            raise ValueError("folder is empty: give a folder on a disk that all controllers share")
+        if not 0 < self.soft_weight <= HIGHEST_WEIGHT:
+            raise ValueError(f"soft_weight is {self.soft_weight}: give a number from 1 to {HIGHEST_WEIGHT}")
+        if self.timeout <= timedelta(0):
+            raise ValueError(f"timeout is {self.timeout}: give a positive time")
+        if self.most_bytes < 1:
+            raise ValueError(f"most_bytes is {self.most_bytes}: give a positive number")
+        for name in ("cluster", "gres", "opt_out"):
+            if not _WORD.match(getattr(self, name)):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: give a name of letters, digits, _ . : = -")
+        if self.rest is not None and not self.rest.startswith(("http://", "https://", "unix:/")):
+            raise ValueError(f"rest is {self.rest!r}: give http://HOST:PORT, https://HOST:PORT or unix:/PATH")
+        if self.rest is None and (self.rest_user is not None or self.rest_token_file is not None):
+            raise ValueError("rest_user and rest_token_file are for slurmrestd: give rest too")

@@ -1,0 +1,197 @@
+"""The jobs on a Slurm node: asked for a checkpoint by a signal, moved by a requeue."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any, Final
+
+from scheduler.answers import Answer, Write
+from scheduler.evacuation.ports import CheckpointAsk, CheckpointState, Fence, WorkAnswer
+from scheduler.evacuation.workload import CheckpointOffer, Workload
+from scheduler.failures import SchedulerError
+from scheduler.ports import Clock
+from scheduler.readings import StoredState
+from scheduler.slurm.folder import SharedFolder
+from scheduler.slurm.job import SlurmJob, views_by_node
+from scheduler.slurm.port import Said, SlurmPort
+
+PROGRESS: Final = "progress"
+ASKED: Final = "asked"
+_REMEMBERED: Final = timedelta(days=7)
+
+
+class SlurmWorkloads:
+    """What runs on the nodes of a Slurm cluster.
+
+    Parameters
+    ----------
+    port : SlurmPort
+    folder : SharedFolder
+        That of the scheduler, for it holds the lease.
+    clock : Clock
+
+    Notes
+    -----
+    A signal cannot be taken back or told from none: it is sent at least once, and its time is kept in the shared folder
+    before it is sent. A job acknowledges by its comment, with the time at which its checkpoint was written, or by its
+    end. A job that may not be requeued is waited for.
+    """
+
+    def __init__(self, port: SlurmPort, folder: SharedFolder, clock: Clock) -> None:
+        self._port, self._folder, self._clock = port, folder, clock
+
+    def on_node(self, node: str) -> tuple[Workload, ...]:
+        """List the jobs that hold a node now.
+
+        A node on which Slurm still ends a job is not empty, also where the job is not listed there any more. One that
+        is allocated to nobody that is listed cannot be read wholly: perhaps this user may not see all jobs.
+        """
+        jobs = self._port.jobs(node)
+        if not jobs:
+            return self._unlisted(node)
+        whole = self._port.jobs() if any("+" in each.name for each in jobs) else jobs  # components run elsewhere too
+        views = {view.name: view for view in views_by_node(whole).get(node, ())}
+        made = []
+        for job in jobs:
+            view = job.view()
+            signal = job.signal if "RUNNING" in job.states else None
+            offer = None if signal is None else CheckpointOffer("scheduler", takes=signal.takes)
+            made.append(Workload(
+                job.name, job.uid, "job", node, f"user {job.user}", views.get(view.name, view), held=_held(job),
+                ending=job.ending, checkpoint=offer,
+            ))  # fmt: skip
+        return tuple(made)
+
+    def _unlisted(self, node: str) -> tuple[Workload, ...]:
+        found = self._port.node(node)
+        states = frozenset() if found is None else found.states
+        if "COMPLETING" in states:
+            return (Workload("a job that Slurm is ending", f"{node} completing", "job", node, ending=True),)
+        if states & {"ALLOCATED", "MIXED"}:
+            raise SchedulerError(
+                f"Slurm says that {node} is in use and lists no job on it: may this user see all jobs?"
+            )
+        return ()
+
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+        """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""
+        try:
+            with self._folder.fenced(fence.holder, fence.until) as barred:
+                if barred is not None:
+                    return WorkAnswer("refused", barred)
+                job = self._find(workload)
+                if isinstance(job, WorkAnswer):
+                    return job
+                return self._ask(job, ask)
+        except SchedulerError as error:
+            return WorkAnswer("refused", str(error))
+
+    def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
+        """Read whether the job says in its comment that it wrote a checkpoint since it was asked."""
+        job = self._find(workload)
+        if isinstance(job, WorkAnswer):
+            return CheckpointState("gone", job.words)
+        entry = self._folder.notes(ASKED).get(job.uid)
+        asked = _seconds(entry, "at") if entry is not None and key in _keys(entry) else None
+        if asked is None:
+            return CheckpointState("waiting", "it was not asked with this key")
+        wrote, gave_up = job.checkpointed_at, job.gave_up_at
+        if wrote is not None and int(wrote.timestamp()) >= asked:
+            return CheckpointState("acknowledged", "its comment says so", wrote)
+        if gave_up is not None and int(gave_up.timestamp()) >= asked:
+            return CheckpointState("failed", "its comment says that it cannot")
+        return CheckpointState("waiting")
+
+    def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
+        """Requeue the job; a heterogeneous one goes as a whole."""
+        try:
+            with self._folder.fenced(fence.holder, fence.until) as barred:
+                if barred is not None:
+                    return WorkAnswer("refused", barred)
+                job = self._find(workload)
+                if isinstance(job, WorkAnswer):
+                    return job
+                if job.ending:
+                    return WorkAnswer("already", "it is completing")
+                held = _held(job)
+                if held is not None:
+                    return WorkAnswer("refused", held)
+                said = self._port.requeue(job)
+                return _answer(said, _writes(job) if said.kind == "done" else ())
+        except SchedulerError as error:
+            return WorkAnswer("refused", str(error))
+
+    def preview(self, workload: Workload) -> tuple[Write, ...]:
+        """Give what an eviction would do."""
+        if workload.held is not None or workload.ending:
+            return ()
+        return (Write(f"job {workload.name}", "JobState", "RUNNING", "REQUEUE"),)
+
+    def load_progress(self) -> StoredState:
+        """Read where the evacuations stand, from the shared folder."""
+        return self._folder.load(PROGRESS)
+
+    def save_progress(self, text: str, version: str) -> Answer:
+        """Replace it, if it still has this version."""
+        return self._folder.save(PROGRESS, text, version)
+
+    def _find(self, workload: Workload) -> SlurmJob | WorkAnswer:
+        jobs = self._port.jobs(workload.node)
+        found = next((each for each in jobs if each.uid == workload.uid), None)
+        if found is not None:
+            return found
+        if any(each.name == workload.name for each in jobs):
+            return WorkAnswer("conflict", f"job {workload.name} was requeued and runs on {workload.node} anew")
+        return WorkAnswer("gone", f"job {workload.name} holds {workload.node} no more")
+
+    def _ask(self, job: SlurmJob, ask: CheckpointAsk) -> WorkAnswer:
+        signal, now = job.signal, self._clock.now()
+        if signal is None:
+            return WorkAnswer("refused", "its comment names no signal")
+        if "RUNNING" not in job.states:
+            return WorkAnswer("refused", f"it is {'+'.join(sorted(job.states)).lower()}, and gets no signal")
+        entry = self._folder.notes(ASKED).get(job.uid)
+        standing = entry is not None and (ask.key in _keys(entry) or (_seconds(entry, "until") or 0) > now.timestamp())
+        if entry is not None and standing:
+            if ask.key not in _keys(entry):
+                entry = {**entry, "keys": [*_keys(entry), ask.key]}
+                self._note(job.uid, entry)
+            if entry.get("sent") is True:
+                return WorkAnswer("already", f"SIG{signal.name} was sent to it")
+        else:
+            entry = {"at": int(now.timestamp()), "until": int(ask.deadline.timestamp()), "keys": [ask.key]}
+            self._note(job.uid, entry)
+        said = self._port.signal(job, signal)
+        if said.kind == "done":
+            self._note(job.uid, {**entry, "sent": True})
+        return _answer(said, (Write(f"job {job.name}", "signal", None, f"SIG{signal.name}"),))
+
+    def _note(self, uid: str, entry: dict[str, Any]) -> None:
+        oldest = (self._clock.now() - _REMEMBERED).timestamp()
+        self._folder.note(ASKED, uid, entry, lambda each: (_seconds(each, "until") or 0) > oldest)
+
+
+def _held(job: SlurmJob) -> str | None:
+    if job.stays_by_wish:
+        return "its comment says predrain.keep"
+    if not job.batch:
+        return "it is no batch job, and cannot be requeued"
+    return None if job.requeue else "it may not be requeued"
+
+
+def _writes(job: SlurmJob) -> tuple[Write, ...]:
+    return (Write(f"job {job.leader}", "JobState", "+".join(sorted(job.states)), "REQUEUE"),)
+
+
+def _answer(said: Said, writes: tuple[Write, ...]) -> WorkAnswer:
+    return WorkAnswer(said.kind, said.words, None, writes if said.kind in ("done", "timeout") else ())
+
+
+def _keys(entry: dict[str, Any]) -> list[str]:
+    keys = entry.get("keys")
+    return [str(each) for each in keys] if isinstance(keys, list) else []
+
+
+def _seconds(entry: dict[str, Any] | None, name: str) -> int | None:
+    value = None if entry is None else entry.get(name)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,78 @@
+"""What names the bundle to serve: its folder, or a folder that is kept up to date with a registry's champion."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True)
+class NamedBundle:
+    """The bundle that a source names.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+        Its folder.
+    version : int or None
+        Its version in the registry; None for one that comes from a folder.
+    note : str or None
+        Why it may not be the newest; None: as far as is known it is.
+    """
+
+    path: Path
+    version: int | None = None
+    note: str | None = None
+
+
+class BundleSource(Protocol):
+    """Names the bundle to serve."""
+
+    def start(self) -> None:
+        """Begin to look after it."""
+
+    def stop(self) -> None:
+        """End what :meth:`start` has begun."""
+
+    def stamp(self) -> object:
+        """Give what changes when another bundle is named; cheap, for it is asked each second."""
+
+    def named(self) -> NamedBundle:
+        """Name the bundle.
+
+        Raises
+        ------
+        InputError
+            If there is none.
+        """
+
+
+class FolderBundle:
+    """The bundle in one folder.
+
+    Parameters
+    ----------
+    path : pathlib.Path
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def start(self) -> None:
+        """Do nothing: a folder is there by itself."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    def stamp(self) -> object:
+        """Give what changes when the folder is replaced or its manifest is."""
+        try:
+            stat = (self._path / "manifest.json").stat()
+        except OSError as error:
+            return error.errno
+        return (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+
+    def named(self) -> NamedBundle:
+        """Name the folder."""
+        return NamedBundle(self._path)

@@ -1,0 +1,366 @@
+"""Looks after an online state while a service lives: begins it, decides from it, tidies it, and keeps it on disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from features.errors import InputError
+from serving.config import ScoringSettings
+from serving.http.fleet import Fleet
+from serving.live_config import live_config
+from serving.online.deciding import OnlineDecision, OnlineModel, decide, floor_to
+from serving.online.fleet_facts import placed_events
+from serving.online.intake import Absorbed
+from serving.online.origin import SampledAs, begin, fill
+from serving.online.state import OnlineState
+from telemetry.dataset import Dataset
+
+_LOG = logging.getLogger(__name__)
+MOST_EVENTS = 1_000_000
+"""Events that are held at most: a sender must not be able to make the state grow without an end."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpkeepSettings:
+    """How often what is done.
+
+    Parameters
+    ----------
+    poll_s : float
+        How often to look whether anything is due.
+    tidy_s, snapshot_s, follow_s : float
+        How often small frames are joined, the state is written, and the dataset is looked at.
+    again_s : float
+        How soon a decision may be made again because samples came that it should have known; ten times as long as it
+        took at least.
+    scoring : ScoringSettings
+        When a unit is unknown, how much is explained, the operator's thresholds.
+    """
+
+    poll_s: float = 1.0
+    tidy_s: float = 60.0
+    snapshot_s: float = 600.0
+    follow_s: float = 30.0
+    again_s: float = 5.0
+    scoring: ScoringSettings = field(default_factory=ScoringSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineServed:
+    """What is answered from; replaced as a whole.
+
+    Attributes
+    ----------
+    decision : OnlineDecision or None
+    fleet : Fleet or None
+        The same seen by node.
+    """
+
+    decision: OnlineDecision | None = None
+    fleet: Fleet | None = None
+
+
+@dataclass(slots=True)
+class OnlineCounts:
+    """What has been done since the start."""
+
+    decisions: int = 0
+    decision_failures: int = 0
+    snapshots: int = 0
+    snapshot_failures: int = 0
+    events: int = 0
+    events_unknown: int = 0
+
+
+class OnlineUpkeep:
+    """An online state with its thread.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the snapshot.
+    dataset : Path or None
+        Inventory, events and what the snapshot lacks; its newer inventories and events are followed.
+    model : callable
+        Gives the model to decide with; None while there is none.
+    settings : UpkeepSettings
+    clock : callable
+        Aware now.
+
+    Attributes
+    ----------
+    state : OnlineState or None
+        None until it has begun.
+    served : OnlineServed
+        Take it once a request.
+    trouble : str or None
+        Why there is no state, or no decision of this model.
+    warnings : list of str
+        What an operator should know though answers are given.
+    counts : OnlineCounts
+    snapshot_at : datetime or None
+        When the last snapshot was written by this process.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        dataset: Path | None,
+        model: Callable[[], OnlineModel | None],
+        settings: UpkeepSettings,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self.state: OnlineState | None = None
+        self.served = OnlineServed()
+        self.trouble: str | None = "the online state is being opened"
+        self.counts = OnlineCounts()
+        self.snapshot_at: datetime | None = None
+        self._notes: dict[str, str] = {}
+        self._folder, self._dataset, self._model = folder, dataset, model
+        self._settings, self._clock = settings, clock
+        self._serving: OnlineModel | None = None
+        self._followed: object = None
+        self._followed_to: datetime | None = None
+        self._due = {"tidy": 0.0, "snapshot": 0.0, "follow": 0.0}
+        self._rest_until = 0.0
+        self._late = False
+        self._decided = 0.0
+        self._writing = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="online", daemon=True)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What an operator should know though answers are given."""
+        return list(self._notes.values())
+
+    def start(self) -> None:
+        """Begin; the state is opened once there is a model."""
+        self._thread.start()
+
+    def stop(self, wait_s: float = 30.0) -> None:
+        """End the thread, and write the state: nothing that was accepted is lost.
+
+        Parameters
+        ----------
+        wait_s : float
+            How long to wait for a round under way; it reads only, so the state is written beside it.
+        """
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(wait_s)
+        if self.state is not None:
+            self.save()
+
+    def push(self, samples: pa.Table | None, events: pd.DataFrame | None) -> tuple[Absorbed, dict[str, int]]:
+        """Take samples and events in.
+
+        Returns
+        -------
+        absorbed : Absorbed
+        events : dict
+            ``rows``, ``added`` (those that were not known), ``unknown`` (of no GPU or node of the inventory).
+
+        Raises
+        ------
+        InputError
+            If a table cannot be used as a whole, or too many events are held.
+        RuntimeError
+            If the state has not begun: see ``trouble``.
+        """
+        state = self.state
+        if state is None:
+            raise RuntimeError(str(self.trouble))
+        told = {"rows": 0, "added": 0, "unknown": 0}
+        if events is not None and len(events):
+            inventory, held = state.fleet
+            placed = placed_events(events, inventory)
+            if len(held) + len(placed) > MOST_EVENTS:
+                raise InputError(
+                    f"the online state holds {len(held)} events, {MOST_EVENTS} at most",
+                    "pushed events",
+                    "Find out who sends so many.",
+                )
+            added = state.push_events(placed) if len(placed) else 0
+            told = {"rows": len(events), "added": added, "unknown": len(events) - len(placed)}
+            self.counts.events += added
+            self.counts.events_unknown += told["unknown"]
+        if samples is None:
+            return Absorbed(), told
+        absorbed = state.push(samples)
+        last = self.served.decision
+        if last is not None and absorbed.stored and not self._late:
+            self._late = _reaches(samples, last)
+        return absorbed, told
+
+    def save(self) -> bool:
+        """Write the snapshot now; what keeps it from being written is said and counted."""
+        assert self.state is not None
+        with self._writing:
+            try:
+                self.state.snapshot(self._folder)
+            except (InputError, OSError) as error:
+                self.counts.snapshot_failures += 1
+                self._note("snapshot", f"the online state cannot be written: {error}")
+                return False
+            self.counts.snapshots += 1
+            self.snapshot_at = self._clock()
+            self._notes.pop("snapshot", None)
+            return True
+
+    def round(self) -> None:
+        """Do what is due."""
+        model = self._model()
+        if model is None:
+            return
+        if self.state is None or model is not self._serving:
+            self._adopt(model)
+        if self.state is None:
+            return
+        if self._is_due("follow", self._settings.follow_s):
+            self._follow(self.state)
+        if self._is_due("tidy", self._settings.tidy_s):
+            self.state.advance()
+            self.state.tidy()
+        self._decide(self.state)
+        if self._is_due("snapshot", self._settings.snapshot_s):
+            self.save()
+
+    def _adopt(self, model: OnlineModel) -> None:
+        """Begin with a model, or let the state make rows for another one."""
+        if self.state is not None:
+            try:
+                meta = SampledAs.of(self.state.config) if self._dataset is None else Dataset.open(self._dataset).meta
+                self.state.serve(live_config(model.bundle, meta))
+            except InputError as error:
+                if self._dataset is None:
+                    self._serving = model  # not again each second
+                    self._note("model", f"the online state cannot serve the model {model.name.digest[:12]}: {error}")
+                    return
+                _LOG.warning("the online state begins anew for the model %s: %s", model.name.digest[:12], error)
+            else:
+                self._serving, self._rest_until = model, 0.0
+                self.served = OnlineServed()  # what the model before has said is not what this one says
+                self._notes.pop("model", None)
+                return
+        began, stamp = time.monotonic(), self._stamp()
+        try:
+            found = begin(self._folder, self._dataset, model.bundle, self._clock)
+        except InputError as error:
+            if str(error) != self.trouble:
+                _LOG.error("the online state cannot begin: %s", error)
+            self.trouble = str(error)
+            self._stopped.wait(5 * self._settings.poll_s)
+            return
+        if found.refused is not None:
+            self._note("refused", f"the snapshot was not used: {found.refused}")
+        self._notes.pop("model", None)
+        self.state, self._serving, self.trouble = found.state, model, None
+        self.served = OnlineServed()
+        self._followed, self._followed_to = stamp, found.dataset_to
+        now = time.monotonic()
+        self._due = {"tidy": now, "snapshot": now + self._settings.snapshot_s, "follow": now + self._settings.follow_s}
+        _LOG.info(
+            "the online state %s with %d samples of %d units, %d read from the dataset (%.1f s)",
+            "goes on" if found.restored else "begins",
+            found.state.size.rows,
+            found.state.size.pairs,
+            found.replayed,
+            now - began,
+        )
+
+    def _decide(self, state: OnlineState) -> None:
+        model, now = self._serving, self._clock()
+        if model is None or "model" in self._notes or time.monotonic() < self._rest_until:
+            return
+        config = state.config
+        t = floor_to(now, config.step, config.decision.origin)
+        last = self.served.decision
+        took_s = 0.0 if last is None else last.took_s
+        again = self._late and time.monotonic() >= self._decided + max(self._settings.again_s, 10 * took_s)
+        if last is not None and t <= last.t and not again:
+            return
+        self._late, self._decided = False, time.monotonic()
+        try:
+            found = decide(state, model, self._settings.scoring, t, time.monotonic)
+        except InputError as error:
+            self.counts.decision_failures += 1
+            self._rest_until = time.monotonic() + 30 * self._settings.poll_s
+            self._note("decision", f"the online state gives no scores: {error}")
+            return
+        self._notes.pop("decision", None)
+        self.served = OnlineServed(found, Fleet(found.scores))
+        self.counts.decisions += 1
+        self._rest_until = time.monotonic() + found.took_s  # half of a core at most, however large the fleet
+        _LOG.info(
+            "online decision %s: %d of %d units known (%.1f s)",
+            found.scores.decision,
+            found.known,
+            len(found.scores.units),
+            found.took_s,
+        )
+
+    def _follow(self, state: OnlineState) -> None:
+        """Take up a dataset's newer inventory, events and samples."""
+        if self._dataset is None or (stamp := self._stamp()) == self._followed:
+            return
+        try:
+            held = Dataset.open(self._dataset)
+            known = state.now() if self._followed_to is None else min(self._followed_to, state.now())
+            taken = fill(state, held, since=known - state.config.decision.every)
+        except InputError as error:
+            self._note("dataset", f"the dataset cannot be followed: {error}")
+            return
+        self._followed, self._followed_to = stamp, held.meta.span[1]
+        self._late = True  # the newest decision is made again with what has come
+        self._notes.pop("dataset", None)
+        _LOG.info("the dataset has changed: its inventory, its events and %d samples are taken", taken)
+
+    def _stamp(self) -> object:
+        try:
+            stat = None if self._dataset is None else (self._dataset / "dataset.json").stat()
+        except OSError as error:
+            return error.errno
+        return None if stat is None else (stat.st_mtime_ns, stat.st_ino)
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now = time.monotonic()
+        if now < self._due[what]:
+            return False
+        self._due[what] = now + every_s
+        return True
+
+    def _note(self, key: str, text: str) -> None:
+        if self._notes.get(key) != text:
+            _LOG.warning("%s", text)
+        self._notes = self._notes | {key: text}
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.round()
+                self._notes.pop("fault", None)
+            except Exception as error:  # the thread must live: without it nothing would be decided or kept
+                if "fault" not in self._notes:
+                    _LOG.exception("the online state could not be looked after")
+                self._notes = self._notes | {
+                    "fault": f"the online state cannot be looked after: {type(error).__name__}"
+                }
+                self._stopped.wait(10 * self._settings.poll_s)
+            self._stopped.wait(self._settings.poll_s)
+
+
+def _reaches(samples: pa.Table, decision: OnlineDecision) -> bool:
+    """Tell whether a decision would have known some of the samples, had they come in time."""
+    border = pa.scalar(decision.t - decision.config.features.delay, pa.timestamp("ms", "UTC"))
+    return bool(pc.any(pc.less_equal(samples.column("timestamp"), border)).as_py())

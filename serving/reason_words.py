@@ -1,0 +1,55 @@
+"""From contributions to the reasons of risk records, beside the fleet at the same time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from features.vocabulary import FeatureColumn
+from models.reasons import Floats, largest, numbers_of
+from policy.risk_record import RiskReason
+
+FLEET_UNITS = 2048
+"""Units that a value is placed among at most, spread evenly: percentiles need no more."""
+
+
+def reasons_of(
+    attributed: Floats, columns: Sequence[FeatureColumn], values: np.ndarray, rows: np.ndarray, *, top: int, noun: str
+) -> list[tuple[RiskReason, ...]]:
+    """Tell in words what raised some units' scores.
+
+    Parameters
+    ----------
+    attributed : ndarray of float64, shape (n_rows, n_features)
+        What each feature added to the scores of ``rows``.
+    columns : sequence of FeatureColumn
+    values : ndarray of float32, shape (n_units, n_features)
+        All units of the decision time.
+    rows : ndarray of int64, shape (n_rows,)
+        Which of them to explain.
+    top : int
+        Reasons a unit at most.
+    noun : str
+        What units are called: ``GPUs`` or ``nodes``.
+
+    Returns
+    -------
+    list of tuple of RiskReason
+        One for each of ``rows``, the weightiest first; empty where nothing raised the score. ``share`` is of all that
+        raised it.
+    """
+    sampled = len(values) > FLEET_UNITS
+    among = np.unique(np.append(np.linspace(0, len(values) - 1, FLEET_UNITS).astype(np.int64), rows))
+    fleet = values[among] if sampled else values
+    called = f"{noun} sampled" if sampled else noun
+    of = numbers_of(columns)
+    group = {column.name: column.group for column in columns}
+    found = []
+    for number, row in enumerate(rows.tolist()):
+        told = largest(attributed[number], values[row], columns, of, top, fleet, called)
+        raised = float(np.bincount(of, weights=attributed[number]).clip(min=0).sum())
+        found.append(
+            tuple(RiskReason(each.text, group[each.column], round(each.contribution / raised, 4)) for each in told)
+        )
+    return found

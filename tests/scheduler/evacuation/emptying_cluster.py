@@ -1,0 +1,129 @@
+"""A small cluster whose nodes run workloads, with a controller that empties them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import timedelta
+
+from policy.fleet import JobView, Level
+from scheduler.controller import Controller
+from scheduler.evacuation.asking import Checkpoints
+from scheduler.evacuation.engine import Evacuation
+from scheduler.evacuation.escalating import Escalation
+from scheduler.evacuation.hook import Hook
+from scheduler.evacuation.memory import MemoryVerification, MemoryWorkloads
+from scheduler.evacuation.progress import Progress, progress_of
+from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
+from scheduler.evacuation.workload import CheckpointOffer, Workload
+from scheduler.verified_facts import VerifiedFacts
+from tests.policy.decide_world import T0, config
+from tests.scheduler.cluster import Cluster
+
+MINUTE = timedelta(minutes=1)
+SCHEDULER = CheckpointOffer("scheduler")
+FAST = EvacuationSettings(
+    enabled=True, retry_first=MINUTE, retry_most=4 * MINUTE, verification=VerificationSettings(by="scheduler")
+)
+
+
+def workload(name: str, node: str, **others: object) -> Workload:
+    """A job's pod that began an hour ago."""
+    known: dict[str, object] = {
+        "uid": f"{name}-uid", "kind": "pod", "node": node, "checkpoint": SCHEDULER,
+        "job": JobView(name, 2, T0 - timedelta(hours=1)),
+    }  # fmt: skip
+    return Workload(name, **{**known, **others})  # type: ignore[arg-type]
+
+
+class Recording:
+    """A hook that notes what it is told."""
+
+    def __init__(self, *replies: object) -> None:
+        self.told: list[tuple[Mapping[str, object], str, str | None]] = []
+        self.replies = list(replies)
+
+    def tell(self, payload, key, url=None):
+        """Note it; the last reply stays."""
+        self.told.append((payload, key, url))
+        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+
+
+class EmptyingCluster(Cluster):
+    """Nodes n0 to n7 with one workload each on the first three."""
+
+    def __init__(self, settings: EvacuationSettings = FAST, hooks: Mapping[str, Hook] | None = None, **others) -> None:
+        self.evacuation_settings = settings
+        self.hooks = dict(hooks or {})
+        self.escalated: dict[str, Hook] = {}
+        self.workloads: MemoryWorkloads | None = None
+        self.verification = MemoryVerification()
+        others.setdefault("policy", config("g", free=True))
+        super().__init__(**others)
+
+    def restart(self, holder: str | None = None) -> None:
+        """Another process takes over."""
+        if self.workloads is None:
+            self.workloads = MemoryWorkloads([workload(f"w{i}", f"n{i}") for i in range(3)], self.clock)
+        self.restarts += 1
+        settings = self.evacuation_settings
+        checkpoints = Checkpoints(
+            self.workloads, settings.checkpoint, self.hooks.get("webhook"), self.hooks.get("command")
+        )
+        verification = None if settings.verification.by == "none" else self.verification
+        self.evacuation = Evacuation(
+            self.scheduler, self.workloads, self.ledger, self.clock, settings, self.policy, checkpoints, verification,
+            Escalation(self.escalated),
+        )  # fmt: skip
+        store = self.evacuation.store
+        facts = VerifiedFacts(self.facts, lambda: store.progress.results if store.known else None)
+        self.controller = Controller(
+            self.scheduler, self.risks, facts, self.ledger, self.clock, self.policy, self.settings,
+            holder=holder or f"p{self.restarts}", code="1.0", evacuation=self.evacuation,
+        )  # fmt: skip
+
+    def later(self, minutes: float = 1):
+        """Some time later, another round; the scores are as they were."""
+        self.clock.move(minutes * MINUTE)
+        return self.round()
+
+    def acknowledge(self, uid: str) -> None:
+        """The workload writes its checkpoint."""
+        self.workloads.written.add(self.workloads.asked[uid].key)
+
+    def leave(self, uid: str) -> None:
+        """The workload is gone."""
+        del self.workloads.running[uid]
+
+    def runs(self, uid: str, **fields: object) -> None:
+        """Something about a workload changes."""
+        self.workloads.running[uid] = replace(self.workloads.running[uid], **fields)
+
+    def evicted(self) -> list[str]:
+        """Uids of what was evicted, in order."""
+        return [uid for _, _, uid in self.workloads.evicted]
+
+    def progress(self) -> Progress:
+        """What is kept in the scheduler."""
+        return Progress() if self.workloads.text is None else progress_of(self.workloads.text)
+
+
+def work(report) -> list[tuple[str, str, str | None]]:
+    """What was done to empty nodes: verb, what it came to, workload."""
+    return [(step.verb, step.came_to, step.workload) for step in report.work]
+
+
+def draining(**others) -> EmptyingCluster:
+    """Node n1 is drained, and its workload was asked for a checkpoint."""
+    cluster = EmptyingCluster(**others)
+    cluster.scored(n1=0.9)
+    report = cluster.round()
+    assert not report.failed, report.errors
+    assert cluster.level("n1") is Level.DRAINED
+    return cluster
+
+
+def findings(cluster) -> list[tuple[str, str, str]]:
+    """What the ledger holds of what was found: node, kind, words."""
+    rows = cluster.ledger._read("SELECT node, kind, json_extract(content, '$.words') FROM findings ORDER BY id")
+    return [tuple(row) for row in rows]

@@ -1,0 +1,418 @@
+"""From a drain mark to an empty node, and back into service."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from policy.breaker import BreakerConfig
+from policy.fleet import Fact, JobView, Level
+from policy.worth import WorthConfig
+from scheduler.evacuation.hook import HookReply
+from scheduler.evacuation.ports import DiagnosticResult
+from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.failures import SourceError
+from scheduler.faults import Crash
+from scheduler.readings import Switches
+from scheduler.risks import Facts
+from scheduler.sqlite_ledger import SqliteLedger
+from tests.policy.decide_world import HOUR, STEP, T0, config
+from tests.scheduler.cluster import without_our_taints
+from tests.scheduler.evacuation.emptying_cluster import (
+    FAST,
+    MINUTE,
+    EmptyingCluster,
+    Recording,
+    draining,
+    findings,
+    work,
+    workload,
+)
+
+
+def test_the_whole_way_from_a_risk_to_an_empty_node_and_back_into_service():
+    cluster = draining()
+    assert set(cluster.workloads.asked) == {"w1-uid"}
+    assert cluster.evicted() == []
+    assert work(cluster.later()) == [("wait", "waiting", "w1")]
+
+    cluster.acknowledge("w1-uid")
+    assert work(cluster.later()) == [("checkpoint", "done", "w1"), ("evict", "done", "w1")]
+    assert cluster.evicted() == ["w1-uid"]
+    assert cluster.progress().nodes["n1"].phase == "emptying", "accepted is not gone"
+
+    cluster.leave("w1-uid")
+    assert work(cluster.later()) == [("empty", "done", None), ("verify", "waiting", None)]
+    assert [node for node, _ in cluster.verification.started.values()] == ["n1"]
+    assert work(cluster.later()) == [("verify", "waiting", None)]
+
+    cluster.verification.results["n1"] = DiagnosticResult("passed", "dcgmi diag -r 3")
+    assert work(cluster.later()) == [("verify", "passed", None)]
+    assert cluster.level("n1") is Level.DRAINED, "it is the controller's next round that releases"
+    report = cluster.later()
+    assert [(s.action.verb, s.action.node, s.came_to) for s in report.steps] == [("release", "n1", "done")]
+    assert cluster.levels() == {}
+    assert cluster.progress().nodes == {}
+
+
+def test_a_second_round_at_the_same_time_calls_nothing_and_writes_nothing():
+    cluster = draining()
+    text, calls = cluster.workloads.text, cluster.ledger.open_calls()
+    cluster.workloads.faults.calls.clear()
+    cluster.round()
+    assert (cluster.workloads.text, cluster.ledger.open_calls()) == (text, calls)
+    assert {"ask_checkpoint", "evict", "save_progress"} & set(cluster.workloads.faults.calls) == set()
+
+
+def test_without_an_acknowledgement_it_is_evicted_at_the_deadline_and_not_before():
+    cluster = draining()
+    assert cluster.later(4.9).work[0].came_to == "waiting"
+    assert work(cluster.later(0.1)) == [("evict", "done", "w1")]
+
+
+def test_the_deadline_is_that_of_the_first_request_whoever_leads():
+    cluster = draining()
+    for _ in range(4):
+        cluster.clock.move(MINUTE)
+        cluster.restart()
+        cluster.round()
+    assert cluster.evicted() == []
+    cluster.restart()
+    assert work(cluster.later()) == [("evict", "done", "w1")]
+
+
+@pytest.mark.parametrize("takes", [timedelta(minutes=10), timedelta(hours=9)])
+def test_the_time_that_a_workload_names_is_waited_for_up_to_the_most(takes):
+    cluster = EmptyingCluster()
+    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, takes=takes)
+    cluster.runs("w1-uid", checkpoint=offer)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    wait = min(takes, timedelta(minutes=30)) / MINUTE
+    cluster.later(wait - 1)
+    assert cluster.evicted() == []
+    cluster.later()
+    assert cluster.evicted() == ["w1-uid"]
+
+
+def test_what_cannot_write_a_checkpoint_is_evicted_at_once_and_it_is_said():
+    cluster = draining()
+    cluster.workloads.cannot.add("w1-uid")
+    assert work(cluster.later()) == [("checkpoint", "inconclusive", "w1"), ("evict", "done", "w1")]
+
+
+def test_what_names_no_way_is_not_asked():
+    cluster = EmptyingCluster()
+    cluster.runs("w1-uid", checkpoint=None)
+    cluster.scored(n1=0.9)
+    assert work(cluster.round()) == [("evict", "done", "w1")]
+    assert cluster.workloads.asked == {}
+
+
+def test_its_own_end_is_waited_for_where_that_is_cheaper_than_lost_work():
+    cluster = EmptyingCluster(policy=config("g", free=True, worth=WorthConfig(always=True)))
+    job = JobView("w1", 64, T0 - 20 * HOUR, ends_at=T0 + HOUR / 2)
+    cluster.runs("w1-uid", checkpoint=None, job=job)
+    cluster.scored(n1=0.65)
+    assert work(cluster.round()) == [("wait", "waiting", "w1")]
+    assert cluster.evicted() == []
+    cluster.later(31)
+    assert cluster.evicted() == ["w1-uid"], "it ran over its time"
+
+
+def test_a_fault_that_is_there_waits_for_no_end():
+    cluster = EmptyingCluster()
+    cluster.runs("w1-uid", checkpoint=None, job=JobView("w1", 64, T0 - 20 * HOUR, ends_at=T0 + HOUR / 2))
+    cluster.facts.facts["n1-0"] = Facts((Fact("xid 79", T0),))
+    cluster.round()
+    assert cluster.evicted() == ["w1-uid"]
+
+
+def test_a_blocked_budget_is_tried_again_with_growing_pauses_and_never_forced():
+    cluster = draining(settings=replace(FAST, stuck_after=10 * MINUTE))
+    cluster.acknowledge("w1-uid")
+    cluster.workloads.blocked["w1-uid"] = "budget team/train allows none"
+    told = [cluster.later() for _ in range(30)]
+    tries = [i for i, report in enumerate(told) if ("evict", "blocked", "w1") in work(report)]
+    assert tries[:5] == [0, 1, 3, 7, 11], "1, 2, 4 and then 4 minutes"
+    assert cluster.evicted() == []
+    assert cluster.level("n1") is Level.DRAINED
+    stuck = [f for f in findings(cluster) if f[1] == "stuck"]
+    assert len(stuck) == 1
+    assert "it keeps its taint, nothing is forced: w1 (blocked: budget team/train allows none" in stuck[0][2]
+    del cluster.workloads.blocked["w1-uid"]
+    cluster.later(4)
+    assert cluster.evicted() == ["w1-uid"]
+
+
+CALLED_OFF = {
+    "killed": lambda c: c.scheduler.set_switches(Switches(kill=True)),
+    "all released": lambda c: c.scheduler.set_switches(Switches(release_all=True)),
+    "opted out": lambda c: c.write("n1", lambda n: replace(n, labels={"predrain.io/managed": "false"})),
+    "taken off": lambda c: c.write("n1", lambda n: without_our_taints(n, c)),
+    "cordoned": lambda c: c.write("n1", lambda n: replace(n, unschedulable=True)),
+    "unreadable": lambda c: c.change("n1", readable=False),
+    "expired": lambda c: c.clock.move(2 * STEP),
+    "calm": lambda c: c.scored(n1=0.01),
+    "gone": lambda c: c.scheduler.nodes.pop("n1"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(CALLED_OFF))
+def test_a_drain_that_is_called_off_evicts_nothing_more(name):
+    cluster = draining()
+    cluster.acknowledge("w1-uid")
+    if name == "calm":  # one calm decision does not end it by itself: the rule of the policy
+        cluster.clock.move(MINUTE)
+        cluster.scored(n1=0.01)
+        cluster.round()
+        cluster.clock.move(MINUTE)
+        cluster.workloads.evicted.clear()
+        cluster.scored(n1=0.01)
+    else:
+        CALLED_OFF[name](cluster)
+    for _ in range(8):
+        cluster.round()
+        cluster.clock.move(MINUTE)
+    assert cluster.evicted() == []
+
+
+@pytest.mark.parametrize("name", sorted(set(CALLED_OFF) - {"calm", "expired"}))
+def test_a_drain_that_is_called_off_between_two_evictions_stops_between_them(name):
+    cluster = EmptyingCluster()
+    for uid in ("a", "b"):
+        cluster.workloads.running[uid] = workload(uid, "n1", uid=uid, checkpoint=None)
+    del cluster.workloads.running["w1-uid"]
+    cluster.scored(n1=0.9)
+    evict = cluster.workloads.evict
+
+    def then_called_off(each, fence):
+        answer = evict(each, fence)
+        CALLED_OFF[name](cluster)
+        return answer
+
+    cluster.workloads.evict = then_called_off
+    cluster.round()
+    assert len(cluster.evicted()) == 1
+
+
+def test_only_so_many_are_on_their_way_at_once():
+    cluster = EmptyingCluster(settings=replace(FAST, most_going=3, most_going_node=2))
+    cluster.workloads.running.clear()
+    for i in range(8):
+        uid = f"u{i}"
+        cluster.workloads.running[uid] = workload(uid, f"n{i % 2 + 1}", uid=uid, checkpoint=None)
+    cluster.scored(n1=0.95, n2=0.9)
+    cluster.round()
+    assert len(cluster.evicted()) == 3
+    cluster.later()
+    assert len(cluster.evicted()) == 3
+    for uid in cluster.evicted():
+        cluster.leave(uid)
+    cluster.later()
+    assert len(cluster.evicted()) == 6
+
+
+def test_a_workload_that_may_not_be_moved_is_asked_and_waited_for():
+    cluster = EmptyingCluster(settings=replace(FAST, stuck_after=HOUR))
+    cluster.runs("w1-uid", held="no controller would start it elsewhere")
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.acknowledge("w1-uid")
+    for _ in range(5):
+        cluster.later(30)
+    assert cluster.evicted() == []
+    assert [f[1] for f in findings(cluster)].count("stuck") == 1
+    cluster.leave("w1-uid")
+    assert ("empty", "done", None) in work(cluster.later())
+
+
+def test_what_belongs_to_the_node_neither_goes_nor_keeps_it_from_being_empty():
+    cluster = EmptyingCluster()
+    cluster.runs("w1-uid", stays="a daemon set's pod")
+    cluster.scored(n1=0.9)
+    assert ("empty", "done", None) in work(cluster.round())
+    assert cluster.evicted() == []
+
+
+def test_a_workload_of_another_uid_is_asked_anew_and_not_evicted_for_the_first_ones_deadline():
+    cluster = draining()
+    cluster.clock.move(6 * MINUTE)
+    cluster.leave("w1-uid")
+    cluster.workloads.running["w1-again"] = workload("w1", "n1", uid="w1-again")
+    cluster.round()
+    assert cluster.evicted() == []
+    assert set(cluster.workloads.asked) == {"w1-uid", "w1-again"}
+
+
+def test_hooks_are_asked_until_they_say_it_is_written():
+    hook = Recording(HookReply("waiting"), HookReply("timeout", "no answer"), HookReply("done", "step 900"))
+    cluster = EmptyingCluster(hooks={"webhook": hook})
+    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, means="webhook", url="http://w1.example/save")
+    cluster.runs("w1-uid", checkpoint=offer)
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.later()
+    assert cluster.evicted() == []
+    cluster.later()
+    assert cluster.evicted() == ["w1-uid"]
+    assert {key for _, key, _ in hook.told} == {hook.told[0][1]}, "one key for one request"
+    assert {url for _, _, url in hook.told} == {"http://w1.example/save"}
+
+
+def test_what_wants_to_be_asked_in_a_way_that_is_not_set_up_is_not_moved_unasked():
+    cluster = EmptyingCluster()
+    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, means="webhook")
+    cluster.runs("w1-uid", checkpoint=offer)
+    cluster.scored(n1=0.9)
+    for _ in range(3):
+        report = cluster.later(30)
+    assert cluster.evicted() == []
+    assert "it wants to be asked for a checkpoint by webhook, which is not set up" in report.work[0].words
+
+
+def test_slow_hooks_do_not_keep_what_is_ready_from_going():
+    cluster = EmptyingCluster(lease=HOUR)
+
+    class Slow:
+        asked = 0
+
+        def tell(self, payload, key, url=None):
+            Slow.asked += 1
+            cluster.clock.move(timedelta(seconds=10) / 8)  # eight at once
+            return HookReply("waiting")
+
+    cluster.hooks["webhook"] = Slow()
+    cluster.restart(holder="p1")
+    offer = replace(cluster.workloads.running["w1-uid"].checkpoint, means="webhook", takes=timedelta(minutes=30))
+    for i in range(64):
+        cluster.workloads.running[f"s{i}"] = workload(f"s{i}", "n1", uid=f"s{i}", checkpoint=offer)
+    cluster.scored(n1=0.9)
+    cluster.later()
+    cluster.acknowledge("w1-uid")
+    cluster.later()
+    assert cluster.evicted() == ["w1-uid"]
+    for _ in range(3):
+        cluster.later()
+    assert Slow.asked >= 64
+
+
+def test_a_ledger_that_cannot_be_written_stops_what_is_new():
+    cluster = draining()
+    cluster.acknowledge("w1-uid")
+    cluster.ledger.close()
+    report = cluster.later()
+    assert report.failed
+    assert cluster.evicted() == []
+
+
+def test_an_interrupted_eviction_is_settled_by_what_is_there():
+    cluster = draining(ledger=SqliteLedger(None))
+    cluster.acknowledge("w1-uid")
+    cluster.workloads.faults.plan("crash_after", "evict")
+    cluster.clock.move(MINUTE)
+    with pytest.raises(Crash):
+        cluster.round()
+    assert len(cluster.ledger.open_calls()) == 1
+    cluster.clock.move(MINUTE)
+    cluster.restart()
+    report = cluster.round()
+    assert "evict on n1 was interrupted: it is on its way out" in report.notes
+    assert cluster.ledger.open_calls() == ()
+    assert cluster.evicted() == ["w1-uid"]
+
+
+def test_a_rehearsal_says_whom_it_would_ask_and_evict_and_does_nothing():
+    cluster = EmptyingCluster()
+    cluster.scored(n1=0.9)
+    report = cluster.controller.rehearse()
+    assert [(s.verb, s.came_to, s.workload, s.words) for s in report.work] == [
+        ("evict", "would", "w1", "after a checkpoint by scheduler")
+    ]
+    assert report.work[0].writes[0].words == "pod w1: ending: (none) -> true"
+    assert (cluster.workloads.asked, cluster.workloads.text, cluster.evicted()) == ({}, None, [])
+
+
+def test_a_rehearsal_says_what_it_would_wait_for():
+    cluster = EmptyingCluster()
+    job = JobView("w1", 64, T0 - 20 * HOUR, ends_at=T0 + HOUR / 2)
+    cluster.runs("w1-uid", checkpoint=None, job=job)
+    cluster.workloads.running["held"] = workload("held", "n1", uid="held", held="local data")
+    cluster.scored(n1=0.65)
+    report = cluster.controller.rehearse()
+    assert [(s.verb, s.workload) for s in report.work] == [("wait", "w1"), ("wait", "held")]
+    assert "waiting for the jobs' end" in report.work[0].words
+    assert report.work[1].words == "it may not be moved (local data)"
+
+
+def test_a_leader_whose_progress_somebody_else_replaced_stops():
+    cluster = draining()
+    cluster.acknowledge("w1-uid")
+    cluster.workloads.faults.plan("conflict", "save_progress")
+    report = cluster.later()
+    assert not report.active
+    assert "another process wrote how far nodes are emptied" in report.notes[-1]
+
+
+def test_progress_that_may_not_be_kept_stops_what_is_new():
+    cluster = EmptyingCluster()
+    cluster.workloads.faults.plan("refused", "save_progress")
+    cluster.scored(n1=0.9)
+    report = cluster.round()
+    assert report.failed
+    assert (cluster.workloads.asked, cluster.evicted()) == ({}, [])
+
+
+def test_a_process_that_never_heard_what_gpus_reported_moves_nobody():
+    cluster = draining()
+    cluster.acknowledge("w1-uid")
+
+    def unread(now):
+        raise SourceError("the events are gone")
+
+    cluster.facts.read = unread
+    cluster.clock.move(MINUTE)
+    cluster.restart()
+    report = cluster.round()
+    assert cluster.evicted() == []
+    assert report.work[-1].words == "what its GPUs reported cannot be read"
+
+
+def test_switched_off_nothing_is_asked_of_anybody():
+    cluster = draining(settings=EvacuationSettings())
+    assert (cluster.workloads.asked, cluster.evicted(), cluster.workloads.text) == ({}, [], None)
+
+
+def test_what_cannot_be_listed_is_not_empty():
+    cluster = draining()
+    cluster.leave("w1-uid")
+    cluster.workloads.faults.plan("unreadable", "on_node")
+    report = cluster.later()
+    assert report.failed
+    assert cluster.progress().nodes["n1"].phase == "emptying"
+
+
+def test_progress_that_is_damaged_is_begun_anew_and_everybody_is_asked_again():
+    cluster = draining()
+    first = cluster.workloads.asked["w1-uid"]
+    cluster.workloads.text = "nonsense"
+    report = cluster.later(6)
+    assert "evacuations are begun anew, for what is kept of the evacuations begins with 'nonsense'" in report.errors[0]
+    assert cluster.evicted() == [], "no deadline is over"
+    assert cluster.workloads.asked["w1-uid"].key != first.key
+
+
+def test_an_open_breaker_stops_evictions_as_it_stops_new_marks():
+    breaker = BreakerConfig(most_risky=0.5, least_risky=1)
+    cluster = EmptyingCluster(policy=config("g", free=True, breaker=breaker))
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.acknowledge("w1-uid")
+    cluster.clock.move(MINUTE)
+    cluster.scored(**dict.fromkeys(cluster.names, 0.9))
+    report = cluster.round()
+    assert report.plan.open_causes
+    assert cluster.evicted() == []
+    assert ("hold", "held", None) in work(report)

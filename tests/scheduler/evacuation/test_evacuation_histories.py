@@ -1,0 +1,273 @@
+"""Random histories of nodes that are emptied, with a process that dies at any call: what must hold whatever happens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from policy.fleet import JobView, Level
+from scheduler.evacuation.ports import DiagnosticResult
+from scheduler.faults import Crash
+from scheduler.readings import Switches
+from scheduler.sqlite_ledger import SqliteLedger
+from tests.policy.decide_world import HOUR
+from tests.scheduler.cluster import without_our_taints
+from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, workload
+
+NODES = st.sampled_from(["n0", "n1", "n2"])
+WORK_CALLS = ("ask_checkpoint", "evict", "save_progress", "on_node", "checkpoint_state", "load_progress")
+VERIFY_CALLS = ("start", "result")
+OTHER_CALLS = ("apply", "save_state", "revalidate", "read_switches", "hold_lease", "read_fleet")
+KINDS = ("crash_before", "crash_after", "timeout_before", "timeout_after", "refused", "unreadable")
+
+
+class Evacuations(RuleBasedStateMachine):
+    """People, owners, faults and crashes around a controller that empties nodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cluster = EmptyingCluster(settings=replace(FAST, most_going=3), lease=timedelta(seconds=30))
+        self.theirs = self.cluster.foreign()
+        self.made = 0
+        self.asked_at: dict[str, tuple[object, object]] = {}  # uid: when it was first shown a request, and its deadline
+        self._watch()
+
+    def _watch(self) -> None:
+        """Look over the shoulder of the scheduler at each eviction and request."""
+        cluster, workloads = self.cluster, self.cluster.workloads
+        evict, ask, start = workloads.evict, workloads.ask_checkpoint, cluster.verification.start
+
+        def watched_evict(each, fence):
+            found = workloads.running.get(each.uid)
+            if found is not None and not found.ending:
+                self._may_go(found)
+            return evict(each, fence)
+
+        def watched_ask(each, request, fence):
+            node = cluster.scheduler.nodes[each.node]
+            assert cluster.level(each.node) is Level.DRAINED
+            assert "predrain.io/managed" not in node.object.labels
+            answer = ask(each, request, fence)
+            if each.uid in workloads.asked and workloads.asked[each.uid].key == request.key:
+                self.asked_at.setdefault(request.key, (cluster.clock.now(), request.deadline))
+            return answer
+
+        def watched_start(node, units, key, fence):
+            assert cluster.level(node) is Level.DRAINED
+            assert not [w for w in workloads.running.values() if w.node == node and w.stays is None], "not empty"
+            return start(node, units, key, fence)
+
+        workloads.evict, workloads.ask_checkpoint, cluster.verification.start = (
+            watched_evict,
+            watched_ask,
+            watched_start,
+        )
+
+    def _may_go(self, found) -> None:
+        cluster, now = self.cluster, self.cluster.clock.now()
+        node = cluster.scheduler.nodes[found.node]
+        assert cluster.level(found.node) is Level.DRAINED, "no drain mark stands"
+        assert node.base.readable
+        assert not node.object.unschedulable
+        assert "predrain.io/managed" not in node.object.labels
+        assert not cluster.scheduler.switches.kill
+        assert found.held is None
+        assert found.stays is None
+        published = cluster.scheduler.revalidate(found.node).view.marks.published
+        assert published.expires_at > now, "its prediction has expired"
+        if found.checkpoint is None or found.uid in cluster.workloads.cannot:
+            return
+        entry = cluster.progress().nodes[found.node]
+        deadline = entry.leaving[found.uid].deadline
+        shown = cluster.workloads.asked.get(found.uid)
+        written = shown is not None and shown.key in cluster.workloads.written
+        assert written or (deadline is not None and now >= deadline), "neither written nor waited for"
+        if not written and shown is not None and shown.key == entry.leaving[found.uid].key:
+            assert now >= shown.deadline
+        going = [w for w in cluster.workloads.running.values() if w.ending]
+        assert len(going) < 3, "too many at once"
+
+    @rule(node=NODES, risk=st.sampled_from([0.01, 0.7, 0.9, 0.95]))
+    def one_is_scored(self, node, risk):
+        self.cluster.clock.move(MINUTE)
+        self.cluster.scored(**{node: risk})
+        self.a_round()
+
+    @rule(node=NODES, writes=st.booleans())
+    def one_is_drained_and_asked(self, node, writes):
+        self.one_is_scored(node, 0.95)
+        for uid in sorted(self.cluster.workloads.asked):
+            if writes and uid in self.cluster.workloads.running:
+                self.cluster.acknowledge(uid)
+
+    @rule()
+    def all_workloads_of_a_drained_node_are_gone(self):
+        for uid, each in list(self.cluster.workloads.running.items()):
+            if self.cluster.level(each.node) is Level.DRAINED:
+                self.cluster.leave(uid)
+        self.a_round()
+
+    @rule(minutes=st.sampled_from([0.2, 1, 3, 6, 40, 400]))
+    def time_passes(self, minutes):
+        self.cluster.clock.move(minutes * MINUTE)
+
+    @rule(
+        node=NODES, offer=st.sampled_from([None, SCHEDULER]), held=st.sampled_from([None, None, "local data"]),
+        stays=st.sampled_from([None, None, None, "daemon set"]), ends=st.sampled_from([None, None, 0.2, 5]),
+    )  # fmt: skip
+    def a_workload_comes(self, node, offer, held, stays, ends):
+        self.made += 1
+        now = self.cluster.clock.now()
+        job = JobView(f"m{self.made}", 16, now - 3 * HOUR, ends_at=None if ends is None else now + ends * HOUR)
+        uid = f"m{self.made}-uid"
+        # the same name comes back with another uid
+        self.cluster.workloads.running[uid] = workload(
+            f"m{self.made % 3}", node, uid=uid, checkpoint=offer, held=held, stays=stays, job=job
+        )
+
+    @rule(data=st.data(), what=st.sampled_from(["goes", "writes", "cannot", "blocked", "freed", "ends"]))
+    def something_happens_to_a_workload(self, data, what):
+        workloads = self.cluster.workloads
+        if not workloads.running:
+            return
+        uid = data.draw(st.sampled_from(sorted(workloads.running)))
+        if what == "goes":
+            self.cluster.leave(uid)
+        elif what == "writes" and uid in workloads.asked:
+            self.cluster.acknowledge(uid)
+        elif what == "cannot":
+            workloads.cannot.add(uid)
+        elif what == "blocked":
+            workloads.blocked[uid] = "budget"
+        elif what == "freed":
+            workloads.blocked.pop(uid, None)
+        elif what == "ends":
+            self.cluster.runs(uid, ending=True)
+
+    @rule()
+    def what_was_evicted_goes(self):
+        for uid in [u for u, w in self.cluster.workloads.running.items() if w.ending]:
+            self.cluster.leave(uid)
+
+    @rule(node=NODES, kind=st.sampled_from(["passed", "failed", "inconclusive", None]))
+    def a_diagnostic_ends(self, node, kind):
+        self.cluster.verification.results.pop(node, None)
+        if kind is not None:
+            self.cluster.verification.results[node] = DiagnosticResult(kind)
+
+    @rule(node=NODES, what=st.sampled_from(["cordon", "label", "taints"]))
+    def a_person_does_something(self, node, what):
+        self.one_is_drained_and_asked(node, True)
+        if what == "taints":
+            self.cluster.write(node, lambda each: without_our_taints(each, self.cluster))
+            return
+
+        def change(each):
+            if what == "cordon":
+                return replace(each, unschedulable=not each.unschedulable)
+            labels = dict(each.labels)
+            if labels.pop("predrain.io/managed", None) is None:
+                labels["predrain.io/managed"] = "false"
+            return replace(each, labels=labels)
+
+        for _ in range(2):  # and takes it back after a round
+            self.cluster.write(node, change)
+            self.theirs = self.cluster.foreign()
+            self.a_round()
+
+    @rule(node=NODES, told=st.sampled_from([Switches(kill=True), Switches(release_all=True)]))
+    def a_person_sets_the_switches(self, node, told):
+        self.one_is_drained_and_asked(node, True)
+        self.cluster.scheduler.switches = told
+        self.a_round()
+        self.cluster.scheduler.switches = Switches()
+
+    @rule()
+    def the_ledger_is_lost(self):
+        self.cluster.ledger = SqliteLedger(None)
+        self._another_process()
+
+    @rule(
+        call=st.sampled_from([*WORK_CALLS, *WORK_CALLS, *VERIFY_CALLS, *OTHER_CALLS]), kind=st.sampled_from(KINDS),
+        skip=st.integers(0, 3),
+    )  # fmt: skip
+    def something_fails_in_a_round(self, call, kind, skip):
+        cluster = self.cluster
+        if call in WORK_CALLS:
+            faults = cluster.workloads.faults
+        else:
+            faults = cluster.verification.faults if call in VERIFY_CALLS else cluster.scheduler.faults
+        self.cluster.clock.move(MINUTE)
+        self.cluster.scored(n1=0.95, n2=0.9)
+        faults.plan(kind, call, skip)
+        self.a_round()
+
+    @rule()
+    def a_round(self):
+        cluster = self.cluster
+        cluster.clock.move(MINUTE / 2)
+        blocked_before = {
+            name
+            for name, level in cluster.levels().items()
+            if level is Level.DRAINED
+            and any(w.node == name and w.uid in cluster.workloads.blocked for w in cluster.workloads.running.values())
+        }
+        try:
+            report = cluster.round()
+        except Crash:
+            report = None
+            self._another_process()
+        for faults in (cluster.scheduler.faults, cluster.workloads.faults, cluster.verification.faults):
+            faults.clear()
+        if report is None:
+            return
+        # a node with a stuck budget loses its taint only by the controller's own release, never for being stuck
+        released = {step.action.node for step in report.steps if step.action.verb == "release"}
+        for name in blocked_before - released:
+            assert cluster.level(name) is Level.DRAINED
+        if report.failed or not report.active:
+            return
+        cluster.ledger.open_calls()
+        if not released and not any(step.came_to in ("skipped", "held") for step in [*report.steps, *report.work]):
+            again = cluster.round()
+            new = [s for s in again.work if s.came_to in ("done", "blocked") and s.verb in ("checkpoint", "evict")]
+            assert new == [], "a second run does something again"
+
+    @invariant()
+    def nothing_foreign_is_changed(self):
+        assert self.cluster.foreign() == self.theirs
+
+    @invariant()
+    def no_uid_was_evicted_twice(self):
+        evicted = self.cluster.evicted()
+        assert len(evicted) == len(set(evicted))
+
+    def teardown(self):
+        cluster = self.cluster
+        cluster.scheduler.lease = None
+        self._another_process()
+        cluster.clock.move(10 * timedelta(days=1))
+        report = cluster.round()
+        assert not report.failed, report.errors
+        assert cluster.levels() == {}, "everything of ours goes when nothing new is said"
+        assert cluster.foreign() == self.theirs
+        cluster.clock.move(MINUTE)
+        cluster.round()
+        assert cluster.progress().nodes == {}
+
+    def _another_process(self):
+        cluster = self.cluster
+        for faults in (cluster.scheduler.faults, cluster.workloads.faults, cluster.verification.faults):
+            faults.clear()
+        cluster.clock.move(MINUTE)
+        cluster.restart()
+
+
+Evacuations.TestCase.settings = settings(
+    max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestEvacuations = Evacuations.TestCase

@@ -1,0 +1,293 @@
+"""Webhooks and commands, with real servers and real processes."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from scheduler.clock import ManualClock
+from scheduler.evacuation.command_hook import CommandHook
+from scheduler.evacuation.hook_verification import HookVerification
+from scheduler.evacuation.ports import Fence
+from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, WebhookSettings
+from scheduler.evacuation.webhook import Webhook
+from scheduler.failures import SchedulerError
+from scheduler.plain import object_of
+from tests.policy.decide_world import T0
+
+KEY = "k" * 32
+SECOND = timedelta(seconds=1)
+
+
+class Asked:
+    """What a server was asked, and what it answers: a list of functions, the last one stays."""
+
+    def __init__(self, *answers) -> None:
+        self.requests: list[tuple[str, dict[str, str], dict[str, object]]] = []
+        self.answers = list(answers)
+
+
+@contextmanager
+def serving(*answers):
+    asked = Asked(*answers)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            asked.requests.append((self.path, dict(self.headers), json.loads(body)))
+            answer = asked.answers.pop(0) if len(asked.answers) > 1 else asked.answers[0]
+            answer(self)
+
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield asked, f"127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def says(status, content=None, **headers):
+    def answer(handler):
+        body = b"" if content is None else json.dumps(content).encode()
+        handler.send_response(status)
+        for name, value in headers.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+def drips(handler):
+    """Send a byte now and then, for ever."""
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    try:
+        for _ in range(100):
+            handler.wfile.write(b" ")
+            handler.wfile.flush()
+            time.sleep(0.05)
+    except OSError:
+        pass
+
+
+def cut(handler):
+    handler.connection.close()
+
+
+def halved(handler):
+    handler.send_response(200)
+    handler.send_header("Content-Length", "1000")
+    handler.end_headers()
+    handler.wfile.write(b'{"state": "done"')
+
+
+def hook(place, **others) -> Webhook:
+    settings = WebhookSettings(url=f"http://{place}/hook", **{"timeout": 2 * SECOND, **others})
+    return Webhook(settings, ManualClock(T0), "predrain-test/1", sleep=lambda _: None)
+
+
+def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):
+    (tmp_path / "token").write_text("secret\n")
+    with serving(says(200)) as (asked, place):
+        reply = hook(place, token_file=str(tmp_path / "token")).tell({"kind": "checkpoint", "node": "n1"}, KEY)
+    assert reply.kind == "done"
+    path, headers, body = asked.requests[0]
+    assert (path, body) == ("/hook", {"kind": "checkpoint", "node": "n1"})
+    assert headers["Idempotency-Key"] == KEY
+    assert headers["Authorization"] == "Bearer secret"
+    assert headers["User-Agent"] == "predrain-test/1"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        (says(200), "done"),
+        (says(204), "done"),
+        (says(202), "waiting"),
+        (says(200, {"state": "waiting"}), "waiting"),
+        (says(202, {"state": "acknowledged"}), "done"),
+        (says(200, {"state": "failed", "words": "no disk"}), "failed"),
+        (says(200, [1, 2]), "done"),
+        (says(400), "refused"),
+        (says(404), "refused"),
+        (says(302, None, Location="http://127.0.0.1:1/other"), "refused"),
+        (says(500), "timeout"),
+        (cut, "timeout"),
+        (halved, "timeout"),
+    ],
+)
+def test_what_each_answer_means(answer, kind):
+    with serving(answer) as (_, place):
+        assert hook(place).tell({}, KEY).kind == kind
+
+
+def test_a_server_in_trouble_is_tried_again_with_the_same_key_and_not_for_ever():
+    with serving(says(503), says(200)) as (asked, place):
+        assert hook(place).tell({}, KEY).kind == "done"
+    assert [headers["Idempotency-Key"] for _, headers, _ in asked.requests] == [KEY, KEY]
+    with serving(says(503)) as (asked, place):
+        assert hook(place, attempts=3).tell({}, KEY).kind == "timeout"
+    assert len(asked.requests) == 3
+
+
+def test_who_asks_for_time_is_not_asked_again_in_this_round():
+    with serving(says(429, None, Retry_After="120")) as (asked, place):
+        reply = hook(place).tell({}, KEY)
+    assert len(asked.requests) == 1
+    assert reply.again_at == T0 + 120 * SECOND
+
+
+def test_a_server_that_drips_is_left_in_time():
+    with serving(drips) as (_, place):
+        began = time.monotonic()
+        reply = hook(place, timeout=0.3 * SECOND, attempts=1).tell({}, KEY)
+        assert time.monotonic() - began < 2
+    assert (reply.kind, reply.words) == ("timeout", f"{place}: no answer in time")
+
+
+def test_a_workload_can_name_only_hosts_that_the_settings_allow_and_never_gets_the_token(tmp_path):
+    (tmp_path / "token").write_text("secret")
+    with serving(says(200)) as (own, place), serving(says(200)) as (other, there):
+        told = hook(place, token_file=str(tmp_path / "token"))
+        refused = told.tell({}, KEY, f"http://{there}/save")
+        assert refused.words == f"{there} is not among the hosts that the settings allow"
+        assert told.tell({}, KEY, "file:///etc/passwd").kind == "refused"
+        assert told.tell({}, KEY, f"http://{place}@{there}/").kind == "refused"
+        allowed = hook(place, token_file=str(tmp_path / "token"), hosts=(there,))
+        assert allowed.tell({}, KEY, f"http://{there}/save?x=1").kind == "done"
+    assert own.requests == []
+    assert [path for path, _, _ in other.requests] == ["/save?x=1"]
+    assert "Authorization" not in other.requests[0][1]
+
+
+def test_nobody_there_is_a_timeout_and_a_missing_token_is_said():
+    with serving(says(200)) as (_, place):
+        pass
+    assert hook(place).tell({}, KEY).kind == "timeout"
+    assert "the token cannot be read" in hook(place, token_file="/nowhere/token").tell({}, KEY).words
+
+
+def script(folder, text):
+    file = folder / "hook"
+    file.write_text(f"#!{sys.executable}\nimport sys, json, time\npayload = json.load(sys.stdin)\n{text}\n")
+    file.chmod(file.stat().st_mode | stat.S_IXUSR)
+    return CommandHook(CommandSettings((str(file), "first arg; rm"), timedelta(seconds=10)))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("", "done"),
+        ("sys.exit(75)", "waiting"),
+        ("sys.exit(3)", "failed"),
+        ("raise RuntimeError", "failed"),
+        ("print('noise'); print(json.dumps({'state': 'waiting'}))", "waiting"),
+        ("print('{' * 100000)", "done"),
+    ],
+)
+def test_what_each_exit_of_a_command_means(tmp_path, text, kind):
+    assert script(tmp_path, text).tell({"kind": "checkpoint"}, KEY).kind == kind
+
+
+def test_a_command_gets_its_arguments_as_they_are_and_the_payload_on_its_input(tmp_path):
+    told = script(tmp_path, "print(json.dumps({'argv': sys.argv[1:], 'node': payload['node']}))")
+    reply = told.tell({"kind": "checkpoint", "node": "n1"}, KEY)
+    assert reply.content == {"argv": ["first arg; rm", "checkpoint", KEY], "node": "n1"}
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(tmp_path):
+    file = tmp_path / "hook"
+    file.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/child\nwait\n")
+    file.chmod(0o755)
+    began = time.monotonic()
+    reply = CommandHook(CommandSettings((str(file),), timedelta(seconds=0.5))).tell({"kind": "x"}, KEY)
+    assert (reply.kind, time.monotonic() - began < 5) == ("timeout", True)
+    child = int((tmp_path / "child").read_text())
+    for _ in range(100):
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().split()[2]
+        except FileNotFoundError:
+            break
+        if state == "Z":
+            break
+        time.sleep(0.02)
+    else:
+        pytest.fail("the child still runs")
+
+
+def test_a_command_that_is_not_there_is_refused():
+    assert "cannot be run" in CommandHook(CommandSettings(("/nowhere/hook",))).tell({}, KEY).words
+
+
+def fence() -> Fence:
+    return Fence("p1", T0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind"),
+    [
+        ("{'state': 'passed', 'node': 'n1', 'key': KEY}", "passed"),
+        ("{'state': 'failed', 'node': 'n1', 'key': KEY, 'failed_units': ['g3']}", "failed"),
+        ("{'state': 'passed', 'node': 'n2', 'key': KEY}", "inconclusive"),
+        ("{'state': 'passed', 'node': 'n1', 'key': 'old'}", "inconclusive"),
+        ("{'state': 'PASS', 'node': 'n1', 'key': KEY}", "inconclusive"),
+        ("{'state': 'running'}", "running"),
+        ("{}", "inconclusive"),
+    ],
+)
+def test_a_diagnostic_counts_only_where_it_says_of_which_node_and_run_it_is(tmp_path, answer, kind):
+    told = HookVerification(script(tmp_path, f"KEY = '{KEY}'\nprint(json.dumps({answer}))"))
+    assert told.start("n1", ("g3",), KEY, fence()).kind in ("done", "refused")
+    found = told.result("n1", KEY)
+    assert found.kind == kind
+    assert found.failed_units == (("g3",) if kind == "failed" else ())
+
+
+def test_a_diagnostic_that_crashes_after_it_said_passed_is_inconclusive(tmp_path):
+    told = HookVerification(
+        script(tmp_path, f"print(json.dumps({{'state': 'passed', 'node': 'n1', 'key': '{KEY}'}})); sys.exit(1)")
+    )
+    assert told.result("n1", KEY).kind == "inconclusive"
+
+
+def test_a_result_that_cannot_be_asked_for_is_no_result():
+    told = HookVerification(CommandHook(CommandSettings(("/nowhere/diag",))))
+    with pytest.raises(SchedulerError, match="the result of the diagnostic on n1 cannot be read"):
+        told.result("n1", KEY)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"chekpoint": {}}, "evacuation holds 'chekpoint': did you mean 'checkpoint'?"),
+        ({"most_going": 0}, "evacuation: most_going is 0: give a positive number"),
+        ({"checkpoint": {"otherwise": "webhook"}}, "otherwise is 'webhook': give the webhook with its url"),
+        ({"verification": {"by": "command"}}, "by is 'command': give the command"),
+        ({"escalation": {"command": {"argv": ["tell"]}}}, r"argv is \['tell'\]: give the program by its absolute path"),
+        ({"escalation": {"webhook": {"url": "ftp://x"}}}, "url is 'ftp://x': give an http or https address"),
+        ({"escalation": {"webhook": {}}}, "url is missing: give it, or the hosts that workloads may name"),
+        ({"verification": {"patience": "2 hours"}}, "patience is '2 hours': expected a duration such as 6h"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_refused_with_their_place(content, words):
+    with pytest.raises(ValueError, match=words):
+        object_of(EvacuationSettings, content, "evacuation")

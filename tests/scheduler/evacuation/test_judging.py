@@ -1,0 +1,170 @@
+"""What became of alerts, from events, diagnostics of our own, and our own marks; and stages that move by it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from policy.fleet import Fact
+from policy.outcomes import Alert, Happening
+from policy.stages import Bar, StagesConfig
+from predrain.dataset_history import DatasetHistory
+from scheduler.evacuation.progress import Result
+from scheduler.failures import LedgerError, SourceError
+from scheduler.judging import History, JudgedFacts
+from scheduler.risks import Facts, MemoryFacts
+from scheduler.verified_facts import VerifiedFacts
+from telemetry.schema import EVENTS, INVENTORY
+from tests.policy.decide_world import HOUR, T0, config
+from tests.scheduler.cluster import Cluster
+
+DAY = timedelta(days=1)
+
+
+def alert(unit="g0", at=T0):
+    return Alert(unit, "c/g", "high", at, DAY)
+
+
+class Given:
+    """A history that is set by hand."""
+
+    def __init__(self, history: History) -> None:
+        self.history = history
+
+    def read(self, now):
+        """Give it."""
+        return self.history
+
+
+def verdicts(history, now, *alerts, results=(), service=(), homes=None):
+    source = JudgedFacts(
+        MemoryFacts(), Given(history), lambda: tuple(results), lambda since: tuple(service), lambda: homes or {}
+    )
+    return [each.verdict for each in source.outcomes(alerts or (alert(),), now)]
+
+
+def result(kind, at, *failed):
+    return Result("n0", f"{kind}{at}", ("g0", "g1"), kind, at, failed)
+
+
+def test_an_incident_within_the_horizon_makes_it_right_and_serving_on_makes_it_wrong():
+    history = History({"g0": [Happening("incident", T0 + HOUR)]})
+    assert verdicts(history, T0 + 2 * DAY, alert("g0"), alert("g1")) == ["right", "wrong"]
+    assert verdicts(history, T0 + HOUR / 2, alert("g0"), alert("g1")) == ["open", "open"]
+
+
+def test_nothing_is_judged_by_the_silence_of_a_source_that_ends_before():
+    history = History({}, until=T0 + HOUR)
+    assert verdicts(history, T0 + 9 * DAY, alert("g0"), alert("g0", T0 + 2 * HOUR)) == ["open"]
+
+
+def test_a_drained_unit_is_judged_by_its_diagnostic():
+    out = [(T0 + HOUR, "n0", True), (T0 + 4 * HOUR, "n0", False)]
+    homes = {"g0": "n0"}
+    late = T0 + 3 * DAY
+    ask = {"service": out, "homes": homes}
+    assert verdicts(History({}), late, **ask) == ["open"]
+    assert verdicts(History({}), T0 + 30 * DAY, **ask) == ["inconclusive"]
+    assert verdicts(History({}), late, results=[result("passed", T0 + 3 * HOUR)], **ask) == ["wrong"]
+    assert verdicts(History({}), T0 + DAY, results=[result("passed", T0 + 3 * HOUR)], **ask) == ["open"]
+    assert verdicts(History({}), late, results=[result("failed", T0 + 3 * HOUR, "g0")], **ask) == ["right"]
+    assert verdicts(History({}), late, results=[result("failed", T0 + 3 * HOUR)], **ask) == ["right"]
+    assert verdicts(History({}), late, results=[result("failed", T0 + 3 * HOUR, "g1")], **ask) == ["open"]
+    assert verdicts(History({}), late, results=[result("inconclusive", T0 + 3 * HOUR)], **ask) == ["open"]
+
+
+def test_what_cannot_be_read_judges_nothing():
+    def broken(since):
+        raise LedgerError("the ledger cannot be read")
+
+    source = JudgedFacts(MemoryFacts(), Given(History({})), tuple, broken, dict)
+    with pytest.raises(SourceError, match="the ledger cannot be read"):
+        source.outcomes((alert(),), T0)
+    source = JudgedFacts(MemoryFacts(), Given(History({})), lambda: None, lambda _: (), dict)
+    with pytest.raises(SourceError, match="were never read"):
+        source.outcomes((alert(),), T0)
+
+
+def test_a_stage_moves_by_what_became_of_the_alerts_that_the_ledger_holds():
+    stages = StagesConfig(
+        soft=Bar(0.3, 0.1), least_outcomes=3, least_time=timedelta(0), window=60 * DAY, confidence=0.6
+    )
+    cluster = Cluster(policy=config("g", free=True, stages=stages))
+    units: dict[str, list[Happening]] = {}
+    history = Given(History(units))
+    cluster.facts = JudgedFacts(cluster.facts, history, tuple, cluster.ledger.service, dict)
+    cluster.restart()
+    for i, name in enumerate(("n1", "n2", "n3", "n4", "n5")):
+        cluster.clock.move(HOUR)
+        cluster.scored(**{name: 0.9})
+        cluster.round()
+        if i:
+            units[f"{name}-0"] = [Happening("incident", cluster.clock.now() + 3 * HOUR)]
+    assert cluster.levels() == {}, "shadow: recorded only"
+    cluster.clock.move(3 * DAY)
+    cluster.scored(**dict.fromkeys(cluster.names, 0.01))
+    report = cluster.round()
+    assert report.plan.stages["c/g"].stage == "soft", report.errors
+    assert any("4 of 5 alerts right" in reason for reason in report.plan.reasons)
+
+
+def test_results_are_facts_of_the_gpus_that_were_in_the_node():
+    inner = MemoryFacts()
+    inner.facts["g1"] = Facts((Fact("xid 79", T0),), T0 - DAY)
+    results = [
+        result("passed", T0 + HOUR), result("failed", T0 + 2 * HOUR, "g1"), result("inconclusive", T0 + 3 * HOUR),
+        result("passed", T0 + 9 * HOUR),
+    ]  # fmt: skip
+    source = VerifiedFacts(inner, lambda: tuple(results))
+    assert source.read(T0 + 4 * HOUR) == {
+        "g0": Facts((), T0 + HOUR),
+        "g1": Facts((Fact("xid 79", T0), Fact("diagnostic_failed", T0 + 2 * HOUR)), T0 + HOUR),
+    }
+    with pytest.raises(SourceError, match="were never read"):
+        VerifiedFacts(inner, lambda: None).read(T0)
+
+
+def dataset(folder, *events, removed=None):
+    rows = [
+        {
+            "timestamp": at, "node": "n0", "gpu": gpu, "type": kind, "code": code, "detail": None, "source": "s",
+            "known_at": at + HOUR / 6,
+        }
+        for at, gpu, kind, code in events
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema=EVENTS), folder / "events.parquet")
+    stays = [
+        {**dict.fromkeys(INVENTORY.names), "gpu": gpu, "node": "n0", "installed_at": T0 - 90 * DAY, "removed_at": out}
+        for gpu, out in (("g0", removed), ("g1", None))
+    ]
+    pq.write_table(pa.Table.from_pylist(stays, schema=INVENTORY), folder / "inventory.parquet")
+
+
+def test_a_dataset_tells_incidents_by_the_rules_of_labels_and_all_else_by_its_events(tmp_path):
+    dataset(
+        tmp_path,
+        (T0, "g0", "xid", "79"), (T0, "g1", "xid", "31"), (T0 + HOUR, "g0", "repair", "swap"),
+        (T0 + 2 * HOUR, "g1", "diagnostic", "pass"), (T0 + 2 * HOUR, "g1", "diagnostic", "inconclusive"),
+        (T0 + 3 * HOUR, None, "drain", "high"), (T0 + 4 * HOUR, None, "drain", "release"),
+        removed=T0 + 5 * HOUR,
+    )  # fmt: skip
+    source = DatasetHistory(tmp_path)
+    found = source.read(T0 + 9 * HOUR)
+    assert {unit: sorted(each.kind for each in told) for unit, told in found.units.items()} == {
+        "g0": ["incident", "left", "repair"],
+        "g1": ["diagnostic_passed"],
+    }
+    assert [each.kind for each in found.nodes["n0"]] == ["drained", "returned"]
+    assert found.homes == {"g0": "n0", "g1": "n0"}
+    assert found.until == T0 + 4 * HOUR + HOUR / 6
+    assert source.read(T0).units == {}, "nothing is known before it was"
+    dataset(tmp_path, (T0 + DAY, "g1", "failure", "DBE"))
+    assert [each.kind for each in source.read(T0 + 9 * DAY).units["g1"]] == ["incident"]
+
+
+def test_a_dataset_that_cannot_be_read_says_where(tmp_path):
+    with pytest.raises(SourceError, match="what happened cannot be read from"):
+        DatasetHistory(tmp_path).read(T0)

@@ -1,0 +1,140 @@
+"""The diagnostic on an empty node, and what its result leads to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from policy.fleet import Fact, Level
+from scheduler.evacuation.hook import HookReply
+from scheduler.evacuation.ports import DiagnosticResult
+from scheduler.evacuation.settings import VerificationSettings
+from scheduler.readings import Switches
+from scheduler.risks import Facts
+from tests.policy.decide_world import HOUR, STEP
+from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, Recording, draining, findings, workload
+
+
+def test_a_failed_diagnostic_holds_the_node_and_tells_people():
+    cluster = draining()
+    told = Recording(HookReply("done", "ticket 7"))
+    cluster.escalated["webhook"] = told
+    cluster.restart(holder="p1")
+    cluster.leave("w1-uid")
+    cluster.later()
+    cluster.verification.results["n1"] = DiagnosticResult("failed", "memory", ("n1-1",))
+    cluster.later()
+    for _ in range(4):
+        cluster.scored(n1=0.01)
+        cluster.later(60)
+        assert cluster.level("n1") is Level.DRAINED, "the rule on a failed diagnostic holds it"
+    assert len(told.told) == 1
+    payload, key, _ = told.told[0]
+    assert payload["node"] == "n1"
+    assert payload["words"] == "the diagnostic failed: memory"
+    assert len(key) == 32
+
+
+def test_a_node_that_failed_is_tested_again_after_a_repair_and_comes_back_by_itself():
+    cluster = draining()
+    cluster.leave("w1-uid")
+    cluster.later()
+    cluster.verification.results["n1"] = DiagnosticResult("failed", "memory")
+    cluster.later()
+    cluster.clock.move(2 * STEP)
+    cluster.scored(**dict.fromkeys(cluster.names, 0.01))
+    for _ in range(3):
+        cluster.later()
+    assert len(cluster.verification.started) == 1, "nothing about it has changed"
+    cluster.scheduler.edit("n1", lambda each: replace(each, boot_id="after the repair"))
+    cluster.verification.results["n1"] = DiagnosticResult("passed")
+    for _ in range(5):
+        cluster.later()
+    assert len(cluster.verification.started) == 2
+    assert cluster.levels() == {}
+
+
+def test_a_node_that_failed_is_tested_again_each_day_and_stays_out_as_long_as_it_fails():
+    cluster = draining()
+    cluster.leave("w1-uid")
+    cluster.later()
+    cluster.verification.results["n1"] = DiagnosticResult("failed", "memory")
+    cluster.later()
+    for _ in range(30):
+        cluster.later(12 * 60)
+        cluster.scored(**dict.fromkeys(cluster.names, 0.01))
+        cluster.later()
+        assert cluster.level("n1") is Level.DRAINED, "longer than the rule on one failed diagnostic holds"
+    assert [f[1] for f in findings(cluster)].count("escalated") == 1
+
+
+def test_an_inconclusive_diagnostic_is_tried_again_then_told_and_frees_nothing():
+    cluster = draining()
+    cluster.leave("w1-uid")
+    cluster.later()
+    cluster.verification.results["n1"] = DiagnosticResult("inconclusive", "aborted")
+    for _ in range(5):
+        cluster.later()
+    assert len(cluster.verification.started) == 2
+    assert cluster.level("n1") is Level.DRAINED
+    assert cluster.progress().nodes["n1"].phase == "inconclusive"
+    assert [f[2] for f in findings(cluster) if f[1] == "escalated"] == ["the diagnostic inconclusive: aborted"]
+
+
+def test_a_diagnostic_without_a_result_is_inconclusive_after_a_while():
+    cluster = draining(
+        settings=replace(FAST, verification=VerificationSettings(by="scheduler", patience=10 * MINUTE, attempts=1))
+    )
+    cluster.leave("w1-uid")
+    cluster.later()
+    cluster.later(9)
+    assert cluster.progress().nodes["n1"].phase == "verifying"
+    cluster.later(2)
+    assert cluster.progress().nodes["n1"].phase == "inconclusive"
+    assert len(cluster.verification.dropped) == 1
+
+
+def test_a_diagnostic_is_not_begun_while_something_runs_and_dropped_where_the_mark_goes():
+    cluster = draining()
+    cluster.leave("w1-uid")
+    on_node = cluster.workloads.on_node
+
+    def somebody_comes(node):
+        found = on_node(node)
+        if node == "n1" and not found:
+            cluster.workloads.running["new"] = workload("new", "n1", uid="new")
+        return found
+
+    cluster.workloads.on_node = somebody_comes
+    cluster.later()
+    assert cluster.verification.started == {}
+    cluster.workloads.on_node = on_node
+    cluster.leave("new")
+    cluster.later()
+    cluster.later()
+    assert len(cluster.verification.started) == 1
+    cluster.scheduler.set_switches(Switches(release_all=True))
+    cluster.later()
+    assert cluster.levels() == {}
+    assert cluster.verification.dropped == list(cluster.verification.started)
+
+
+def test_the_jobs_of_a_node_that_passed_lately_are_not_moved_again_by_the_model_alone():
+    cluster = draining()
+    cluster.leave("w1-uid")
+    cluster.later()
+    cluster.verification.results["n1"] = DiagnosticResult("passed")
+    cluster.later()
+    cluster.later()
+    assert cluster.levels() == {}
+    cluster.workloads.running["back"] = workload("back", "n1", uid="back", checkpoint=None)
+    cluster.clock.move(HOUR)
+    cluster.scored(n1=0.95)
+    cluster.round()
+    assert cluster.level("n1") is Level.DRAINED
+    for _ in range(3):
+        report = cluster.later()
+    assert cluster.evicted() == []
+    assert "it passed a diagnostic at" in report.work[0].words
+    cluster.facts.facts["n1-0"] = Facts((Fact("xid 79", cluster.clock.now()),))
+    cluster.later()
+    assert cluster.evicted() == ["back"], "a fault that it reports since is something else"

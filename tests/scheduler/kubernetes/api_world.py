@@ -1,0 +1,278 @@
+"""An API server of a few kinds over real HTTP: versions, patches, pages, preconditions, and faults as told."""
+
+import copy
+import json
+import re
+import threading
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import urllib3
+
+from telemetry.kubernetes.client import Cluster
+
+Raw = dict[str, Any]
+MEANWHILE = -1
+
+
+@dataclass
+class Fault:
+    """What the next matching requests meet: a status, silence, or a cut; ``after``: it was carried out all the same.
+
+    ``then`` happens meanwhile; with ``MEANWHILE`` as status nothing else does, and the request is answered as ever.
+    """
+
+    method: str
+    path: str
+    status: int = 0
+    content: Raw = field(default_factory=dict)
+    headers: dict[str, str] = field(default_factory=dict)
+    after: bool = False
+    delay_s: float = 0.0
+    times: int = 1
+    skip: int = 0
+    then: Callable[[], object] | None = None
+
+
+class World:
+    """Objects by path, and what was asked."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, Raw] = {}
+        self.version = 100
+        self.faults: list[Fault] = []
+        self.asked: list[tuple[str, str]] = []
+        self.agents: set[str] = set()
+        self.params: list[dict[str, str]] = []
+        self.budgets: dict[str, str] = {}
+        self.expire_pages = 0
+        self.lock = threading.RLock()
+
+    def put(self, path: str, content: Raw) -> Raw:
+        """Write an object, whatever it was before."""
+        with self.lock:
+            self.version += 1
+            made = copy.deepcopy(content)
+            metadata = made.setdefault("metadata", {})
+            metadata.setdefault("name", path.rsplit("/", 1)[1])
+            metadata.setdefault("uid", f"uid-{self.version}")
+            metadata.setdefault("creationTimestamp", "2026-11-01T00:00:00Z")
+            metadata["resourceVersion"] = str(self.version)
+            self.objects[path] = made
+            return made
+
+    def edit(self, path: str, change: Callable[[Raw], object]) -> None:
+        """Change an object by somebody else's hand."""
+        with self.lock:
+            content = copy.deepcopy(self.objects[path])
+            change(content)
+            self.put(path, content)
+
+    def fail(self, method: str, path: str, status: int = 0, **how: Any) -> None:
+        """Plan a fault."""
+        self.faults.append(Fault(method, path, status, **how))
+
+    def meet(self, method: str, path: str) -> Fault | None:
+        """Give the fault that a request meets."""
+        with self.lock:
+            for each in self.faults:
+                if each.method == method and re.search(each.path, path) and each.times > 0:
+                    if each.skip:
+                        each.skip -= 1
+                        continue
+                    each.times -= 1
+                    return each
+        return None
+
+    def serve(self, method: str, path: str, params: dict[str, str], body: Any, kind: str) -> tuple[int, Raw]:
+        """Carry a request out."""
+        with self.lock:
+            if method == "GET":
+                return self._get(path, params)
+            if path.endswith("/eviction"):
+                return self._evict(path.removesuffix("/eviction"), body)
+            if method == "POST":
+                return self._create(f"{path}/{body['metadata']['name']}", body)
+            target = path.removesuffix("/status")
+            if target not in self.objects:
+                return _status(404, f"{target} not found")
+            if method == "PUT":
+                return self._replace(target, body)
+            return self._patch(target, body, kind, status_only=path.endswith("/status"))
+
+    def _get(self, path: str, params: dict[str, str]) -> tuple[int, Raw]:
+        if path == "/api/v1":
+            return 200, {"resources": [{"name": "pods/eviction", "group": "policy", "version": "v1"}]}
+        if path in self.objects:
+            return 200, self.objects[path]
+        if not path.endswith(("/nodes", "/pods")):
+            return _status(404, f"{path} not found")
+        kind = path.rsplit("/", 1)[1]
+        items = [each for name, each in sorted(self.objects.items()) if f"/{kind}/" in name and _selected(each, params)]
+        start, limit = int(params.get("continue", "0")), int(params.get("limit", "0"))
+        if start and self.expire_pages:
+            self.expire_pages -= 1
+            return _status(410, "the continue token has expired")
+        page = items[start : start + limit] if limit else items
+        more = limit and start + limit < len(items)
+        metadata = {"resourceVersion": str(self.version), **({"continue": str(start + limit)} if more else {})}
+        return 200, {"kind": "List", "metadata": metadata, "items": page}
+
+    def _create(self, path: str, body: Raw) -> tuple[int, Raw]:
+        if path in self.objects:
+            return _status(409, f"{path} already exists")
+        return 201, self.put(path, body)
+
+    def _replace(self, path: str, body: Raw) -> tuple[int, Raw]:
+        if body["metadata"].get("resourceVersion") != self.objects[path]["metadata"]["resourceVersion"]:
+            return _status(409, "the object has been modified")
+        return 200, self.put(path, body)
+
+    def _evict(self, path: str, body: Raw) -> tuple[int, Raw]:
+        if path not in self.objects:
+            return _status(404, "pod not found")
+        pod = self.objects[path]
+        if body["deleteOptions"]["preconditions"]["uid"] != pod["metadata"]["uid"]:
+            return _status(409, "Precondition failed: UID")
+        if path in self.budgets:
+            content = _status(429, "Cannot evict pod as it would violate the pod's disruption budget.")[1]
+            cause = {"reason": "DisruptionBudget", "message": f"The disruption budget {self.budgets[path]} needs 2"}
+            return 429, {**content, "details": {"causes": [cause]}}
+        self.edit(path, lambda each: each["metadata"].update(deletionTimestamp="2026-11-02T00:00:00Z"))
+        return 201, {"kind": "Status", "status": "Success"}
+
+    def _patch(self, path: str, body: Any, kind: str, *, status_only: bool) -> tuple[int, Raw]:
+        content = copy.deepcopy(self.objects[path])
+        if kind.startswith("application/json-patch"):
+            try:
+                for operation in body:
+                    operate(content, operation)
+            except (KeyError, ValueError):
+                return _status(422, "the server rejected our request due to an error in our request")
+        elif kind.startswith("application/strategic"):
+            _merge_conditions(content, body["status"]["conditions"])
+        else:
+            uid = body["metadata"].pop("uid", content["metadata"]["uid"])
+            if uid != content["metadata"]["uid"]:
+                return _status(409, "Precondition failed: UID in precondition")
+            _merge(content, body)
+        if any("!" in each["key"] for each in content.get("spec", {}).get("taints") or ()):
+            return _status(422, "Node is invalid: bad taint key")
+        if status_only:
+            content["spec"] = self.objects[path].get("spec", {})
+        return 200, self.put(path, content)
+
+
+def operate(content: Any, operation: Raw) -> None:
+    """Carry out one operation of a JSON patch (RFC 6902), as far as objects go."""
+    *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
+    for part in way:
+        content = content[part]
+    if operation["op"] == "add":
+        content[last] = operation["value"]
+    elif operation["op"] == "test":
+        if content[last] != operation["value"]:
+            raise ValueError(f"test failed at {operation['path']}")
+    elif operation["op"] == "replace":
+        content[last]
+        content[last] = operation["value"]
+    else:
+        del content[last]
+
+
+def _merge(content: Raw, patch: Raw) -> None:
+    for key, value in patch.items():
+        if isinstance(value, dict):
+            _merge(content.setdefault(key, {}), value)
+        elif value is None:
+            content.pop(key, None)
+        else:
+            content[key] = value
+
+
+def _merge_conditions(content: Raw, wanted: list[Raw]) -> None:
+    conditions = content.setdefault("status", {}).setdefault("conditions", [])
+    for each in wanted:
+        conditions[:] = [other for other in conditions if other["type"] != each["type"]]
+        if each.get("$patch") != "delete":
+            conditions.append(each)
+
+
+def _selected(each: Raw, params: dict[str, str]) -> bool:
+    if "labelSelector" in params:
+        key, _, value = params["labelSelector"].partition("=")
+        labels = each["metadata"].get("labels") or {}
+        return key in labels and value in ("", labels[key])
+    for term in filter(None, params.get("fieldSelector", "").split(",")):
+        name, value = term.replace("!=", "=").split("=")
+        section, part = name.split(".")
+        if (str((each.get(section) or {}).get(part) or "") == value) is ("!=" in term):
+            return False
+    return True
+
+
+def _status(code: int, message: str) -> tuple[int, Raw]:
+    return code, {"kind": "Status", "status": "Failure", "message": message, "code": code}
+
+
+@contextmanager
+def served(world: World) -> Iterator[Cluster]:
+    """Serve a world; gives a connection to it."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = 2**16
+
+        def handle_request(self) -> None:
+            url = urllib.parse.urlsplit(self.path)
+            params = dict(urllib.parse.parse_qsl(url.query))
+            data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            world.asked.append((self.command, url.path))
+            world.params.append(params)
+            world.agents.add(self.headers.get("User-Agent", ""))
+            fault = world.meet(self.command, url.path)
+            status, content, headers = 0, {}, {}
+            if fault is None or fault.after:
+                body = json.loads(data) if data else None
+                status, content = world.serve(
+                    self.command, url.path, params, body, self.headers.get("Content-Type", "")
+                )
+            if fault is not None:
+                if fault.then is not None:
+                    fault.then()
+                if fault.delay_s:
+                    time.sleep(fault.delay_s)
+                if fault.status != MEANWHILE:
+                    status, content, headers = fault.status, fault.content, fault.headers
+            if not status:
+                self.close_connection = True  # cut without an answer
+                return
+            answer = json.dumps(content).encode()
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(answer)))
+            self.end_headers()
+            self.wfile.write(answer)
+
+        do_GET = do_POST = do_PUT = do_PATCH = handle_request
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    with urllib3.PoolManager() as pool:
+        try:
+            yield Cluster(pool, f"http://127.0.0.1:{server.server_port}", dict, agent="predrain-act/test")
+        finally:
+            server.shutdown()
+            server.server_close()

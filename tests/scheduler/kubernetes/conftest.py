@@ -1,0 +1,27 @@
+"""A small cluster, its connection, and a scheduler on it that holds the lease."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from telemetry.kubernetes.client import Cluster
+from tests.scheduler.kubernetes.api_world import World, served
+from tests.scheduler.kubernetes.objects import Hand, add, node
+
+
+@pytest.fixture
+def world() -> World:
+    made = World()
+    add(made, node("n1"), node("n2"))
+    return made
+
+
+@pytest.fixture
+def cluster(world: World) -> Iterator[Cluster]:
+    with served(world) as made:
+        yield made
+
+
+@pytest.fixture
+def hand(world: World, cluster: Cluster) -> Hand:
+    return Hand(world, cluster)

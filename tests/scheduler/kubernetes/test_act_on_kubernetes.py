@@ -1,0 +1,81 @@
+"""`predrain act --scheduler kubernetes`, as an operator uses it."""
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from predrain.command import app
+from telemetry.kubernetes.client import Cluster
+from tests.scheduler.kubernetes.api_world import World
+from tests.scheduler.test_scores_reader import record, write
+
+STATE = "/api/v1/namespaces/predrain/configmaps/predrain-state"
+SETTINGS: dict[str, Any] = {
+    "policy": {
+        "thresholds": {"watch": 0.1, "elevated": 0.3, "high": 0.6},
+        "hysteresis": {"rise_after": 1},
+        "stages": {"pinned": {"kubernetes/none": "hard"}},
+        # two nodes: one of them at risk is half of the fleet
+        "breaker": {"most_risky": 1.0},
+    },
+    "controller": {"lease": "5s"},
+}
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> Path:
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "apiVersion": "v1", "kind": "Config", "current-context": "x",
+        "clusters": [{"name": "c", "cluster": {"server": cluster.host}}], "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+    }  # fmt: skip
+    (tmp_path / "kubeconfig").write_text(yaml.safe_dump(config))
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    records = [record("gpu1", "n1", 0.9, now), record("gpu2", "n2", 0.01, now)]
+    write(tmp_path / "scores", *records, at=now, model={"fitted_at": (now - timedelta(days=1)).isoformat()})
+    settings(tmp_path)
+    return tmp_path
+
+
+def settings(place: Path, **kubernetes: Any) -> None:
+    """Write the settings with a section kubernetes."""
+    content = {**SETTINGS, "kubernetes": {"kubeconfig": "kubeconfig", **kubernetes}}
+    (place / "act.yaml").write_text(yaml.safe_dump(content))
+
+
+def act(*options: str, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["act", "--scheduler=kubernetes", "--settings=act.yaml", *options])
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+@pytest.mark.usefixtures("place")
+def test_it_rehearses_acts_stops_and_undoes(world: World) -> None:
+    before = world.version
+    assert "would    taint n1 (high)" in act("--scores=scores", "--dry-run").stdout
+    assert world.version == before, "a rehearsal writes nothing"
+    assert "done     taint n1 (high)" in act("--scores=scores").stdout
+    assert {each.split("/")[0] for each in world.agents} == {"predrain-act"}
+    act("--kill")
+    assert world.objects[STATE]["metadata"]["annotations"] == {"predrain.io/kill": "true"}
+    assert "done     release n1" in act("--release-all").stdout
+    assert "taints" not in world.objects["/api/v1/nodes/n1"]["spec"]
+
+
+def test_what_is_wrong_is_said_and_never_stops_the_stopping(place: Path, world: World) -> None:
+    assert "goes with --scheduler file only" in act("--scores=scores", "--cluster=x.json", code=2).output
+    settings(place, namespce="x")
+    assert "settings.kubernetes holds 'namespce': did you mean 'namespace'?" in act("--scores=scores", code=1).stderr
+    settings(place, diagnostic_job="none.yaml")
+    assert "the diagnostic's manifest cannot be read" in act("--scores=scores", code=1).stderr
+    assert "kill switch on" in act("--kill").stderr
+    world.fail("GET", "configmaps", 403, content={"message": "configmaps is forbidden"})
+    assert "the switches cannot be read: 127.0.0.1" in act("--kill", code=1).stderr
+    settings(place, context="other")
+    assert "no way to the Kubernetes API server" in act("--kill", code=1).stderr

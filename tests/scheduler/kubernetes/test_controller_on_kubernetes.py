@@ -1,0 +1,218 @@
+"""The controller on an API server through random histories: faults, races, restarts, people; what holds throughout."""
+
+import copy
+from datetime import timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policy.breaker import BreakerConfig
+from policy.budget import BudgetConfig, Floor
+from policy.config import PolicyConfig
+from policy.fleet import Level, Score, UnitView
+from policy.hysteresis import HysteresisConfig
+from policy.stages import StagesConfig
+from policy.tiers import TierThresholds
+from scheduler.clock import ManualClock
+from scheduler.controller import Controller
+from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.report import RoundReport
+from scheduler.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.settings import ControllerSettings
+from scheduler.sqlite_ledger import SqliteLedger
+from telemetry.kubernetes.client import Cluster
+from tests.scheduler.cluster import MODEL
+from tests.scheduler.kubernetes.api_world import MEANWHILE, World, served
+from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, node, pod
+
+NAMES = [f"n{i}" for i in range(5)]
+MOST_OUT = 2
+POLICY = PolicyConfig(
+    TierThresholds(0.1, 0.3, 0.6),
+    hysteresis=HysteresisConfig(rise_after=1, fall_after=1),
+    stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
+    budget=BudgetConfig((Floor("cluster", most=MOST_OUT),), ()),
+    breaker=BreakerConfig(most_risky=1.0, jump=100.0),
+)
+OURS = "predrain.io/"
+
+
+class Fleet:
+    """Controllers, one after another, on a world."""
+
+    def __init__(self, cluster: Cluster, world: World) -> None:
+        self.cluster, self.world = cluster, world
+        self.clock, self.elapsed = ManualClock(T0), Elapsed()
+        self.risks, self.values = MemoryRisks(), dict.fromkeys(NAMES, 0.01)
+        self.restarts = 0
+        self.theirs: dict[str, object] = {}
+        self.scored()
+        self.restart()
+
+    def restart(self) -> None:
+        """Another process on another machine takes over: no ledger, no memory."""
+        self.restarts += 1
+        scheduler = KubernetesScheduler(self.cluster, self.clock, QUICK, elapsed=self.elapsed, sleep=self.elapsed.sleep)
+        self.controller = Controller(
+            scheduler, self.risks, MemoryFacts(), SqliteLedger(None), self.clock, POLICY, ControllerSettings(),
+            holder=f"p{self.restarts}", code="1.0",
+        )  # fmt: skip
+
+    def scored(self, **values: float) -> None:
+        """A new decision time."""
+        self.values |= values
+        now = self.clock.now()
+        units = {
+            name: (UnitView(f"{name}-0", Score(value, now, now + timedelta(hours=6), ("why",))),)
+            for name, value in self.values.items()
+        }
+        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
+
+    def later(self, by: timedelta) -> None:
+        """Time passes."""
+        self.clock.move(by)
+        self.elapsed.now += by.total_seconds()
+
+    def round(self) -> RoundReport:
+        """One round, a minute after the last."""
+        self.later(timedelta(minutes=1))
+        return self.controller.round()
+
+    def ours(self, name: str) -> list[str]:
+        """The effects of our taints on a node."""
+        taints = self.world.objects[f"/api/v1/nodes/{name}"]["spec"].get("taints") or []
+        return [each["effect"] for each in taints if each["key"] == f"{OURS}at-risk"]
+
+    def foreign(self) -> dict[str, object]:
+        """All that is not ours."""
+        found = {}
+        for name in NAMES:
+            raw = self.world.objects[f"/api/v1/nodes/{name}"]
+            metadata = raw["metadata"]
+            found[name] = copy.deepcopy(
+                (
+                    {k: v for k, v in (metadata.get("labels") or {}).items() if not k.startswith(OURS)},
+                    {k: v for k, v in (metadata.get("annotations") or {}).items() if not k.startswith(OURS)},
+                    [t for t in raw["spec"].get("taints") or [] if t["key"] != f"{OURS}at-risk"],
+                    raw["spec"].get("unschedulable"),
+                )
+            )
+        return found
+
+
+FAULTS = st.tuples(
+    st.sampled_from(["GET", "PATCH", "PUT", "POST"]),
+    st.sampled_from(["nodes", "leases", "configmaps", "pods", "events"]),
+    st.sampled_from([0, 409, 422, 403, 429, 500, 503]),
+    st.booleans(),
+    st.integers(0, 3),
+)
+STEPS = st.one_of(
+    st.tuples(st.just("score"), st.sampled_from(NAMES), st.sampled_from([0.01, 0.2, 0.45, 0.9])),
+    st.tuples(st.just("fault"), FAULTS),
+    st.tuples(st.just("edit"), st.sampled_from(NAMES), st.sampled_from(["taint", "cordon", "label", "race"])),
+    st.tuples(st.just("later"), st.sampled_from([1, 7])),
+    st.tuples(st.just("restart")),
+)
+
+
+def edit(fleet: Fleet, name: str, what: str) -> None:
+    """A person or a tool writes to a node: now, or in the moment between our reading and our writing."""
+
+    def taint(path: str) -> None:
+        new = {"key": "team.example/x", "value": str(fleet.world.version), "effect": "PreferNoSchedule"}
+        fleet.world.edit(path, lambda each: each["spec"].setdefault("taints", []).append(new))
+        fleet.theirs = fleet.foreign()
+
+    def race() -> None:
+        taint(next(path for method, path in reversed(fleet.world.asked) if method == "GET" and "/nodes/" in path))
+
+    path = f"/api/v1/nodes/{name}"
+    changes = {
+        "cordon": lambda each: each["spec"].update(unschedulable=not each["spec"].get("unschedulable")),
+        "label": lambda each: each["metadata"].setdefault("labels", {}).update(team=str(fleet.world.version)),
+    }
+    if what == "race":
+        # a node's pods are listed after the node was read; the first listing is that of the whole fleet
+        fleet.world.fail("GET", "pods$", MEANWHILE, then=race, after=True, skip=1 + NAMES.index(name))
+    elif what == "taint":
+        taint(path)
+    else:
+        fleet.world.edit(path, changes[what])
+
+
+@given(st.lists(STEPS, min_size=3, max_size=9))
+@settings(max_examples=12, deadline=None)
+def test_through_any_history_floors_hold_others_things_stay_and_all_is_given_back(steps: list[tuple]) -> None:
+    world = World()
+    add(world, *(node(name) for name in NAMES), *(pod(f"p{i}", name) for i, name in enumerate(NAMES)))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world)
+        for kind, *how in steps:
+            if kind == "score":
+                fleet.scored(**{how[0]: how[1]})
+            elif kind == "fault":
+                method, path, status, after, skip = how[0]
+                world.fail(method, path, status, content={"message": "told to"}, after=after, skip=skip)
+            elif kind == "edit":
+                edit(fleet, how[0], how[1])
+            elif kind == "later":
+                fleet.later(timedelta(hours=how[0]))
+            else:
+                fleet.restart()
+            fleet.theirs = fleet.foreign()
+            fleet.round()
+            assert fleet.foreign() == fleet.theirs
+            out = [name for name in NAMES if "NoSchedule" in fleet.ours(name)]
+            assert len(out) <= MOST_OUT
+        world.faults.clear()
+        fleet.scored(**dict.fromkeys(NAMES, 0.01))
+        fleet.later(timedelta(hours=1))
+        for _ in range(3):
+            fleet.round()
+            fleet.scored()
+        assert [fleet.ours(name) for name in NAMES] == [[]] * len(NAMES)
+        quiet = len(world.asked)
+        assert fleet.round().steps == []
+        assert not [path for method, path in world.asked[quiet:] if method != "GET" and "leases" not in path
+                    and "configmaps" not in path]  # fmt: skip
+
+
+def test_each_tier_reaches_its_call_and_a_second_round_changes_nothing() -> None:
+    world = World()
+    add(world, *(node(name) for name in NAMES))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world)
+        fleet.scored(n0=0.2, n1=0.45, n2=0.9)
+        report = fleet.round()
+        assert {(step.action.verb, step.action.node, step.came_to) for step in report.steps} == {
+            ("publish", "n0", "done"), ("publish", "n1", "done"), ("publish", "n2", "done"),
+            ("soft_taint", "n1", "done"), ("taint", "n2", "done"), ("drain", "n2", "done"),
+        }  # fmt: skip
+        version = world.version
+        assert fleet.round().steps == []
+        changed = [path for path, each in world.objects.items() if int(each["metadata"]["resourceVersion"]) > version]
+        assert [path for path in changed if "/nodes/" in path] == []
+        levels = {each.view.name: each.view.marks.level for each in fleet.controller._scheduler.read_fleet().nodes}
+        assert levels == {
+            "n0": Level.PUBLISHED, "n1": Level.SOFT, "n2": Level.DRAINED, "n3": Level.NONE, "n4": Level.NONE,
+        }  # fmt: skip
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_whoever_writes_between_our_reading_and_our_writing_loses_nothing(at: int) -> None:
+    world = World()
+    add(world, *(node(name) for name in NAMES))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world)
+        for risk in (0.45, 0.9, 0.01):  # soft taint, taint and drain, release
+            fleet.scored(n0=risk)
+            world.fail("GET", "pods$", MEANWHILE, then=lambda: edit(fleet, "n0", "taint"), after=True, skip=at)
+            fleet.theirs = fleet.foreign()
+            fleet.round()
+            assert fleet.foreign() == fleet.theirs
+            world.faults.clear()
+            assert fleet.ours("n0") == {0.45: ["PreferNoSchedule"], 0.9: ["PreferNoSchedule", "NoSchedule"]}.get(
+                risk, []
+            )

@@ -1,0 +1,160 @@
+"""Diagnostics as Jobs: started once, believed only where they say of this node and run what they found."""
+
+import json
+import os
+import subprocess
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+import yaml
+
+from scheduler.evacuation.ports import Fence
+from scheduler.kubernetes.diagnostic_job import KubernetesVerification, name_of, read_manifest
+from scheduler.kubernetes.workloads import KubernetesWorkloads
+from telemetry.errors import InputError
+from tests.scheduler.kubernetes.api_world import Raw, World
+from tests.scheduler.kubernetes.objects import T0, Hand, add, pod
+
+SHIPPED = Path(__file__).parents[3] / "deploy" / "kubernetes" / "diagnostic-job.yaml"
+FENCE = Fence("me", T0 + timedelta(seconds=30))
+KEY = "verify-n1-0001"
+JOB = f"/apis/batch/v1/namespaces/predrain/jobs/{name_of(KEY)}"
+PASSED = {"result": "passed", "node": "n1", "key": KEY}
+
+
+@pytest.fixture
+def verification(hand: Hand) -> KubernetesVerification:
+    return KubernetesVerification(hand.scheduler, read_manifest(SHIPPED))
+
+
+def ended(world: World, condition: str, *messages: object, node: str = "n1") -> None:
+    """The Job ended, and its containers left these messages."""
+    at = "2026-11-21T12:30:00Z"
+    condition_ = {"type": condition, "status": "True", "lastTransitionTime": at, "message": f"it is {condition}"}
+    world.edit(JOB, lambda each: each.update(status={"conditions": [condition_]}))
+    thing = pod("diag", node)
+    thing["metadata"] |= {"namespace": "predrain", "labels": {"predrain.io/diagnostic": name_of(KEY)}}
+    thing["status"] = {
+        "phase": "Succeeded",
+        "containerStatuses": [
+            {"state": {"terminated": {"message": each if isinstance(each, str) else json.dumps(each)}}}
+            for each in messages
+        ],
+    }
+    add(world, thing)
+
+
+def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verification: KubernetesVerification) -> None:
+    assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE).kind == "done"
+    assert verification.start("n1", ["GPU-a", "GPU-b"], KEY, FENCE).kind == "already"
+    job = world.objects[JOB]
+    template = job["spec"]["template"]["spec"]
+    (term,) = template["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
+    assert {"key": "predrain.io/at-risk", "operator": "Exists"} in template["tolerations"]
+    assert (job["spec"]["backoffLimit"], template["restartPolicy"]) == (0, "Never")
+    told = {each["name"]: each["value"] for each in template["containers"][0]["env"]}
+    assert told == {"PREDRAIN_NODE": "n1", "PREDRAIN_KEY": KEY, "PREDRAIN_GPUS": "GPU-a,GPU-b"}
+
+
+def test_without_the_lease_none_is_started(world: World, verification: KubernetesVerification) -> None:
+    assert verification.start("n1", [], KEY, Fence("other", FENCE.until)).kind == "refused"
+    world.fail("POST", "jobs", 403, content={"message": "quota"})
+    assert verification.start("n1", [], KEY, FENCE).words == "HTTP 403: quota"
+    assert JOB not in world.objects
+
+
+def test_what_has_not_ended_runs_and_what_is_not_there_is_missing(
+    world: World, verification: KubernetesVerification
+) -> None:
+    assert verification.result("n1", KEY).kind == "missing"
+    verification.start("n1", [], KEY, FENCE)
+    assert verification.result("n1", KEY).kind == "running"
+
+
+@pytest.mark.parametrize(
+    ("condition", "messages", "kind"),
+    [
+        ("Complete", [PASSED], "passed"),
+        ("Failed", [{**PASSED, "result": "failed", "failed_units": ["GPU-a"], "words": "memory"}], "failed"),
+        ("Complete", [{**PASSED, "result": "failed"}], "failed"),
+        ("Failed", [PASSED], "inconclusive"),
+        ("Complete", [], "inconclusive"),
+        ("Complete", ["all good"], "inconclusive"),
+        ("Complete", [{**PASSED, "result": "skipped"}], "inconclusive"),
+        ("Complete", [{**PASSED, "node": "n2"}], "inconclusive"),
+        ("Complete", [{**PASSED, "key": "yesterday"}], "inconclusive"),
+        ("Complete", [PASSED, {**PASSED, "result": "failed"}], "inconclusive"),
+    ],
+)
+def test_only_what_says_of_this_node_and_run_is_believed(
+    world: World, verification: KubernetesVerification, condition: str, messages: list[object], kind: str
+) -> None:
+    verification.start("n1", [], KEY, FENCE)
+    ended(world, condition, *messages)
+    found = verification.result("n1", KEY)
+    assert (found.kind, found.at) == (kind, datetime(2026, 11, 21, 12, 30, tzinfo=UTC))
+    if condition == "Failed" and kind == "failed":
+        assert (found.failed_units, found.words) == (("GPU-a",), "memory")
+
+
+def test_a_diagnostic_that_ran_elsewhere_says_nothing(world: World, verification: KubernetesVerification) -> None:
+    verification.start("n1", [], KEY, FENCE)
+    ended(world, "Complete", PASSED, node="n2")
+    assert verification.result("n1", KEY).kind == "inconclusive"
+
+
+def test_our_own_diagnostic_is_no_job_and_nothing_that_has_to_go(world: World, hand: Hand) -> None:
+    ours, pretended = pod("diag", "n1"), pod("job", "n2")
+    for each in (ours, pretended):
+        each["metadata"]["labels"] = {"predrain.io/diagnostic": "x"}
+    ours["metadata"]["namespace"] = "predrain"
+    add(world, ours, pretended)
+    workloads = KubernetesWorkloads(hand.scheduler)
+    (workload,) = workloads.on_node("n1")
+    assert (workload.stays, workload.job) == ("it is our own diagnostic", None)
+    (workload,) = workloads.on_node("n2")
+    assert workload.stays is None, "in a namespace of users a label hides nothing"
+    assert [len(each.view.jobs) for each in hand.scheduler.read_fleet().nodes] == [0, 1]
+
+
+def test_a_manifest_that_is_no_job_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("kind: Pod")
+    with pytest.raises(InputError, match="is no batch/v1 Job with containers"):
+        read_manifest(file)
+    with pytest.raises(InputError, match="cannot be read"):
+        read_manifest(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("output", "code", "said"),
+    [
+        ('{"status" : "Pass"}', 0, "passed"),
+        ('{"status" : "Pass"}, {"status": "Fail"}', 0, "failed"),
+        ('{"status" : "Fail"}', 226, "failed"),
+        ('{"status" : "Pass"}, {"status": "Warn"}', 0, None),
+        ('{"status" : "Pass"}', 1, None),
+        ('{"status" : "Skip"}', 0, None),
+        ("Error: unable to connect", 0, None),
+    ],
+)
+def test_the_shipped_script_says_what_the_diagnostic_says(
+    tmp_path: Path, output: str, code: int, said: str | None
+) -> None:
+    for name, script in (("dcgmi", f"#!/bin/sh\necho '{output}'\nexit {code}\n"), ("nv-hostengine", "#!/bin/sh\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    container = yaml.safe_load(SHIPPED.read_text())["spec"]["template"]["spec"]["containers"][0]
+    log = tmp_path / "termination-log"
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}", "TERMINATION_LOG": str(log), "PREDRAIN_NODE": "n1",
+        "PREDRAIN_KEY": KEY,
+    }  # fmt: skip
+    subprocess.run([*container["command"], *container["args"]], env=environment, check=False, timeout=20,
+                   capture_output=True)  # fmt: skip
+    found: Raw | None = json.loads(log.read_text()) if log.exists() else None
+    assert found == (None if said is None else {**PASSED, "result": said})

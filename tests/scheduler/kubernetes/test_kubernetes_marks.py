@@ -1,0 +1,243 @@
+"""Each action as one patch: what is ours comes and goes, what is not stays, and whoever writes in between wins."""
+
+import copy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from policy.fleet import Level
+from scheduler.answers import Precondition
+from scheduler.clock import ManualClock
+from scheduler.kubernetes.patches import patch_of
+from scheduler.kubernetes.seen_node import seen_node
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.node_object import Keys, after
+from scheduler.readings import Switches
+from tests.scheduler.kubernetes.api_world import Raw, World, operate
+from tests.scheduler.kubernetes.objects import LEVELS, T0, Hand, node
+
+KUBELET = {"key": "node.kubernetes.io/out-of-disk", "effect": "NoExecute", "timeAdded": "2026-11-20T00:00:00Z"}
+TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "NoSchedule"}
+
+
+def condition(raw: Raw) -> tuple[str, str] | None:
+    found = [each for each in raw["status"]["conditions"] if each["type"] == "GPUFailurePredicted"]
+    return (found[0]["status"], found[0]["reason"]) if found else None
+
+
+def events(world: World) -> list[tuple[str, str]]:
+    return [(each["type"], each["reason"]) for path, each in world.objects.items() if "/events/" in path]
+
+
+def test_each_action_leaves_its_mark_and_a_release_leaves_nothing(world: World, hand: Hand) -> None:
+    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[KUBELET, TEAM]))
+    before = copy.deepcopy(hand.raw())
+    for verb in ("publish", "soft_taint", "taint", "drain"):
+        answer = hand.do(verb)
+        assert (answer.kind, answer.version) == ("done", hand.raw()["metadata"]["resourceVersion"])
+        assert hand.level() is LEVELS[verb]
+        assert answer.writes
+        assert hand.do(verb).kind == "already"
+    ours = [{"key": "predrain.io/at-risk", "value": value, "effect": effect}
+            for value, effect in (("elevated", "PreferNoSchedule"), ("high", "NoSchedule"))]  # fmt: skip
+    assert hand.raw()["spec"]["taints"] == [KUBELET, TEAM, *ours]
+    assert condition(hand.raw()) == ("True", "RiskHigh")
+    assert hand.do("release", tier="clear").kind == "done"
+    after_all = hand.raw()
+    assert after_all["spec"] == before["spec"]
+    assert after_all["status"] == before["status"]
+    assert after_all["metadata"]["labels"] == before["metadata"]["labels"]
+    assert after_all["metadata"]["annotations"] == {}
+    assert events(world) == [("Warning", "GPUFailurePredicted"), ("Normal", "GPUFailurePredictionWithdrawn")]
+
+
+def test_publishing_needs_no_right_but_that_of_a_nodes_status(world: World, hand: Hand) -> None:
+    hand.do("publish", tier="watch")
+    hand.do("release", tier="clear")
+    assert {path for method, path in world.asked if method == "PATCH"} == {"/api/v1/nodes/n1/status"}
+
+
+def test_what_is_published_again_is_no_new_event(world: World, hand: Hand) -> None:
+    hand.do("publish", tier="watch")
+    hand.later(timedelta(hours=1))
+    assert hand.do("publish", tier="watch").kind == "done"
+    assert len(events(world)) == 1
+    hand.do("publish", tier="elevated")
+    assert len(events(world)) == 2
+    assert condition(hand.raw()) == ("False", "RiskElevated"), "tools that repair nodes follow a True"
+
+
+def test_who_writes_between_reading_and_patching_wins(world: World, hand: Hand) -> None:
+    reading = hand.scheduler.revalidate("n1")
+    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[TEAM]))
+    assert reading is not None
+    expected = Precondition(reading.version, reading.boot_id, reading.view.marks, "me", T0 + timedelta(seconds=9))
+    answer = hand.scheduler.apply(hand.action("taint"), expected)
+    assert (answer.kind, answer.writes) == ("conflict", ())
+    assert hand.raw()["spec"]["taints"] == [TEAM]
+    assert hand.do("taint").kind == "done", "on the node as it is now"
+    assert hand.raw()["spec"]["taints"][0] == TEAM
+
+
+def test_a_value_that_the_server_will_not_have_is_no_conflict(world: World, hand: Hand) -> None:
+    world.fail("PATCH", "nodes/n1", 422, content={"message": "Node is invalid"})
+    answer = hand.do("taint")
+    assert (answer.kind, answer.words) == ("refused", "HTTP 422: Node is invalid")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [(403, "refused"), (401, "refused"), (404, "gone"), (409, "conflict"), (400, "refused")]
+)
+def test_each_refusal_has_its_kind(world: World, hand: Hand, status: int, kind: str) -> None:
+    world.fail("PATCH", "nodes/n1", status, content={"message": "no"})
+    answer = hand.do("taint")
+    assert (answer.kind, answer.writes) == (kind, ())
+    assert "no" in answer.words
+
+
+def test_a_write_whose_answer_was_lost_is_not_done_twice(world: World, hand: Hand) -> None:
+    world.fail("PATCH", "nodes/n1", after=True)  # carried out, then cut
+    answer = hand.do("taint")
+    assert answer.kind == "conflict", "the second try finds another version; the controller reads the node again"
+    assert hand.do("taint").kind == "already"
+    assert len(hand.raw()["spec"]["taints"]) == 1
+
+
+def test_a_server_that_stays_silent_leaves_an_unknown(world: World, hand: Hand) -> None:
+    world.fail("PATCH", "nodes/n1", 503, content={"message": "down"}, times=99)
+    answer = hand.do("taint")
+    assert (answer.kind, answer.writes) == ("timeout", ())
+
+
+def test_without_the_lease_nothing_is_sent(world: World, hand: Hand) -> None:
+    sent = len(world.asked)
+    hand.clock.move(-timedelta(hours=1))  # the machine's clock is set back, and the lease looks long
+    hand.elapsed.now += 31
+    answer = hand.do("taint")
+    assert (answer.kind, answer.words) == ("refused", "the lease of me has ended")
+    assert not [each for each in world.asked[sent:] if each[0] == "PATCH"]
+    hand.scheduler.drop_lease("me")
+    assert hand.do("taint").words == "me does not hold the lease"
+
+
+def test_a_condition_or_event_that_cannot_be_written_is_told_and_fails_nothing(world: World, hand: Hand) -> None:
+    world.fail("PATCH", "nodes/n1/status", 403, content={"message": "no condition"}, skip=1)
+    world.fail("POST", "events", 403, content={"message": "no event"})
+    answer = hand.do("publish")
+    assert (answer.kind, answer.words) == (
+        "done", "the condition was not written: HTTP 403: no condition; the event was not written: HTTP 403: no event",
+    )  # fmt: skip
+    assert hand.level() is Level.PUBLISHED
+
+
+def test_a_condition_left_behind_is_corrected_by_whoever_holds_the_lease(world: World, hand: Hand) -> None:
+    hand.do("publish")
+    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"].update(labels={}, annotations={}))
+    assert condition(hand.raw()) == ("True", "RiskHigh")
+    hand.scheduler.read_fleet()
+    assert condition(hand.raw()) == ("Unknown", "PredictionExpired")
+    hand.scheduler.read_fleet()
+    hand.later(timedelta(days=2))
+    hand.scheduler.read_fleet()
+    assert condition(hand.raw()) is None
+
+
+def test_a_prediction_that_expired_is_unknown_and_one_that_holds_is_left_alone(world: World, hand: Hand) -> None:
+    hand.do("publish")
+    version = hand.raw()["metadata"]["resourceVersion"]
+    hand.scheduler.read_fleet()
+    assert hand.raw()["metadata"]["resourceVersion"] == version
+    hand.later(timedelta(hours=7))
+    hand.scheduler.read_fleet()
+    assert condition(hand.raw()) == ("Unknown", "PredictionExpired")
+    hand.do("release", tier="unknown")
+    assert condition(hand.raw()) == ("Unknown", "PredictionExpired")
+
+
+def test_a_preview_says_exactly_what_is_written(hand: Hand) -> None:
+    reading = hand.scheduler.revalidate("n1")
+    assert reading is not None
+    (previewed,) = hand.scheduler.preview((hand.action("taint"),), reading)
+    assert [write.words.split(" -> ")[0] for write in previewed] == [
+        "node n1: metadata.annotations[predrain.io/applied-taints]: (none)", "node n1: spec.taints: (none)",
+    ]  # fmt: skip
+    assert hand.do("taint").writes == previewed
+
+
+def test_a_person_who_takes_our_taint_off_is_seen(world: World, hand: Hand) -> None:
+    hand.do("publish")
+    hand.do("taint")
+    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[]))
+    reading = hand.scheduler.revalidate("n1")
+    assert reading is not None
+    assert reading.view.undone
+
+
+def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Hand) -> None:
+    scheduler = hand.scheduler
+    assert scheduler.read_switches() == Switches()
+    wanted = Switches(kill=True, release_all=True, reset_breaker_at=T0)
+    assert scheduler.set_switches(wanted).kind == "done"
+    assert scheduler.set_switches(wanted).kind == "already"
+    assert scheduler.read_switches() == scheduler.read_fleet().switches == wanted
+    assert scheduler.set_switches(Switches()).kind == "done"
+    path = "/api/v1/namespaces/predrain/configmaps/predrain-state"
+    world.edit(path, lambda each: each["metadata"].update(annotations={"predrain.io/kill": "yes please", "a": "b"}))
+    fleet = scheduler.read_fleet()
+    assert fleet.switches == Switches(kill=True), "somebody meant something"
+    assert fleet.trouble == "switches that cannot be understood: predrain.io/kill='yes please'"
+    assert scheduler.set_switches(Switches()).kind == "done"
+    assert world.objects[path]["metadata"]["annotations"] == {"a": "b"}
+
+
+TEXTS = st.text("abz/~. ", max_size=4)
+TAINTS = st.lists(
+    st.fixed_dictionaries(
+        {"key": st.sampled_from(["predrain.io/at-risk", "predrain.io/other", "x~y/z"]), "value": TEXTS},
+        optional={"timeAdded": st.just("2026-11-20T00:00:00Z")},
+    ),
+    max_size=4,
+)
+
+
+@given(
+    TAINTS,
+    st.one_of(st.none(), st.dictionaries(st.sampled_from(["a/b~c", "predrain.io/prediction", "note"]), TEXTS)),
+    st.one_of(st.none(), st.dictionaries(st.sampled_from(["zone", "predrain.io/risk-tier"]), TEXTS)),
+    st.lists(st.sampled_from(["publish", "soft_taint", "taint", "drain", "release"]), min_size=1, max_size=4),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any, labels: Any, verbs: Any) -> None:
+    keys, rules, clock = Keys(), KubernetesSettings().rules, ManualClock(T0)
+    raw = node("n1")
+    effects = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+    unique = {(each["key"], effects[at % 3]): {**each, "effect": effects[at % 3]} for at, each in enumerate(taints)}
+    raw["spec"]["taints"] = list(unique.values())
+    raw["metadata"] |= {"resourceVersion": "7", "annotations": notes, "labels": labels}
+    if notes is None:
+        del raw["metadata"]["annotations"]
+    foreign = [each for each in raw["spec"]["taints"] if not _ours(each)]
+    for verb in verbs:
+        seen = seen_node(raw, KubernetesSettings(), rules, keys, clock.now())
+        assert seen is not None
+        then = after(Hand.action(_At(clock), verb), seen.thing, keys, clock.now())
+        for operation in patch_of(seen, then):
+            operate(raw, operation)
+        again = seen_node(raw, KubernetesSettings(), rules, keys, clock.now())
+        assert again is not None
+        assert again.thing == then
+    assert [each for each in raw["spec"].get("taints") or [] if not _ours(each)] == foreign
+    kept = {key: value for key, value in (notes or {}).items() if not key.startswith("predrain.io/")}
+    assert {k: v for k, v in raw["metadata"].get("annotations", {}).items() if not k.startswith("predrain.io/")} == kept
+
+
+class _At:
+    def __init__(self, clock: ManualClock) -> None:
+        self.clock = clock
+
+
+def _ours(taint: Raw) -> bool:
+    return taint["key"] == "predrain.io/at-risk" and taint["effect"] != "NoExecute"

@@ -1,0 +1,158 @@
+"""What is read of nodes and pods: whose they are, what runs there, and what is no business of ours."""
+
+from dataclasses import replace
+
+import pytest
+
+from policy.fleet import Level, NodeView
+from scheduler.failures import SchedulerError
+from telemetry.kubernetes.client import Cluster
+from tests.scheduler.kubernetes.api_world import World
+from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, node, pod
+
+
+def views(hand: Hand) -> dict[str, NodeView]:
+    return {each.view.name: each.view for each in hand.scheduler.read_fleet().nodes}
+
+
+def test_nodes_with_gpus_are_the_fleet_and_so_is_what_carries_our_marks(world: World, hand: Hand) -> None:
+    cpu, broken = node("cpu"), node("broken")
+    cpu["status"]["capacity"] = cpu["metadata"]["labels"] = {}
+    broken["status"]["capacity"] = {}
+    left = node("left")
+    left["status"]["capacity"], left["metadata"]["labels"] = {}, {"predrain.io/risk-tier": "high"}
+    add(world, cpu, broken, left)
+    found = views(hand)
+    assert set(found) == {"n1", "n2", "broken", "left"}
+    assert found["left"].marks.level is Level.PUBLISHED
+
+
+def test_a_selector_narrows_the_fleet_and_never_loses_a_mark(world: World, cluster: Cluster) -> None:
+    add(world, node("n3"))
+    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update(pool="train"))
+    world.edit("/api/v1/nodes/n2", lambda each: each["metadata"]["labels"].update({"predrain.io/risk-tier": "high"}))
+    assert set(views(Hand(world, cluster, replace(QUICK, selector="pool=train")))) == {"n1", "n2"}
+
+
+def test_a_job_has_the_gpus_of_all_its_pods_and_stands_on_each_of_its_nodes(world: World, hand: Hand) -> None:
+    saved = {"predrain.io/checkpointed-at": "2026-11-21T11:00:00Z", "predrain.io/checkpoint": "annotation"}
+    add(
+        world,
+        pod("a", "n1", annotations=saved),
+        pod("b", "n2", activeDeadlineSeconds=36_000),
+        pod("web", "n1", gpus=0),
+        {**pod("over", "n1"), "status": {"phase": "Succeeded", "startTime": "2026-11-21T06:00:00Z"}},
+    )
+    found = views(hand)
+    (job,) = found["n1"].jobs
+    assert found["n2"].jobs == (job,)
+    assert (job.name, job.gpus, job.can_checkpoint) == ("team/train/u-train", 16, True)
+    assert (job.started_at, job.checkpointed_at, job.ends_at) == (
+        T0.replace(hour=6), T0.replace(hour=11), T0.replace(hour=16),
+    )  # fmt: skip
+    again = hand.scheduler.revalidate("n1")
+    assert again is not None
+    assert again.view.jobs == (job,), "of one node's pods alone it would be half as large"
+    assert again.view.scopes == found["n1"].scopes
+
+
+def test_a_job_that_came_since_is_seen_when_the_node_is_read_again(world: World, hand: Hand) -> None:
+    views(hand)
+    add(world, pod("late", "n1", gpus=2))
+    again = hand.scheduler.revalidate("n1")
+    assert again is not None
+    assert [job.gpus for job in again.view.jobs] == [2]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"unschedulable": True}, "cordoned by somebody (it is unschedulable)"),
+        ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]},
+         "cordoned by the taint ToBeDeletedByClusterAutoscaler:NoSchedule"),
+        ({"taints": [{"key": "AggregatedNodeHealth", "effect": "NoSchedule"}]},
+         "cordoned by the taint AggregatedNodeHealth:NoSchedule"),
+        ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}, "in the hands of Karpenter"),
+        ({"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]}, None),
+        ({"taints": [{"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}]}, "drained by us"),
+    ],
+)  # fmt: skip
+def test_who_took_a_node_out_of_service_is_told_apart(world: World, hand: Hand, change: dict, words: str) -> None:
+    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(change))
+    assert views(hand)["n1"].lost == words
+
+
+def test_a_node_that_is_not_ready_or_on_its_way_out_is_down(world: World, hand: Hand) -> None:
+    world.edit("/api/v1/nodes/n1", lambda each: each["status"]["conditions"][0].update(status="Unknown"))
+    world.edit("/api/v1/nodes/n2", lambda each: each["metadata"].update(deletionTimestamp="2026-11-21T00:00:00Z"))
+    assert [each.down for each in views(hand).values()] == [True, True]
+
+
+def test_a_node_that_cannot_be_understood_is_never_written_to(world: World, hand: Hand) -> None:
+    world.edit("/api/v1/nodes/n1", lambda each: each["spec"].update(taints=[{"key": "no effect"}]))
+    assert not views(hand)["n1"].readable
+    assert hand.do("release").kind == "conflict"
+
+
+def test_a_pod_that_cannot_be_understood_still_occupies_its_node(world: World, hand: Hand) -> None:
+    broken = pod("broken", "n1")
+    broken["spec"]["containers"] = "none"
+    add(world, broken)
+    assert [job.name for job in views(hand)["n1"].jobs] == ["team/broken"]
+
+
+def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: World, cluster: Cluster) -> None:
+    uuid = "GPU-8dcd427f-1f5a-4d61-b2f0-9f4c3b0a0001"
+    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"].update(annotations={"predrain.io/gpus": "a-1, a-2"}))
+    world.edit(
+        "/api/v1/nodes/n2", lambda each: each["metadata"].update(annotations={"hami": f"{uuid},10,32768:{uuid},1"})
+    )
+    labels = {
+        "topology.kubernetes.io/zone": "z", "rack": "r7", "nvidia.com/gpu.clique": "c.1",
+        "nvidia.com/cuda.driver.major": "570", "nvidia.com/cuda.driver.minor": "86",
+    }  # fmt: skip
+    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update(labels))
+    settings = replace(QUICK, rack_labels=("rack",), gpu_annotations=("hami",), cluster="east")
+    found = views(Hand(world, cluster, settings))
+    assert [unit.name for unit in found["n1"].units] == ["a-1", "a-2"]
+    assert [unit.name for unit in found["n2"].units] == [uuid]
+    one = found["n1"]
+    assert (one.cluster, one.group, one.rack, one.domain, one.software) == ("east", "z", "r7", "c.1", "driver 570.86")
+    assert found["n2"].group == "none"
+
+
+def test_opt_outs_are_told(world: World, hand: Hand) -> None:
+    world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update({"predrain.io/managed": "false"}))
+    assert views(hand)["n1"].opt_out == "predrain.io/managed=false"
+
+
+def test_where_pods_may_not_be_listed_nothing_is_known_of_the_fleet(world: World, hand: Hand) -> None:
+    world.fail("GET", "/pods$", 403, content={"message": 'cannot list resource "pods"'})
+    with pytest.raises(SchedulerError, match='cannot list resource "pods"'):
+        hand.scheduler.read_fleet()
+
+
+def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cluster: Cluster) -> None:
+    hand = Hand(world, cluster, replace(QUICK, jobs=False))
+    fleet = hand.scheduler.read_fleet()
+    assert "jobs are not read" in (fleet.trouble or "")
+    hand.scheduler.revalidate("n1")
+    assert not [path for _, path in world.asked if path.endswith("pods")]
+
+
+def test_a_node_that_is_gone_is_none(hand: Hand) -> None:
+    assert hand.scheduler.revalidate("n9") is None
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"prefix": "Predrain"}, "prefix is 'Predrain': give a DNS name"),
+        ({"requests_per_second": 0.0}, "requests_per_second is 0.0"),
+        ({"pod_page": 0}, "pod_page is 0: give 1 to 500"),
+        ({"state": "x", "progress": "x"}, "state and progress are both 'x': give two names"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        replace(QUICK, **wrong)

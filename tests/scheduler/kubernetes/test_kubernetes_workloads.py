@@ -1,0 +1,212 @@
+"""Pods on their way out: which have to go, which may, how they are told, and what a budget says."""
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from scheduler.evacuation.ports import CheckpointAsk, Fence
+from scheduler.evacuation.workload import CheckpointOffer, Workload
+from scheduler.failures import SchedulerError
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.kubernetes.workloads import KubernetesWorkloads
+from telemetry.kubernetes.client import Cluster
+from tests.scheduler.kubernetes.api_world import Raw, World
+from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, pod
+
+FENCE = Fence("me", T0 + timedelta(seconds=30))
+ASK = CheckpointAsk("a" * 32, T0 + timedelta(minutes=5), "n1 is drained")
+PATH = "/api/v1/namespaces/team/pods/a"
+
+
+@pytest.fixture
+def pods(hand: Hand) -> KubernetesWorkloads:
+    return KubernetesWorkloads(hand.scheduler)
+
+
+def the(pods: KubernetesWorkloads, name: str = "a", node: str = "n1") -> Workload:
+    return next(each for each in pods.on_node(node) if each.name == f"team/{name}")
+
+
+def volume(**how: object) -> list[dict[str, object]]:
+    return [{"name": "v", "emptyDir": how}]
+
+
+def test_a_pod_of_a_job_goes_with_its_own_grace_and_the_whole_job_is_known(world: World, hand: Hand) -> None:
+    add(world, pod("a", "n1"), pod("b", "n2"))
+    hand.scheduler.read_fleet()
+    workload = the(KubernetesWorkloads(hand.scheduler))
+    assert (workload.uid, workload.kind, workload.node) == (world.objects[PATH]["metadata"]["uid"], "pod", "n1")
+    assert workload.owner == "ReplicaSet team/train"
+    assert workload.grace == timedelta(seconds=45)
+    assert workload.job is not None
+    assert workload.job.gpus == 16
+    assert (workload.stays, workload.held, workload.ending, workload.checkpoint) == (None, None, False, None)
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (pod("a", "n1", owner="DaemonSet"), "daemon set train runs it on every node"),
+        (pod("a", "n1", owner=None, annotations={"kubernetes.io/config.mirror": "x"}), "a mirror pod"),
+        (pod("a", "n1", owner="Node"), "a mirror pod"),
+    ],
+)
+def test_what_its_node_runs_by_itself_stays(world: World, pods: KubernetesWorkloads, thing: Raw, words: str) -> None:
+    add(world, thing)
+    assert words in (the(pods).stays or "")
+
+
+@pytest.mark.parametrize(
+    ("thing", "words"),
+    [
+        (pod("a", "n1", owner=None), "nothing would start it elsewhere"),
+        (pod("a", "n1", volumes=volume()), "the data in its volume v would be lost"),
+        (pod("a", "n1", volumes=volume(medium="Memory")), None),
+        (pod("a", "n1", owner=None, volumes=volume(), annotations={"predrain.io/evict": "true"}), None),
+        (pod("a", "n1", annotations={"predrain.io/managed": "false"}), "predrain.io/managed=false"),
+        (pod("a", "n1", annotations={"karpenter.sh/do-not-disrupt": "true"}), "karpenter.sh/do-not-disrupt=true"),
+        (pod("a", "n1", annotations={"cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+                                     "predrain.io/evict": "true"}), "safe-to-evict=false"),
+    ],
+)  # fmt: skip
+def test_what_may_not_be_moved_is_held(world: World, pods: KubernetesWorkloads, thing: Raw, words: str | None) -> None:
+    add(world, thing)
+    held = the(pods).held
+    assert held is None if words is None else words in (held or "")
+
+
+def test_slurms_own_pods_are_left_to_slurm(world: World, pods: KubernetesWorkloads) -> None:
+    thing = pod("a", "n1", owner="NodeSet")
+    thing["metadata"]["ownerReferences"][0]["apiVersion"] = "slinky.slurm.net/v1beta1"
+    add(world, thing)
+    assert the(pods).held == "Slurm runs in it: its jobs leave through Slurm"
+
+
+def test_an_operator_may_let_more_go_or_less(world: World, cluster: Cluster) -> None:
+    add(world, pod("a", "n1", owner=None, volumes=volume()), pod("web", "n1", gpus=0))
+
+    def with_(settings: KubernetesSettings) -> KubernetesWorkloads:
+        return KubernetesWorkloads(Hand(world, cluster, settings).scheduler)
+
+    freely = with_(replace(QUICK, evict_unmanaged=True, evict_local_data=True, evict="gpu"))
+    assert (the(freely).held, the(freely).stays, the(freely, "web").stays) == (None, None, "it has no GPU")
+
+
+def test_a_gpu_pod_whose_containers_have_not_begun_has_to_go_too(world: World, cluster: Cluster) -> None:
+    thing = pod("a", "n1")
+    thing["status"] = {"phase": "Pending"}
+    add(world, thing)
+    workload = the(KubernetesWorkloads(Hand(world, cluster, replace(QUICK, evict="gpu")).scheduler))
+    assert (workload.stays, workload.job is None) == (None, False)
+
+
+def test_a_pod_says_how_it_is_told(world: World, pods: KubernetesWorkloads) -> None:
+    told = {"predrain.io/checkpoint": "webhook", "predrain.io/checkpoint-url": "https://x/y",
+            "predrain.io/checkpoint-takes": "5m"}  # fmt: skip
+    add(world, pod("a", "n1", annotations=told), pod("b", "n1", annotations={"predrain.io/checkpoint": "smoke"}))
+    assert the(pods).checkpoint == CheckpointOffer("webhook", "https://x/y", timedelta(minutes=5))
+    assert the(pods, "b").checkpoint is None
+
+
+def test_a_checkpoint_is_asked_for_once_and_acknowledged_by_its_key(world: World, pods: KubernetesWorkloads) -> None:
+    add(world, pod("a", "n1", annotations={"predrain.io/checkpoint": "annotation", "mine": "x"}))
+    workload = the(pods)
+    assert workload.checkpoint == CheckpointOffer("scheduler")
+    assert pods.ask_checkpoint(workload, ASK, FENCE).kind == "done"
+    assert pods.ask_checkpoint(workload, ASK, FENCE).kind == "already"
+    notes = world.objects[PATH]["metadata"]["annotations"]
+    assert notes["mine"] == "x"
+    assert json.loads(notes["predrain.io/checkpoint-requested"]) == {
+        "key": ASK.key, "deadline": "2026-11-21T12:05:00+00:00", "why": "n1 is drained",
+    }  # fmt: skip
+
+    def says(text: str) -> str:
+        world.edit(PATH, lambda each: each["metadata"]["annotations"].update({
+            "predrain.io/checkpoint-acknowledged": text}))  # fmt: skip
+        state = pods.checkpoint_state(workload, ASK.key)
+        return state.kind
+
+    assert pods.checkpoint_state(workload, ASK.key).kind == "waiting"
+    assert says("b" * 32) == "waiting", "of another drain"
+    assert says(ASK.key) == "acknowledged"
+    assert says(json.dumps({"key": ASK.key, "failed": "disk full"})) == "failed"
+    assert says(json.dumps({"key": ASK.key, "at": "2026-11-21T12:01:00Z"})) == "acknowledged"
+
+
+def test_an_eviction_is_of_exactly_this_pod_and_is_not_yet_its_end(world: World, pods: KubernetesWorkloads) -> None:
+    add(world, pod("a", "n1"))
+    workload = the(pods)
+    assert pods.evict(workload, FENCE).kind == "done"
+    again = the(pods)
+    assert again.ending
+    assert pods.evict(again, FENCE).kind == "already"
+    del world.objects[PATH]
+    assert pods.evict(workload, FENCE).kind == "gone"
+    add(world, pod("a", "n1"))
+    other = pods.evict(workload, FENCE)
+    assert other.kind == "conflict"
+    assert "another pod of that name is there" in other.words
+    assert "deletionTimestamp" not in world.objects[PATH]["metadata"]
+    assert pods.ask_checkpoint(workload, ASK, FENCE).kind == "conflict"
+    assert pods.checkpoint_state(workload, ASK.key).kind == "gone"
+
+
+def test_a_budget_blocks_and_nothing_is_forced(world: World, pods: KubernetesWorkloads) -> None:
+    add(world, pod("a", "n1"))
+    workload = the(pods)
+    world.budgets[PATH] = "train-pdb"
+    blocked = pods.evict(workload, FENCE)
+    assert (blocked.kind, blocked.again_at) == ("blocked", None)
+    assert "The disruption budget train-pdb needs 2" in blocked.words
+    world.fail("POST", "eviction", 429, content={"message": "slow down"}, headers={"Retry-After": "7"})
+    assert pods.evict(workload, FENCE).again_at == T0 + timedelta(seconds=7)
+    world.fail("POST", "eviction", 500, content={"message": "This pod has more than one PodDisruptionBudget, which"})
+    assert pods.evict(workload, FENCE).kind == "blocked"
+    assert "deletionTimestamp" not in world.objects[PATH]["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"),
+    [
+        ({"status": 403, "content": {"message": "being terminated"}}, "refused"),
+        ({"status": 500, "content": {"message": "etcd"}}, "timeout"),
+        ({"status": 503, "times": 99}, "timeout"),
+    ],
+)
+def test_each_refusal_of_an_eviction_has_its_kind(
+    world: World, pods: KubernetesWorkloads, fault: dict, kind: str
+) -> None:
+    add(world, pod("a", "n1"))
+    world.fail("POST", "eviction", **fault)
+    assert pods.evict(the(pods), FENCE).kind == kind
+
+
+def test_without_the_lease_nobody_is_asked_or_moved(world: World, hand: Hand, pods: KubernetesWorkloads) -> None:
+    add(world, pod("a", "n1"))
+    workload = the(pods)
+    sent = len(world.asked)
+    assert pods.evict(workload, Fence("other", FENCE.until)).words == "other does not hold the lease"
+    hand.elapsed.now += 31
+    assert pods.evict(workload, FENCE).kind == pods.ask_checkpoint(workload, ASK, FENCE).kind == "refused"
+    assert len(world.asked) == sent
+
+
+def test_a_listing_that_is_not_whole_is_none(world: World, pods: KubernetesWorkloads) -> None:
+    broken = pod("broken", "n1")
+    del broken["spec"]["containers"]
+    broken["metadata"]["ownerReferences"] = 7
+    add(world, broken)
+    with pytest.raises(SchedulerError, match="a pod on n1 cannot be understood"):
+        pods.on_node("n1")
+    world.fail("GET", "/pods$", 500, times=99)
+    with pytest.raises(SchedulerError, match="HTTP 500"):
+        pods.on_node("n1")
+
+
+def test_the_progress_is_kept_apart_from_the_state(hand: Hand, pods: KubernetesWorkloads) -> None:
+    first = pods.load_progress()
+    assert pods.save_progress("p", first.version).kind == "done"
+    assert pods.load_progress().text == "p"
+    assert hand.scheduler.load_state().text is None

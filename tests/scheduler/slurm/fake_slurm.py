@@ -1,0 +1,161 @@
+"""Slurm's commands as one small real program: it answers what files beside it hold, and does what slurmctld would."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+PROGRAM = """\
+#!{python} -SE
+import json, os, sys, time
+from pathlib import Path
+
+here = Path({folder!r})
+name, args = os.path.basename(sys.argv[0]), sys.argv[1:]
+with (here / "calls").open("a") as log:
+    log.write(json.dumps([name, *args, "E=" + ",".join(sorted(k for k in os.environ if k.startswith("S")))]) + "\\n")
+told = json.loads((here / "told.json").read_text())
+fault = told.get("fault", {{}}).get(name)
+if fault == "slow":
+    time.sleep(30)
+if fault == "endless":
+    while True:
+        sys.stdout.write("x" * 65536)
+if fault == "fails":
+    sys.stderr.write("slurm_load_node error: Unable to contact slurm controller (connect failure)\\n")
+    sys.exit(1)
+version = told["version"]
+asked = [a for a in args if a.startswith("--json")]
+plugin = told["meta"] if "meta" in told else {{"data_parser": "data_parser/v0.0.%d" % version}}
+if version == 38:
+    plugin = {{"type": "openapi/v0.0.38", "name": "Slurm OpenAPI v0.0.38"}}
+if asked and "=" in asked[0]:
+    if version < 40 or told.get("only_own"):
+        sys.stderr.write(name + ": option '--json' doesn't allow an argument\\n")
+        sys.exit(1)
+    plugin = {{"data_parser": "data_parser/" + asked[0].split("=")[1]}}
+if name == "scontrol" and asked and version == 38:
+    sys.stderr.write("scontrol: unrecognized option '--json'\\n")
+    sys.exit(1)
+
+def number(value):
+    return value if version == 38 else {{"set": True, "infinite": False, "number": value}}
+
+def shape(node):
+    states = node["state"]
+    row = {{**node, "reason_changed_at": number(node["reason_changed_at"]), "boot_time": number(node["boot_time"])}}
+    if version == 38:
+        base = next(s for s in states if s not in ("DRAIN", "FAIL"))
+        row["state"], row["state_flags"] = base.lower(), [s for s in states if s != base]
+    return row
+
+def report(key, rows):
+    text = json.dumps({{"meta": {{"plugin": plugin}}, "errors": told.get("errors", []), "warnings": [], key: rows}}
+                      if version == 38 else {{key: rows, "last_update": number(1), "meta": {{"plugin": plugin}},
+                                              "errors": told.get("errors", []), "warnings": []}})
+    if fault == "truncated":
+        text = text[: len(text) // 2]
+    if fault == "garbage":
+        text = "<html>502</html>"
+    if fault == "noise":
+        text = "plugin: loaded\\n" + text
+    sys.stdout.write(text)
+    sys.exit(0)
+
+if name == "sinfo" or args[:2] == ["show", "node"]:
+    rows = [shape(each) for each in told["nodes"]]
+    if name == "sinfo" and version != 38:
+        report("sinfo", [])
+    if name == "scontrol" and len(args) > 3:
+        rows = [each for each in rows if each["name"] == args[2]]
+        if not rows:
+            sys.stderr.write("Node %s not found\\n" % args[2])
+            sys.exit(1)
+    report("nodes", rows)
+if name == "squeue":
+    report("jobs", told["jobs"])
+if name == "scontrol" and args[0] == "update":
+    given = dict(each.split("=", 1) for each in args[1:])
+    node = next((n for n in told["nodes"] if n["name"] == given["NodeName"]), None)
+    if node is None:
+        sys.stderr.write("slurm_update error: Invalid node name specified\\n")
+        sys.exit(1)
+    if told.get("denied"):
+        sys.stderr.write("slurm_update error: Invalid user id\\n")
+        sys.exit(1)
+    state = given.get("State")
+    if state in ("DRAIN", "FAIL"):
+        node["state"] = [*(s for s in node["state"] if s not in ("DRAIN", "FAIL")), state]
+    if state == "UNDRAIN":
+        node["state"] = [s for s in node["state"] if s not in ("DRAIN", "FAIL")]
+        node.update(reason="", reason_changed_at=0, reason_set_by_user="")
+    if "Reason" in given:
+        node.update(reason=given["Reason"].removeprefix('"').removesuffix('"'), reason_changed_at=1771000000)
+        node.update(reason_set_by_user="slurm")
+    if "Extra" in given:
+        node["extra"] = given["Extra"]
+    if "Weight" in given:
+        node["weight"] = int(given["Weight"])
+    (here / "told.json").write_text(json.dumps(told))
+    sys.exit(0)
+job = int(args[-1])
+if not any(each["job_id"] == job for each in told["jobs"]):
+    sys.stderr.write("Invalid job id specified for job %d\\n" % job)
+    sys.exit(1)
+"""
+
+
+class FakeSlurm:
+    """A folder of programs, and what they tell."""
+
+    def __init__(self, folder: Path, version: int = 42, nodes: int = 2) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        program = folder / "scontrol"
+        program.write_text(PROGRAM.format(python=sys.executable, folder=str(folder)))
+        program.chmod(program.stat().st_mode | stat.S_IXUSR)
+        for name in ("sinfo", "squeue", "scancel"):
+            os.link(program, folder / name)
+        listed = [
+            {
+                "name": f"n{i}", "state": ["IDLE"], "reason": "", "reason_changed_at": 0, "reason_set_by_user": "",
+                "extra": "", "weight": 1, "boot_time": 1770000000, "gres": "gpu:h100:8", "features": [],
+                "partitions": ["g"],
+            }
+            for i in range(nodes)
+        ]  # fmt: skip
+        self.tell(version=version, nodes=listed, jobs=[])
+
+    def tell(self, **changed: Any) -> None:
+        file = self.folder / "told.json"
+        told = json.loads(file.read_text()) if file.exists() else {}
+        file.write_text(json.dumps({**told, **changed}))
+
+    @property
+    def told(self) -> dict[str, Any]:
+        return json.loads((self.folder / "told.json").read_text())
+
+    @property
+    def calls(self) -> list[list[str]]:
+        file = self.folder / "calls"
+        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def job_row(number: int, nodes: str, state: str = "RUNNING", **other: Any) -> dict[str, Any]:
+    """A job as later versions tell it."""
+    return {
+        "job_id": number, "job_state": [state], "nodes": nodes, "user_name": "ann", "requeue": True, "batch_flag": True,
+        "restart_cnt": 0, "submit_time": _number(1771000000), "start_time": _number(1771000100),
+        "end_time": _number(1771086500), "time_limit": _number(1440), "comment": "", "extra": "",
+        "array_job_id": _number(0), "array_task_id": {"set": False, "infinite": False, "number": 0},
+        "het_job_id": _number(0), "het_job_offset": _number(0), "gres_detail": [], "tres_alloc_str": "gres/gpu=16",
+        **other,
+    }  # fmt: skip
+
+
+def _number(value: int) -> dict[str, Any]:
+    return {"set": True, "infinite": False, "number": value}

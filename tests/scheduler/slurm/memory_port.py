@@ -1,0 +1,120 @@
+"""A Slurm in memory behind the adapter's port: what slurmctld does to nodes and jobs, and failures on demand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from scheduler.clock import ManualClock
+from scheduler.failures import SchedulerError
+from scheduler.slurm.job import CheckpointSignal, SlurmJob
+from scheduler.slurm.node import NodeChange, SlurmNode
+from scheduler.slurm.port import Said
+
+
+class MemorySlurm:
+    """Its nodes and jobs may be changed by hand, as people do."""
+
+    def __init__(self, clock: ManualClock, nodes: int = 8) -> None:
+        self.clock = clock
+        self.all = {f"n{i}": self._new(f"n{i}", i) for i in range(nodes)}
+        self.configured = {name: each.weight for name, each in self.all.items()}
+        self.running: dict[int, SlurmJob] = {}
+        self.writes: list[tuple[str, NodeChange]] = []
+        self.sent: list[tuple[int, str]] = []
+        self.requeued: list[int] = []
+        self.version_problem: str | None = None
+        self.unreadable = False
+        self.meanwhile: list[Callable[[], None]] = []  # what others do right after our next write
+        self.failing: list[str] = []  # of the next writes: refused, timeout_before, timeout_after, timeout_late
+        self.late: list[Callable[[], object]] = []  # what was not answered, and comes through when it is called
+
+    def _new(self, name: str, i: int) -> SlurmNode:
+        extra = ("", '{"rack": "r1", "n": [1, 2]}', "free text", "{}")[i % 4]
+        return SlurmNode(
+            name, frozenset({"IDLE"}), booted_at=self.clock.now(), extra=extra, weight=1 + i % 3, gpus=8,
+            features=(f"rack_{i // 3}", "h100"), partitions=("g",),
+        )  # fmt: skip
+
+    def nodes(self) -> tuple[SlurmNode, ...]:
+        self._answers()
+        return tuple(self.all.values())
+
+    def node(self, name: str) -> SlurmNode | None:
+        self._answers()
+        return self.all.get(name)
+
+    def jobs(self, node: str | None = None) -> tuple[SlurmJob, ...]:
+        self._answers()
+        return tuple(each for each in self.running.values() if node is None or node in each.nodes)
+
+    def read_only(self) -> str | None:
+        return self.version_problem
+
+    def update(self, node: str, change: NodeChange) -> Said:
+        fault = self.failing.pop(0) if self.failing else None
+        if fault == "refused":
+            return Said("refused", "Access/permission denied")
+        if fault == "timeout_before":
+            return Said("timeout", "no answer")
+        if fault == "timeout_late":
+            self.late.append(lambda: self.update(node, change))
+            return Said("timeout", "no answer")
+        self.writes.append((node, change))
+        self.person(node, change.state, change.reason, user="slurm")
+        found = self.all[node]
+        self.all[node] = replace(
+            found,
+            extra=found.extra if change.extra is None else change.extra,
+            weight=found.weight if change.weight is None else change.weight,
+        )
+        if self.meanwhile:
+            self.meanwhile.pop(0)()
+        return Said("timeout", "no answer") if fault == "timeout_after" else Said("done")
+
+    def person(self, node: str, state: str | None, reason: str | None = None, user: str = "ann") -> None:
+        """What `scontrol update State= Reason=` does to a node, by whomever."""
+        found = self.all[node]
+        states = found.states
+        if state in ("DRAIN", "FAIL"):
+            states = (states - {"DRAIN", "FAIL"}) | {state}
+        elif state == "DOWN":
+            states = (states - {"IDLE"}) | {"DOWN"}
+        elif state == "UNDRAIN":
+            states = states - {"DRAIN"} if "FAIL" in states else states - {"DRAIN", "FAIL"}
+        elif state == "RESUME":
+            states = frozenset({"IDLE"})
+        found = replace(found, states=states)
+        if reason is not None:
+            found = replace(found, reason=reason, user=user, reason_at=self.now())
+        elif not found.out and not found.down:
+            found = replace(found, reason=None, user=None, reason_at=None)
+        self.all[node] = found
+
+    def reconfigure(self) -> None:
+        """What `scontrol reconfigure` does: the weights are those of the configuration again."""
+        self.all = {name: replace(each, weight=self.configured[name]) for name, each in self.all.items()}
+
+    def now(self) -> datetime:
+        return self.clock.now().replace(microsecond=0)
+
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Said:
+        if job.number not in self.running:
+            return Said("gone", "Invalid job id specified")
+        fault = self.failing.pop(0) if self.failing else None
+        if fault == "timeout_before":
+            return Said("timeout", "no answer")
+        self.sent.append((job.number, signal.name))
+        return Said("timeout", "no answer") if fault == "timeout_after" else Said("done")
+
+    def requeue(self, job: SlurmJob) -> Said:
+        if job.number not in self.running:
+            return Said("gone", "Invalid job id specified")
+        self.requeued.append(job.leader)
+        self.running = {n: each for n, each in self.running.items() if each.leader != job.leader}
+        return Said("done")
+
+    def _answers(self) -> None:
+        if self.unreadable:
+            raise SchedulerError("Unable to contact slurm controller")

@@ -1,0 +1,104 @@
+"""A small Slurm with a controller over it."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from policy.breaker import BreakerConfig
+from policy.budget import BudgetConfig
+from policy.fleet import Level, Marks, Score, UnitView
+from policy.plan import Action
+from scheduler.answers import Answer, Precondition
+from scheduler.clock import ManualClock
+from scheduler.controller import Controller
+from scheduler.report import RoundReport
+from scheduler.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.settings import ControllerSettings
+from scheduler.slurm.folder import SharedFolder
+from scheduler.slurm.marks import standing_on
+from scheduler.slurm.scheduler import SlurmScheduler
+from scheduler.slurm.settings import SlurmSettings
+from scheduler.slurm.workloads import SlurmWorkloads
+from scheduler.sqlite_ledger import SqliteLedger
+from tests.policy.decide_world import STEP, T0, config
+from tests.scheduler.cluster import FLOORS, MODEL, RATES
+from tests.scheduler.slurm.memory_port import MemorySlurm
+
+LEASE = timedelta(seconds=30)
+ME = "me"
+
+
+class World:
+    """All of it; the wall clock and the monotonic one are one and the same here, until a test moves them apart."""
+
+    def __init__(self, folder: Path, nodes: int = 8, **settings: object) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.clock = ManualClock(T0)
+        self.seconds = 0.0
+        self.slurm = MemorySlurm(self.clock, nodes)
+        self.settings = SlurmSettings(str(folder), cluster="c", rack="rack_", **settings)  # type: ignore[arg-type]
+        self.folder = SharedFolder(folder, self.clock, self.monotonic)
+        self.scheduler = SlurmScheduler(self.slurm, self.folder, self.clock, self.settings)
+        self.workloads = SlurmWorkloads(self.slurm, self.folder, self.clock)
+        self.policy = config("g", budget=BudgetConfig(FLOORS, RATES), breaker=BreakerConfig(most_risky=1.0, jump=100.0))
+        self.risks = MemoryRisks()
+        self.values = dict.fromkeys(self.slurm.all, 0.01)
+        self.ledger = SqliteLedger(None)
+        self.restarts = 0
+        self.scored()
+        self.restart()
+
+    def monotonic(self) -> float:
+        return (self.clock.now() - T0).total_seconds() + self.seconds
+
+    def restart(self) -> None:
+        """Another process takes over: nothing but Slurm and the folder knows of the past."""
+        self.restarts += 1
+        self.folder = SharedFolder(Path(self.settings.folder), self.clock, self.monotonic)
+        self.scheduler = SlurmScheduler(self.slurm, self.folder, self.clock, self.settings)
+        self.workloads = SlurmWorkloads(self.slurm, self.folder, self.clock)
+        self.controller = Controller(
+            self.scheduler, self.risks, MemoryFacts(), self.ledger, self.clock, self.policy,
+            ControllerSettings(lease=LEASE), holder=f"p{self.restarts}", code="1.0",
+        )  # fmt: skip
+
+    def scored(self, lasts: timedelta = 2 * STEP, **risks: float | None) -> None:
+        """A new decision time."""
+        now = self.clock.now()
+        self.values |= risks  # type: ignore[arg-type]
+        scores = {name: Score(risk, now, now + lasts, ("its errors rise",)) for name, risk in self.values.items()}
+        units = {name: (UnitView(f"{name}-0", score),) for name, score in scores.items()}
+        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
+
+    def round(self) -> RoundReport:
+        return self.controller.round()
+
+    def level(self, node: str) -> Level:
+        return standing_on(self.slurm.all[node], self.clock.now()).marks.level
+
+    def marks(self, node: str) -> Marks:
+        return standing_on(self.slurm.all[node], self.clock.now()).marks
+
+    def lease(self, holder: str = ME) -> datetime:
+        until = self.scheduler.hold_lease(holder, LEASE)
+        assert until is not None
+        return until
+
+    def apply(self, action: Action, *, until: datetime | None = None, **other: object) -> Answer:
+        """Re-read, as the controller does, and apply."""
+        reading = self.scheduler.revalidate(action.node)
+        assert reading is not None
+        given = {"version": reading.version, "boot_id": reading.boot_id, "marks": reading.view.marks, "holder": ME}
+        return self.scheduler.apply(action, Precondition(until=until or self.lease(), **{**given, **other}))  # type: ignore[arg-type]
+
+
+def action(verb: str, node: str = "n0", tier: str = "high", risk: float | None = 0.83, hours: float = 6) -> Action:
+    """An action as a decision gives it."""
+    level = {"publish": 1, "soft_taint": 2, "taint": 3, "drain": 4}[verb]
+    return Action(verb, node, tier, Level(level), risk, T0 + timedelta(hours=hours), ("its errors rise",))  # type: ignore[arg-type]
+
+
+def release(node: str = "n0", to: Level = Level.NONE) -> Action:
+    """A release."""
+    return Action("release", node, "clear", to, 0.01, None, ("it is calm",))

@@ -1,0 +1,254 @@
+"""Slurm by its commands: versions, shapes, and every way in which a program can fail to answer."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from scheduler.failures import SchedulerError
+from scheduler.slurm.commands import SlurmCommands
+from scheduler.slurm.job import CheckpointSignal, job_of, views_by_node
+from scheduler.slurm.node import NodeChange
+from scheduler.slurm.program import ProgramError, run_program
+from scheduler.slurm.report import ReportReader, parser_version
+from scheduler.slurm.settings import SlurmSettings
+from telemetry.node_events.slurm_json import SlurmFormatError
+from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
+
+SECOND = timedelta(seconds=1)
+
+
+def opened(fake: FakeSlurm, **given: object) -> SlurmCommands:
+    return SlurmCommands(SlurmSettings("/nowhere", bin=str(fake.folder), **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", [38, 40, 44])
+def test_every_version_is_read_and_written_alike(tmp_path, version):
+    fake = FakeSlurm(tmp_path / "bin", version)
+    port = opened(fake)
+    assert port.read_only() == "Slurm was not read yet"
+    assert port.update("n1", NodeChange("DRAIN", "r")).kind == "refused"
+    assert [each.name for each in port.nodes()] == ["n0", "n1"]
+    assert port.read_only() is None
+    change = NodeChange("DRAIN", 'it "is" so', extra='{"a": "b c"}', weight=9)
+    assert port.update("n1", change).kind == "done"
+    node = port.node("n1")
+    assert node is not None
+    assert (node.out, node.reason, node.extra, node.weight) == ({"DRAIN"}, 'it "is" so', '{"a": "b c"}', 9)
+    assert node.reason_at == datetime.fromtimestamp(1771000000, UTC)
+    assert port.node("zz") is None
+    assert port.update("zz", change).kind == "gone"
+    fake.tell(denied=True)
+    assert port.update("n1", change).kind == "refused"
+
+
+def test_a_newer_slurm_is_asked_for_a_version_that_we_know(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin", 99)
+    port = opened(fake)
+    assert len(port.nodes()) == 2
+    assert port.read_only() is None
+    port.node("n0")
+    assert "--json=v0.0.45" in fake.calls[-1]
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ({"version": 99, "only_own": True}, "data parser v0.0.99; v0.0.38 to v0.0.45 are known"),
+        ({"version": 37}, "data parser v0.0.37"),
+        ({"version": 42, "meta": {}}, "does not tell the version"),
+        ({"version": 42, "meta": {"data_parser": "data_parser/v1.2.3"}}, "does not tell the version"),
+    ],
+)
+def test_a_version_that_is_not_known_is_read_and_never_written_to(tmp_path, told, words):
+    fake = FakeSlurm(tmp_path / "bin")
+    fake.tell(**told)
+    port = opened(fake)
+    assert len(port.nodes()) == 2
+    assert words in (port.read_only() or "")
+    said = port.update("n0", NodeChange("DRAIN", "r"))
+    assert said.kind == "refused"
+    assert words in said.words
+    assert [call for call in fake.calls if "update" in call] == []
+
+
+def test_the_version_of_either_report_counts(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    port = opened(fake)
+    port.nodes()
+    fake.tell(meta={"data_parser": "data_parser/v0.0.12"})
+    port.jobs()
+    assert "jobs is of data parser v0.0.12" in (port.read_only() or "")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("truncated", "the report is cut off or no JSON"),
+        ("garbage", "the report is cut off or no JSON"),
+        ("slow", "no answer within 0.3 s"),
+        ("endless", "it prints over 200,000 bytes"),
+        ("fails", "Unable to contact slurm controller"),
+    ],
+)
+def test_what_cannot_be_read_wholly_is_not_read(tmp_path, fault, words):
+    fake = FakeSlurm(tmp_path / "bin")
+    fake.tell(fault={"scontrol": fault, "squeue": fault})
+    slow = timedelta(seconds=0.3 if fault == "slow" else 20)
+    port = opened(fake, timeout=slow, most_bytes=200_000)
+    with pytest.raises(SchedulerError, match=words):
+        port.nodes()
+    with pytest.raises(SchedulerError, match=words):
+        port.jobs()
+
+
+def test_errors_in_a_report_and_an_empty_list_of_nodes_are_told(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    fake.tell(fault={"scontrol": "noise"})
+    port = opened(fake)
+    assert len(port.nodes()) == 2
+    fake.tell(errors=[{"error": "Unspecified error", "errno": -1}])
+    with pytest.raises(SchedulerError, match=r"Slurm reports .*Unspecified error"):
+        port.jobs()
+    fake.tell(errors=[], nodes=[])
+    with pytest.raises(SchedulerError, match="Slurm lists no nodes"):
+        port.nodes()
+    with pytest.raises(SchedulerError, match="No such file"):
+        SlurmCommands(SlurmSettings("/nowhere", bin=str(tmp_path / "none"))).nodes()
+
+
+def test_a_write_that_is_cut_off_or_finds_no_controller_is_unknown(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    port = opened(fake, timeout=timedelta(seconds=1))
+    port.nodes()
+    fake.tell(fault={"scontrol": "fails"})
+    assert port.update("n0", NodeChange(weight=2)).kind == "timeout"
+    fake.tell(fault={"scontrol": "slow"})
+    assert port.update("n0", NodeChange(weight=2)).kind == "timeout"
+    assert port.update("n0", NodeChange(extra="a\0b")).kind == "refused"
+
+
+def test_a_users_own_filters_do_not_reach_the_lists(tmp_path, monkeypatch):
+    fake = FakeSlurm(tmp_path / "bin")
+    for name in ("SQUEUE_STATES", "SINFO_PARTITION", "SLURM_CLUSTERS", "SLURM_KEPT"):
+        monkeypatch.setenv(name, "x")
+    opened(fake, conf="/etc/other.conf").nodes()
+    seen = fake.calls[0][-1].removeprefix("E=").split(",")
+    assert "SLURM_CONF" in seen
+    assert "SLURM_KEPT" in seen
+    assert not {"SQUEUE_STATES", "SINFO_PARTITION", "SLURM_CLUSTERS"} & set(seen)
+
+
+def test_jobs_of_every_kind_are_read(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    number = {"set": True, "infinite": False, "number": 2}
+    fake.tell(jobs=[
+        job_row(5, "n[0-1]", comment="predrain.checkpoint=B:USR1@300"),
+        job_row(6, "n0", array_job_id={**number, "number": 4}, array_task_id=number, gres_detail=["gpu:h1:2(IDX:0-1)"]),
+        job_row(7, "n1", het_job_id={**number, "number": 7}, tres_alloc_str="gres/gpu=1"),
+        job_row(8, "n0", het_job_id={**number, "number": 7}, het_job_offset={**number, "number": 1}, requeue=False),
+        job_row(9, "", state="PENDING"), job_row(10, "n0", state="COMPLETED"), job_row(11, "n0", state="COMPLETING"),
+        job_row(12, "n1", time_limit={**number, "set": False}),
+    ])  # fmt: skip
+    port = opened(fake)
+    jobs = {each.name: each for each in port.jobs()}
+    assert list(jobs) == ["5", "4_2", "7+0", "7+1", "11", "12"]
+    assert (jobs["5"].nodes, jobs["5"].gpus, jobs["4_2"].gpus) == (("n0", "n1"), 16, 2)
+    assert (jobs["7+1"].leader, jobs["7+1"].requeue, jobs["11"].ending) == (7, False, True)
+    assert jobs["5"].signal == CheckpointSignal("USR1", True, timedelta(seconds=300))
+    assert jobs["5"].ends_at == datetime.fromtimestamp(1771086500, UTC)
+    assert jobs["12"].ends_at is None
+    assert {each.name for each in port.jobs("n1")} == {"5", "7+0", "12"}
+    views = views_by_node(port.jobs())
+    assert {each.name: each.gpus for each in views["n0"]} == {"5": 16, "4_2": 2, "7": 17, "11": 16}
+    port.nodes()
+    assert port.signal(jobs["5"], CheckpointSignal("USR1", True, None)).kind == "done"
+    assert fake.calls[-1][:-1] == ["scancel", "--signal=USR1", "--batch", "5"]
+    assert port.requeue(jobs["7+1"]).kind == "done"
+    assert fake.calls[-1][:-1] == ["scontrol", "requeue", "7"]
+    fake.tell(jobs=[])
+    assert port.requeue(jobs["5"]).kind == "gone"
+
+
+def test_a_job_that_cannot_be_read_spoils_the_list(tmp_path):
+    fake = FakeSlurm(tmp_path / "bin")
+    fake.tell(jobs=[job_row(5, "n0"), job_row(0, "n0")])
+    with pytest.raises(SchedulerError, match="a row of jobs cannot be read: a job without a number"):
+        opened(fake).jobs()
+
+
+@pytest.mark.parametrize(
+    ("comment", "signal", "kept"),
+    [
+        ("predrain.checkpoint=USR1", CheckpointSignal("USR1", False, None), False),
+        ("a; predrain.checkpoint=SIGUSR2@9, predrain.keep", CheckpointSignal("USR2", False, 9 * SECOND), True),
+        ("predrain.checkpoint=KILL", None, False),
+        ("predrain.checkpoint=usr1", None, False),
+        ("predrain.checkpoint=$(reboot)", None, False),
+        ("notpredrain.checkpoint=USR1", None, False),
+        ("", None, False),
+    ],
+)  # fmt: skip
+def test_a_comment_names_the_signal_and_keeps_the_job(comment, signal, kept):
+    job = job_of(job_row(5, "n0", comment=comment), "gpu")
+    assert job is not None
+    assert (job.signal, job.stays_by_wish) == (signal, kept)
+
+
+def test_a_requeued_job_is_another_run():
+    first, second = (job_of(job_row(5, "n0", restart_cnt=n), "gpu") for n in (0, 1))
+    assert first is not None
+    assert second is not None
+    assert first.uid != second.uid
+
+
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40)
+@given(
+    rows=st.lists(st.dictionaries(st.text(max_size=4), _VALUES, max_size=3), max_size=5),
+    rest=st.dictionaries(st.text(max_size=6).filter(lambda key: key not in ("nodes", "errors")), _VALUES, max_size=3),
+    first=st.booleans(),
+    cuts=st.lists(st.integers(0, 400), max_size=8),
+    indent=st.sampled_from([None, 1]),
+)
+def test_a_report_reads_alike_however_it_is_cut_into_pieces(rows, rest, first, cuts, indent):
+    content = {"nodes": rows, **rest} if first else {**rest, "nodes": rows}
+    text = json.dumps(content, indent=indent, ensure_ascii=False).encode()
+    reader = ReportReader("nodes", dict)
+    places = sorted({0, len(text), *(min(cut, len(text)) for cut in cuts)})
+    for start, end in itertools.pairwise(places):
+        reader.feed(text[start:end])
+    assert list(reader.finish().rows) == rows
+    short = ReportReader("nodes", dict)
+    with pytest.raises(SlurmFormatError):
+        _feed_all(short, text[: len(text) - 1])
+
+
+def _feed_all(reader: ReportReader, text: bytes) -> None:
+    reader.feed(text)
+    reader.finish()
+
+
+def test_where_each_version_tells_itself():
+    assert parser_version({"plugin": {"type": "openapi/v0.0.38"}}) == 38
+    assert parser_version({"plugin": {"type": "openapi/v0.0.39", "data_parser": "v0.0.39"}}) == 39
+    assert parser_version({"plugin": {"type": "", "data_parser": "data_parser/v0.0.44"}}) == 44
+    assert parser_version({"plugin": []}) is None
+    assert parser_version(None) is None
+
+
+def test_a_program_that_leaves_children_behind_is_ended_in_time():
+    command = ["sh", "-c", "sleep 20 & echo started"]
+    with pytest.raises(ProgramError, match=r"no answer within 0\.3 s"):
+        run_program(command, lambda _: None, timeout_s=0.3, most_bytes=100, environment={})

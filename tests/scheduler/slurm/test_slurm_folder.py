@@ -1,0 +1,204 @@
+"""The folder that the controllers share: versions, switches, the lease between processes, a disk that goes away."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+from datetime import timedelta
+
+import pytest
+
+from scheduler.clock import ManualClock
+from scheduler.failures import SchedulerError
+from scheduler.readings import Switches
+from scheduler.slurm import folder as module
+from scheduler.slurm.folder import NONE_YET, SharedFolder
+from telemetry.errors import InputError
+from tests.policy.decide_world import HOUR, T0
+
+LEASE = timedelta(seconds=30)
+
+
+class Time:
+    """A monotonic clock that is moved by hand."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def shared(tmp_path, time) -> SharedFolder:
+    return SharedFolder(tmp_path, ManualClock(T0), time)
+
+
+def another(shared: SharedFolder, time: Time) -> SharedFolder:
+    return SharedFolder(shared.path, ManualClock(T0 - 5 * HOUR), time)  # its wall clock is hours behind
+
+
+def test_a_folder_that_is_not_there_is_refused_and_not_made(tmp_path):
+    where = tmp_path / "not mounted"
+    with pytest.raises(InputError, match=re.escape("there is no folder for the controllers' state here")):
+        SharedFolder(where, ManualClock(T0))
+    assert not where.exists()
+
+
+def test_a_folder_into_which_everybody_may_write_is_refused(tmp_path):
+    tmp_path.chmod(0o777)
+    with pytest.raises(InputError, match="everybody may write into the folder"):
+        SharedFolder(tmp_path, ManualClock(T0))
+
+
+def test_a_text_is_replaced_only_at_the_version_that_was_read(shared):
+    assert shared.load("state") == type(shared.load("state"))(None, NONE_YET)
+    first = shared.save("state", "a", NONE_YET)
+    assert (first.kind, shared.load("state").text) == ("done", "a")
+    assert first.version == shared.load("state").version
+    assert shared.save("state", "b", NONE_YET).kind == "conflict"
+    assert shared.save("state", "a", first.version).kind == "already"
+    second = shared.save("state", "b", first.version)
+    third = shared.save("state", "a", second.version)
+    assert third.version != first.version  # the same text is another version
+    assert shared.save("state", "c", first.version).kind == "conflict"
+
+
+def test_a_damaged_state_is_told_and_can_be_replaced(shared):
+    (shared.path / "state.json").write_text("{half")
+    found = shared.load("state")
+    assert found.text == "damaged state.json"
+    assert shared.save("state", "new", found.version).kind == "done"
+
+
+def test_switches_that_cannot_be_read_are_no_switches_that_are_off(shared):
+    assert shared.read_switches() == Switches()
+    told = Switches(kill=True, reset_breaker_at=T0)
+    assert shared.set_switches(told).kind == "done"
+    assert shared.set_switches(told).kind == "already"
+    assert shared.read_switches() == told
+    (shared.path / "switches.json").write_text('{"format": 1, "kil": true}')
+    with pytest.raises(SchedulerError, match="did you mean 'kill'"):
+        shared.read_switches()
+    assert shared.set_switches(told).kind == "done"
+
+
+def test_a_person_can_stop_everything_with_an_editor(shared):
+    (shared.path / "switches.json").write_text('{"format": 1, "kill": true}')
+    assert shared.read_switches() == Switches(kill=True)
+
+
+def test_one_holder_at_a_time_by_ones_own_watch(shared, time):
+    other = another(shared, time)
+    assert shared.hold_lease("a", LEASE) == T0 + LEASE
+    assert other.hold_lease("b", LEASE) is None
+    time.at += 20
+    assert shared.hold_lease("a", LEASE) is not None
+    time.at += 20
+    assert other.hold_lease("b", LEASE) is None  # it was prolonged since we first saw it
+    time.at += 29
+    assert other.hold_lease("b", LEASE) is None
+    time.at += 1
+    assert other.hold_lease("b", LEASE) is not None
+    assert shared.hold_lease("a", LEASE) is None
+    with shared.fenced("a", T0 + HOUR) as barred:
+        assert barred == "a does not hold the lease"
+    with other.fenced("b", T0 + HOUR) as barred:
+        assert barred is None
+
+
+def test_a_lease_that_is_given_back_is_free_at_once(shared, time):
+    shared.hold_lease("a", LEASE)
+    another(shared, time).drop_lease("b")
+    assert another(shared, time).hold_lease("b", LEASE) is None
+    shared.drop_lease("a")
+    assert another(shared, time).hold_lease("b", LEASE) is not None
+
+
+def test_a_process_that_has_only_just_begun_takes_a_lease_that_is_long_dead(shared, time):
+    shared.hold_lease("a", LEASE)
+    lease = shared.path / "lease.json"
+    old = lease.stat().st_mtime - 60
+    os.utime(lease, (old, old))
+    assert another(shared, time).hold_lease("b", LEASE) is None
+    os.utime(lease, (old - 60, old - 60))
+    assert another(shared, time).hold_lease("b", LEASE) is not None
+    assert list(shared.path.glob(".probe-*")) == []
+
+
+def test_a_holder_who_thinks_that_it_still_holds_writes_nothing_more(shared, time):
+    until = shared.hold_lease("a", LEASE)
+    lease = shared.path / "lease.json"
+    old = lease.stat().st_mtime - 120
+    os.utime(lease, (old, old))
+    other = another(shared, time)
+    assert other.hold_lease("b", LEASE) is not None
+    with shared.fenced("a", until) as barred:
+        assert barred == "a does not hold the lease any more"
+    other.drop_lease("b")
+    with shared.fenced("a", until) as barred:
+        assert barred == "a does not hold the lease any more"
+
+
+def test_nobody_takes_the_lease_while_something_is_written_under_it(shared, time, monkeypatch):
+    monkeypatch.setattr(module, "_LOCK_WAIT_S", 0.05)
+    shared.hold_lease("a", LEASE)
+    time.at += 29
+    with shared.fenced("a", T0 + HOUR) as barred:
+        assert barred is None
+        time.at += 1000
+        assert another(shared, time).hold_lease("b", LEASE) is None
+    with shared.fenced("a", T0 + HOUR) as barred:
+        assert barred == "the lease of a has ended"
+
+
+def test_the_end_that_was_given_counts_beside_the_lease(shared):
+    until = shared.hold_lease("a", LEASE)
+    assert until is not None
+    shared._clock.move(LEASE)
+    with shared.fenced("a", until) as barred:
+        assert barred == "the lease of a has ended"
+
+
+def test_a_damaged_lease_is_nobodys(shared):
+    (shared.path / "lease.json").write_text("[]")
+    with pytest.raises(SchedulerError, match="remove it when no controller runs"):
+        shared.hold_lease("a", LEASE)
+
+
+def test_a_lock_that_another_process_keeps_is_waited_for_and_then_told(shared, monkeypatch):
+    monkeypatch.setattr(module, "_LOCK_WAIT_S", 0.05)
+    held = os.open(shared.path / ".state.lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    answer = shared.save("state", "a", NONE_YET)
+    os.close(held)
+    assert answer.kind == "refused"
+    assert "state is locked by another process" in answer.words
+    assert shared.save("state", "a", NONE_YET).kind == "done"
+
+
+def test_a_disk_that_goes_away_is_told_and_not_taken_for_empty(shared):
+    shared.save("state", "a", NONE_YET)
+    gone = shared.path.with_name("gone")
+    shared.path.rename(gone)
+    for read in (lambda: shared.load("state"), shared.read_switches, lambda: shared.hold_lease("a", LEASE)):
+        with pytest.raises(SchedulerError, match="is its disk mounted"):
+            read()
+    assert shared.save("state", "a", NONE_YET).kind == "refused"
+    assert shared.set_switches(Switches(kill=True)).kind == "refused"
+    shared.drop_lease("a")
+    assert not shared.path.exists()
+
+
+def test_notes_are_kept_as_long_as_asked(shared):
+    shared.note("asked", "x", {"until": 1}, lambda _: True)
+    shared.note("asked", "y", {"until": 5}, lambda each: each["until"] > 2)
+    assert shared.notes("asked") == {"y": {"until": 5}}
+    assert json.loads((shared.path / "asked.json").read_text())["format"] == 1

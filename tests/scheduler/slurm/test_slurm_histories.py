@@ -1,0 +1,216 @@
+"""Random histories of a Slurm cluster with a process that dies at any call: what must hold whatever happens."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from policy.fleet import Level
+from scheduler.faults import Crash
+from scheduler.readings import Switches
+from scheduler.slurm.marks import standing_on
+from scheduler.slurm.node import NodeChange
+from scheduler.slurm.reason import read_reason
+from scheduler.slurm.record import with_record
+from tests.policy.decide_world import HOUR
+from tests.scheduler.cluster import RATES
+from tests.scheduler.slurm.memory_port import MemorySlurm
+from tests.scheduler.slurm.slurm_world import LEASE, World
+
+NODES = st.sampled_from([f"n{i}" for i in range(8)])
+FAULTS = st.sampled_from(["refused", "timeout_before", "timeout_after", "crash_before", "crash_after"])
+
+
+class Watched(MemorySlurm):
+    """It sees to it that nothing of ours is written where another's reason stands."""
+
+    crash: str | None = None
+
+    def update(self, node, change):
+        found = self.all[node]
+        theirs = found.reason is not None and not standing_on(found, self.clock.now()).marks.tainted
+        if theirs and read_reason(found.reason) is None:
+            assert (change.state, change.reason) == (None, None), (found, change)
+        assert found.readable, (found, change)
+        crash, self.crash = self.crash, None
+        if crash == "crash_before":
+            raise Crash("update")
+        said = super().update(node, change)
+        if crash == "crash_after":
+            raise Crash("update")
+        return said
+
+
+class SlurmHistories(RuleBasedStateMachine):
+    """People, tools, faults and crashes around a controller on Slurm."""
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="sh"))
+        self.world = World(self.folder)
+        watched = Watched(self.world.clock)
+        watched.all, watched.configured = self.world.slurm.all, self.world.slurm.configured
+        self.world.slurm = watched
+        self.world.restart()
+        self.extras = {name: each.extra for name, each in watched.all.items()}
+        self.reasons: dict[str, tuple[str, str]] = {}
+        self.taken = 0
+
+    @property
+    def slurm(self) -> Watched:
+        assert isinstance(self.world.slurm, Watched)
+        return self.world.slurm
+
+    @rule(node=NODES, risk=st.sampled_from([0.01, 0.15, 0.4, 0.7, 0.95, None]))
+    def one_is_scored(self, node, risk):
+        self.world.scored(**{node: risk})
+
+    @rule(hours=st.sampled_from([0.01, 0.5, 7, 13]))
+    def time_passes(self, hours):
+        self.world.clock.move(hours * HOUR)
+
+    @rule(node=NODES, state=st.sampled_from(["DRAIN", "FAIL"]), reason=st.sampled_from(["bad disk", "predrain: mine"]))
+    def a_person_drains(self, node, state, reason):
+        self.slurm.person(node, state, reason)
+        self.reasons[node] = (state, reason)
+
+    @rule(node=NODES)
+    def a_person_resumes(self, node):
+        self.slurm.person(node, "RESUME")
+        self.reasons.pop(node, None)
+
+    @rule(node=NODES, extra=st.sampled_from(["", "note", '{"rack": 4}']))
+    def a_person_writes_the_whole_extra(self, node, extra):
+        self.slurm.all[node] = replace(self.slurm.all[node], extra=extra)
+        self.extras[node] = extra
+
+    @rule(node=NODES, weight=st.sampled_from([5, 900]))
+    def a_person_configures_a_weight(self, node, weight):
+        self.slurm.configured[node] = weight
+        self.slurm.all[node] = replace(self.slurm.all[node], weight=weight)
+
+    @rule()
+    def slurm_is_reconfigured(self):
+        self.slurm.reconfigure()
+
+    @rule(fault=FAULTS)
+    def a_write_will_fail(self, fault):
+        if fault.startswith("crash"):
+            self.slurm.crash = fault
+        else:
+            self.slurm.failing.append(fault)
+
+    @rule(kill=st.booleans())
+    def a_person_switches(self, kill):
+        self.world.scheduler.set_switches(Switches(kill=kill))
+
+    @rule()
+    def another_process_takes_over(self):
+        self.world.restart()
+        self._round()  # it sees the other one's lease
+        self.world.clock.move(LEASE)
+
+    @rule()
+    def the_controller_does_a_round(self):
+        self._round()
+
+    @rule()
+    def a_second_round_changes_nothing(self):
+        self._quiet()
+        self._round()
+        self._round()
+        writes = len(self.slurm.writes)
+        self._round()
+        assert self.slurm.writes[writes:] == []
+
+    def _quiet(self):
+        self.slurm.crash, self.slurm.failing = None, []
+
+    def _round(self):
+        before = {name for name in self.slurm.all if self.world.level(name).hard}
+        try:
+            self.world.round()
+        except Crash:
+            self.world.restart()
+            self.world.round()
+            self.world.clock.move(LEASE)
+        after = {name for name in self.slurm.all if self.world.level(name).hard}
+        self.taken = max(len(after - before), self.taken)
+
+    @invariant()
+    def what_people_wrote_stands(self):
+        for name, (state, reason) in self.reasons.items():
+            node = self.slurm.all[name]
+            assert (node.out, node.reason, node.user) == ({state}, reason, "ann")
+        for name, extra in self.extras.items():
+            assert with_record(self.slurm.all[name].extra, None) == extra
+
+    @invariant()
+    def no_more_at_once_than_the_rate_allows(self):
+        assert self.taken <= RATES[0].most
+
+    def teardown(self):
+        try:
+            self._quiet()
+            self.world.clock.move(LEASE)
+            self.world.restart()
+            self.world.scheduler.set_switches(Switches(release_all=True))
+            for _ in range(3):
+                self.world.clock.move(LEASE)
+                self.world.round()
+            for name, node in self.slurm.all.items():
+                assert self.world.level(name) is Level.NONE
+                assert node.extra == self.extras[name]
+                assert node.out == ({self.reasons[name][0]} if name in self.reasons else frozenset())
+                assert node.weight == self.slurm.configured[name]
+        finally:
+            shutil.rmtree(self.folder)
+
+
+SlurmHistories.TestCase.settings = settings(
+    max_examples=10, stateful_step_count=16, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestSlurmHistories = SlurmHistories.TestCase
+
+
+def test_a_mark_never_outlives_its_prediction_whatever_dies_on_the_way(tmp_path):
+    for number, (step, crash) in enumerate(itertools.product(range(4), ("crash_before", "crash_after"))):
+        world = World(tmp_path / str(number))
+        watched = Watched(world.clock)
+        world.slurm = watched
+        world.restart()
+        before = dict(watched.all)
+        world.scored(n3=0.95)
+        _crashing(world, watched, step, crash)
+        world.clock.move(timedelta(hours=13))
+        world.restart()
+        world.round()  # it sees the dead one's lease
+        world.clock.move(LEASE)
+        assert world.round().active
+        assert watched.all == before
+
+
+def _crashing(world: World, slurm: Watched, step: int, crash: str) -> None:
+    plain = slurm.update
+    calls = itertools.count()
+
+    def update(node: str, change: NodeChange):
+        if next(calls) == step:
+            slurm.crash = crash
+        return plain(node, change)
+
+    slurm.update = update  # type: ignore[method-assign]
+    try:
+        world.round()
+    except Crash:
+        pass
+    finally:
+        slurm.update = plain  # type: ignore[method-assign]

@@ -1,0 +1,295 @@
+"""Our marks on a Slurm node: what is written, what is read back, and what is never touched."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy.fleet import Level
+from scheduler.slurm.marks import after, change_for, foreign_words, standing_on, view_of, weight_again, writes_of
+from scheduler.slurm.node import SlurmNode, count_of, node_of
+from scheduler.slurm.reason import read_reason, reason_for
+from scheduler.slurm.record import DamagedRecordError, Record, record_in, with_record
+from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
+from tests.policy.decide_world import T0
+from tests.scheduler.slurm.slurm_world import action, release
+
+SETTINGS = SlurmSettings("/nowhere", rack="rack_")
+NODE = SlurmNode("n0", frozenset({"MIXED"}), weight=3, gpus=8, partitions=("g",), extra='{"a": 1}')
+HOUR = timedelta(hours=1)
+EXTRAS = st.one_of(
+    st.text(max_size=40).filter(lambda text: '"predrain"' not in text),
+    st.dictionaries(st.text(max_size=5), st.integers() | st.lists(st.text(max_size=3), max_size=2), max_size=3).map(
+        json.dumps
+    ),
+    st.sampled_from(["", "{}", "{ }", ' {"a": {"b": 1}} ', "x {", "}{"]),
+).filter(lambda text: "predrain" not in text)
+
+
+def done(node: SlurmNode, *verbs: str, settings: SlurmSettings = SETTINGS) -> SlurmNode:
+    for verb in verbs:
+        node = after(node, change_for(action(verb), node, settings, T0))
+        if node.out:
+            node = replace(node, user="root", reason_at=T0)
+    return node
+
+
+@given(extra=EXTRAS, tier=st.sampled_from(["watch", "high"]), risk=st.none() | st.floats(0, 1))
+def test_a_record_goes_into_any_extra_and_out_again_and_leaves_it_to_the_letter(extra, tier, risk):
+    record = Record(tier, risk, T0, Level.SOFT, weight=3, soft=1_000_003)
+    held = with_record(extra, record)
+    found = record_in(held)
+    assert found is not None
+    assert replace(found, risk=None) == replace(record, risk=None)
+    other = replace(record, level=Level.DRAINED, drain_at=T0, risk=None)
+    again = with_record(held, other)
+    assert record_in(again) == other
+    assert with_record(again, None) == extra
+
+
+def test_a_json_object_stays_one_so_that_jobs_can_still_filter_by_it():
+    held = with_record('{"rack": "r1"}', Record("high", 0.5, T0, Level.SOFT))
+    assert json.loads(held)["rack"] == "r1"
+    assert json.loads(held)["predrain"]["tier"] == "high"
+
+
+def test_what_others_add_around_our_record_stays_when_it_goes():
+    held = with_record("", Record("high", 0.5, T0, Level.SOFT))
+    theirs = json.dumps(json.loads(held) | {"b": 2})
+    assert json.loads(with_record(theirs, None)) == {"b": 2}
+    theirs = json.dumps({"b": 2} | json.loads(held))
+    assert json.loads(with_record(theirs, None)) == {"b": 2}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        '{"predrain": 3}',
+        '{"predrain":{"tier":"high"}}',
+        '{"predrain":{"tier":"no such","until":"2026-03-01T00:00:00Z","level":"soft"}}',
+        '{"predrain":{"tier":"high","until":"2026-03-01T00:00:00","level":"soft"}}',
+        '{"predrain":{"tier":"high","until":"2026-03-01T00:00:00Z","level":"soft","weight":-1}}',
+        '{"predrain":{}} {"predrain":{}}',
+    ],
+)
+def test_a_record_that_somebody_edited_is_told_and_stops_every_new_mark(extra):
+    with pytest.raises(DamagedRecordError):
+        record_in(extra)
+    node = replace(NODE, extra=extra)
+    assert all(change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "taint"))
+    assert view_of(node, (), SETTINGS, T0).opt_out is not None
+    drained = replace(NODE, states=frozenset({"IDLE", "DRAIN"}), reason=reason_for(action("taint"), T0 + HOUR))
+    change = change_for(release(), replace(drained, extra=extra), SETTINGS, T0)
+    assert (change.state, change.extra) == ("UNDRAIN", None)
+
+
+@given(words=st.text(max_size=300), risk=st.none() | st.floats(0, 1))
+def test_a_reason_says_tier_risk_and_end_and_survives_scontrol(words, risk):
+    end = T0 + timedelta(hours=6, microseconds=5)
+    reason = reason_for(replace(action("taint", risk=risk), reasons=(words,)), end)
+    assert len(reason) <= 240
+    assert reason == reason.strip().strip('"')
+    found = read_reason(reason)
+    assert found is not None
+    assert (found.tier, found.until) == ("high", T0 + timedelta(hours=6, seconds=1))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        None, "", "bad disk", "predrain: do not touch, ann", "predrain: tier=high risk=0.8 until=soon",
+        "predrain: tier=odd risk=0.8 until=2026-03-01T00:00:00Z", "NHC: predrain: x",
+        "predrain: tier=high risk=0.8 until=2026-03-01T00:00:00Z, but ann keeps it",
+        "predrain: tier=high risk=0.8 until=2026-02-31T00:00:00Z",
+    ],
+)  # fmt: skip
+def test_a_reason_that_only_looks_like_ours_is_not(reason):
+    assert read_reason(reason) is None
+
+
+def test_each_action_adds_to_the_marks_and_a_second_one_changes_nothing():
+    node, levels = NODE, []
+    for verb in ("publish", "soft_taint", "taint", "drain"):
+        node = done(node, verb)
+        levels.append(standing_on(node, T0).marks.level)
+        assert change_for(action(verb), node, SETTINGS, T0 + HOUR).empty
+    assert levels == [Level.PUBLISHED, Level.SOFT, Level.TAINTED, Level.DRAINED]
+    assert (node.weight, node.states) == (1_000_003, frozenset({"MIXED", "DRAIN"}))
+    marks = standing_on(node, T0).marks
+    assert marks.published is not None
+    assert (marks.published.expires_at, marks.hard_since) == (T0 + 6 * HOUR, T0)
+
+
+def test_a_release_gives_back_what_was_found():
+    node = done(NODE, "publish", "soft_taint", "taint", "drain")
+    half = after(node, change_for(release(to=Level.SOFT), node, SETTINGS, T0))
+    assert (half.out, half.weight, standing_on(half, T0).marks.level) == (frozenset(), 1_000_003, Level.SOFT)
+    assert not standing_on(half, T0).undone
+    assert after(node, change_for(release(), node, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
+    assert after(half, change_for(release(), half, SETTINGS, T0)) == replace(NODE, user="root", reason_at=T0)
+
+
+def test_a_prediction_that_is_renewed_renews_the_reason_too():
+    node = done(NODE, "publish", "taint")
+    change = change_for(action("publish", hours=12), node, SETTINGS, T0 + HOUR)
+    assert (change.state, change.weight) == (None, None)
+    assert change.reason is not None
+    assert "until=2026-03-01T12:00:00Z" in change.reason
+    marks = standing_on(after(node, change), T0 + HOUR).marks
+    assert marks.tainted
+    assert marks.hard_since == T0
+
+
+def test_fail_is_a_drain_of_ours_where_the_settings_say_so():
+    node = done(NODE, "taint", settings=replace(SETTINGS, hard="fail"))
+    assert node.out == {"FAIL"}
+    assert standing_on(node, T0).marks.tainted
+
+
+def test_a_reconfigure_leaves_the_mark_standing_and_the_weight_due():
+    node = done(NODE, "publish", "soft_taint")
+    assert weight_again(node, T0).empty
+    node = replace(node, weight=3)
+    standing = standing_on(node, T0)
+    assert (standing.marks.soft, standing.lost_weight, standing.undone) == (True, True, False)
+    assert weight_again(node, T0).weight == 1_000_003
+    assert weight_again(node, T0 + 7 * HOUR).empty
+    released = change_for(release(), node, SETTINGS, T0)
+    assert (released.weight, released.extra) == (None, '{"a": 1}')
+
+
+def test_a_weight_that_a_person_set_is_theirs():
+    node = replace(done(NODE, "publish", "soft_taint"), weight=77)
+    standing = standing_on(node, T0)
+    assert (standing.marks.soft, standing.undone) == (False, True)
+    assert weight_again(node, T0).empty
+    assert change_for(release(), node, SETTINGS, T0).weight is None
+
+
+def test_a_weight_at_the_upper_end_stays_in_range():
+    node = done(replace(NODE, weight=HIGHEST_WEIGHT - 5), "soft_taint")
+    assert node.weight == HIGHEST_WEIGHT
+    assert after(node, change_for(release(), node, SETTINGS, T0)).weight == HIGHEST_WEIGHT - 5
+
+
+@pytest.mark.parametrize("state", ["DRAIN", "FAIL", "DOWN", None])
+def test_on_a_node_with_another_reason_nothing_is_written_but_our_own_taken_back(state):
+    node = done(NODE, "publish", "soft_taint", "taint")
+    states = frozenset({"DOWN"}) if state == "DOWN" else frozenset({"MIXED", *([state] if state else [])})
+    node = replace(node, states=states, reason="ann looks at it", user="ann")
+    assert foreign_words(node, standing_on(node, T0)) == "reason 'ann looks at it' of ann"
+    assert all(
+        change_for(action(verb), node, SETTINGS, T0).empty for verb in ("publish", "soft_taint", "taint", "drain")
+    )
+    change = change_for(release(), node, SETTINGS, T0)
+    assert (change.state, change.reason, change.extra, change.weight) == (None, None, '{"a": 1}', 3)
+    view = view_of(node, (), SETTINGS, T0)
+    assert view.opt_out is not None
+    assert view.undone
+    assert (view.cordoned_by is not None) == (state in ("DRAIN", "FAIL"))
+
+
+def test_our_reason_with_a_word_added_is_a_persons():
+    node = done(NODE, "publish", "taint")
+    held = replace(node, reason=f"{node.reason} and RMA 42")
+    assert not standing_on(held, T0).marks.tainted
+    assert change_for(release(), held, SETTINGS, T0).state is None
+
+
+def test_a_resumed_node_was_undone_by_a_person():
+    node = replace(done(NODE, "publish", "taint"), states=frozenset({"IDLE"}), reason=None)
+    assert standing_on(node, T0).undone
+    assert not standing_on(node, T0 + 7 * HOUR).undone
+
+
+def test_a_lost_record_leaves_a_drain_of_ours_ours():
+    node = replace(done(NODE, "publish", "taint"), extra="")
+    marks = standing_on(node, T0).marks
+    assert marks.published is not None
+    assert (marks.level, marks.published.expires_at) == (Level.TAINTED, T0 + 6 * HOUR)
+    assert change_for(release(), node, SETTINGS, T0).state == "UNDRAIN"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"states": frozenset({"IDLE", "DRAIN"}), "reason": None},
+        {"states": frozenset({"UNKNOWN"})},
+        {"whole": False},
+        {"states": frozenset({"DRAIN"}), "reason": None},
+    ],
+)
+def test_a_node_that_cannot_be_read_is_left_alone_releases_included(changed):
+    node = replace(done(NODE, "publish", "soft_taint"), **changed)
+    assert not view_of(node, (), SETTINGS, T0).readable
+    assert change_for(release(), node, SETTINGS, T0).empty
+    assert change_for(action("taint"), node, SETTINGS, T0).empty
+
+
+def test_the_version_follows_people_and_tools_not_jobs_and_pings():
+    busy = replace(NODE, states=frozenset({"ALLOCATED", "NOT_RESPONDING"}))
+    assert busy.version == NODE.version
+    for changed in ({"reason": "x"}, {"user": "x"}, {"reason_at": T0}, {"extra": ""}, {"weight": 4}):
+        assert replace(NODE, **changed).version != NODE.version
+    assert replace(NODE, states=frozenset({"MIXED", "DRAIN"})).version != NODE.version
+
+
+def test_place_and_opt_out_come_from_features():
+    node = replace(NODE, features=("rack_b7", "predrain_unmanaged", "grp_x"))
+    view = view_of(node, (), replace(SETTINGS, group="grp_"), T0)
+    assert (view.rack, view.group, view.domain) == ("b7", "x", None)
+    assert view.opt_out == "feature predrain_unmanaged"
+    assert view_of(NODE, (), SETTINGS, T0).group == "g"
+
+
+def test_maintenance_and_reboots_are_owners():
+    assert view_of(replace(NODE, states=frozenset({"IDLE", "MAINTENANCE"})), (), SETTINGS, T0).owner is not None
+    assert view_of(replace(NODE, states=frozenset({"IDLE", "REBOOT_REQUESTED"})), (), SETTINGS, T0).owner == "a reboot"
+
+
+def test_writes_say_exactly_what_changes():
+    change = change_for(action("taint"), NODE, SETTINGS, T0)
+    words = [write.words for write in writes_of(NODE, change)]
+    assert words[0] == "node n0: State: (none) -> DRAIN"
+    assert words[1] == (
+        "node n0: Reason: (none) -> predrain: tier=high risk=0.8300 until=2026-03-01T06:00:00Z; its errors rise"
+    )
+    assert words[2].startswith('node n0: Extra: {"a": 1} -> {"a": 1,"predrain":{')
+
+
+def test_resources_are_counted_in_every_form():
+    assert count_of("gpu:h100:8(S:0-1),nic:2", "gpu") == 8
+    assert count_of("gpu:4,gpu:a100:2", "gpu") == 6
+    assert count_of("", "gpu") == 0
+    assert count_of("shard:8", "gpu") == 0
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {  # 22.05, v0.0.38
+            "name": "n1", "state": "mixed", "state_flags": ["DRAIN"], "reason": "r", "reason_changed_at": 1771000000,
+            "reason_set_by_user": "ann", "extra": "e", "weight": 7, "boot_time": 1770000000, "gres": "gpu:h100:8",
+            "features": "a,b", "partitions": ["g"],
+        },
+        {  # 23.11 and later
+            "name": "n1", "state": ["MIXED", "DRAIN"], "reason": "r",
+            "reason_changed_at": {"set": True, "infinite": False, "number": 1771000000}, "reason_set_by_user": "ann",
+            "extra": "e", "weight": 7, "boot_time": {"set": True, "infinite": False, "number": 1770000000},
+            "gres": "gpu:h100:8(S:0-1)", "features": ["a", "b"], "partitions": ["g"],
+        },
+    ],
+)  # fmt: skip
+def test_old_and_new_shapes_read_alike(row):
+    node = node_of(row, "gpu")
+    assert (node.states, node.reason, node.user, node.extra) == ({"MIXED", "DRAIN"}, "r", "ann", "e")
+    assert (node.weight, node.gpus, node.features, node.partitions, node.whole) == (7, 8, ("a", "b"), ("g",), True)
+    assert node.reason_at is not None
+    assert (node.reason_at - node.booted_at).total_seconds() == 1_000_000
+    for key in ("reason", "extra", "weight", "state"):
+        assert not node_of({k: v for k, v in row.items() if k not in (key, f"{key}_flags")}, "gpu").whole

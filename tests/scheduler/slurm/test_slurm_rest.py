@@ -1,0 +1,151 @@
+"""Slurm through slurmrestd: the version that both sides know, tokens, answers of every kind."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from dataclasses import MISSING, fields
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from scheduler.clock import SystemClock
+from scheduler.failures import SchedulerError
+from scheduler.slurm.job import CheckpointSignal
+from scheduler.slurm.node import NodeChange
+from scheduler.slurm.rest import SlurmRest
+from scheduler.slurm.scheduler import open_slurm
+from scheduler.slurm.settings import SlurmSettings
+from telemetry.errors import InputError
+from tests.scheduler.slurm.rest_server import Rest, serving
+
+
+@pytest.fixture
+def token(tmp_path) -> str:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    return str(file)
+
+
+def opened(where: str, token: str, **settings: object) -> SlurmRest:
+    return SlurmRest(SlurmSettings("/nowhere", rest=where, rest_user="slurm", rest_token_file=token, **settings))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", [39, 40, 45])
+def test_nodes_are_read_and_written(token, version):
+    rest = Rest(version)
+    with serving(rest) as where:
+        port = opened(where, token)
+        assert port.update("n0", NodeChange("DRAIN", "r")).kind == "refused"  # not before it was read
+        assert [each.name for each in port.nodes()] == ["n0", "n1"]
+        assert port.read_only() is None
+        assert port.update("n0", NodeChange("DRAIN", "r", '{"a": 1}', 9)).kind == "done"
+        node = port.node("n0")
+        assert node is not None
+        assert (node.out, node.reason, node.extra, node.weight) == ({"DRAIN"}, "r", '{"a": 1}', 9)
+        weight = rest.asked[-2][2]["weight"]
+        assert weight == (9 if version == 39 else {"set": True, "infinite": False, "number": 9})
+        assert port.node("zz") is None
+        assert port.update("zz", NodeChange(weight=1)).kind == "gone"
+        assert port.update("n0", NodeChange("DRAIN")).kind == "refused"
+        (job,) = port.jobs("n0")
+        assert port.signal(job, CheckpointSignal("USR1", True, None)).kind == "done"
+        assert rest.asked[-1][:2] == ("DELETE", f"/slurm/v0.0.{version}/job/5?signal=USR1&flags=BATCH_JOB")
+        assert port.requeue(job).kind == "refused"
+        rest.jobs = []
+        assert port.signal(job, CheckpointSignal("USR1", False, None)).kind == "gone"
+
+
+def test_a_unix_socket_serves_as_well(token):
+    with tempfile.TemporaryDirectory(prefix="sr") as folder, serving(Rest(), Path(folder) / "s") as where:
+        assert len(opened(where, token).nodes()) == 2
+
+
+def test_an_old_slurmrestd_is_read_and_not_written_to(token):
+    rest = Rest(38)
+    with serving(rest) as where:
+        port = opened(where, token)
+        assert len(port.nodes()) == 2
+        assert port.read_only() == "slurmrestd's v0.0.38 cannot write nodes: Slurm is only read"
+        assert port.update("n0", NodeChange(weight=2)).kind == "refused"
+    assert {method for method, _, _ in rest.asked} == {"GET"}
+
+
+def test_one_that_knows_no_version_of_ours_is_not_read(token):
+    with serving(Rest(99)) as where, pytest.raises(SchedulerError, match=re.escape("none of v0.0.38 to v0.0.45")):
+        opened(where, token).nodes()
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("cut", "RemoteDisconnected|ConnectionReset"),
+        ("truncated", "IncompleteRead|cut off"),
+        ("garbage", "no JSON"),
+        ("redirect", "HTTP 302"),
+        ("slow", "timed out|no whole answer"),
+    ],
+)
+def test_what_is_not_answered_wholly_is_not_read_and_not_taken_for_written(token, fault, words):
+    rest = Rest()
+    with serving(rest) as where:
+        port = opened(where, token, timeout=timedelta(seconds=0.3))
+        port.nodes()
+        rest.fault = fault
+        with pytest.raises(SchedulerError, match=words):
+            port.nodes()
+        said = port.update("n0", NodeChange(weight=2))
+        assert said.kind == ("refused" if fault == "redirect" else "timeout")
+
+
+def test_a_token_is_read_anew_for_each_request(token):
+    rest = Rest()
+    with serving(rest) as where:
+        port = opened(where, token)
+        port.nodes()
+        rest.token = "renewed"
+        with pytest.raises(SchedulerError, match="does not take our token"):
+            port.nodes()
+        Path(token).write_text("renewed")
+        assert len(port.nodes()) == 2
+        Path(token).unlink()
+        with pytest.raises(SchedulerError, match="token cannot be read"):
+            port.nodes()
+    with pytest.raises(InputError, match="slurmrestd's token cannot be read"):
+        opened("http://127.0.0.1:1", token)
+
+
+def test_the_settings_choose_the_way(token, tmp_path):
+    rest = SlurmSettings(str(tmp_path), rest="unix:/run/slurmrestd.sock")
+    assert isinstance(open_slurm(rest, SystemClock()).port, SlurmRest)
+    assert not isinstance(open_slurm(SlurmSettings(str(tmp_path)), SystemClock()).port, SlurmRest)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"folder": ""}, "folder is empty"),
+        ({"soft_weight": 0}, "soft_weight is 0"),
+        ({"timeout": timedelta(0)}, "timeout is"),
+        ({"most_bytes": 0}, "most_bytes is 0"),
+        ({"cluster": "a b"}, "cluster is 'a b'"),
+        ({"rest": "ftp://x"}, "rest is 'ftp://x'"),
+        ({"rest_user": "x"}, "give rest too"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        SlurmSettings(**{"folder": "/shared", **settings})
+
+
+def test_the_page_names_every_setting_with_its_default():
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "slurm-actuator.md").read_text()
+    for each in fields(SlurmSettings):
+        line = next((line for line in page.splitlines() if re.match(rf"\|.*`{each.name}`.*\|", line)), None)
+        assert line is not None, each.name
+        default = line.split("|")[2].strip()
+        if each.default in (MISSING, ()):
+            continue
+        shown = {None: "`null`", timedelta(seconds=20): "`20s`"}.get(each.default, f"`{each.default}`")
+        assert default == shown, each.name

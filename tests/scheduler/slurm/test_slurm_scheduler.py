@@ -1,0 +1,377 @@
+"""The controller over Slurm: the whole way of a node, people who come between, failures, restarts, two replicas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from policy.fleet import Level
+from scheduler.readings import Switches
+from scheduler.slurm.job import SlurmJob
+from scheduler.slurm.node import NodeChange
+from tests.policy.decide_world import HOUR
+from tests.scheduler.slurm.slurm_world import LEASE, ME, World, action, release
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    return World(tmp_path / "shared")
+
+
+def steps(report) -> list[tuple[str, str, str]]:
+    return [(each.action.verb, each.action.node, each.came_to) for each in report.steps]
+
+
+def test_a_node_at_risk_is_weighted_drained_and_given_back_as_it_was(world):
+    before = dict(world.slurm.all)
+    world.scored(n3=0.9, n6=0.4)
+    report = world.round()
+    assert not report.failed, report.errors
+    assert world.level("n6") is Level.SOFT
+    assert world.slurm.all["n6"].weight == before["n6"].weight + 1_000_000
+    assert [verb for verb, node, _ in steps(report) if node == "n3"] == ["publish", "taint", "drain"]
+    assert world.level("n3") is Level.DRAINED
+    node = world.slurm.all["n3"]
+    assert node.reason is not None
+    assert node.reason.startswith("predrain: tier=high risk=0.9000 until=")
+    assert steps(world.round()) == []
+    world.clock.move(13 * HOUR)
+    report = world.round()
+    assert ("release", "n3", "done") in steps(report)
+    assert world.slurm.all["n3"] == before["n3"]
+    assert world.slurm.all == before
+
+
+def test_a_new_process_goes_on_from_slurm_alone(world):
+    world.scored(n3=0.9)
+    world.round()
+    writes = len(world.slurm.writes)
+    world.controller.stop()
+    world.restart()
+    report = world.round()
+    assert (report.active, report.failed, len(world.slurm.writes)) == (True, False, writes)
+    (world.folder.path / "state.json").unlink()  # the shared disk is lost, Slurm is not
+    world.controller.stop()
+    world.restart()
+    assert not world.round().failed
+    assert world.level("n3") is Level.DRAINED
+    world.clock.move(13 * HOUR)
+    world.round()
+    assert world.level("n3") is Level.NONE
+
+
+def test_a_person_who_resumes_the_node_is_not_undone(world):
+    world.scored(n3=0.9)
+    world.round()
+    world.slurm.person("n3", "RESUME")
+    for _ in range(3):
+        world.clock.move(HOUR / 2)
+        world.round()
+        assert world.slurm.all["n3"].out == frozenset()
+
+
+def test_a_person_who_gives_another_reason_takes_the_node_over(world):
+    world.scored(n3=0.9)
+    world.round()
+    world.slurm.person("n3", "DRAIN", "RMA 42")
+    held = world.slurm.all["n3"]
+    for _ in range(3):
+        world.clock.move(HOUR / 2)
+        report = world.round()
+        assert not report.failed, report.errors
+        node = world.slurm.all["n3"]
+        assert (node.states, node.reason, node.user, node.reason_at) == (
+            held.states,
+            held.reason,
+            "ann",
+            held.reason_at,
+        )
+    assert world.level("n3") is Level.NONE  # our weight and record are gone
+    world.slurm.person("n3", "RESUME")
+    world.round()
+    assert world.slurm.all["n3"].out == frozenset()  # not again in this episode
+
+
+def test_nodes_with_other_reasons_are_never_written_to(world):
+    world.slurm.person("n1", "DRAIN", "ADMIN SHUTDOWN")
+    world.slurm.person("n2", "FAIL", "NHC: gpu fell off")
+    world.slurm.all["n4"] = replace(world.slurm.all["n4"], states=frozenset({"IDLE", "DRAIN"}), reason=None)
+    theirs = {name: world.slurm.all[name] for name in ("n1", "n2", "n4")}
+    world.scored(n1=0.9, n2=0.9, n4=0.9)
+    for _ in range(3):
+        world.round()
+        world.clock.move(5 * HOUR)
+    assert {name: world.slurm.all[name] for name in theirs} == theirs
+    assert {name for name, _ in world.slurm.writes} & set(theirs) == set()
+
+
+def test_a_reason_that_comes_at_the_same_time_stands_and_ours_is_taken_back(world):
+    before = world.slurm.all["n0"]
+    world.slurm.meanwhile.append(lambda: world.slurm.person("n0", "DRAIN", "bad cable"))
+    answer = world.apply(action("taint"))
+    assert answer.kind == "conflict"
+    assert "bad cable" in answer.words
+    node = world.slurm.all["n0"]
+    assert (node.reason, node.user, node.extra, node.weight) == ("bad cable", "ann", before.extra, before.weight)
+
+
+@pytest.mark.parametrize("state", ["DRAIN", "FAIL"])
+def test_a_reason_that_a_late_write_of_ours_took_is_put_back(world, state):
+    world.slurm.failing.append("timeout_late")
+    assert world.apply(action("taint")).kind == "timeout"
+    world.slurm.person("n0", state, "bad cable")
+    theirs = world.slurm.all["n0"]
+    assert world.scheduler.revalidate("n0").view.opt_out is not None
+    world.slurm.late.pop()()  # only now does Slurm get to it
+    assert world.level("n0") is Level.TAINTED
+    world.scheduler.read_fleet()
+    assert len(world.scheduler.upkeep(ME, world.lease())) == 3
+    node = world.slurm.all["n0"]
+    assert (node.out, node.reason, node.extra) == ({state}, "bad cable", theirs.extra)
+    world.scheduler.read_fleet()
+    assert world.scheduler.upkeep(ME, world.lease()) == ()
+
+
+def test_a_late_write_to_a_node_that_nobody_took_is_left_standing(world):
+    world.slurm.failing.append("timeout_late")
+    world.apply(action("taint"))
+    world.slurm.person("n0", "DRAIN", "bad cable")
+    world.scheduler.revalidate("n0")
+    world.slurm.person("n0", "RESUME")
+    world.scheduler.revalidate("n0")
+    world.slurm.late.pop()()
+    world.scheduler.read_fleet()
+    assert world.scheduler.upkeep(ME, world.lease()) == ()
+    assert world.level("n0") is Level.TAINTED
+
+
+def test_a_node_that_changed_since_it_was_read_is_a_conflict(world):
+    reading = world.scheduler.revalidate("n0")
+    assert reading is not None
+    assert world.apply(action("taint"), version="of before").kind == "conflict"
+    assert world.apply(action("taint"), boot_id="another").kind == "conflict"
+    assert world.slurm.writes == []
+    assert world.apply(action("taint")).kind == "done"
+    assert world.apply(action("taint")).kind == "already"
+    del world.slurm.all["n0"]
+    answer = world.scheduler.apply(action("taint"), _precondition(world, reading))
+    assert answer.kind == "gone"
+
+
+def _precondition(world, reading):
+    from scheduler.answers import Precondition
+
+    return Precondition(reading.version, reading.boot_id, reading.view.marks, ME, world.lease())
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "level"),
+    [("refused", "refused", Level.NONE), ("timeout_before", "timeout", Level.NONE), ("timeout_after", "done", 3)],
+)
+def test_what_slurm_says_counts_less_than_what_stands_afterwards(world, fault, kind, level):
+    world.slurm.failing.append(fault)
+    assert world.apply(action("taint")).kind == kind
+    assert world.level("n0") == level
+
+
+def test_nothing_is_written_without_the_lease_or_after_its_end(world):
+    until = world.lease()
+    assert world.apply(action("taint"), until=until, holder="another").kind == "refused"
+    world.clock.move(LEASE)
+    assert world.apply(action("taint"), until=until).kind == "refused"
+    world.seconds = 2 * LEASE.total_seconds()  # the wall clock went back, time did not
+    assert world.apply(action("taint"), until=world.clock.now() + HOUR).kind == "refused"
+    assert world.slurm.writes == []
+
+
+def test_a_second_replica_waits_and_takes_over(world):
+    world.scored(n3=0.9)
+    assert world.round().active
+    first, folder = world.controller, world.folder
+    world.restart()
+    assert not world.round().active
+    world.clock.move(LEASE + timedelta(seconds=1))
+    assert world.round().active
+    assert not first.round().active
+    assert world.level("n3") is Level.DRAINED
+    with folder.fenced("p1", world.clock.now() + HOUR) as barred:
+        assert barred is not None
+
+
+def test_an_unknown_version_is_read_and_not_written_to(world):
+    world.slurm.version_problem = "data parser v0.0.99 is not known"
+    world.scored(n3=0.9)
+    report = world.round()
+    assert world.slurm.writes == []
+    assert "v0.0.99" in " ".join(
+        [*report.errors, *map(str, report.steps), *(report.plan.reasons if report.plan else ())]
+    )
+    world.controller.stop()
+    assert world.apply(action("taint")).kind == "refused"
+
+
+def test_a_slurm_that_cannot_be_read_is_left_as_it_is(world):
+    world.slurm.unreadable = True
+    report = world.round()
+    assert report.failed
+    assert world.slurm.writes == []
+    world.controller.stop()
+    assert world.scheduler.apply(action("taint"), _some_precondition(world)).kind == "refused"
+
+
+def _some_precondition(world):
+    from policy.fleet import Marks
+    from scheduler.answers import Precondition
+
+    return Precondition("v", None, Marks(), ME, world.lease())
+
+
+def test_a_soft_mark_is_set_again_after_a_reconfigure(world):
+    world.apply(action("publish"))
+    world.apply(action("soft_taint"))
+    soft = world.slurm.all["n0"].weight
+    world.slurm.reconfigure()
+    reading = world.scheduler.read_fleet()
+    assert reading.nodes[0].view.marks.soft
+    assert not reading.nodes[0].view.undone
+    writes = world.scheduler.upkeep(ME, world.lease())
+    assert [write.words for write in writes] == [f"node n0: Weight: 1 -> {soft}"]
+    assert world.slurm.all["n0"].weight == soft
+    assert world.scheduler.upkeep(ME, world.lease()) == ()
+
+
+def test_a_round_sets_lost_weights_again_and_says_so(world):
+    world.scored(n6=0.4)
+    world.round()
+    soft = world.slurm.all["n6"].weight
+    world.slurm.reconfigure()
+    report = world.round()
+    assert world.slurm.all["n6"].weight == soft
+    assert [note for note in report.notes if "put back" in note] == [
+        f"put back, for the scheduler had lost it: node n6: Weight: 1 -> {soft}"
+    ]
+    world.slurm.reconfigure()
+    world.scheduler.set_switches(Switches(kill=True))
+    world.round()
+    assert world.slurm.all["n6"].weight == 1
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_a_weight_whose_record_somebody_wiped_is_given_back_from_the_folder(world, kill):
+    world.apply(action("soft_taint"))
+    world.slurm.all["n0"] = replace(world.slurm.all["n0"], extra="theirs")
+    assert world.apply(action("soft_taint")).kind == "refused"  # it would add to its own weight
+    world.scheduler.set_switches(Switches(kill=kill))
+    world.restart()
+    world.scheduler.read_fleet()
+    until = world.lease()
+    assert [write.words for write in world.scheduler.upkeep(ME, until)] == ["node n0: Weight: 1000001 -> 1"]
+    assert world.slurm.all["n0"].extra == "theirs"
+    assert world.apply(action("soft_taint")).kind == "done"
+
+
+@pytest.mark.parametrize("how", ["kill", "no lease", "expired", "a person's weight", "another reason"])
+def test_a_soft_mark_is_not_set_again_where_it_must_not_be(world, how):
+    world.apply(action("soft_taint"))
+    world.slurm.reconfigure()
+    world.scheduler.read_fleet()
+    if how == "kill":
+        world.scheduler.set_switches(Switches(kill=True))
+    elif how == "expired":
+        world.clock.move(7 * HOUR)
+    elif how == "a person's weight":
+        world.slurm.all["n0"] = replace(world.slurm.all["n0"], weight=5)
+    elif how == "another reason":
+        world.slurm.person("n0", "DRAIN", "mine")
+    writes = len(world.slurm.writes)
+    assert world.scheduler.upkeep("another" if how == "no lease" else ME, world.lease()) == ()
+    assert len(world.slurm.writes) == writes
+
+
+def test_fail_is_taken_off_by_way_of_drain(world, tmp_path):
+    world = World(tmp_path / "fail", hard="fail")
+    before = world.slurm.all["n0"]
+    assert world.apply(action("taint")).kind == "done"
+    assert world.slurm.all["n0"].out == {"FAIL"}
+    assert world.apply(release()).kind == "done"
+    assert world.slurm.all["n0"] == before
+    assert [change.state for _, change in world.slurm.writes] == ["FAIL", "UNDRAIN", "DRAIN", "UNDRAIN"]
+
+
+def test_the_kill_switch_stops_what_is_new_and_lets_releases_through(world):
+    world.scored(n3=0.9)
+    world.round()
+    assert world.scheduler.set_switches(Switches(kill=True)).kind == "done"
+    assert world.scheduler.set_switches(Switches(kill=True)).kind == "already"
+    world.scored(n5=0.9)
+    world.round()
+    assert world.level("n5") is Level.NONE
+    world.clock.move(13 * HOUR)
+    world.round()
+    assert world.level("n3") is Level.NONE
+
+
+def test_everything_of_ours_is_taken_off_at_once_when_asked(world):
+    before = dict(world.slurm.all)
+    world.scored(n3=0.9, n6=0.4)
+    world.round()
+    assert world.slurm.all != before
+    world.scheduler.set_switches(Switches(release_all=True))
+    assert not world.round().failed
+    assert world.slurm.all == before
+
+
+def test_jobs_make_the_floors_of_their_nodes(world):
+    job = SlurmJob(7, "7", 7, "7.0.1", ("n3", "n5"), frozenset({"RUNNING"}), "ann", 16)
+    world.slurm.running[7] = job
+    views = {each.view.name: each.view for each in world.scheduler.read_fleet().nodes}
+    assert [(j.name, j.gpus) for j in views["n3"].jobs] == [("7", 16)]
+    assert ("job", "c/7") in views["n5"].scopes
+    assert views["n0"].jobs == ()
+    world.scored(n3=0.9, n5=0.9)
+    world.round()
+    assert {world.level("n3"), world.level("n5")} == {Level.DRAINED, Level.SOFT}  # one node of a job at a time
+
+
+def test_a_rehearsal_writes_nothing_and_says_what_would_be(world):
+    world.scored(n3=0.9)
+    report = world.controller.rehearse()
+    assert world.slurm.writes == []
+    assert not (world.folder.path / "lease.json").exists()
+    words = [write.words for step in report.steps for write in step.writes]
+    assert "node n3: State: (none) -> DRAIN" in words
+
+
+def test_a_name_that_could_mean_many_nodes_is_refused(world):
+    for name in ("n[0-3]", "ALL,n1", "-x", "a b"):
+        answer = world.scheduler.apply(replace(action("taint"), node=name), _some_precondition(world))
+        assert answer.kind == "refused"
+
+
+def test_only_nodes_of_the_fleet_are_listed(world):
+    world.slurm.all["cpu"] = replace(world.slurm.all["n0"], name="cpu", gpus=0)
+    world.slurm.all["later"] = replace(world.slurm.all["n0"], name="later", states=frozenset({"FUTURE"}))
+    assert {each.view.name for each in world.scheduler.read_fleet().nodes} == {f"n{i}" for i in range(8)}
+
+
+def test_a_boot_time_that_wavers_is_one_boot(world):
+    first = world.scheduler.revalidate("n0")
+    world.slurm.all["n0"] = replace(world.slurm.all["n0"], booted_at=world.clock.now() + timedelta(seconds=2))
+    second = world.scheduler.revalidate("n0")
+    world.slurm.all["n0"] = replace(world.slurm.all["n0"], booted_at=None)
+    third = world.scheduler.revalidate("n0")
+    world.slurm.all["n0"] = replace(world.slurm.all["n0"], booted_at=world.clock.now() + HOUR)
+    fourth = world.scheduler.revalidate("n0")
+    assert first.boot_id == second.boot_id == third.boot_id != fourth.boot_id
+
+
+def test_a_change_is_one_request(world):
+    world.apply(action("taint"))
+    assert len(world.slurm.writes) == 1
+    change = world.slurm.writes[0][1]
+    assert isinstance(change, NodeChange)
+    assert (change.state, change.weight) == ("DRAIN", None)
+    assert change.reason is not None
+    assert change.extra is not None

@@ -1,0 +1,194 @@
+"""Jobs on a node that is to be emptied: asked once for a checkpoint, requeued only as the very run that was meant."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from scheduler.evacuation.ports import CheckpointAsk, Fence
+from scheduler.failures import SchedulerError
+from scheduler.slurm.job import SlurmJob
+from tests.policy.decide_world import HOUR, T0
+from tests.scheduler.slurm.slurm_world import ME, World
+
+ASK = CheckpointAsk("a" * 32, T0 + HOUR, "high")
+JOB = SlurmJob(
+    7, "7", 7, "7.0.1", ("n0", "n1"), frozenset({"RUNNING"}), "ann", 16, T0, T0, T0 + 5 * HOUR, True, True,
+    "predrain.checkpoint=USR1@120",
+)  # fmt: skip
+
+
+@pytest.fixture
+def world(tmp_path) -> World:
+    made = World(tmp_path / "shared")
+    made.slurm.running[7] = JOB
+    return made
+
+
+def fence(world: World) -> Fence:
+    return Fence(ME, world.lease())
+
+
+def change(world: World, **changed: object) -> None:
+    world.slurm.running[7] = replace(world.slurm.running[7], **changed)  # type: ignore[arg-type]
+
+
+def comment(world: World, said: str, moved: timedelta) -> None:
+    at = int((world.clock.now() + moved).timestamp())
+    change(world, comment=f"{JOB.comment} predrain.{said}={at}")
+
+
+def test_a_job_is_listed_on_each_of_its_nodes(world):
+    for node in ("n0", "n1"):
+        (work,) = world.workloads.on_node(node)
+        assert (work.name, work.uid, work.kind, work.node, work.owner) == ("7", "7.0.1", "job", node, "user ann")
+        assert (work.stays, work.held, work.ending) == (None, None, False)
+        assert work.job is not None
+        assert (work.job.gpus, work.ends_at) == (16, T0 + 5 * HOUR)
+        assert work.checkpoint is not None
+        assert (work.checkpoint.means, work.checkpoint.takes) == ("scheduler", timedelta(minutes=2))
+    assert world.workloads.on_node("n2") == ()
+
+
+def test_a_node_that_slurm_still_cleans_up_is_not_empty(world):
+    node = world.slurm.all["n2"]
+    world.slurm.all["n2"] = replace(node, states=frozenset({"IDLE", "DRAIN", "COMPLETING"}))
+    (work,) = world.workloads.on_node("n2")
+    assert (work.ending, work.job) == (True, None)
+    assert world.workloads.evict(work, fence(world)).kind == "gone"
+    assert world.slurm.requeued == []
+
+
+def test_jobs_that_we_may_not_see_do_not_make_a_node_empty(world):
+    world.slurm.all["n2"] = replace(world.slurm.all["n2"], states=frozenset({"MIXED", "DRAIN"}))
+    with pytest.raises(SchedulerError, match=re.escape("n2 is in use and lists no job on it: may this user see all")):
+        world.workloads.on_node("n2")
+
+
+@pytest.mark.parametrize(
+    ("changed", "held"),
+    [
+        ({"requeue": False}, "it may not be requeued"),
+        ({"batch": False}, "it is no batch job, and cannot be requeued"),
+        ({"comment": "predrain.keep"}, "its comment says predrain.keep"),
+    ],
+)
+def test_a_job_that_may_not_be_moved_says_why_and_is_not(world, changed, held):
+    change(world, **changed)
+    (work,) = world.workloads.on_node("n0")
+    assert work.held == held
+    assert world.workloads.preview(work) == ()
+    answer = world.workloads.evict(replace(work, held=None), fence(world))
+    assert (answer.kind, answer.words) == ("refused", held)
+    assert world.slurm.requeued == []
+
+
+def test_a_job_is_signalled_once_for_both_of_its_nodes_and_again_for_a_later_drain(world):
+    (here,), (there,) = world.workloads.on_node("n0"), world.workloads.on_node("n1")
+    assert world.workloads.ask_checkpoint(here, ASK, fence(world)).kind == "done"
+    assert world.workloads.ask_checkpoint(here, ASK, fence(world)).kind == "already"
+    second = replace(ASK, key="b" * 32)
+    assert world.workloads.ask_checkpoint(there, second, fence(world)).kind == "already"
+    assert world.slurm.sent == [(7, "USR1")]
+    comment(world, "checkpointed", timedelta(seconds=3))
+    assert world.workloads.checkpoint_state(here, ASK.key).kind == "acknowledged"
+    assert world.workloads.checkpoint_state(there, second.key).kind == "acknowledged"
+    world.clock.move(3 * HOUR)
+    third = replace(ASK, key="c" * 32, deadline=T0 + 4 * HOUR)
+    assert world.workloads.ask_checkpoint(here, third, fence(world)).kind == "done"
+    assert world.workloads.checkpoint_state(here, third.key).kind == "waiting"  # the old checkpoint says nothing
+    assert len(world.slurm.sent) == 2
+
+
+def test_a_signal_of_which_nobody_knows_is_sent_again_and_its_time_is_that_of_the_first(world):
+    (work,) = world.workloads.on_node("n0")
+    world.slurm.failing.append("timeout_after")
+    assert world.workloads.ask_checkpoint(work, ASK, fence(world)).kind == "timeout"
+    comment(world, "checkpointed", timedelta(seconds=2))
+    world.restart()
+    world.clock.move(timedelta(minutes=1))
+    world.lease()
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "acknowledged"
+    assert world.workloads.ask_checkpoint(work, ASK, fence(world)).kind == "done"
+    assert len(world.slurm.sent) == 2
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "acknowledged"
+
+
+def test_a_job_answers_by_its_comment_or_by_its_end(world):
+    (work,) = world.workloads.on_node("n0")
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "waiting"
+    comment(world, "checkpointed", timedelta(hours=-1))
+    world.workloads.ask_checkpoint(work, ASK, fence(world))
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "waiting"
+    assert world.workloads.checkpoint_state(work, "d" * 32).words == "it was not asked with this key"
+    comment(world, "checkpoint-failed", timedelta(seconds=1))
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "failed"
+    world.slurm.running.clear()
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "gone"
+
+
+def test_only_the_very_run_is_asked_or_moved(world):
+    (work,) = world.workloads.on_node("n0")
+    change(world, uid="7.1.1")
+    assert world.workloads.ask_checkpoint(work, ASK, fence(world)).kind == "conflict"
+    assert world.workloads.evict(work, fence(world)).kind == "conflict"
+    assert world.workloads.checkpoint_state(work, ASK.key).kind == "gone"
+    world.slurm.running.clear()
+    assert world.workloads.evict(work, fence(world)).kind == "gone"
+    assert (world.slurm.sent, world.slurm.requeued) == ([], [])
+
+
+def test_a_job_without_a_signal_or_that_does_not_run_is_not_asked(world):
+    change(world, states=frozenset({"SUSPENDED"}))
+    (work,) = world.workloads.on_node("n0")
+    assert work.checkpoint is None
+    assert world.workloads.ask_checkpoint(work, ASK, fence(world)).kind == "refused"
+    change(world, states=frozenset({"RUNNING"}), comment="")
+    assert world.workloads.ask_checkpoint(work, ASK, fence(world)).words == "its comment names no signal"
+    assert world.slurm.sent == []
+
+
+def test_a_requeue_is_done_once(world):
+    (work,) = world.workloads.on_node("n0")
+    assert [write.words for write in world.workloads.preview(work)] == ["job 7: JobState: RUNNING -> REQUEUE"]
+    change(world, states=frozenset({"COMPLETING"}))
+    assert world.workloads.evict(work, fence(world)).kind == "already"
+    change(world, states=frozenset({"RUNNING"}))
+    assert world.workloads.evict(work, fence(world)).kind == "done"
+    assert world.workloads.evict(work, fence(world)).kind == "gone"
+    assert world.slurm.requeued == [7]
+
+
+def test_nothing_is_sent_without_the_lease(world):
+    (work,) = world.workloads.on_node("n0")
+    given = fence(world)
+    stolen = replace(given, holder="another")
+    assert world.workloads.ask_checkpoint(work, ASK, stolen).kind == "refused"
+    assert world.workloads.evict(work, stolen).kind == "refused"
+    world.clock.move(HOUR)
+    assert world.workloads.evict(work, given).kind == "refused"
+    assert (world.slurm.sent, world.slurm.requeued) == ([], [])
+
+
+def test_the_parts_of_a_heterogeneous_job_are_one_job_and_go_together(world):
+    parts = {
+        8: replace(JOB, number=8, name="8+0", leader=8, uid="8.0.1", nodes=("n2",), gpus=8),
+        9: replace(JOB, number=9, name="8+1", leader=8, uid="9.0.1", nodes=("n3",), gpus=4, comment=""),
+    }
+    world.slurm.running.update(parts)
+    (part,) = world.workloads.on_node("n3")
+    assert part.job is not None
+    assert (part.job.name, part.job.gpus) == ("8", 12)
+    assert world.workloads.evict(part, fence(world)).kind == "done"
+    assert world.workloads.on_node("n2") == ()
+
+
+def test_progress_is_kept_beside_the_state(world):
+    stored = world.workloads.load_progress()
+    answer = world.workloads.save_progress("p", stored.version)
+    assert answer.kind == "done"
+    assert world.workloads.load_progress().text == "p"
+    assert world.scheduler.load_state().text is None

@@ -1,0 +1,33 @@
+"""The settings that are shipped are read, and what they call a default is one."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from policy.config import PolicyConfig
+from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.settings import ControllerSettings, read_settings
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_shipped_settings_hold_the_defaults_but_for_what_they_say() -> None:
+    given = read_settings(ROOT / "deploy" / "act" / "act.yaml")
+    usual = PolicyConfig(given.policy.thresholds)
+    assert given.policy.budget == usual.budget
+    assert given.policy.worth == usual.worth
+    assert given.policy.hysteresis == usual.hysteresis
+    assert (given.policy.stages.ceiling, usual.stages.ceiling) == ("soft", "hard")
+    assert given.controller == ControllerSettings()
+    assert given.evacuation == EvacuationSettings()
+
+
+def test_the_operators_page_names_files_that_are_there_and_the_stages_as_they_are() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    for link in re.findall(r"\]\(([^)#:]+)\)", page):
+        assert (ROOT / "docs" / link).exists(), link
+    stages = PolicyConfig(read_settings(ROOT / "deploy" / "act" / "act.yaml").policy.thresholds).stages
+    for share in (stages.soft.promote_at, stages.hard.promote_at, stages.soft.demote_below, stages.hard.demote_below):
+        assert f"{share:.0%}".replace("%", " %") in page
+    assert f"fewer than {stages.least_outcomes} outcomes" in page.replace("\n", " ")

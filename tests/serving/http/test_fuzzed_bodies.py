@@ -1,0 +1,231 @@
+"""Bodies that nobody meant to send: each is answered with a 4xx problem, or a 200 that is whole; never a 500."""
+
+import gzip
+import http.client
+import io
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from models.bundle import save_bundle
+from serving.http.settings import ServiceSettings
+from tests.models.small_models import COLUMNS, fitted_models
+from tests.serving.http.world import Client, Running, running, small_fleet, wait, write_scores
+
+ARROW = "application/vnd.apache.arrow.stream"
+NAMES = [column.name for column in COLUMNS]
+FACTS = {"profile": "cascade", "params": {"labels": {"horizon": "24h"}}}
+FEW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("fuzzed")
+    write_scores(folder / "scores", small_fleet())
+    save_bundle(folder / "bundle", fitted_models(), FACTS)
+    limits = ServiceSettings(rows=200, body_bytes=2_000_000, decoded_bytes=4_000_000)
+    with running(folder / "scores", model=folder / "bundle", settings=limits) as started:
+        wait(lambda: started.service.holder.model is not None, 60)
+        yield started
+
+
+@pytest.fixture(scope="module")
+def client(service: Running) -> Client:
+    return service.client()
+
+
+def send(client: Client, path: str, body: bytes, media: str, **headers: str) -> int:
+    """Send; check that the answer is one that may be given."""
+    try:
+        status, content, answer = client.send("POST", path, body, media, **headers)
+    except (http.client.HTTPException, OSError):  # the service closed while more was being sent: ask what it is
+        assert client.send("GET", "/healthz")[0] == 200
+        return 413
+    assert status == 200 or 400 <= status < 500, (status, content)
+    if status != 200:
+        assert answer["Content-Type"] == "application/problem+json"
+        assert content["status"] == status
+        assert content["detail"]
+    return int(status)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["2026-01-01T00:00:00Z", "GPU-n1-0", "n1", 1e308, -1e308, 1e-320]),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from([*NAMES, "unit", "x"]), inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+KEYS = st.sampled_from(
+    [
+        "nodes",
+        "gpus",
+        "rows",
+        "samples",
+        "instances",
+        "inputs",
+        "dataframe_split",
+        "dataframe_records",
+        "columns",
+        "data",
+    ]
+)
+PATHS = st.sampled_from(["/v1/predict", "/invocations"])
+
+
+@FEW
+@given(PATHS, st.dictionaries(KEYS, VALUES, max_size=2) | VALUES)
+def test_any_json_is_answered(client: Client, path: str, body: Any) -> None:
+    send(client, path, json.dumps(body).encode(), "application/json")  # NaN and Infinity among it
+
+
+@FEW
+@given(PATHS, st.data())
+def test_a_damaged_json_is_answered(client: Client, path: str, data: st.DataObject) -> None:
+    row = {"unit": "a", "decision_time": "2026-01-01T00:00:00Z", NAMES[0]: 61.5, NAMES[1]: None}
+    whole = json.dumps({"rows" if path == "/v1/predict" else "instances": [row] * 5}).encode()
+    start = data.draw(st.integers(0, len(whole)))
+    end = data.draw(st.integers(start, min(len(whole), start + 20)))
+    send(client, path, whole[:start] + data.draw(st.binary(max_size=12)) + whole[end:], "application/json")
+    assert send(client, path, whole[: start or 1], "application/json") == (200 if start == len(whole) else 400)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"[" * 100_000, 413),
+        (b'{"rows":' + b"[" * 60 + b"]" * 60 + b"}", 422),
+        (b'{"rows":[' + b'{"a":' * 30 + b"1" + b"}" * 30 + b"]}", 422),
+        (b'{"rows":[{"%s":NaN}]}' % NAMES[0].encode(), 400),
+        (b'{"rows":[{"%s":1e999}]}' % NAMES[0].encode(), 422),
+        (b'{"rows":[{"%s":' % NAMES[0].encode() + b"9" * 5000 + b"}]}", 400),
+        (b'{"rows":[{"%s":true}]}' % NAMES[0].encode(), 422),
+        (b'{"rows":[{"%s":"warm"}]}' % NAMES[0].encode(), 422),
+        (b'{"nodes":["' + b"n" * 100_000 + b'"]}', 200),
+        (b'{"nodes":["\\ud800"]}', 200),
+        (b"\xff\xfe{}", 400),
+        (b'{"nodes":[1]}', 422),
+        (b'{"nodes":["a"],"nodes":["b"]}', 200),
+        (b"", 400),
+        (b"\x00", 400),
+    ],
+)  # fmt: skip
+def test_json_made_to_hurt_is_refused(client: Client, body: bytes, status: int) -> None:
+    found = send(client, "/v1/predict", body, "application/json")
+    assert found in (status, 400, 413) if status >= 400 else found == status
+
+
+def stream_of(table: pa.Table) -> bytes:
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+def plain_stream(rows: int = 5) -> bytes:
+    columns = {name: pa.array(np.linspace(0, 1, rows)) for name in NAMES}
+    return stream_of(pa.table({"unit": [f"g{at}" for at in range(rows)], **columns}))
+
+
+@FEW
+@given(st.data())
+def test_a_damaged_arrow_stream_is_answered(client: Client, data: st.DataObject) -> None:
+    """Any byte may lie: lengths, offsets, types. Memory must not be read beyond the body, nor the process end."""
+    stream = bytearray(plain_stream())
+    for _ in range(data.draw(st.integers(1, 6))):
+        at = data.draw(st.integers(0, len(stream) - 5))
+        value = data.draw(
+            st.sampled_from([0, 1, -1, 2**31 - 1, -(2**31), 2**24, 255]) | st.integers(-(2**31), 2**31 - 1)
+        )
+        struct.pack_into("<i", stream, at, value)
+    cut = data.draw(st.integers(0, len(stream)))
+    send(client, "/v1/predict", bytes(stream), ARROW)
+    send(client, "/v1/predict", bytes(stream[:cut]), ARROW)
+
+
+HOSTILE = {
+    "nested": pa.table({NAMES[0]: [[1.0]]}),
+    "struct": pa.table({NAMES[0]: [{"a": 1}]}),
+    "text": pa.table({NAMES[0]: ["warm"]}),
+    "binary": pa.table({NAMES[0]: [b"\xff\xfe"]}),
+    "infinite": pa.table({NAMES[0]: [float("inf")]}),
+    "twice": pa.table([pa.array([1.0]), pa.array([2.0])], names=[NAMES[0], NAMES[0]]),
+    "no name": pa.table([pa.array([1.0])], names=[""]),
+    "unknown": pa.table({"x" * 5000: [1.0]}),
+    "no rows": pa.table({NAMES[0]: pa.array([], pa.float64())}),
+    "no columns": pa.table({}),
+    "many rows": pa.table({NAMES[0]: np.zeros(5000)}),
+    "many columns": pa.table({f"c{at}": [1.0] for at in range(3000)}),
+    "deep": pa.table({NAMES[0]: pa.array([1.0]), "unit": pa.array([[[[["g"]]]]])}),
+    "dictionary": pa.table({NAMES[0]: [1.0], "unit": pa.array(["g"]).dictionary_encode()}),
+    "null type": pa.table({NAMES[0]: pa.nulls(3)}),
+    "decimal": pa.table({NAMES[0]: pa.array([1]).cast(pa.decimal128(38, 0))}),
+    "run ends": pa.table({NAMES[0]: pa.RunEndEncodedArray.from_arrays([3], [1.0])}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_arrow_of_another_kind_is_refused_or_read(client: Client, name: str) -> None:
+    status = send(client, "/v1/predict", stream_of(HOSTILE[name]), ARROW)
+    assert status in ((200, 400, 422) if name in ("dictionary", "null type") else (400, 413, 422))
+
+
+def test_a_column_whose_name_is_no_text_is_refused(client: Client) -> None:
+    assert send(client, "/v1/predict", plain_stream().replace(b"unit", b"\xffnit"), ARROW) == 400
+
+
+def test_a_dictionary_that_points_beyond_itself_is_refused(client: Client) -> None:
+    stream = stream_of(pa.table({NAMES[0]: [1.0], "unit": pa.array(["some unit"]).dictionary_encode()}))
+    found = [at for at in range(len(stream) - 4) if stream[at : at + 4] == b"\x00\x00\x00\x00"]
+    for at in found[-60:]:
+        changed = bytearray(stream)
+        struct.pack_into("<i", changed, at, 10**6)
+        send(client, "/v1/predict", bytes(changed), ARROW)
+
+
+@FEW
+@given(st.data())
+def test_damaged_gzip_is_answered(client: Client, data: st.DataObject) -> None:
+    packed = bytearray(gzip.compress(json.dumps({"nodes": ["n1"] * 50}).encode()))
+    for _ in range(data.draw(st.integers(0, 3))):
+        packed[data.draw(st.integers(0, len(packed) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(packed)))
+    send(client, "/v1/predict", bytes(packed[:cut]), "application/json", Content_Encoding="gzip")
+
+
+def test_bombs_and_refusals_leave_no_memory_behind(service: Running, client: Client) -> None:
+    """What is refused a thousand times takes no more memory than what is refused once."""
+    bomb = gzip.compress(b" " * 50_000_000, 1)
+    bodies = [
+        (bomb, "application/json", {"Content_Encoding": "gzip"}),
+        (gzip.compress(bomb), ARROW, {"Content_Encoding": "gzip"}),
+        (b"[" * 1_900_000, "application/json", {}),
+        (b'{"rows":[' + b"{}," * 100_000 + b"{}]}", "application/json", {}),
+        (plain_stream(190)[:-40], ARROW, {}),
+        (stream_of(HOSTILE["many columns"]), ARROW, {}),
+    ]
+
+    def storm(rounds: int) -> int:
+        for _ in range(rounds):
+            for body, media, headers in bodies:
+                assert 400 <= send(client, "/v1/predict", body, media, **headers) < 500
+        return resident()
+
+    storm(3)
+    before = storm(2)
+    after = storm(12)
+    assert after - before < 40 * 2**20
+    assert service.service.counts.active == 0
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds; its threads are the service."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096

@@ -1,0 +1,179 @@
+"""A model's life in a service: swapped under load, refused and kept, and copied from a registry by another process."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from features.errors import InputError
+from models.bundle import Bundle, save_bundle
+from serving.http.settings import ServiceSettings
+from serving.model_life.champion_copy import ChampionCopy, named_bundle
+from serving.model_life.champion_watch import look
+from serving.state_folder import StateFolder
+from tests.models.small_models import fitted_models, rows
+from tests.serving.http.world import running, wait
+
+ROOT = Path(__file__).resolve().parents[3]
+FACTS = {"params": {"labels": {"horizon": "24h"}}}
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Bundle]:
+    folder = tmp_path_factory.mktemp("bundles")
+    return [
+        save_bundle(folder / name, fitted_models(), {"profile": name, **FACTS})
+        for name in ("lightgbm", "logistic", "stacked")
+    ]
+
+
+def put(bundle: Bundle, place: Path) -> None:
+    """Replace a bundle's folder as `predrain train --out` does: by renaming."""
+    building, old = place.with_name(".building"), place.with_name(".old")
+    shutil.copytree(bundle.path, building)
+    if place.exists():
+        place.rename(old)
+    building.rename(place)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def some_rows() -> list[dict[str, Any]]:
+    X, _ = rows(3, seed=5)
+    names = [column.name for column in fitted_models().columns]
+    return [{name: float(value) for name, value in zip(names, row, strict=True) if np.isfinite(value)} for row in X]
+
+
+def risks_of(bundle: Bundle) -> list[float]:
+    """What the full bundle says of the rows."""
+    times = pd.Series(pd.DatetimeIndex([pd.Timestamp(0, tz="UTC")] * 3))
+    scored = bundle.fitted.score(rows(3, seed=5)[0], times, np.array(["0", "1", "2"], dtype=object))
+    return [float(each) for each in scored.loc[scored["model"] == bundle.profile, "risk"]]
+
+
+def test_a_model_is_swapped_under_load_and_every_answer_is_of_one_model(tmp_path: Path, bundles: list[Bundle]) -> None:
+    place = tmp_path / "bundle"
+    put(bundles[0], place)
+    body = {"rows": some_rows()}
+    given = {bundle.digest: risks_of(bundle) for bundle in bundles}
+    wrong: list[object] = []
+    seen: set[str] = set()
+    done = threading.Event()
+
+    def ask(client: Any) -> None:
+        try:
+            while not done.is_set():
+                status, content, _ = client.send("POST", "/v1/predict", body)
+                digest = content.get("model", {}).get("digest")
+                seen.add(str(digest))
+                found = [each["risk"] for each in content.get("predictions", [])]
+                if status != 200 or found != pytest.approx(given.get(digest, []), rel=1e-6):
+                    wrong.append((status, content))
+        except Exception as error:
+            wrong.append(error)
+
+    settings = ServiceSettings(poll_s=0.01)
+    with running(tmp_path / "no", model=place, settings=settings, wait_for_scores=False) as service:
+        holder = service.service.holder
+        wait(lambda: holder.model is not None)
+        threads = [threading.Thread(target=ask, args=(service.client(),)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for number in range(1, 7):
+            put(bundles[number % 3], place)
+            wait(lambda number=number: holder.model.digest == bundles[number % 3].digest)  # type: ignore[union-attr]
+            time.sleep(0.03)
+        done.set()
+        for thread in threads:
+            thread.join(20)
+        assert wrong == []
+        assert len(seen) == 3
+        assert holder.loads == 7
+
+
+def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
+    tmp_path: Path, bundles: list[Bundle]
+) -> None:
+    place = tmp_path / "bundle"
+    put(bundles[0], place)
+    settings = ServiceSettings(poll_s=0.01)
+    with running(tmp_path / "no", model=place, settings=settings, wait_for_scores=False) as service:
+        holder, client = service.service.holder, service.client()
+        wait(lambda: holder.model is not None)
+        put(bundles[1], tmp_path / "other")
+        (tmp_path / "other" / "learners" / "logistic.skops").write_bytes(b"junk")
+        put(Bundle(tmp_path / "other", bundles[1].fitted, {}, ""), place)
+        wait(lambda: holder.refused is not None)
+        content = client.post("/v1/predict", {"rows": some_rows()})
+        assert content["model"]["digest"] == bundles[0].digest
+        warnings = client.send("GET", "/readyz")[1]["warnings"]
+        kept = (
+            f"the model {bundles[0].digest[:12]} is kept, a newer one cannot be served: logistic.skops is not the file"
+        )
+        assert [each[: len(kept)] for each in warnings if "is kept" in each] == [kept]
+        page = client.get("/metrics").decode()
+        assert "predrain_model_current 0.0" in page
+        assert "predrain_model_loads_total 1.0" in page
+        shutil.rmtree(place)
+        wait(lambda: "no bundle" in str(holder.refused))
+        put(bundles[1], place)
+        wait(lambda: holder.model is not None and holder.model.digest == bundles[1].digest)
+        assert holder.refused is None
+        assert "predrain_model_current 1.0" in client.get("/metrics").decode()
+
+
+def test_the_process_that_asks_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    command = [sys.executable, "-m", "serving.model_life.champion_watch", "--registry", "sqlite:///none.db"]
+    command += ["--name", "predrain", "--out", str(tmp_path / "copy"), "--every", "60"]
+    child = subprocess.Popen(command, stdin=reading, stderr=subprocess.DEVNULL, cwd=ROOT)
+    os.close(reading)
+    wait(lambda: ChampionCopy(tmp_path / "copy").error(), 60)
+    assert child.poll() is None
+    os.close(writing)  # as the kernel does when the parent is killed
+    assert child.wait(20) == 0
+
+
+def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: list[Bundle]) -> None:
+    copy = ChampionCopy(tmp_path / "copy")
+    with pytest.raises(InputError, match="has not been fetched yet"):
+        named_bundle(copy)
+    copy.take(bundles[0].path, 3, bundles[0].digest)
+    with pytest.raises(InputError, match="its bundle's digest is"):
+        copy.take(bundles[1].path, 4, bundles[0].digest)
+    assert named_bundle(copy).version == 3
+    (tmp_path / "copy" / "versions" / f".5-{bundles[1].digest[:16]}.building" / "x").mkdir(parents=True)  # killed there
+    for number, bundle in ((5, bundles[1]), (6, bundles[2])):
+        copy.take(bundle.path, number, bundle.digest)
+    named = named_bundle(copy)
+    assert named.version == 6
+    assert (named.path / "manifest.json").read_bytes() == (bundles[2].path / "manifest.json").read_bytes()
+    assert len(list((tmp_path / "copy" / "versions").iterdir())) == 2  # the present one and the one before
+    (tmp_path / "copy" / "current.json").write_text(
+        json.dumps({"format": 1, "version": 6, "folder": "..", "digest": "x"})
+    )
+    assert copy.current() is None
+
+
+def test_the_registry_is_asked_for_another_version_only(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no store here"):
+        look(ChampionCopy(tmp_path / "copy"), f"sqlite:///{tmp_path / 'none.db'}", "predrain")
+
+
+def test_a_state_folder_is_one_process_s(tmp_path: Path) -> None:
+    held = StateFolder(tmp_path / "state")
+    with pytest.raises(InputError, match="another predrain serve keeps its state here"):
+        StateFolder(tmp_path / "state")
+    held.close()
+    StateFolder(tmp_path / "state").close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="there is a file here"):
+        StateFolder(tmp_path / "file")

@@ -1,0 +1,123 @@
+"""TLS: verified by a real client, renewed while the service runs, refused where it could not work."""
+
+import http.client
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from features.errors import InputError
+from serving.http.access_log import AccessLog
+from serving.http.server import serve
+from serving.http.service import Service
+from serving.http.tls import Tls
+from tests.serving.http.world import small_fleet, wait, write_scores
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+
+
+def certify(folder: Path, name: str, *more: str) -> tuple[Path, Path]:
+    """Make a certificate of its own for 127.0.0.1."""
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    words += ["-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key)]
+    subprocess.run([*words, "-out", str(certificate), *(more or ["-nodes"])], check=True, capture_output=True)
+    return certificate, key
+
+
+@contextmanager
+def encrypted(folder: Path, tls: Tls) -> Iterator[int]:
+    service = Service(folder, log=AccessLog(None))
+    ports: list[int] = []
+    listening, stop = threading.Event(), threading.Event()
+
+    def started(port: int, _: int | None) -> None:
+        ports.append(port)
+        listening.set()
+
+    more = {"extender_port": None, "tls": tls, "started": started, "stop": stop}
+    thread = threading.Thread(target=serve, args=(service, "127.0.0.1", 0), kwargs=more)
+    thread.start()
+    try:
+        assert listening.wait(20)
+        yield ports[0]
+    finally:
+        stop.set()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def ask(port: int, trusted: Path) -> str:
+    """Ask over TLS; returns the name in the certificate."""
+    context = ssl.create_default_context(cafile=str(trusted))
+    connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=10)
+    connection.request("GET", "/healthz")
+    assert connection.getresponse().status == 200
+    found = connection.sock.getpeercert()["subject"][0][0][1]
+    connection.close()
+    return str(found)
+
+
+def test_answers_are_encrypted_and_a_renewed_certificate_is_taken_up(tmp_path: Path) -> None:
+    write_scores(tmp_path / "scores", small_fleet())
+    certificate, key = certify(tmp_path, "first")
+    later, later_key = certify(tmp_path, "later")
+    with encrypted(tmp_path / "scores", Tls(certificate, key, 0.02)) as port:
+        assert ask(port, certificate) == "first"
+        with pytest.raises(ssl.SSLError):
+            ask(port, later)
+        plain = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+        plain.request("GET", "/healthz")
+        with pytest.raises((http.client.HTTPException, OSError)):
+            plain.getresponse()
+        shutil.copy(later, certificate)  # for a while the two do not belong together
+        shutil.copy(later_key, key)
+        wait(lambda: renewed(port, later))
+
+
+def renewed(port: int, trusted: Path) -> bool:
+    try:
+        return ask(port, trusted) == "later"
+    except ssl.SSLError:
+        return False
+
+
+def test_a_certificate_that_cannot_be_used_leaves_the_one_of_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    certificate, key = certify(tmp_path, "first")
+    other, _ = certify(tmp_path, "other")
+    whole = certificate.read_bytes()
+    tls = Tls(certificate, key)
+    assert tls.context.minimum_version == ssl.TLSVersion.TLSv1_2
+    assert not tls.look()
+    for broken in (b"", b"garbage", other.read_bytes()):
+        certificate.write_bytes(broken)
+        assert not tls.look()
+        assert "the one of before stays" in caplog.messages[-1]
+    assert not tls.look()
+    assert len(caplog.messages) == 3, "each is said once"
+    certificate.unlink()
+    assert not tls.look()
+    certificate.write_bytes(whole)
+    assert tls.look()
+
+
+def test_what_cannot_be_used_at_the_start_is_said(tmp_path: Path) -> None:
+    certificate, key = certify(tmp_path, "first")
+    locked, locked_key = certify(tmp_path, "locked", "-passout", "pass:secret")
+    _, foreign = certify(tmp_path, "foreign")
+    for pair, words in (
+        ((tmp_path / "none", key), "none cannot be read: No such file or directory (--tls-cert)"),
+        ((certificate, tmp_path / "none"), "none cannot be read: No such file or directory (--tls-key)"),
+        ((certificate, foreign), "the certificate and the key cannot be used: KEY_VALUES_MISMATCH"),
+        ((locked, locked_key), "the key has a password"),
+    ):
+        with pytest.raises(InputError) as error:
+            Tls(*pair)
+        assert words in str(error.value)

@@ -1,0 +1,321 @@
+"""The fleet page in a real Chromium: used with mouse and keyboard, with and without JavaScript, at three sizes.
+
+``predrain serve`` runs on scores of a simulated fleet and on the ledger that ``predrain act`` wrote from them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy.risk_record import RiskRecord
+from telemetry.store import Dataset
+from tests.serving.http.test_process import free_port, lives
+from tests.serving.http.world import record, wait
+from tests.serving.page.page_world import store
+
+pytestmark = pytest.mark.system
+
+ROOT = Path(__file__).parents[2]
+PREDRAIN = Path(sys.executable).with_name("predrain")
+TOKEN = "a-person-0123456789"
+SIZES = {"desktop": (1440, 900), "tablet": (820, 1180), "phone": (390, 844)}
+SETTINGS = """
+policy:
+  thresholds: {watch: 0.02, elevated: 0.1, high: 0.5}
+  hysteresis: {rise_after: 1}
+  stages: {pinned: {cluster-1/train: hard}}
+"""
+
+
+@dataclass
+class Site:
+    """A running service, and what it was told."""
+
+    address: str
+    risky: RiskRecord
+    nodes: int
+    why: str
+
+
+def fleet(dataset: Path, decided: datetime) -> list[RiskRecord]:
+    """Score the simulated GPUs by hand: one high, one elevated, some watched, one unknown."""
+    here = Dataset.open(dataset).inventory()
+    here = here[here["removed_at"].isna()].drop_duplicates("gpu")
+    risks: dict[int, tuple[float | None, str]] = {3: (0.82, "high"), 12: (0.2, "elevated"), 20: (None, "unknown")}
+    found = []
+    for at, (gpu, node, slot) in enumerate(zip(here["gpu"], here["node"], here["slot"], strict=True)):
+        risk, tier = risks.get(at, (0.03, "watch") if at % 17 == 5 else (0.0004 * (at % 9 + 1), "clear"))
+        found.append(replace(record(str(gpu), str(node), risk, tier, decided=decided), slot=str(slot)))
+    return found
+
+
+@pytest.fixture(scope="module")
+def site(small_fleet: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """The service on scores, a dataset, and a ledger."""
+    folder = tmp_path_factory.mktemp("site")
+    decided = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    for back in (12, 6, 0):
+        when = decided - timedelta(hours=back)
+        records = fleet(small_fleet, when)
+        store(folder / "scores", records, when)
+    summary = folder / "scores" / "decisions" / f"{decided:%Y%m%dT%H%M%SZ}" / "summary.json"
+    content = json.loads(summary.read_text())
+    summary.write_text(json.dumps(content | {"model": {"fitted_at": (decided - timedelta(days=1)).isoformat()}}))
+    names = sorted({each.node for each in records})
+    nodes = [
+        {"name": name, "cluster": "cluster-1", "group": "train", "rack": f"r{at}"} for at, name in enumerate(names)
+    ]
+    (folder / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
+    (folder / "act.yaml").write_text(SETTINGS)
+    (folder / "tokens").write_text(f"read sha256:{hashlib.sha256(TOKEN.encode()).hexdigest()} person\n")
+    run(folder, "act", "--cluster", "cluster.json", "--scores", "scores", "--settings", "act.yaml")
+    risky = next(each for each in records if each.tier == "high")
+    why = run(folder, "ledger", "why", risky.node)
+    assert "high, risk" in why
+    options = ("--dataset", str(small_fleet), "--ledger", "ledger.db", "--tokens", "tokens")
+    with serving(folder, *options) as address:
+        yield Site(address, risky, len(names), why)
+
+
+def run(folder: Path, *words: str) -> str:
+    done = subprocess.run([PREDRAIN, *words], cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[str]:
+    port = free_port()
+    words = ["serve", "--scores", "scores", "--port", str(port), "--no-extender", *options]
+    with (folder / "serve.log").open("w") as log:
+        process = subprocess.Popen([PREDRAIN, *words], cwd=folder, stderr=log, stdout=log)
+    try:
+        wait(lambda: process.poll() is not None or lives(port), 60)
+        assert process.poll() is None, (folder / "serve.log").read_text()
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    """A browser."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    path = shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("chromium is not installed")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+             "--disable-component-update", "--disable-sync"]  # fmt: skip
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=quiet)
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A tab whose console, requests and errors are noted."""
+
+    def __init__(self, context: Any, site: Site) -> None:
+        self.tab = context.new_page()
+        self.site = site
+        self.said: list[str] = []
+        self.foreign: list[str] = []
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("request", self._note)
+
+    def _note(self, request: Any) -> None:
+        if not request.url.startswith(self.site.address):
+            self.foreign.append(request.url)
+
+    def log_in(self, path: str = "/") -> Any:
+        """Go somewhere, by the login form."""
+        self.tab.goto(self.site.address + path)
+        self.tab.get_by_label("Token with the scope read").fill(TOKEN)
+        self.tab.get_by_role("button", name="Log in").click()
+        self.tab.wait_for_load_state()
+        return self.tab
+
+
+@pytest.fixture
+def watched(chromium: Any, site: Site) -> Iterator[Watched]:
+    """A tab of its own; at the end, nothing may have been complained of, and nobody else asked."""
+    context = chromium.new_context(viewport={"width": 1440, "height": 900})
+    context.set_default_timeout(15_000)
+    found = Watched(context, site)
+    yield found
+    context.close()
+    assert found.said == []
+    assert found.foreign == []
+
+
+def names(tab: Any) -> list[str]:
+    """The rows' heads of the fleet's table."""
+    return [each.strip() for each in tab.locator("table.fleet tbody th").all_inner_texts()]
+
+
+def wait_for_racks(watched: Watched) -> None:
+    """Wait until the dataset has been read."""
+    for _ in range(60):
+        if watched.tab.get_by_role("columnheader", name="Rack").count():
+            return
+        watched.tab.wait_for_timeout(500)
+        watched.tab.reload()
+    raise AssertionError("the dataset's racks did not come")
+
+
+def test_a_person_finds_the_riskiest_gpu_reads_why_and_follows_to_the_ledger(watched: Watched, site: Site) -> None:
+    tab = watched.log_in()
+    assert tab.title() == "Fleet · predrain"
+    wait_for_racks(watched)
+    assert len(names(tab)) == site.nodes
+    assert names(tab)[0] == site.risky.node
+
+    # sort: by name, then the other way round, said to a screen reader, too
+    tab.get_by_role("columnheader", name="Node").get_by_role("link").click()
+    tab.wait_for_url("**/?sort=name")
+    ascending = names(tab)
+    assert tab.get_by_role("columnheader", name="Node").get_attribute("aria-sort") == "ascending"
+    tab.get_by_role("columnheader", name="Node").get_by_role("link").click()
+    tab.wait_for_url("**/?sort=-name")
+    assert names(tab) == ascending[::-1]
+
+    # search: the slash goes to the field, Enter finds
+    tab.keyboard.press("/")
+    assert tab.evaluate("document.activeElement.name") == "q"
+    tab.keyboard.type(site.risky.unit[-12:])
+    tab.keyboard.press("Enter")
+    tab.wait_for_url(f"**q={site.risky.unit[-12:]}*")
+    assert names(tab) == [site.risky.node]
+    assert tab.locator("[data-map] a").count() == 1
+    tab.get_by_role("link", name="Show all").click()
+
+    # filter: a choice is taken at once
+    tab.get_by_role("checkbox", name="elevated").check(force=True)
+    tab.wait_for_url("**tier=elevated*")
+    assert len(names(tab)) == 1
+    tab.get_by_role("link", name="Show all").click()
+    rack = tab.locator("select[name=rack] option").nth(1).inner_text()
+    tab.get_by_label("Rack").select_option(rack)
+    tab.wait_for_url(f"**rack={rack}*")
+    assert 0 < len(names(tab)) < site.nodes
+    tab.get_by_role("link", name="Show all").click()
+
+    # open the node, the GPU, and read
+    tab.get_by_role("row").get_by_role("link", name=site.risky.node).click()
+    assert tab.get_by_role("heading", level=1).inner_text().startswith(site.risky.node)
+    tab.get_by_role("link", name=site.risky.unit).first.click()
+    assert "82 % of an incident within 24 h" in tab.inner_text("main")
+    assert "correctable ECC errors rose by 17,700; fleet 99th percentile 0" in tab.inner_text("main")
+    assert tab.get_by_role("img", name=f"Risk of {site.risky.unit} over 3 decisions").is_visible()
+    assert tab.get_by_role("img", name="gpu_temp_c").is_visible()
+    tab.get_by_text("The same as a table").click()
+    assert tab.get_by_role("table", name=f"Scores of {site.risky.unit}, the newest first.").is_visible()
+
+    # follow to the ledger: what the command says
+    tab.get_by_role("link", name=f"Ledger of {site.risky.node}").click()
+    text = tab.inner_text("main")
+    for line in site.why.splitlines():
+        if line.strip().startswith("why: "):
+            assert line.split("why: ")[1] in text
+        if " taint " in line:
+            assert line.strip().split(": ")[0].replace(f" taint {site.risky.node}", f" taint {site.risky.node}") in text
+    assert "at-risk=high:NoSchedule" in text
+
+    tab.get_by_role("link", name="Outcomes").click()
+    assert "What was predicted, and what came of it" in tab.inner_text("h1")
+    tab.get_by_role("button", name="Log out").click()
+    tab.wait_for_url("**/login")
+    tab.goto(site.address + "/nodes/" + site.risky.node)
+    assert "/login?next=" in tab.url
+
+
+def test_the_heat_map_is_one_stop_of_the_tab_key_and_arrows_move_in_it(watched: Watched, site: Site) -> None:
+    tab = watched.log_in()
+    wait_for_racks(watched)
+    stops = tab.locator("[data-map] a:not([tabindex='-1'])")
+    assert stops.count() == 1
+    stops.focus()
+    first = tab.evaluate("document.activeElement.getAttribute('aria-label')")
+    tab.keyboard.press("ArrowRight")
+    second = tab.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert first != second
+    assert stops.count() == 1
+    tab.keyboard.press("ArrowDown")
+    tab.keyboard.press("ArrowUp")
+    tab.keyboard.press("ArrowLeft")
+    tab.keyboard.press("Enter")
+    tab.wait_for_url("**/nodes/*")
+    label = tab.get_by_role("heading", level=1).inner_text()
+    assert label.split()[0] in {name.split(":")[0] for name in (str(first), str(second))}
+
+
+def test_everything_works_without_javascript(chromium: Any, site: Site) -> None:
+    context = chromium.new_context(java_script_enabled=False)
+    tab = Watched(context, site).log_in()
+    assert names(tab)[0] == site.risky.node
+    tab.get_by_role("searchbox").fill(site.risky.node)
+    tab.get_by_role("button", name="Show").click()
+    assert names(tab) == [site.risky.node]
+    tab.get_by_role("radio", name="GPUs").check(force=True)
+    tab.get_by_role("button", name="Show").click()
+    assert site.risky.unit in names(tab)
+    tab.get_by_role("link", name=site.risky.unit).click()
+    assert "82 % of an incident" in tab.inner_text("main")
+    context.close()
+
+
+ROLES = (ROOT / "tests" / "system" / "page_roles.js").read_text()
+
+CONTRAST = (ROOT / "tests" / "system" / "page_contrast.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_has_names_roles_headings_and_contrast_at_every_size(
+    chromium: Any, site: Site, scheme: str, tmp_path: Path
+) -> None:
+    context = chromium.new_context(color_scheme=scheme)
+    watched = Watched(context, site)
+    tab = watched.log_in()
+    wait_for_racks(watched)
+    gpu, node = site.risky.unit, site.risky.node
+    pages = ["/", "/?show=gpus&sort=-name", "/?q=nowhere", f"/nodes/{node}", f"/gpus/{gpu}", "/outcomes",
+             f"/ledger?node={node}", "/ledger", "/docs", "/?sort=wrong", "/nodes/nowhere"]  # fmt: skip
+    for size, (width, height) in SIZES.items():
+        tab.set_viewport_size({"width": width, "height": height})
+        for number, path in enumerate(pages):
+            tab.goto(site.address + path)
+            assert tab.evaluate(ROLES) == [], (size, path)
+            assert tab.evaluate(CONTRAST) == [], (size, path)
+            if scheme == "light":
+                shot = tab.screenshot(path=tmp_path / f"{size}-{number}.png")
+                assert shot.startswith(b"\x89PNG")
+                assert len(shot) > 10_000
+    context.close()
+    assert watched.foreign == []
+    refused = [line for line in watched.said if "400" not in line and "404" not in line]
+    assert refused == []
+
+
+def test_the_skip_link_is_the_first_stop_and_leads_to_the_content(watched: Watched) -> None:
+    tab = watched.log_in()
+    tab.keyboard.press("Tab")
+    assert tab.evaluate("document.activeElement.innerText") == "Skip to the content"
+    box = tab.locator(".skip").bounding_box()
+    assert box is not None
+    assert box["width"] > 50
+    tab.keyboard.press("Enter")
+    assert tab.evaluate("document.activeElement.id") == "main"

@@ -1,0 +1,363 @@
+"""The controller against a real control plane: from a risk to an empty node and back, past people, races and cuts."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import Result
+from typer.testing import CliRunner
+
+from policy.breaker import BreakerConfig
+from policy.budget import BudgetConfig
+from policy.config import PolicyConfig
+from policy.fleet import Score, UnitView
+from policy.hysteresis import HysteresisConfig
+from policy.stages import StagesConfig
+from policy.tiers import TierThresholds
+from predrain.command import app
+from scheduler.clock import SystemClock
+from scheduler.controller import Controller
+from scheduler.evacuation.asking import Checkpoints
+from scheduler.evacuation.engine import Evacuation
+from scheduler.evacuation.escalating import Escalation
+from scheduler.evacuation.ports import CheckpointAsk, Fence
+from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
+from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
+from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.kubernetes.workloads import KubernetesWorkloads
+from scheduler.report import RoundReport
+from scheduler.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.settings import ControllerSettings
+from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.verified_facts import VerifiedFacts
+from telemetry.kubernetes.client import connect
+from tests.scheduler.cluster import MODEL
+from tests.scheduler.test_scores_reader import record, write
+from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in, wait
+
+pytestmark = pytest.mark.system
+
+NODES = ["n0", "n1", "n2", "n3"]
+LEASE = timedelta(seconds=4)
+TEAM = {"key": "team.example/reserved", "value": "yes", "effect": "PreferNoSchedule"}
+POLICY = PolicyConfig(
+    TierThresholds(0.1, 0.3, 0.6),
+    hysteresis=HysteresisConfig(rise_after=1, fall_after=1),
+    stages=StagesConfig(pinned={"kubernetes/none": "hard"}),
+    budget=BudgetConfig((), ()),
+    breaker=BreakerConfig(most_risky=1.0, jump=100.0),
+)
+DIAGNOSTIC = Path(__file__).parents[2] / "deploy" / "kubernetes" / "diagnostic-job.yaml"
+QUICK = KubernetesSettings(
+    request_timeout=timedelta(seconds=2), connect_timeout=timedelta(seconds=1), patience=timedelta(seconds=3)
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubernetesCluster]:
+    with kubernetes_cluster_in(tmp_path_factory.mktemp("kubernetes"), NODES) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def tidy(cluster: KubernetesCluster) -> Iterator[None]:
+    yield
+    cluster.clear()
+
+
+class Replica:
+    """A controller with a connection, a lease and a ledger of its own."""
+
+    def __init__(
+        self, cluster: KubernetesCluster, name: str, user: str = "actuator", *, diagnostic: bool = False
+    ) -> None:
+        self.cluster = cluster
+        clock, self.ledger = SystemClock(), SqliteLedger(None)
+        self.scheduler = KubernetesScheduler(connect(cluster.server.kubeconfig(user)), clock, QUICK)
+        workloads = KubernetesWorkloads(self.scheduler)
+        self.settings = EvacuationSettings(
+            enabled=True, retry_first=timedelta(seconds=0.1), retry_most=timedelta(seconds=1), wait_for_end=False,
+            verification=VerificationSettings(by="scheduler" if diagnostic else "none"),
+        )  # fmt: skip
+        verification = KubernetesVerification(self.scheduler, read_manifest(DIAGNOSTIC)) if diagnostic else None
+        evacuation = Evacuation(
+            self.scheduler, workloads, self.ledger, clock, self.settings, POLICY,
+            Checkpoints(workloads, self.settings.checkpoint, None, None), verification, Escalation({}),
+        )  # fmt: skip
+        self.risks, store = MemoryRisks(), evacuation.store
+        facts = VerifiedFacts(MemoryFacts(), lambda: store.progress.results if store.known else None)
+        self.controller = Controller(
+            self.scheduler, self.risks, facts, self.ledger, clock, POLICY, ControllerSettings(lease=LEASE),
+            holder=name, code="1.0", evacuation=evacuation,
+        )  # fmt: skip
+        self.scored()
+
+    def scored(self, lasts: timedelta = timedelta(hours=6), **risks: float) -> None:
+        """A new decision time."""
+        now = datetime.now(UTC)
+        units = {
+            name: (UnitView(f"{name}-gpu0", Score(risks.get(name, 0.01), now, now + lasts, ("its errors rise",))),)
+            for name in NODES
+        }
+        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
+
+    def round(self) -> RoundReport:
+        return self.controller.round()
+
+
+def came_to(report: RoundReport) -> list[tuple[str, str, str]]:
+    return [(step.action.verb, step.action.node, step.came_to) for step in report.steps]
+
+
+def effects(node: dict[str, Any]) -> list[str]:
+    return [each["effect"] for each in node["spec"].get("taints", []) if each["key"] == "predrain.io/at-risk"]
+
+
+def condition(node: dict[str, Any]) -> str | None:
+    found = [each["status"] for each in node["status"]["conditions"] if each["type"] == "GPUFailurePredicted"]
+    return found[0] if found else None
+
+
+def until(replica: Replica, so: Any, within_s: float = 30.0) -> None:
+    """Do rounds until something is so."""
+    deadline = time.monotonic() + within_s
+    while not so():
+        assert time.monotonic() < deadline, replica.round()
+        report = replica.round()
+        assert not report.errors, report.errors
+        time.sleep(0.1)
+
+
+def test_from_a_risk_to_an_empty_node_and_back(cluster: KubernetesCluster) -> None:
+    cluster.deploy("train", 3, 8, {"predrain.io/checkpoint": "annotation"})
+    pods = cluster.running("train", 3)
+    cluster.budget("train", 3)
+    sick = pods[0]["spec"]["nodeName"]
+    (spare,) = set(NODES) - {each["spec"]["nodeName"] for each in pods}
+    cluster.change(sick, taints=[TEAM])
+    one = Replica(cluster, "one", diagnostic=True)
+    one.scored(**{sick: 0.45})
+    assert came_to(one.round()) == [("publish", sick, "done"), ("soft_taint", sick, "done")]
+    assert (effects(cluster.node(sick)), condition(cluster.node(sick))) == (["PreferNoSchedule"], "False")
+    one.scored(**{sick: 0.9})
+    assert came_to(one.round()) == [(verb, sick, "done") for verb in ("publish", "taint", "drain")]
+    node = cluster.node(sick)
+    assert effects(node) == ["PreferNoSchedule", "NoSchedule"]
+    assert (condition(node), node["metadata"]["labels"]["predrain.io/risk-tier"]) == ("True", "high")
+    assert node["spec"]["taints"][0] == TEAM
+    events = cluster.server.request("GET", "/api/v1/namespaces/default/events")[1]["items"]
+    assert "GPUFailurePredicted" in {each["reason"] for each in events if each["involvedObject"]["name"] == sick}
+
+    victim = f"{PODS}/{pods[0]['metadata']['name']}"
+    one.round()
+    asked = cluster.server.request("GET", victim)[1]["metadata"]["annotations"]["predrain.io/checkpoint-requested"]
+    assert cluster.on(sick) == [pods[0]["metadata"]["name"]], "nothing moves before its checkpoint is written"
+    done = {"metadata": {"annotations": {"predrain.io/checkpoint-acknowledged": json.loads(asked)["key"]}}}
+    cluster.server.request("PATCH", victim, done)
+    work = wait(lambda: [step for step in one.round().work if step.came_to == "blocked"])
+    assert "disruption budget" in work[0].words
+    node = cluster.node(sick)
+    assert effects(node) == ["PreferNoSchedule", "NoSchedule"], "a node behind a budget stays tainted"
+    assert "deletionTimestamp" not in cluster.server.request("GET", victim)[1]["metadata"], "and nothing is forced"
+
+    cluster.drop_budget("train")
+    until(one, lambda: not cluster.on(sick))
+    moved = {each["spec"]["nodeName"] for each in cluster.running("train", 3)}
+    assert moved == set(NODES) - {sick}
+    assert spare in moved
+
+    # its risk is as high as it was: the diagnostic that passed is what frees it
+    cluster.kubelets.ends = passed
+    until(one, lambda: not effects(cluster.node(sick)))
+    node = cluster.node(sick)
+    assert node["spec"]["taints"] == [TEAM]
+    kept = {**node["metadata"].get("labels", {}), **node["metadata"].get("annotations", {})}
+    assert not [key for key in kept if key.startswith("predrain.io/")]
+    assert condition(node) == "Unknown", "what was scored before the diagnostic says nothing any more"
+    assert came_to(one.round()) == []
+
+
+def passed(pod: dict[str, Any]) -> str | None:
+    """What our own diagnostic says when it passed."""
+    if "predrain.io/diagnostic" not in pod["metadata"].get("labels", {}):
+        return None
+    told = {each["name"]: each["value"] for each in pod["spec"]["containers"][0]["env"]}
+    return json.dumps({"result": "passed", "node": told["PREDRAIN_NODE"], "key": told["PREDRAIN_KEY"]})
+
+
+def test_a_persons_cordon_is_not_ours_and_an_undone_mark_stays_undone(cluster: KubernetesCluster) -> None:
+    cluster.change("n0", unschedulable=True)
+    one = Replica(cluster, "one")
+    one.scored(n0=0.9, n1=0.9)
+    report = one.round()
+    assert {node for verb, node, _ in came_to(report) if verb != "publish"} == {"n1"}
+    assert cluster.node("n0")["spec"]["unschedulable"] is True
+    assert effects(cluster.node("n0")) == []
+    cluster.change("n1", taints=None)  # a person takes our taints off
+    one.scored(n0=0.9, n1=0.9)
+    for _ in range(2):
+        one.round()
+    assert effects(cluster.node("n1")) == []
+    one.scored()
+    one.round()
+    assert cluster.node("n0")["spec"]["unschedulable"] is True
+
+
+def test_another_replica_goes_on_where_the_leader_was_killed(cluster: KubernetesCluster) -> None:
+    cluster.deploy("train", 1, 8)
+    (pod,) = cluster.running("train", 1)
+    cluster.budget("train", 1)
+    sick = pod["spec"]["nodeName"]
+    one, two = Replica(cluster, "one"), Replica(cluster, "two")
+    for each in (one, two):
+        each.scored(**{sick: 0.9})
+    report = one.round()
+    assert ("drain", sick, "done") in came_to(report)
+    assert not two.round().active
+    killed = time.monotonic()  # and gives nothing back
+    wait(lambda: two.round().active)
+    assert time.monotonic() - killed > LEASE.total_seconds() / 2
+    cluster.drop_budget("train")
+    until(two, lambda: not cluster.on(sick))
+    assert not one.round().active
+    assert one.controller._scheduler.leadership.may_write("one") is not None
+
+
+def test_a_racing_writer_loses_nothing_and_neither_do_we(cluster: KubernetesCluster) -> None:
+    stop, written = threading.Event(), [0]
+
+    def race() -> None:
+        while not stop.is_set():
+            node = cluster.node("n0")
+            taints = [each for each in node["spec"].get("taints", []) if each["key"] != "other.example/turn"]
+            turn = {"key": "other.example/turn", "value": str(written[0] + 1), "effect": "PreferNoSchedule"}
+            node["spec"]["taints"] = [*taints, turn]
+            # as tools do that write whole nodes by version
+            status, _ = cluster.server.request("PUT", "/api/v1/nodes/n0", node, check=False)
+            written[0] += status == 200
+            time.sleep(0.01)
+
+    racer = threading.Thread(target=race)
+    one = Replica(cluster, "one")
+    racer.start()
+    try:
+        one.scored(n0=0.9)
+        wait(lambda: written[0] > 3)
+        until_marked = time.monotonic() + 20
+        while not effects(cluster.node("n0")) and time.monotonic() < until_marked:
+            one.round()
+        marked = effects(cluster.node("n0"))
+        one.scored()
+        until_free = time.monotonic() + 20
+        while effects(cluster.node("n0")) and time.monotonic() < until_free:
+            one.round()
+    finally:
+        stop.set()
+        racer.join(10)
+    assert marked == ["NoSchedule"]
+    assert [(each["key"], each["value"]) for each in cluster.node("n0")["spec"]["taints"]] == [
+        ("other.example/turn", str(written[0]))
+    ]
+
+
+def test_a_server_that_is_down_for_a_while_stops_everything_and_nothing_is_lost(cluster: KubernetesCluster) -> None:
+    one = Replica(cluster, "one")
+    one.scored(n0=0.9)
+    one.round()
+    cluster.server.kill_api()
+    try:
+        one.scored(n0=0.9, n1=0.9)
+        report = one.round()
+        assert not report.steps
+        assert report.errors
+    finally:
+        cluster.server.start_api()
+    wait(lambda: cluster.server.request("GET", "/api/v1/nodes", user="actuator", check=False)[0] == 200)
+    until(one, lambda: effects(cluster.node("n1")))
+    assert effects(cluster.node("n0")) == ["NoSchedule"]
+
+
+def test_a_publisher_publishes_and_can_do_no_more(cluster: KubernetesCluster) -> None:
+    one = Replica(cluster, "one", "publisher")
+    one.scored(n0=0.9)
+    steps = {(step.action.verb, step.came_to) for step in one.round().steps}
+    assert ("publish", "done") in steps
+    assert ("taint", "failed") in steps
+    node = cluster.node("n0")
+    assert (effects(node), condition(node)) == ([], "True")
+    pods = cluster.server.request("GET", PODS, user="publisher", check=False)[0]
+    assert pods == 200
+    for method, path in (("DELETE", f"{PODS}/x"), ("POST", f"{PODS}/x/eviction"), ("PATCH", "/api/v1/nodes/n0"),
+                         ("GET", "/api/v1/namespaces/predrain/secrets")):  # fmt: skip
+        assert cluster.server.request(method, path, {}, user="publisher", check=False)[0] == 403
+    for method, path in (("DELETE", f"{PODS}/x"), ("GET", "/api/v1/secrets"), ("DELETE", "/api/v1/nodes/n0")):
+        assert cluster.server.request(method, path, {}, user="actuator", check=False)[0] == 403
+
+
+def test_an_eviction_or_request_never_meets_a_pod_that_came_later(cluster: KubernetesCluster) -> None:
+    cluster.deploy("train", 1, 8)
+    (pod,) = cluster.running("train", 1)
+    one = Replica(cluster, "one")
+    end = one.scheduler.hold_lease("one", LEASE)
+    assert end is not None
+    pods = KubernetesWorkloads(one.scheduler)
+    (workload,) = pods.on_node(pod["spec"]["nodeName"])
+    before = replace(workload, uid="00000000-0000-0000-0000-000000000000")
+    assert pods.evict(before, Fence("one", end)).kind == "conflict"
+    ask = CheckpointAsk("a" * 32, datetime.now(UTC), "x")
+    assert pods.ask_checkpoint(before, ask, Fence("one", end)).kind == "conflict"
+    body = {"metadata": {"uid": before.uid, "annotations": {"x": "y"}}}
+    path = f"{PODS}/{pod['metadata']['name']}"
+    assert cluster.server.request("PATCH", path, body, check=False)[0] in (409, 422), "the server itself refuses it"
+    assert pods.ask_checkpoint(workload, ask, Fence("one", end)).kind == "done"
+    assert pods.evict(workload, Fence("one", end)).kind == "done"
+
+
+SETTINGS: dict[str, Any] = {
+    "policy": {
+        "thresholds": {"watch": 0.1, "elevated": 0.3, "high": 0.6},
+        "hysteresis": {"rise_after": 1},
+        "stages": {"pinned": {"kubernetes/none": "hard"}},
+    },
+    "controller": {"lease": "5s", "every": "1s"},
+}
+
+
+def test_an_operator_rehearses_acts_stops_and_undoes(
+    cluster: KubernetesCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    fitted = {"fitted_at": (now - timedelta(days=1)).isoformat()}
+    records = [record(f"gpu-{name}", name, 0.9 if name == "n2" else 0.01, now) for name in NODES]
+    write(tmp_path / "scores", *records, at=now, model=fitted)
+    kubernetes = {"kubeconfig": str(cluster.server.kubeconfig("actuator"))}
+    (tmp_path / "act.yaml").write_text(yaml.safe_dump({**SETTINGS, "kubernetes": kubernetes}))
+
+    def act(*options: str) -> Result:
+        result = CliRunner().invoke(app, ["act", "--scheduler=kubernetes", "--settings=act.yaml", *options])
+        assert result.exit_code == 0, (result.output, result.exception)
+        return result
+
+    rehearsed = act("--scores=scores", "--dry-run").stdout
+    assert "would    taint n2 (high)" in rehearsed
+    assert "spec.taints" in rehearsed
+    assert effects(cluster.node("n2")) == []
+    assert "done     taint n2 (high)" in act("--scores=scores").stdout
+    assert effects(cluster.node("n2")) == ["NoSchedule"]
+    assert "kill switch on" in act("--kill").stderr
+    notes = cluster.server.request("GET", "/api/v1/namespaces/predrain/configmaps/predrain-state")[1]["metadata"]
+    assert notes["annotations"] == {"predrain.io/kill": "true"}
+    act("--release-all")
+    freed = cluster.node("n2")
+    assert (effects(freed), freed["metadata"].get("annotations", {})) == ([], {})

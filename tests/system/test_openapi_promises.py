@@ -1,0 +1,87 @@
+"""schemathesis against the running service: each operation with a token, without one, and with one that may not.
+
+What it makes up fits the OpenAPI document or contradicts it. Answers must be those that the document promises: status,
+media type and shape; what fits is taken, what contradicts is refused, nothing is a 500, and what needs a token is not
+had without.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from models.bundle import save_bundle
+from tests.models.small_models import fitted_models
+from tests.serving.http.world import Running, running, small_fleet, wait, write_scores
+
+pytestmark = [
+    pytest.mark.system,
+    pytest.mark.skipif(importlib.util.find_spec("schemathesis") is None, reason="schemathesis is not installed"),
+]
+SCHEMATHESIS = Path(sys.executable).with_name("schemathesis")
+TOKENS = {"read": "read-token-0123456789", "write": "write-token-0123456789", "admin": "admin-token-0123456789"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("promises")
+    write_scores(folder / "scores", small_fleet())
+    save_bundle(folder / "bundle", fitted_models(), {"profile": "cascade", "params": {"labels": {"horizon": "24h"}}})
+    lines = [f"{scope} sha256:{hashlib.sha256(token.encode()).hexdigest()}\n" for scope, token in TOKENS.items()]
+    (folder / "tokens").write_text("".join(lines))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def guarded(folder: Path) -> Iterator[Running]:
+    with running(folder / "scores", tokens=folder / "tokens") as service:
+        yield service
+
+
+def probe(service: Running, scope: str | None, folder: Path, *more: str) -> str:
+    """Run schemathesis, which must find nothing; returns what it wrote."""
+    headers = [] if scope is None else ["-H", f"Authorization: Bearer {TOKENS[scope]}"]
+    run = subprocess.run(
+        [
+            *(SCHEMATHESIS, "run", f"http://127.0.0.1:{service.port}/openapi.json", "--no-color"),
+            *("--seed", "1", "--generation-deterministic", *headers, *more),
+        ],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-6000:]
+    return run.stdout
+
+
+def test_an_operator_finds_every_operation_as_it_is_described(guarded: Running, tmp_path: Path) -> None:
+    found = probe(guarded, "admin", tmp_path, "--max-examples", "6", "--phases", "coverage,fuzzing,stateful")
+    described = guarded.client().get("/openapi.json")["paths"]
+    count = sum(len(methods) for methods in described.values()) - 1  # all but the document itself
+    assert f"{count} selected / {count} total" in found
+
+
+@pytest.mark.parametrize(("scope", "paths"), [(None, ""), ("write", "^/v1/")])
+def test_who_may_not_is_refused_as_it_is_described(
+    guarded: Running, scope: str | None, paths: str, tmp_path: Path
+) -> None:
+    # Who is not known is led to the login whatever the address says: that is no acceptance of it.
+    more = ("--phases", "coverage", "--exclude-checks", "negative_data_rejection", "--include-path-regex", paths or ".")
+    probe(guarded, scope, tmp_path, *more)
+
+
+def test_a_model_answers_as_it_is_described(folder: Path, tmp_path: Path) -> None:
+    with running(folder / "scores", model=folder / "bundle", tokens=folder / "tokens") as service:
+        wait(lambda: service.service.holder.model is not None, 60)
+        paths = [word for path in ("/invocations", "/v1/predict", "/ping") for word in ("--include-path", path)]
+        # Which features a row may have is the bundle's affair: the document cannot say it.
+        more = ("--max-examples", "6", "--phases", "coverage,fuzzing", "--exclude-checks", "positive_data_acceptance")
+        probe(service, "read", tmp_path, *paths, *more)

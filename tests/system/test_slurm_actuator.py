@@ -1,0 +1,401 @@
+"""The controller on a real Slurm: marks, jobs that move, people who come between, restarts of its controller."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from policy.breaker import BreakerConfig
+from policy.budget import BudgetConfig
+from policy.fleet import Level, Score, UnitView
+from policy.plan import Action
+from scheduler.answers import Answer, Precondition
+from scheduler.clock import SystemClock
+from scheduler.controller import Controller
+from scheduler.evacuation.ports import CheckpointAsk, Fence
+from scheduler.evacuation.workload import Workload
+from scheduler.failures import SchedulerError
+from scheduler.readings import Switches
+from scheduler.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.settings import ControllerSettings
+from scheduler.slurm.marks import standing_on
+from scheduler.slurm.node import SlurmNode
+from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
+from scheduler.slurm.settings import SlurmSettings
+from scheduler.slurm.workloads import SlurmWorkloads
+from scheduler.sqlite_ledger import SqliteLedger
+from tests.policy.decide_world import config
+from tests.scheduler.cluster import MODEL
+from tests.scheduler.test_scores_reader import record, write
+from tests.system.slurm_cluster import SlurmCluster, _path, why_not
+
+pytestmark = [pytest.mark.system, pytest.mark.skipif(why_not() is not None, reason=why_not() or "")]
+PREDRAIN = str(Path(sys.executable).with_name("predrain"))
+ME = "system test"
+HOUR = timedelta(hours=1)
+TRAINING = """\
+acknowledge() {{ echo asked >> {log}; scontrol update JobId=$SLURM_JOB_ID \
+"Comment=predrain.checkpoint=B:USR1@30 predrain.checkpointed=$(date +%s)"; }}
+trap acknowledge USR1
+echo "start on $SLURM_JOB_NODELIST" >> {log}
+while true; do sleep 0.2; done
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SlurmCluster]:
+    """Three nodes of eight GPUs, in a folder whose name is short enough for a socket."""
+    with (
+        tempfile.TemporaryDirectory(prefix="sl", ignore_cleanup_errors=True) as folder,
+        SlurmCluster(Path(folder), nodes=3) as made,
+    ):
+        yield made
+
+
+class Actuator:
+    """A process of ours over the cluster."""
+
+    def __init__(self, cluster: SlurmCluster, folder: Path, **settings: Any) -> None:
+        folder.mkdir(exist_ok=True)
+        self.cluster, self.clock = cluster, SystemClock()
+        self.settings = SlurmSettings(str(folder), cluster="c", conf=str(cluster.root / "slurm.conf"), **settings)
+        self.scheduler: SlurmScheduler = open_slurm(self.settings, self.clock)
+        self.workloads = SlurmWorkloads(self.scheduler.port, self.scheduler.folder, self.clock)
+        self.risks, self.values = MemoryRisks(), dict.fromkeys(cluster.nodes, 0.01)
+        policy = config("gpu", budget=BudgetConfig((), ()), breaker=BreakerConfig(most_risky=1.0, jump=100.0))
+        self.controller = Controller(
+            self.scheduler, self.risks, MemoryFacts(), SqliteLedger(None), self.clock, policy, ControllerSettings(),
+            holder=ME, code="1.0",
+        )  # fmt: skip
+
+    def scored(self, lasts: timedelta = HOUR, **risks: float) -> None:
+        now = datetime.now(UTC)
+        self.values |= risks
+        units = {
+            n: (UnitView(f"{n}-0", Score(value, now, now + lasts, ("its errors rise",))),)
+            for n, value in self.values.items()
+        }
+        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
+
+    def node(self, name: str) -> SlurmNode:
+        found = self.scheduler.port.node(name)
+        assert found is not None
+        return found
+
+    def level(self, name: str) -> Level:
+        return standing_on(self.node(name), self.clock.now()).marks.level
+
+    def fence(self) -> Fence:
+        until = self.scheduler.hold_lease(ME, timedelta(seconds=30))
+        assert until is not None
+        return Fence(ME, until)
+
+    def apply(self, action: Action) -> Answer:
+        for _ in range(3):  # a boot time that Slurm learns between two readings is another node
+            reading = self.scheduler.revalidate(action.node)
+            assert reading is not None
+            fence = self.fence()
+            answer = self.scheduler.apply(
+                action, Precondition(reading.version, reading.boot_id, reading.view.marks, fence.holder, fence.until)
+            )
+            if answer.kind != "conflict":
+                break
+        return answer
+
+    def job(self, node: str, number: str) -> Workload:
+        return next(each for each in self.workloads.on_node(node) if each.name == number)
+
+
+@pytest.fixture
+def actuator(cluster: SlurmCluster, tmp_path: Path) -> Iterator[Actuator]:
+    made = Actuator(cluster, tmp_path / "shared")
+    yield made
+    cluster.run("scancel", "--full", "--user=root", check=False)
+    for name in cluster.nodes:
+        cluster.run("scontrol", "update", f"nodename={name}", "state=resume", check=False)
+        cluster.update(name, extra="", weight="1")
+    cluster.wait(lambda: set(cluster.states().values()) == {"idle"})  # also: each answers a ping again
+
+
+def an(verb: str, node: str, lasts: timedelta = HOUR) -> Action:
+    level = {"publish": 1, "soft_taint": 2, "taint": 3, "drain": 4, "release": 0}[verb]
+    end = None if verb == "release" else datetime.now(UTC) + lasts
+    return Action(verb, node, "high", Level(level), 0.83, end, ("its errors rise",))  # type: ignore[arg-type]
+
+
+def test_a_drained_node_empties_by_checkpoint_and_requeue_and_is_given_back(cluster, actuator, tmp_path):
+    log = tmp_path / "job.log"
+    job = cluster.submit(
+        "-w", "n1", "--gres=gpu:2", "-c1", "--requeue", "--comment=predrain.checkpoint=B:USR1@30",
+        script=TRAINING.format(log=log),
+    )  # fmt: skip
+    cluster.update("n1", extra='{"theirs": [1, {"b": 2}]}', weight="7")
+    before = actuator.node("n1")
+    cluster.wait(lambda: log.exists() and cluster.job(job)["job_state"] == "RUNNING")
+
+    actuator.scored(n1=0.95)
+    report = actuator.controller.round()
+    assert not report.failed, (report.errors, [str(step) for step in report.steps])
+    node = actuator.node("n1")
+    assert actuator.level("n1") is Level.DRAINED
+    assert node.reason is not None
+    assert node.reason.startswith("predrain: tier=high risk=0.9500 until=")
+    assert "DRAIN" in node.states
+    assert not actuator.controller.round().steps
+
+    work = actuator.job("n1", job)
+    assert (work.held, work.ending, work.owner) == (None, False, "user root")
+    assert work.job is not None
+    assert work.job.can_checkpoint
+    fence = actuator.fence()
+    ask = CheckpointAsk("k" * 32, datetime.now(UTC) + timedelta(minutes=5), "high")
+    assert actuator.workloads.checkpoint_state(work, ask.key).kind == "waiting"
+    assert actuator.workloads.ask_checkpoint(work, ask, fence).kind == "done"
+    cluster.wait(lambda: actuator.workloads.checkpoint_state(work, ask.key).kind == "acknowledged")
+    assert actuator.workloads.ask_checkpoint(work, ask, fence).kind == "already"
+    assert log.read_text().count("asked") == 1
+
+    assert actuator.workloads.evict(work, actuator.fence()).kind == "done"
+    cluster.wait(lambda: actuator.workloads.on_node("n1") == ())
+    assert actuator.workloads.evict(work, actuator.fence()).kind == "gone"
+    cluster.run("scontrol", "update", f"jobid={job}", "starttime=now", "reqnodelist=")  # Slurm itself waits two minutes
+    cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING", 60)
+    assert cluster.job(job)["nodes"] in ("n2", "n3")
+    assert actuator.workloads.evict(dataclasses.replace(work, node=cluster.job(job)["nodes"]), fence).kind == "conflict"
+
+    actuator.scheduler.set_switches(Switches(release_all=True))
+    assert not actuator.controller.round().failed
+    after = actuator.node("n1")
+    assert (after.out, after.reason, after.extra, after.weight) == (frozenset(), None, before.extra, 7)
+
+
+ACT = """\
+policy:
+  thresholds: {{watch: 0.1, elevated: 0.3, high: 0.6}}
+  hysteresis: {{rise_after: 1}}
+  stages: {{pinned: {{c/gpu: hard}}}}
+  budget: {{floors: [], rates: []}}
+  breaker: {{most_risky: 1.0, jump: 100.0}}
+  worth: {{always: true}}
+controller: {{every: 1s}}
+evacuation:
+  enabled: true
+  verification: {{by: command, command: {{argv: ["{python}", "-SE", "{diagnose}"]}}}}
+slurm: {{folder: "{folder}", cluster: c, conf: "{conf}"}}
+"""
+DIAGNOSE = """\
+import datetime, json, sys
+asked = json.load(sys.stdin)
+now = datetime.datetime.now(datetime.timezone.utc).isoformat()
+print(json.dumps({"state": "passed", "node": asked["node"], "key": asked["key"], "at": now}))
+"""
+
+
+def test_the_command_empties_a_node_before_it_fails_and_gives_it_back_after_a_diagnostic(cluster, actuator, tmp_path):
+    log, diagnose, act = tmp_path / "job.log", tmp_path / "diagnose.py", tmp_path / "act.yaml"
+    for other in ("n2", "n3"):
+        cluster.update(other, weight="50")  # so that the job begins on n1, and may go elsewhere
+    job = cluster.submit(
+        "--gres=gpu:2", "-c1", "--requeue", "--comment=predrain.checkpoint=B:USR1@30", script=TRAINING.format(log=log)
+    )
+    cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING" and log.exists())
+    assert cluster.job(job)["nodes"] == "n1"
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    records = [record(f"gpu-{name}", name, 0.95 if name == "n1" else 0.01, now) for name in cluster.nodes]
+    write(tmp_path / "scores", *records, at=now, model={"fitted_at": (now - timedelta(days=1)).isoformat()})
+    diagnose.write_text(DIAGNOSE)
+    act.write_text(
+        ACT.format(
+            python=sys.executable, diagnose=diagnose, folder=actuator.scheduler.folder.path,
+            conf=cluster.root / "slurm.conf",
+        )
+    )  # fmt: skip
+    command = (
+        PREDRAIN, "act", "--scheduler", "slurm", "--settings", str(act), "--scores", str(tmp_path / "scores"),
+        "--ledger", str(tmp_path / "ledger.db"),
+    )  # fmt: skip
+    rehearsed = subprocess.run(
+        [*command, "--dry-run"], env=cluster.environment, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "node n1: State: (none) -> DRAIN" in rehearsed.stdout
+    assert actuator.node("n1").out == frozenset()
+
+    process = subprocess.Popen(
+        [*command, "--loop"], env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        cluster.wait(lambda: cluster.job(job)["job_state"] == "PENDING", 90)
+        cluster.run("scontrol", "update", f"jobid={job}", "starttime=now")  # Slurm itself waits two minutes
+        cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING", 60)
+        cluster.wait(lambda: actuator.node("n1").out == frozenset(), 60)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, (out, err)
+    assert log.read_text().splitlines() == ["start on n1", "asked", f"start on {cluster.job(job)['nodes']}"]
+    assert cluster.job(job)["nodes"] != "n1"
+    node = actuator.node("n1")
+    assert (node.reason, node.weight) == (None, 1)
+    why = subprocess.run(
+        [PREDRAIN, "ledger", "why", "n1", "--ledger", str(tmp_path / "ledger.db")],
+        capture_output=True, text=True, check=True, timeout=120,
+    ).stdout  # fmt: skip
+    assert "State: (none) -> DRAIN" in why
+
+
+def test_other_reasons_stand_whatever_the_model_says(cluster, actuator):
+    cluster.update("n1", state="drain", reason="ADMIN SHUTDOWN")
+    cluster.update("n2", state="fail", reason="NHC: gpu fell off")
+    theirs = {name: actuator.node(name) for name in ("n1", "n2")}
+    actuator.scored(n1=0.95, n2=0.95)
+    for _ in range(2):
+        actuator.controller.round()
+    assert {name: actuator.node(name).version for name in theirs} == {n: each.version for n, each in theirs.items()}
+    for name in theirs:
+        for verb in ("publish", "soft_taint", "taint", "drain"):
+            assert actuator.apply(an(verb, name)).kind in ("refused", "already")
+    assert {name: actuator.node(name).version for name in theirs} == {n: each.version for n, each in theirs.items()}
+
+
+def test_a_version_that_is_not_known_is_read_and_never_written_to(cluster, actuator, tmp_path):
+    other = tmp_path / "bin"
+    other.mkdir()
+    for name in ("scontrol", "sinfo", "squeue", "scancel"):
+        real = shutil.which(name, path=_path())
+        (other / name).write_text(f'#!/bin/bash\nset -o pipefail\n{real} "$@" | sed "s/v0.0.38/v0.0.99/"\n')
+        (other / name).chmod(0o755)
+    newer = Actuator(cluster, tmp_path / "newer", bin=str(other))
+    before = {each.name: each.version for each in actuator.scheduler.port.nodes()}
+    newer.scored(n1=0.95)
+    report = newer.controller.round()
+    assert "v0.0.99" in " ".join([*report.errors, *report.plan.reasons])
+    assert newer.apply(an("taint", "n1")).kind == "refused"
+    assert {each.name: each.version for each in actuator.scheduler.port.nodes()} == before
+
+
+def test_a_person_who_gives_another_reason_meanwhile_takes_the_node_over(cluster, actuator):
+    actuator.scored(n1=0.95)
+    assert not actuator.controller.round().failed
+    assert actuator.level("n1") is Level.DRAINED
+    cluster.update("n1", state="drain", reason="RMA 42")
+    held = actuator.node("n1")
+    for _ in range(2):
+        actuator.controller.round()
+        node = actuator.node("n1")
+        assert (node.out, node.reason, node.user, node.reason_at) == (held.out, "RMA 42", "root", held.reason_at)
+    assert (actuator.level("n1"), actuator.node("n1").extra) == (Level.NONE, "")
+    cluster.update("n1", state="resume")
+    actuator.controller.round()
+    assert actuator.node("n1").out == frozenset()
+
+
+def test_a_restart_of_slurmctld_keeps_the_drain_and_the_weight_is_set_again_and_given_back(cluster, actuator):
+    cluster.update("n2", weight="1")
+    for verb in ("publish", "soft_taint"):
+        assert actuator.apply(an(verb, "n2")).kind == "done"
+    for verb in ("publish", "soft_taint", "taint", "drain"):
+        assert actuator.apply(an(verb, "n1")).kind == "done"
+    reason = actuator.node("n1").reason
+    cluster.wait_until_saved()
+    cluster.kill("slurmctld")
+    with pytest.raises(SchedulerError):
+        Actuator(cluster, actuator.scheduler.folder.path, timeout=timedelta(seconds=1)).scheduler.read_fleet()
+    cluster.start_controller()
+    cluster.wait(lambda: len(cluster.states()) == len(cluster.nodes), 60)
+
+    again = Actuator(cluster, actuator.scheduler.folder.path)
+    assert again.apply(an("release", "n1")).kind == "conflict"  # no state is known before the nodes have registered
+    cluster.wait(lambda: all(each.readable for each in again.scheduler.port.nodes()), 60)
+    assert (again.level("n1"), again.node("n1").reason) == (Level.DRAINED, reason)
+    assert again.node("n2").weight == 1  # that of slurm.conf
+    fleet = {each.view.name: each.view for each in again.scheduler.read_fleet().nodes}
+    assert (fleet["n2"].marks.soft, fleet["n2"].undone) == (True, False)
+    fence = again.fence()
+    assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 2
+    assert again.node("n2").weight == 1_000_001
+    cluster.run("scontrol", "reconfigure")
+    assert again.node("n2").weight == 1
+    again.scheduler.read_fleet()
+    assert len(again.scheduler.upkeep(fence.holder, fence.until)) == 2
+    for name in ("n1", "n2"):
+        assert again.apply(an("release", name)).kind == "done"
+        node = again.node(name)
+        assert (node.out, node.reason, node.extra, node.weight) == (frozenset(), None, "", 1)
+
+
+def test_fail_stands_and_is_given_back_under_a_running_job(cluster, actuator, tmp_path):
+    failing = Actuator(cluster, tmp_path / "other", hard="fail")
+    job = cluster.submit("-w", "n3", "--gres=gpu:1", "-c1", script="sleep 300")
+    cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
+    assert failing.apply(an("taint", "n3")).kind == "done"
+    assert "FAIL" in failing.node("n3").states
+    assert failing.apply(an("release", "n3")).kind == "done"
+    assert failing.node("n3").out == frozenset()
+    assert failing.node("n3").reason is None
+    assert cluster.job(job)["job_state"] == "RUNNING"
+
+
+def test_jobs_that_may_not_be_requeued_are_waited_for_and_heterogeneous_ones_go_as_a_whole(cluster, actuator):
+    kept = cluster.submit("-w", "n1", "--no-requeue", "-c1", script="sleep 300")
+    array = cluster.submit("-w", "n1", "--array=1-2", "--gres=gpu:1", "-c1", script="sleep 300")
+    het = cluster.run(
+        "sbatch", "--parsable", "-o", str(cluster.root / "out-%j"), "-w", "n1", "-c1", "--gres=gpu:1", ":", "-w", "n2",
+        "-c1", "--gres=gpu:1", "--wrap", "sleep 300",
+    ).strip()  # fmt: skip
+    cluster.wait(lambda: len(actuator.workloads.on_node("n1")) == 4)
+    works = {each.name: each for each in actuator.workloads.on_node("n1")}
+    assert set(works) == {kept, f"{array}_1", f"{array}_2", f"{het}+0"}
+    assert works[kept].held == "it may not be requeued"
+    assert works[f"{het}+0"].job is not None
+    fence = actuator.fence()
+    assert actuator.workloads.evict(works[kept], fence).kind == "refused"
+    assert actuator.workloads.evict(works[f"{array}_1"], fence).kind == "done"
+    (part,) = (each for each in actuator.workloads.on_node("n2") if each.name == f"{het}+1")
+    assert actuator.workloads.evict(part, fence).kind == "done"  # its leader runs on n1
+    cluster.wait(lambda: {each.name for each in actuator.workloads.on_node("n1")} == {kept, f"{array}_2"})
+    deadline = time.monotonic() + 10
+    while actuator.workloads.on_node("n2") and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert actuator.workloads.on_node("n2") == ()
+
+
+@pytest.mark.skipif(shutil.which("slurmrestd", path=_path()) is None, reason="slurmrestd is not installed")
+def test_slurmrestd_of_this_version_is_read_like_the_commands_and_not_written_to(cluster, actuator, tmp_path):
+    socket = cluster.root / "rest.sock"
+    job = cluster.submit("-w", "n1", "--gres=gpu:1", "-c1", script="sleep 300")
+    cluster.update("n2", state="drain", reason="ADMIN", extra='{"a": 1}')
+    cluster.wait(lambda: cluster.job(job)["job_state"] == "RUNNING")
+    process = subprocess.Popen(
+        ["slurmrestd", "-f", str(cluster.root / "slurm.conf"), "-s", "openapi/v0.0.38", "-a", "rest_auth/local",
+         f"unix:{socket}"],
+        env={**cluster.environment, "SLURMRESTD_SECURITY": "disable_user_check"},
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        cluster.wait(socket.exists)
+        rest = Actuator(cluster, tmp_path / "rest", rest=f"unix:{socket}")
+        assert rest.scheduler.port.node("zz") is None
+        assert {each.name: each.version for each in rest.scheduler.port.nodes()} == {
+            each.name: each.version for each in actuator.scheduler.port.nodes()
+        }
+        assert rest.scheduler.port.jobs() == actuator.scheduler.port.jobs()
+        fleet = rest.scheduler.read_fleet()
+        assert fleet.trouble == "slurmrestd's v0.0.38 cannot write nodes: Slurm is only read"
+        assert rest.apply(an("taint", "n1")).kind == "refused"
+        assert rest.node("n1").out == frozenset()
+    finally:
+        process.terminate()
+        process.wait(10)

@@ -1,0 +1,80 @@
+"""The shipped Kubernetes manifests fit the published schemas, and run verbs with options that they have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import typer
+import yaml
+
+from predrain.command import app
+from scheduler.plain import object_of
+from scheduler.settings import ActSettings
+
+FOLDER = Path(__file__).parents[1] / "deploy" / "kubernetes"
+VERSIONS = ("1.25", "1.30", "1.37")
+
+
+def documents() -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for path in sorted(FOLDER.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text(encoding="utf-8")):
+            if "metadata" in document:  # kube-scheduler reads its own file, in the system tests
+                name = f"{path.name}:{document['kind']}/{document['metadata']['name']}"
+                found.append((name, document))
+    return found
+
+
+DOCUMENTS = documents()
+
+
+@pytest.mark.parametrize("document", [each for _, each in DOCUMENTS], ids=[name for name, _ in DOCUMENTS])
+def test_a_manifest_fits_the_published_schema_of_old_and_new_servers(document: dict[str, Any]) -> None:
+    for version in VERSIONS:
+        kubernetes_validate.validate(document, version, strict=True)
+    wrong = {**document, "specification": {}}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def pod_specs() -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, document in DOCUMENTS:
+        spec = document.get("spec", {})
+        spec = spec.get("jobTemplate", {}).get("spec", spec)
+        if "template" in spec:
+            found[name] = spec["template"]["spec"]
+    return found
+
+
+def options(verb: str) -> set[str]:
+    command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
+    return {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
+
+
+@pytest.mark.parametrize(("name", "pod"), pod_specs().items(), ids=list(pod_specs()))
+def test_what_runs_has_the_options_that_it_is_given_and_no_rights_that_it_does_not_need(
+    name: str, pod: dict[str, Any]
+) -> None:
+    (container,) = pod["containers"]
+    verb, *given = container["args"]
+    assert container["command"] == ["predrain"]
+    used = {word.partition("=")[0] for word in given}
+    assert used <= options(verb), f"{name}: {used - options(verb)}"
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert pod.get("automountServiceAccountToken") is False or "serviceAccountName" in pod
+    assert container["resources"]["limits"]["memory"]
+
+
+def test_the_settings_of_the_controllers_manifest_are_read() -> None:
+    (settings,) = (each for _, each in DOCUMENTS if each["kind"] == "ConfigMap")
+    found = object_of(ActSettings, yaml.safe_load(settings["data"]["act.yaml"]), "settings")
+    assert found.policy.stages.ceiling == "soft"

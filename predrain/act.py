@@ -82,6 +82,8 @@ def act(
     if scores is None and not told:
         raise typer.BadParameter("needed", param_hint="--scores")
     with reported():
+        from contextlib import closing
+
         from predrain.scheduler_choice import choose_scheduler
         from scheduler.settings import ActSettings, read_settings
 
@@ -94,18 +96,19 @@ def act(
             if not release_all:
                 return
         given = read()
-        controller = _controller(chosen, (scores, events), given, ledger, dry_run=dry_run, undo=release_all)
-        if dry_run:
-            from scheduler.readings import Switches
+        with closing(_ledger(ledger, dry_run=dry_run, undo=release_all)) as record:
+            controller = _controller(chosen, (scores, events), given, record, undo=release_all)
+            if dry_run:
+                from scheduler.readings import Switches
 
-            report = controller.rehearse(Switches(release_all=True) if release_all else None)
-            _show(report, as_json)
-        elif loop:
-            report = _follow(controller, given, listen, as_json)
-        else:
-            report = controller.round()
-            controller.stop()
-            _show(report, as_json)
+                report = controller.rehearse(Switches(release_all=True) if release_all else None)
+                _show(report, as_json)
+            elif loop:
+                report = _follow(controller, given, listen, as_json)
+            else:
+                report = controller.round()
+                controller.stop()
+                _show(report, as_json)
     if report.failed:
         raise typer.Exit(FAILED)
 
@@ -140,9 +143,8 @@ def _controller(
     chosen: ChosenScheduler,
     sources: tuple[Path | None, Path | None],
     given: ActSettings,
-    ledger: Path,
+    record: SqliteLedger,
     *,
-    dry_run: bool,
     undo: bool,
 ) -> Controller:
     from predrain.evacuating import evacuation_of, facts_of
@@ -152,7 +154,7 @@ def _controller(
     from scheduler.scores_reader import ScoresReader
 
     scores, events = sources
-    clock, record = SystemClock(), _ledger(ledger, dry_run=dry_run, undo=undo)
+    clock = SystemClock()
     risks = MemoryRisks() if scores is None else ScoresReader(scores)
     evacuation = evacuation_of(chosen, given, record, clock, undo=undo)
     return Controller(

@@ -11,16 +11,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from features.kernel import FloatArray, IntArray
 from features.layout import ChannelLayout
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
 
 Pair = tuple[str, str]
 """A node and a unit in it (the node itself where a dataset has no GPUs): whose samples a row may use."""
 
-BLOCK_SAMPLES = 400_000
-"""Samples in a block unless one node alone has more: some 80 MB of values at 24 channels."""
-
-_TILE = 4096  # rows written to the row-major array before the next column, so that its cache lines are met while warm
+BLOCK_SAMPLES = 100_000
+"""Samples in a block unless one node alone has more: some 20 MB of values at 24 channels, which a cache can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class SampleBlock:
     ----------
     times : int64 array, shape (n,)
         Milliseconds since 1970.
-    values : float64 array, shape (n, len(layout.numbers)), C order
-        NaN where a value is missing.
-    flags : uint64 array, shape (n, len(layout.masks))
+    values : float64 array, shape (len(layout.numbers), n), C order
+        One series after the other, as Arrow's columns are; NaN where a value is missing.
+    flags : uint64 array, shape (len(layout.masks), n)
         Bitmasks, 0 where unknown.
     flags_known : bool array, same shape
         Whether the bitmask was reported.
@@ -67,10 +67,10 @@ class SampleBlock:
     @classmethod
     def empty(cls, layout: ChannelLayout) -> SampleBlock:
         """Make a block without samples."""
-        shape = (0, len(layout.masks))
+        shape = (len(layout.masks), 0)
         return cls(
             times=np.zeros(0, dtype=np.int64),
-            values=np.zeros((0, len(layout.numbers))),
+            values=np.zeros((len(layout.numbers), 0)),
             flags=np.zeros(shape, dtype=np.uint64),
             flags_known=np.zeros(shape, dtype=np.bool_),
             spans={},
@@ -159,12 +159,13 @@ def epoch_ms(column: pa.ChunkedArray) -> IntArray:
 
 
 def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], list[str]]:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    encoded = pc.dictionary_encode(column).combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):  # no chunks at all, or several dictionaries
-        encoded = pa.concat_arrays(encoded.unify_dictionaries().chunks)
-    return np.asarray(encoded.indices.to_numpy(), dtype=np.int64), encoded.dictionary.to_pylist()
+    if not pa.types.is_dictionary(column.type):
+        column = pc.dictionary_encode(column)
+    unified = column.unify_dictionaries()
+    if not unified.num_chunks:
+        return np.zeros(0, dtype=np.int64), []
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in unified.chunks])
+    return codes.astype(np.int64), unified.chunk(0).dictionary.to_pylist()
 
 
 def pair_codes(table: pa.Table, unit: str) -> tuple[npt.NDArray[np.int64], list[str], list[str]]:
@@ -199,31 +200,42 @@ def _sorting(table: pa.Table, unit: str) -> IntArray:
 
 
 def _block(table: pa.Table, layout: ChannelLayout, runs: Sequence[tuple[Pair, int, int]]) -> SampleBlock:
-    part = pa.concat_tables([table.slice(begin, end - begin) for _, begin, end in runs])
     spans: dict[Pair, tuple[int, int]] = {}
+    stretches: list[tuple[int, int]] = []
     at = 0
     for pair, begin, end in runs:
         spans[pair] = (at, at + end - begin)
         at += end - begin
-    present = set(table.column_names)
-    sources = [_numbers(part.column(name)) if name in present else None for name in layout.numbers]
-    values = np.empty((at, len(sources)), dtype=np.float64)
-    for begin in range(0, at, _TILE):
-        for j, source in enumerate(sources):
-            values[begin : begin + _TILE, j] = np.nan if source is None else source[begin : begin + _TILE]
-        tile = values[begin : begin + _TILE]
-        tile[~np.isfinite(tile)] = np.nan
-    flags = np.zeros((at, len(layout.masks)), dtype=np.uint64)
-    known = np.zeros((at, len(layout.masks)), dtype=np.bool_)
+        if stretches and stretches[-1][1] == begin:
+            stretches[-1] = (stretches[-1][0], end)
+        else:
+            stretches.append((begin, end))
+    pieces = [table.slice(begin, end - begin) for begin, end in stretches]
+    part = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
+    present = set(part.column_names)
+    values = np.empty((len(layout.numbers), at), dtype=np.float64)
+    for series, name in zip(values, layout.numbers, strict=True):
+        if name in present:
+            _take(part.column(name), series)
+        else:
+            series[:] = np.nan
+    flags = np.zeros((len(layout.masks), at), dtype=np.uint64)
+    known = np.zeros((len(layout.masks), at), dtype=np.bool_)
     for j, name in enumerate(layout.masks):
         if name in present:
             column = part.column(name)
-            known[:, j] = column.is_valid().to_numpy()
-            flags[:, j] = pc.fill_null(column.cast(pa.uint64()), pa.scalar(0, pa.uint64())).to_numpy()
+            known[j] = column.is_valid().to_numpy()
+            flags[j] = pc.fill_null(column.cast(pa.uint64()), pa.scalar(0, pa.uint64())).to_numpy()
     return SampleBlock(epoch_ms(part.column("timestamp")), values, flags, known, spans)
 
 
-def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.floating]:
+def _take(column: pa.ChunkedArray, series: FloatArray) -> None:
+    """Write a column into ``series``, NaN where it is null or not finite."""
     if not pa.types.is_floating(column.type):
         column = column.cast(pa.float64())
-    return column.to_numpy()
+    at = 0
+    for chunk in column.chunks:
+        series[at : at + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
+        at += len(chunk)
+    if not np.isfinite(series.sum()):  # something is missing or infinite, or the sum is too large to tell
+        series[~np.isfinite(series)] = np.nan

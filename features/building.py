@@ -219,6 +219,7 @@ def _write(inputs: _Inputs, folder: Path, digest: str, progress: Progress) -> No
         dataset.meta.channels,
         unit=dataset.meta.unit,
         step=dataset.meta.step,
+        decision=inputs.decision,
         static=StaticPlan.of(inventory, events, features.static),
         history=history,
     )
@@ -322,13 +323,12 @@ class _Scratch:
         self._files: list[Path] = []
 
     def array(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        """Return a float32 array of NaN."""
+        """Return a float32 array of anything: whoever asks for it writes every cell."""
         if int(np.prod(shape)) * 4 <= IN_MEMORY_BYTES:
-            return np.full(shape, np.nan, dtype=np.float32)
+            return np.empty(shape, dtype=np.float32)
         path = self._folder / f"{name}.scratch"
         self._files.append(path)
         array: Float32Array = np.memmap(path, dtype=np.float32, mode="w+", shape=shape)
-        array[:] = np.nan
         return array
 
     def remove(self) -> None:

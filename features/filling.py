@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from features.blocks import RowSpans, SampleBlock
+from features.blocks import FloatArray, IntArray, RowSpans, SampleBlock
 from features.fleet import Fleet
 from features.gaps import fresh_share
-from features.kernel import FloatArray, IntArray
+from features.panes import Panes
 from features.plan import FeaturePlan
 from features.service import duration_ms, milliseconds
 
@@ -140,10 +140,11 @@ class SampleFiller:
         chosen = np.concatenate([self._order[self._starts[first] : self._starts[last]] for first, last in spans])
         filled = np.full((chosen.size, len(self._plan.columns)), np.nan, dtype=np.float32)
         rows = self._rows.take(chosen)
-        taken = fill_block(self._plan, block, self._fleet, pairs, rows, self._service, filled)
+        panes = Panes(block, self._plan.panes)
+        taken = fill_block(self._plan, panes, self._fleet, pairs, rows, self._service, filled)
         self._values[chosen] = filled
         if self._plan.onset is not None and self._amounts is not None:
-            self._amounts[chosen] = onset_amounts(self._plan, block, self._fleet, rows)
+            self._amounts[chosen] = onset_amounts(self._plan, panes, self._fleet, rows)
         if self._first_pass is not None and taken is not None:
             self._first_pass[:, :, pairs] = taken
 
@@ -157,21 +158,21 @@ def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:
         at = last
 
 
-def onset_amounts(plan: FeaturePlan, block: SampleBlock, fleet: Fleet, rows: Rows) -> Float32Array:
+def onset_amounts(plan: FeaturePlan, panes: Panes, fleet: Fleet, rows: Rows) -> Float32Array:
     """Take the amounts of the group ``onset`` for rows whose nodes stand in a block, shape (rows, amounts)."""
     assert plan.onset is not None
     wanted = np.unique(rows.pair)
-    begins, ends = block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
+    begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
     local = np.searchsorted(wanted, rows.pair)
     spans = RowSpans(begins[local], ends[local], rows.milliseconds - duration_ms(plan.features.delay))
     taken = np.full((rows.pair.size, len(plan.onset.amounts.columns)), np.nan, dtype=np.float32)
-    plan.onset.fill(block, spans, taken)
+    plan.onset.fill(panes, spans, taken)
     return taken
 
 
 def fill_block(
     plan: FeaturePlan,
-    block: SampleBlock,
+    panes: Panes,
     fleet: Fleet,
     pairs: IntArray,
     rows: Rows,
@@ -183,8 +184,8 @@ def fill_block(
     Parameters
     ----------
     plan : FeaturePlan
-    block : SampleBlock
-        Samples of whole nodes.
+    panes : Panes
+        Of a block with the samples of whole nodes.
     fleet : Fleet
     pairs : int64 array
         Every pair of those nodes, ascending.
@@ -200,7 +201,7 @@ def fill_block(
     float32 array, shape (values, times, pairs), or None
         The first pass of ``peers``, where that group is on.
     """
-    delay = duration_ms(plan.features.delay)
+    block, delay = panes.block, duration_ms(plan.features.delay)
     borders = rows.milliseconds - delay
     begins, ends = block.ranges([fleet.pairs[pair] for pair in pairs.tolist()])
     local = np.searchsorted(pairs, rows.pair)
@@ -208,13 +209,13 @@ def fill_block(
     first = np.searchsorted(pairs, fleet.first_of_node[rows.pair])
     last = np.searchsorted(pairs, fleet.last_of_node[rows.pair])
     if plan.telemetry is not None:
-        plan.telemetry.fill(block, spans, out, plan.at["telemetry"])
+        plan.telemetry.fill(panes, spans, out, plan.at["telemetry"])
     if plan.workload is not None:
-        plan.workload.fill(block, spans, out, plan.at["workload"])
+        plan.workload.fill(panes, spans, out, plan.at["workload"])
     present = np.ascontiguousarray(service[:, pairs])
     if plan.gaps is not None:
         stay = fleet.stay_at(rows.pair, rows.milliseconds)
-        plan.gaps.fill(block, spans, np.append(fleet.installed, 0)[stay], out, plan.at["gaps"])
+        plan.gaps.fill(panes, spans, np.append(fleet.installed, 0)[stay], out, plan.at["gaps"])
         if plan.gaps.with_node:
             fresh_share(
                 block.times,
@@ -231,6 +232,6 @@ def fill_block(
             )
     if plan.peers is None:
         return None
-    values = plan.peers.first_pass(block, begins, ends, rows.times - delay, present)
+    values = plan.peers.first_pass(panes, begins, ends, rows.times - delay, present)
     plan.peers.fill_node(values, rows.time, local, first, last, out, plan.at["peers"])
     return np.moveaxis(values, 2, 0)

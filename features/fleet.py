@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from features.blocks import Pair
-from features.kernel import IntArray
+from features.blocks import IntArray, Pair
 from features.service import NEVER, Timeline, milliseconds, text, units_of
 
 

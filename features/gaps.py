@@ -14,11 +14,14 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from features.blocks import RowSpans, SampleBlock
-from features.kernel import FloatArray, IntArray, newest_usable
+from features.blocks import FloatArray, IntArray, RowSpans, SampleBlock
 from features.layout import ChannelLayout
+from features.pane_index import PaneIndex, Visits, level_offset, newest_usable
+from features.panes import Panes
 from features.service import duration_ms
 from features.vocabulary import FeatureColumn
+
+BoolArray = npt.NDArray[np.bool_]
 
 _HOUR_MS = 3_600_000.0
 
@@ -91,14 +94,14 @@ class GapPlan:
         )
 
     def fill(
-        self, block: SampleBlock, rows: RowSpans, since: IntArray, out: npt.NDArray[np.float32], offset: int = 0
+        self, panes: Panes, rows: RowSpans, since: IntArray, out: npt.NDArray[np.float32], offset: int = 0
     ) -> None:
         """Write every column but ``fresh`` into ``out[:, offset:]``.
 
         Parameters
         ----------
-        block : SampleBlock
-            The samples.
+        panes : Panes
+            Of the samples' block.
         rows : RowSpans
             For each row its unit's samples and its border.
         since : int64 array, shape (rows,)
@@ -106,24 +109,46 @@ class GapPlan:
         out : float32 array, shape (rows, columns), C order
         offset : int
         """
+        block, index = panes.block, panes.index
+        edges = np.unique(np.append(self.windows, self.look_back))
+        visits, levels = panes.visits(rows, edges)
+        alike, known = self._sample_facts(block)
+        longest, repeats, words = _gap_nodes(block.times, alike, known, index, index.levels if levels else 0)
         _gap_windows(
             block.times,
-            block.values,
-            block.flags_known,
-            len(self.layout.gauges),
-            np.array([*range(len(self.layout.gauges)), *self._steppers()], dtype=np.int64),
-            rows.begins,
-            rows.ends,
+            alike,
+            known,
+            longest,
+            repeats,
+            words,
+            visits,
+            len(self.layout.gauges) > 0,
             rows.borders,
             since,
             self.windows,
-            self.look_back,
+            edges,
+            np.searchsorted(edges, self.windows),
             self.step,
             self.delay,
             self.repeated_from,
             offset,
             out,
         )
+
+    def _sample_facts(self, block: SampleBlock) -> tuple[BoolArray, npt.NDArray[np.uint64]]:
+        """Whether each sample repeats the one before it, and which channels it knows, a bit each: (words, n)."""
+        gauges = len(self.layout.gauges)
+        watched = np.array([*range(gauges), *self._steppers()], dtype=np.int64)
+        alike = np.zeros(block.times.size, dtype=np.bool_)
+        moved = np.zeros(block.times.size, dtype=np.bool_)
+        known = np.zeros((-(-(watched.size + len(block.flags_known)) // 64), block.times.size), dtype=np.uint64)
+        for series in block.values[:gauges]:
+            _compare(series, alike, moved)
+        for bit, series in enumerate(block.values[watched]):
+            _note(~np.isnan(series), bit % 64, known[bit // 64])
+        for bit, told in enumerate(block.flags_known, start=watched.size):
+            _note(told, bit % 64, known[bit // 64])
+        return alike & ~moved, known
 
     def _steppers(self) -> list[int]:
         layout = self.layout
@@ -177,19 +202,80 @@ def fresh_share(
         out[row, column] = fresh / present if present > 0 else np.nan
 
 
+@njit(cache=True, nogil=True)
+def _compare(series: FloatArray, alike: BoolArray, moved: BoolArray) -> None:
+    """Note where a gauge is as it was in the sample before, and where it moved, came or went."""
+    for at in range(1, series.size):
+        a = series[at]
+        b = series[at - 1]
+        same = a == b
+        alike[at] |= same
+        moved[at] |= not same and (not np.isnan(a) or not np.isnan(b))
+
+
+@njit(cache=True, nogil=True)
+def _note(known: BoolArray, bit: int, words: npt.NDArray[np.uint64]) -> None:
+    for at in range(known.size):
+        words[at] |= np.uint64(known[at]) << np.uint64(bit)
+
+
+@njit(cache=True, nogil=True)
+def _gap_nodes(
+    times: IntArray, alike: BoolArray, known: npt.NDArray[np.uint64], index: PaneIndex, levels: int
+) -> tuple[IntArray, IntArray, npt.NDArray[np.uint64]]:
+    """Sum up the panes: longest stretch between two samples in it, samples like the one before, channels known.
+
+    A node without samples has a longest stretch of 0; shapes (nodes,), (nodes,) and (words, nodes).
+    """
+    nodes = index.nodes if levels > 0 else 0
+    longest = np.zeros(nodes, dtype=np.int64)
+    repeats = np.zeros(nodes, dtype=np.int64)
+    words = np.zeros((known.shape[0], nodes), dtype=np.uint64)
+    if levels == 0:
+        return longest, repeats, words
+    for run in range(index.run_first.size):
+        start = index.run_start[run]
+        panes = index.run_panes[run]
+        for pane in range(panes):
+            node = index.run_node[run] + pane
+            first = index.starts[start + pane]
+            for at in range(first, index.starts[start + pane + 1]):
+                if at > first:
+                    longest[node] = max(longest[node], times[at] - times[at - 1])
+                repeats[node] += alike[at]
+                for word in range(known.shape[0]):
+                    words[word, node] |= known[word, at]
+        for level in range(1, levels):
+            for pane in range(panes >> level):
+                node = index.run_node[run] + level_offset(panes, level) + pane
+                older = index.run_node[run] + level_offset(panes, level - 1) + 2 * pane
+                begin = index.starts[start + (pane << level)]
+                middle = index.starts[start + (pane << level) + (1 << (level - 1))]
+                end = index.starts[start + ((pane + 1) << level)]
+                longest[node] = max(longest[older], longest[older + 1])
+                if begin < middle < end:
+                    longest[node] = max(longest[node], times[middle] - times[middle - 1])
+                repeats[node] = repeats[older] + repeats[older + 1]
+                for word in range(known.shape[0]):
+                    words[word, node] = words[word, older] | words[word, older + 1]
+    return longest, repeats, words
+
+
 @njit(cache=True, nogil=True, error_model="numpy")
 def _gap_windows(
     times: IntArray,
-    values: FloatArray,
-    flags_known: npt.NDArray[np.bool_],
-    n_gauges: int,
-    watched: IntArray,
-    begins: IntArray,
-    ends: IntArray,
+    alike: BoolArray,
+    known: npt.NDArray[np.uint64],
+    longest_of: IntArray,
+    repeats_of: IntArray,
+    words_of: npt.NDArray[np.uint64],
+    visits: Visits,
+    has_gauges: bool,
     borders: IntArray,
     since: IntArray,
     windows: IntArray,
-    look_back: int,
+    edges: IntArray,
+    window_edge: IntArray,
     step: int,
     delay: int,
     repeated_from: int,
@@ -197,98 +283,105 @@ def _gap_windows(
     out: npt.NDArray[np.float32],
 ) -> None:
     n_windows = windows.size
-    n_watched = watched.size + flags_known.shape[1]
-    largest = windows[n_windows - 1]
-    samples = np.zeros(n_windows)
-    pairs = np.zeros(n_windows)
-    repeats = np.zeros(n_windows)
-    now = np.zeros(n_watched, dtype=np.bool_)
-    before = np.zeros(n_watched, dtype=np.bool_)
+    largest = window_edge[n_windows - 1]
+    samples = np.zeros(edges.size)
+    repeats = np.zeros(edges.size)
+    now = np.zeros(known.shape[0], dtype=np.uint64)
+    before = np.zeros(known.shape[0], dtype=np.uint64)
     for row in range(borders.size):
         border = borders[row]
-        begin = begins[row]
-        samples[:] = 0.0
-        pairs[:] = 0.0
-        repeats[:] = 0.0
-        now[:] = False
-        before[:] = False
-        longest = 0
-        reached = 0  # age up to which gaps have been looked at
-        youngest = look_back
-        at = newest_usable(times, begin, ends[row], border)
-        while at >= begin:
-            age = border - times[at]
-            if age >= look_back:
-                break
-            youngest = min(youngest, age)
-            if age < largest:
-                longest = max(longest, age - reached)
-                reached = age
-                paired = at > begin and border - times[at - 1] < look_back
-                repeated = paired and _repeats(values, at, at - 1, n_gauges)
-                _count(age, windows, paired, repeated, samples, pairs, repeats)
-            _note_known(values, flags_known, watched, at, now if age < windows[0] else before)
-            at -= 1
         in_service = border - since[row]
+        _count(alike, repeats_of, visits, row, samples, repeats)
         for w in range(n_windows):
             expected = min(windows[w], in_service) // step
-            share = min(max(1.0 - samples[w] / expected, 0.0), 1.0) if expected > 0 else np.nan
-            out[row, offset + w] = share
+            missing = 1.0 - samples[window_edge[w]] / expected if expected > 0 else np.nan
+            out[row, offset + w] = min(max(missing, 0.0), 1.0) if expected > 0 else np.nan
+        inside = visits.stops[row, largest]
+        longest, reached = _longest_gap(times, longest_of, visits, visits.begin[row], inside, border)
         # the stretch from the oldest sample in the window back to its beginning is a gap like any other
-        longest = max(longest, min(largest, max(in_service, 0)) - reached)
+        longest = max(longest, min(windows[n_windows - 1], max(in_service, 0)) - reached)
         column = offset + n_windows
         out[row, column] = longest / _HOUR_MS
+        begin, end = visits.begin[row], visits.stops[row, edges.size - 1]
+        youngest = border - times[visits.last[begin] - 1] if end > begin else edges[edges.size - 1]
         out[row, column + 1] = (youngest + delay) / _HOUR_MS
         column += 2
         for w in range(repeated_from, n_windows):
-            out[row, column] = repeats[w] / pairs[w] if pairs[w] > 0 and n_gauges > 0 else np.nan
+            pairs = samples[window_edge[w]]
+            hits = repeats[window_edge[w]]
+            if end > begin and visits.stops[row, window_edge[w]] == end:
+                pairs -= 1.0  # what the oldest sample would repeat lies beyond the look-back
+                hits -= alike[visits.first[end - 1]]
+            out[row, column] = hits / pairs if pairs > 0.0 and has_gauges else np.nan
             column += 1
-        out[row, column] = np.sum(before & ~now)
+        middle = visits.stops[row, 0]
+        _known_words(known, words_of, visits, begin, middle, now)
+        _known_words(known, words_of, visits, middle, end, before)
+        vanished = 0
+        for word in range(now.size):
+            gone = before[word] & ~now[word]
+            while gone:
+                gone &= gone - np.uint64(1)
+                vanished += 1
+        out[row, column] = vanished
 
 
 @njit(cache=True, nogil=True)
 def _count(
-    age: int,
-    windows: IntArray,
-    paired: bool,
-    repeated: bool,
-    samples: FloatArray,
-    pairs: FloatArray,
-    repeats: FloatArray,
+    alike: BoolArray, repeats_of: IntArray, visits: Visits, row: int, samples: FloatArray, repeats: FloatArray
 ) -> None:
-    for w in range(windows.size):
-        if age < windows[w]:
-            samples[w] += 1.0
-            if paired:
-                pairs[w] += 1.0
-            if repeated:
-                repeats[w] += 1.0
+    """Count a row's samples up to each edge, and those like the one before."""
+    count = 0.0
+    same = 0.0
+    at = visits.begin[row]
+    for edge in range(samples.size):
+        while at < visits.stops[row, edge]:
+            count += visits.last[at] - visits.first[at]
+            if visits.node[at] >= 0:
+                same += repeats_of[visits.node[at]]
+            else:
+                for sample in range(visits.first[at], visits.last[at]):
+                    same += alike[sample]
+            at += 1
+        samples[edge] = count
+        repeats[edge] = same
 
 
 @njit(cache=True, nogil=True)
-def _note_known(
-    values: FloatArray,
-    flags_known: npt.NDArray[np.bool_],
-    watched: IntArray,
-    at: int,
-    seen: npt.NDArray[np.bool_],
-) -> None:
-    for j in range(watched.size):
-        if not np.isnan(values[at, watched[j]]):
-            seen[j] = True
-    for j in range(flags_known.shape[1]):
-        if flags_known[at, j]:
-            seen[watched.size + j] = True
+def _longest_gap(
+    times: IntArray, longest_of: IntArray, visits: Visits, begin: int, end: int, border: int
+) -> tuple[int, int]:
+    """Return the longest stretch without a sample from a border back, and the age at which it stopped looking."""
+    longest = 0
+    reached = 0
+    for at in range(begin, end):
+        first = visits.first[at]
+        last = visits.last[at]
+        longest = max(longest, border - times[last - 1] - reached)
+        reached = border - times[first]
+        if visits.node[at] >= 0:
+            longest = max(longest, longest_of[visits.node[at]])
+        else:
+            for sample in range(first + 1, last):
+                longest = max(longest, times[sample] - times[sample - 1])
+    return longest, reached
 
 
 @njit(cache=True, nogil=True)
-def _repeats(values: FloatArray, newer: int, older: int, n_gauges: int) -> bool:
-    alike = False
-    for c in range(n_gauges):
-        a = values[newer, c]
-        b = values[older, c]
-        if a == b:
-            alike = True
-        elif not (np.isnan(a) and np.isnan(b)):  # one of them moved, came or went
-            return False
-    return alike
+def _known_words(
+    known: npt.NDArray[np.uint64],
+    words_of: npt.NDArray[np.uint64],
+    visits: Visits,
+    begin: int,
+    end: int,
+    into: npt.NDArray[np.uint64],
+) -> None:
+    """Write which channels the samples of some visits know."""
+    into[:] = 0
+    for at in range(begin, end):
+        for word in range(into.size):
+            if visits.node[at] >= 0:
+                into[word] |= words_of[word, visits.node[at]]
+            else:
+                for sample in range(visits.first[at], visits.last[at]):
+                    into[word] |= known[word, sample]

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from telemetry.channel import ROLLUP_SUFFIXES, Channel
 
 
@@ -69,7 +72,7 @@ class ChannelLayout:
 
     @property
     def numbers(self) -> tuple[str, ...]:
-        """Names of the columns of a block's value array, in order."""
+        """Names of the rows of a block's value array, in order."""
         return (
             *(channel.name for channel in self.gauges),
             *self.lows,
@@ -81,8 +84,23 @@ class ChannelLayout:
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """Names of the columns of a block's flags array, in order."""
+        """Names of the rows of a block's flags array, in order."""
         return tuple(channel.name for channel in self.flags)
+
+    @property
+    def low_at(self) -> npt.NDArray[np.int64]:
+        """For each gauge the row of the value array with its lows; -1: it has none."""
+        return _positions(self.low_of, self.offset("lows"), len(self.gauges))
+
+    @property
+    def high_at(self) -> npt.NDArray[np.int64]:
+        """For each gauge the row of the value array with its highs; -1: it has none."""
+        return _positions(self.high_of, self.offset("highs"), len(self.gauges))
+
+    @property
+    def rise_at(self) -> npt.NDArray[np.int64]:
+        """For each counter the row of the value array with its rises; -1: it has none."""
+        return _positions(self.rise_of, self.offset("rises"), len(self.counters))
 
     def offset(self, part: str) -> int:
         """Return where ``lows``, ``highs``, ``counters``, ``rises``, ``enums`` or ``end`` begin in the value array."""
@@ -96,6 +114,12 @@ class ChannelLayout:
         }
         names = [*sizes, "end"]
         return sum(list(sizes.values())[: names.index(part)])
+
+
+def _positions(owners: tuple[int, ...], offset: int, count: int) -> npt.NDArray[np.int64]:
+    at = np.full(count, -1, dtype=np.int64)
+    at[list(owners)] = offset + np.arange(len(owners))
+    return at
 
 
 def _rolled_up(name: str, channels: Mapping[str, Channel]) -> str | None:

@@ -11,16 +11,16 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from features.blocks import SampleBlock, blocks_of, epoch_ms, key_columns, pair_codes, table_of
+from features.blocks import FloatArray, IntArray, SampleBlock, blocks_of, epoch_ms, key_columns, pair_codes, table_of
 from features.drains import out_of_use
 from features.errors import InputError
 from features.filling import Float32Array, Rows, SampleFiller, node_ranges, onset_amounts
 from features.fleet import Fleet
 from features.grid import decision_rows
 from features.history import history_columns, history_values
-from features.kernel import FloatArray, IntArray
 from features.matrix import ROW_COLUMNS, MatrixConfig
 from features.onset import Kinds, Reference
+from features.panes import Panes
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
 from features.service import duration_ms, instant_ms, instants, reported
@@ -79,6 +79,7 @@ def live_plan(config: MatrixConfig) -> FeaturePlan:
         config.channels,
         unit=config.unit,
         step=config.step,
+        decision=config.decision,
         static=static,
         history=history_columns(config.features, config.labels, unit=config.unit),
     )
@@ -234,7 +235,7 @@ def _onset_reference(
     node = keys["node"].to_numpy(dtype=object)
     for block in _blocks(tables, plan):
         mine = np.flatnonzero(np.isin(node, sorted({name for name, _ in block.spans})))
-        amounts[mine] = onset_amounts(plan, block, fleet, rows.take(mine))
+        amounts[mine] = onset_amounts(plan, Panes(block, plan.panes), fleet, rows.take(mine))
     kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
     return plan.onset.reference(amounts, kinds, rows.milliseconds)
 

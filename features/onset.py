@@ -20,10 +20,10 @@ import numpy.typing as npt
 import pandas as pd
 from numba import njit
 
-from features.blocks import RowSpans, SampleBlock
+from features.blocks import FloatArray, IntArray, RowSpans
 from features.fleet import Fleet
-from features.kernel import FloatArray, IntArray
 from features.layout import ChannelLayout
+from features.panes import Panes
 from features.peers import model_codes
 from features.static import StaticPlan
 from features.vocabulary import FeatureColumn
@@ -138,7 +138,8 @@ class OnsetPlan:
     ====================  ========================================================================================
 
     X is a counter of errors (energy, time and traffic are left out) or a known bit of a bitmask, counted in samples.
-    Log ratios are taken of rises plus one. NaN where the counter, the fleet or the past is unknown.
+    Log ratios are taken of rises plus one. NaN where the counter, the fleet or the past is unknown. Nothing older than
+    the longest past counts, not even as the value that its first sample rose from.
 
     Parameters
     ----------
@@ -221,9 +222,9 @@ class OnsetPlan:
             windows=len(pairs),
         )
 
-    def fill(self, block: SampleBlock, rows: RowSpans, out: Float32Array) -> None:
+    def fill(self, panes: Panes, rows: RowSpans, out: Float32Array) -> None:
         """Take the amounts of rows into ``out``, shape (rows, amounts)."""
-        self.amounts.fill(block, rows, out)
+        self.amounts.fill(panes, rows, out)
 
     def reference(self, amounts: Float32Array, kinds: Kinds, time: IntArray) -> Reference:
         """Take the percentiles of grid rows.

@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pandas as pd
 from numba import njit
 
-from features.blocks import RowSpans, SampleBlock
+from features.blocks import FloatArray, IntArray, RowSpans
 from features.fleet import Fleet
-from features.kernel import FloatArray, IntArray
 from features.layout import ChannelLayout
+from features.panes import Panes
 from features.vocabulary import FeatureColumn
 from features.windows import WindowPlan
 
@@ -85,13 +85,14 @@ class PeerPlan:
         return tuple(str(column.channel) for column in self.first.columns)
 
     def first_pass(
-        self, block: SampleBlock, begins: IntArray, ends: IntArray, borders: IntArray, service: npt.NDArray[np.bool_]
+        self, panes: Panes, begins: IntArray, ends: IntArray, borders: IntArray, service: npt.NDArray[np.bool_]
     ) -> Float32Array:
         """Take the values to compare.
 
         Parameters
         ----------
-        block : SampleBlock
+        panes : Panes
+            Of the samples' block.
         begins, ends : int64 arrays, shape (pairs,)
             Samples of each pair.
         borders : int64 array, shape (times,)
@@ -107,7 +108,7 @@ class PeerPlan:
         taken = np.full((time.size, len(self.first.columns)), np.nan, dtype=np.float32)
         by_pair = np.lexsort((time, pair))  # one unit's samples after the other, which keeps them in the cache
         time, pair = time[by_pair], pair[by_pair]
-        self.first.fill(block, RowSpans(begins[pair], ends[pair], borders[time]), taken)
+        self.first.fill(panes, RowSpans(begins[pair], ends[pair], borders[time]), taken)
         values = np.full((borders.size, begins.size, len(self.first.columns)), np.nan, dtype=np.float32)
         values[time, pair] = taken
         return values
@@ -260,13 +261,17 @@ def _node(
             for pair in range(row_first[row], row_last[row]):
                 value = values[time, pair, j]
                 if pair != row_pair[row] and not np.isnan(value):
-                    others[n] = value
+                    at = n  # kept in order: a node has few units
+                    while at > 0 and others[at - 1] > value:
+                        others[at] = others[at - 1]
+                        at -= 1
+                    others[at] = value
                     n += 1
                     if value < own:
                         below += 1.0
                     elif value == own:
                         below += 0.5
             known = n > 0 and not np.isnan(own)
-            out[row, offset + deviation[j]] = np.float64(own) - _median(np.sort(others[:n])) if known else np.nan
+            out[row, offset + deviation[j]] = np.float64(own) - _median(others[:n]) if known else np.nan
             if rank[j] >= 0:
                 out[row, offset + rank[j]] = below / n if known else np.nan

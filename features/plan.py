@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from features.config import GROUPS, FeatureSection, Group
+from features.config import GROUPS, DecisionSection, FeatureSection, Group
 from features.errors import InputError
 from features.gaps import GapPlan
 from features.layout import ChannelLayout
 from features.onset import OnsetPlan
+from features.pane_index import PaneSpec
 from features.peers import PeerPlan
+from features.service import duration_ms, instant_ms
 from features.static import StaticPlan
 from features.vocabulary import FeatureColumn
 from features.windows import WindowPlan
@@ -35,6 +37,8 @@ class FeaturePlan:
     unit : str
         ``gpu`` or ``node``.
     layout : ChannelLayout
+    panes : PaneSpec
+        How time is cut for the windows of all groups.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -42,6 +46,7 @@ class FeaturePlan:
     features: FeatureSection
     unit: str
     layout: ChannelLayout
+    panes: PaneSpec
     telemetry: WindowPlan | None
     peers: PeerPlan | None
     onset: OnsetPlan | None
@@ -57,6 +62,7 @@ class FeaturePlan:
         *,
         unit: str,
         step: timedelta,
+        decision: DecisionSection,
         static: StaticPlan | None,
         history: Sequence[FeatureColumn],
     ) -> FeaturePlan:
@@ -70,6 +76,7 @@ class FeaturePlan:
             ``static`` have columns.
         unit : {"gpu", "node"}
         step : timedelta
+        decision : DecisionSection
         static : StaticPlan or None
             Its categories are facts of the dataset, so the caller makes it.
         history : sequence of FeatureColumn
@@ -111,6 +118,13 @@ class FeaturePlan:
             features=features,
             unit=unit,
             layout=layout,
+            panes=PaneSpec.of(
+                every=duration_ms(decision.every),
+                origin=instant_ms(decision.origin),
+                delay=duration_ms(features.delay),
+                step=duration_ms(step),
+                reach=duration_ms(_reach(features, with_onset=onset is not None)),
+            ),
             telemetry=telemetry,
             peers=peers,
             onset=onset,
@@ -128,10 +142,13 @@ class FeaturePlan:
     @property
     def look_back(self) -> timedelta:
         """How old a sample can be, counted from the decision time, and still matter to a row."""
-        longest = 2 * max(self.features.windows[-1], self.features.peer_window)
-        if self.onset is not None:
-            longest = max(longest, *(past for _, past in self.features.onset))
-        return longest + self.features.delay
+        return _reach(self.features, with_onset=self.onset is not None) + self.features.delay
+
+
+def _reach(features: FeatureSection, *, with_onset: bool) -> timedelta:
+    """Return the largest age that any group looks at."""
+    doubles = 2 * max(features.windows[-1], features.peer_window)
+    return max(doubles, *(past for _, past in features.onset)) if with_onset else doubles
 
 
 def chosen_channels(names: Sequence[str] | Literal["auto"], channels: Mapping[str, Channel]) -> Mapping[str, Channel]:

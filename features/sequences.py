@@ -20,11 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from features.blocks import SampleBlock, blocks_of, key_columns, table_of
+from features.blocks import FloatArray, IntArray, SampleBlock, blocks_of, key_columns, table_of
 from features.config import DecisionSection, SequenceSection
 from features.errors import InputError
 from features.fleet import Fleet
-from features.kernel import FloatArray, IntArray
 from features.layout import ChannelLayout
 from features.service import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
@@ -209,9 +208,9 @@ def fill_steps(
         step = axis.step_of(block.times[begin:end])
         inside = (step >= 0) & (step < axis.count)
         for at, channel in enumerate(plan.channels):
-            values = block.values[begin:end, column[channel.name]]
+            values = block.values[column[channel.name], begin:end]
             if channel.kind == "counter":
-                rises = block.values[begin:end, column[own[channel.name]]] if channel.name in own else None
+                rises = block.values[column[own[channel.name]], begin:end] if channel.name in own else None
                 values = _rises(values, rises)
             known = inside & ~np.isnan(values)
             sums = np.bincount(step[known], values[known], minlength=axis.count)

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from features.blocks import IntArray
 from features.errors import InputError
 from features.fleet import Fleet
-from features.kernel import IntArray
 from features.service import NEVER, Timeline, milliseconds, text
 from features.vocabulary import FeatureColumn
 

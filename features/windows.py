@@ -9,17 +9,12 @@ from datetime import timedelta
 import numpy as np
 import numpy.typing as npt
 
-from features.blocks import RowSpans, SampleBlock
-from features.kernel import (
-    COUNTER_STATISTICS,
-    ENUM_STATISTICS,
-    GAUGE_STATISTICS,
-    IntArray,
-    flag_windows,
-    gauge_windows,
-    step_windows,
-)
+from features.bits import flag_windows
+from features.blocks import IntArray, RowSpans
+from features.gauges import GAUGE_STATISTICS, gauge_windows
 from features.layout import ChannelLayout
+from features.panes import Panes
+from features.steps import COUNTER_STATISTICS, ENUM_STATISTICS, counter_windows, enum_windows
 from features.vocabulary import FeatureColumn
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
@@ -63,9 +58,9 @@ class WindowPlan:
     layout : ChannelLayout
         The channels.
     edges : int64 array
-        Every window and its double, in milliseconds, ascending.
+        Every window and, where anything older than a window matters to it, its double, in milliseconds, ascending.
     window_edge : int64 array, shape (windows, 2)
-        Positions of each window and its double in ``edges``.
+        Positions of each window and its double in ``edges``; -1 where there are no doubles.
     gauge_table, counter_table, enum_table : int64 arrays, shape (statistics, windows, channels)
         Column of each statistic; -1 where it is not wanted.
     flag_table : int64 array, shape (windows, parts)
@@ -159,6 +154,7 @@ class WindowPlan:
             counters=[[("rise", range(len(windows)))] if each.name in counters else [] for each in layout.counters],
             enums=[[] for _ in layout.enums],
             flag_windows=range(len(windows)),
+            look_further=False,
         )
 
     @classmethod
@@ -171,6 +167,7 @@ class WindowPlan:
         counters: Sequence[Sequence[_Wanted]],
         enums: Sequence[Sequence[_Wanted]],
         flag_windows: Sequence[int],
+        look_further: bool = True,
     ) -> WindowPlan:
         columns: list[FeatureColumn] = []
 
@@ -195,12 +192,14 @@ class WindowPlan:
             for w in flag_windows:
                 flag_table[w, p] = add(name, "share", w, "")
         spans = [_milliseconds(window) for window in windows]
-        edges = sorted({*spans, *(2 * span for span in spans)})
+        edges = sorted({*spans, *(2 * span for span in spans)} if look_further else spans)
         return cls(
             columns=tuple(columns),
             layout=layout,
             edges=np.array(edges, dtype=np.int64),
-            window_edge=np.array([[edges.index(span), edges.index(2 * span)] for span in spans], dtype=np.int64),
+            window_edge=np.array(
+                [[edges.index(span), edges.index(2 * span) if look_further else -1] for span in spans], dtype=np.int64
+            ),
             gauge_table=gauge_table,
             counter_table=counter_table,
             enum_table=enum_table,
@@ -209,13 +208,13 @@ class WindowPlan:
             part_mask=np.array([part[2] for part in parts], dtype=np.uint64),
         )
 
-    def fill(self, block: SampleBlock, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
+    def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
         """Write the statistics of ``rows`` into ``out[:, offset:]``.
 
         Parameters
         ----------
-        block : SampleBlock
-            The samples.
+        panes : Panes
+            Of the samples' block.
         rows : RowSpans
             For each row its unit's samples and its border in time.
         out : float32 array, shape (rows, columns), C order
@@ -223,55 +222,30 @@ class WindowPlan:
         offset : int
             Column of ``out`` at which this plan's columns begin.
         """
-        layout = self.layout
-        if layout.gauges:
-            gauge_windows(
-                block.times,
-                block.values,
-                len(layout.gauges),
-                np.array(layout.low_of, dtype=np.int64),
-                np.array(layout.high_of, dtype=np.int64),
-                rows.begins,
-                rows.ends,
-                rows.borders,
-                self.edges,
-                self.window_edge,
-                _shift(self.gauge_table, offset),
-                out,
-            )
-        if layout.counters or layout.enums:
-            step_windows(
-                block.times,
-                block.values,
-                layout.offset("counters"),
-                len(layout.counters),
-                np.array(layout.rise_of, dtype=np.int64),
-                layout.offset("enums"),
-                len(layout.enums),
-                rows.begins,
-                rows.ends,
-                rows.borders,
-                self.edges,
-                self.window_edge,
-                _shift(self.counter_table, offset),
-                _shift(self.enum_table, offset),
-                out,
-            )
-        if bool((self.flag_table >= 0).any()):
-            flag_windows(
-                block.times,
-                block.flags,
-                block.flags_known,
-                self.part_flag,
-                self.part_mask,
-                rows.begins,
-                rows.ends,
-                rows.borders,
-                self.edges,
-                self.window_edge,
-                _shift(self.flag_table, offset),
-                out,
-            )
+        block, layout, doubles = panes.block, self.layout, self.window_edge
+        visits, levels = panes.visits(rows, self.edges)
+        values = block.values
+        if _any(self.gauge_table):
+            ends = (layout.low_at, layout.high_at)
+            table = _shift(self.gauge_table, offset)
+            gauge_windows(block.times, values, *ends, panes.gauges(levels, *ends), visits, doubles, table, out)
+        if _any(self.counter_table):
+            own = (layout.offset("counters"), layout.rise_at)
+            table = _shift(self.counter_table, offset)
+            counter_windows(values, *own, panes.counters(levels, *own), visits, doubles, table, out)
+        if _any(self.enum_table):
+            enums = (layout.offset("enums"), len(layout.enums))
+            table = _shift(self.enum_table, offset)
+            enum_windows(values, *enums, panes.enums(levels, *enums), visits, doubles, table, out)
+        if _any(self.flag_table):
+            parts = (self.part_flag, self.part_mask)
+            table = _shift(self.flag_table, offset)
+            nodes = panes.flags(levels, *parts)
+            flag_windows(block.flags, block.flags_known, *parts, nodes, visits, doubles, table, out)
+
+
+def _any(table: IntArray) -> bool:
+    return bool((table >= 0).any())
 
 
 def _milliseconds(window: timedelta) -> int:

@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from numba import njit
 
-from features.blocks import RowSpans, SampleBlock
-from features.kernel import FloatArray, IntArray, newest_usable
+from features.blocks import FloatArray, IntArray, RowSpans
 from features.layout import ChannelLayout
+from features.pane_index import PaneIndex, Visits, level_offset
+from features.panes import Panes
 from features.service import duration_ms
 from features.vocabulary import FeatureColumn
 
@@ -85,129 +86,240 @@ class WorkloadPlan:
             power_high=where["power_w_max"] if "power_w_max" in layout.highs else -1,
         )
 
-    def fill(self, block: SampleBlock, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
+    def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
         """Write the columns into ``out[:, offset:]`` (float32, shape (rows, columns), C order)."""
+        block, index = panes.block, panes.index
+        edges = np.unique(np.append(self.windows, 2 * self.windows[-1]))
+        visits, levels = panes.visits(rows, edges)
+        built = index.levels if levels else 0
+        spans = (visits, np.searchsorted(edges, self.windows), self.larger)
         column = offset
+        none = block.values[0, :0]
         if self.utilisation >= 0:
-            _utilisation(
-                block.times, block.values, self.utilisation, rows.begins, rows.ends, rows.borders, self.windows,
-                self.larger, column, out,
-            )  # fmt: skip
+            series = block.values[self.utilisation]
+            _utilisation(series, _utilisation_nodes(series, index, built), *spans, column, out)
             column += 3 * (self.windows.size - self.larger)
         if self.power >= 0:
-            _power(
-                block.times, block.values, self.power, self.power_low, self.power_high, rows.begins, rows.ends,
-                rows.borders, self.windows, self.larger, column, out,
-            )  # fmt: skip
+            series = block.values[self.power]
+            lows = block.values[self.power_low] if self.power_low >= 0 else none
+            highs = block.values[self.power_high] if self.power_high >= 0 else none
+            nodes = _power_nodes(series, lows, highs, index, built)
+            _power(series, lows, highs, nodes, *spans, column, out)
+
+
+# What a node of utilisation holds: known samples, idle ones, busy ones, changes among them, and whether the newest and
+# the oldest known one is idle (1 or 0).
+_KNOWN, _IDLE, _BUSY, _CHANGES, _NEWEST_IDLE, _OLDEST_IDLE, _USE_FIELDS = range(7)
+
+# What a node of power holds: lowest and highest value, steps between known values, their absolute sum, newest and
+# oldest known value (NaN: none).
+_LOW, _HIGH, _STEPS, _MOVED, _NEWEST, _OLDEST, _POWER_FIELDS = range(7)
+
+
+@njit(cache=True, nogil=True)
+def _sum_use(series: FloatArray, first: int, last: int, into: FloatArray) -> None:
+    into[:] = 0.0
+    for at in range(last - 1, first - 1, -1):
+        value = series[at]
+        if not np.isnan(value):
+            idle = 1.0 if value < IDLE_BELOW_PCT else 0.0
+            if into[_KNOWN] == 0.0:
+                into[_NEWEST_IDLE] = idle
+            elif idle != into[_OLDEST_IDLE]:
+                into[_CHANGES] += 1.0
+            into[_KNOWN] += 1.0
+            into[_IDLE] += idle
+            into[_BUSY] += 1.0 if value >= BUSY_FROM_PCT else 0.0
+            into[_OLDEST_IDLE] = idle
+
+
+@njit(cache=True, nogil=True)
+def _utilisation_nodes(series: FloatArray, index: PaneIndex, levels: int) -> FloatArray:
+    nodes = np.empty((index.nodes if levels > 0 else 0, _USE_FIELDS))
+    if levels == 0:
+        return nodes
+    for run in range(index.run_first.size):
+        base = index.run_node[run]
+        start = index.run_start[run]
+        panes = index.run_panes[run]
+        for pane in range(panes):
+            _sum_use(series, index.starts[start + pane], index.starts[start + pane + 1], nodes[base + pane])
+        for level in range(1, levels):
+            own = base + level_offset(panes, level)
+            below = base + level_offset(panes, level - 1)
+            for pane in range(panes >> level):
+                into = nodes[own + pane]
+                older = nodes[below + 2 * pane]
+                into[:] = nodes[below + 2 * pane + 1]
+                if into[_KNOWN] == 0.0:
+                    into[:] = older
+                elif older[_KNOWN] > 0.0:
+                    into[_CHANGES] += 1.0 if into[_OLDEST_IDLE] != older[_NEWEST_IDLE] else 0.0
+                    into[:_NEWEST_IDLE] += older[:_NEWEST_IDLE]
+                    into[_OLDEST_IDLE] = older[_OLDEST_IDLE]
+    return nodes
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _utilisation(
-    times: IntArray,
-    values: FloatArray,
-    channel: int,
-    begins: IntArray,
-    ends: IntArray,
-    borders: IntArray,
-    windows: IntArray,
+    series: FloatArray,
+    nodes: FloatArray,
+    visits: Visits,
+    window_edge: IntArray,
     larger: int,
     offset: int,
     out: npt.NDArray[np.float32],
 ) -> None:
-    n_windows = windows.size
-    n_larger = n_windows - larger
-    samples = np.zeros(n_windows)
-    idle = np.zeros(n_windows)
-    busy = np.zeros(n_windows)
-    changes = np.zeros(n_windows)
-    for row in range(borders.size):
-        border = borders[row]
-        samples[:] = 0.0
-        idle[:] = 0.0
-        busy[:] = 0.0
-        changes[:] = 0.0
-        newer = np.nan
-        newer_age = np.int64(0)
-        at = newest_usable(times, begins[row], ends[row], border)
-        while at >= begins[row]:
-            age = border - times[at]
-            if age >= 2 * windows[n_windows - 1]:
-                break
-            value = values[at, channel]
-            at -= 1
-            if np.isnan(value):
-                continue
-            changed = not np.isnan(newer) and (newer < IDLE_BELOW_PCT) != (value < IDLE_BELOW_PCT)
-            for w in range(n_windows):
-                if changed and newer_age < windows[w]:
-                    changes[w] += 1.0
-                if age < windows[w]:
-                    samples[w] += 1.0
-                    idle[w] += 1.0 if value < IDLE_BELOW_PCT else 0.0
-                    busy[w] += 1.0 if value >= BUSY_FROM_PCT else 0.0
-            newer = value
-            newer_age = age
-        for w in range(larger, n_windows):
-            n = samples[w]
-            out[row, offset + w - larger] = idle[w] / n if n > 0 else np.nan
-            out[row, offset + n_larger + w - larger] = busy[w] / n if n > 0 else np.nan
-            out[row, offset + 2 * n_larger + w - larger] = changes[w] if n > 0 else np.nan
+    rows, edges = visits.stops.shape
+    n_larger = window_edge.size - larger
+    totals = np.zeros((edges, 4))
+    piece = np.empty(_USE_FIELDS)
+    for row in range(rows):
+        totals[:] = 0.0
+        oldest = -1.0
+        oldest_edge = 0
+        at = visits.begin[row]
+        for edge in range(edges):
+            while at < visits.stops[row, edge]:
+                if visits.node[at] >= 0:
+                    piece[:] = nodes[visits.node[at]]
+                else:
+                    _sum_use(series, visits.first[at], visits.last[at], piece)
+                at += 1
+                if piece[_KNOWN] == 0.0:
+                    continue
+                if oldest >= 0.0 and oldest != piece[_NEWEST_IDLE]:
+                    totals[oldest_edge, _CHANGES] += 1.0
+                for k in range(4):
+                    totals[edge, k] += piece[k]
+                oldest = piece[_OLDEST_IDLE]
+                oldest_edge = edge
+        for edge in range(1, edges):
+            totals[edge] += totals[edge - 1]
+        for w in range(larger, window_edge.size):
+            found = totals[window_edge[w]]
+            n = found[_KNOWN]
+            out[row, offset + w - larger] = found[_IDLE] / n if n > 0 else np.nan
+            out[row, offset + n_larger + w - larger] = found[_BUSY] / n if n > 0 else np.nan
+            out[row, offset + 2 * n_larger + w - larger] = found[_CHANGES] if n > 0 else np.nan
+
+
+@njit(cache=True, nogil=True)
+def _sum_power(
+    series: FloatArray, lows: FloatArray, highs: FloatArray, first: int, last: int, into: FloatArray
+) -> None:
+    into[_LOW] = np.inf
+    into[_HIGH] = -np.inf
+    into[_STEPS] = 0.0
+    into[_MOVED] = 0.0
+    into[_NEWEST] = np.nan
+    into[_OLDEST] = np.nan
+    for at in range(last - 1, first - 1, -1):
+        value = series[at]
+        # comparisons with NaN are false: a roll-up's extreme, the value itself, or neither
+        into[_LOW] = min(into[_LOW], value)
+        into[_HIGH] = max(into[_HIGH], value)
+        if lows.size > 0 and lows[at] < into[_LOW]:
+            into[_LOW] = lows[at]
+        if highs.size > 0 and highs[at] > into[_HIGH]:
+            into[_HIGH] = highs[at]
+        if not np.isnan(value):
+            if np.isnan(into[_NEWEST]):
+                into[_NEWEST] = value
+            else:
+                into[_STEPS] += 1.0
+                into[_MOVED] += abs(into[_OLDEST] - value)
+            into[_OLDEST] = value
+
+
+@njit(cache=True, nogil=True)
+def _power_nodes(series: FloatArray, lows: FloatArray, highs: FloatArray, index: PaneIndex, levels: int) -> FloatArray:
+    nodes = np.empty((index.nodes if levels > 0 else 0, _POWER_FIELDS))
+    if levels == 0:
+        return nodes
+    for run in range(index.run_first.size):
+        base = index.run_node[run]
+        start = index.run_start[run]
+        panes = index.run_panes[run]
+        for pane in range(panes):
+            _sum_power(
+                series, lows, highs, index.starts[start + pane], index.starts[start + pane + 1], nodes[base + pane]
+            )
+        for level in range(1, levels):
+            own = base + level_offset(panes, level)
+            below = base + level_offset(panes, level - 1)
+            for pane in range(panes >> level):
+                into = nodes[own + pane]
+                older = nodes[below + 2 * pane]
+                into[:] = nodes[below + 2 * pane + 1]
+                into[_LOW] = min(into[_LOW], older[_LOW])
+                into[_HIGH] = max(into[_HIGH], older[_HIGH])
+                if not np.isnan(older[_NEWEST]):
+                    if not np.isnan(into[_OLDEST]):
+                        into[_STEPS] += 1.0
+                        into[_MOVED] += abs(into[_OLDEST] - older[_NEWEST])
+                    else:
+                        into[_NEWEST] = older[_NEWEST]
+                    into[_STEPS] += older[_STEPS]
+                    into[_MOVED] += older[_MOVED]
+                    into[_OLDEST] = older[_OLDEST]
+    return nodes
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _power(
-    times: IntArray,
-    values: FloatArray,
-    channel: int,
-    low_channel: int,
-    high_channel: int,
-    begins: IntArray,
-    ends: IntArray,
-    borders: IntArray,
-    windows: IntArray,
+    series: FloatArray,
+    lows: FloatArray,
+    highs: FloatArray,
+    nodes: FloatArray,
+    visits: Visits,
+    window_edge: IntArray,
     larger: int,
     offset: int,
     out: npt.NDArray[np.float32],
 ) -> None:
-    n_windows = windows.size
-    low = np.zeros(n_windows)
-    high = np.zeros(n_windows)
-    steps = np.zeros(n_windows)
-    moved = np.zeros(n_windows)
-    for row in range(borders.size):
-        border = borders[row]
-        low[:] = np.inf
-        high[:] = -np.inf
+    rows, edges = visits.stops.shape
+    n_windows = window_edge.size
+    low = np.zeros(edges)
+    high = np.zeros(edges)
+    steps = np.zeros(edges)
+    moved = np.zeros(edges)
+    piece = np.empty(_POWER_FIELDS)
+    for row in range(rows):
         steps[:] = 0.0
         moved[:] = 0.0
-        newer = np.nan
-        newer_age = np.int64(0)
-        at = newest_usable(times, begins[row], ends[row], border)
-        while at >= begins[row]:
-            age = border - times[at]
-            if age >= 2 * windows[n_windows - 1]:
-                break
-            value = values[at, channel]
-            lowest = values[at, low_channel] if low_channel >= 0 else value
-            highest = values[at, high_channel] if high_channel >= 0 else value
-            at -= 1
-            stepped = not np.isnan(newer) and not np.isnan(value)
-            # fmin and fmax take the known one of two: a roll-up's extreme, the value itself, or neither.
-            bottom = np.fmin(value, lowest)
-            top = np.fmax(value, highest)
-            for w in range(n_windows):
-                if stepped and newer_age < windows[w]:
-                    steps[w] += 1.0
-                    moved[w] += abs(newer - value)
-                if age < windows[w]:
-                    low[w] = np.fmin(low[w], bottom)
-                    high[w] = np.fmax(high[w], top)
-            if not np.isnan(value):
-                newer = value
-                newer_age = age
-        swing = high[0] - low[0] if high[0] >= low[0] else np.nan
-        widest = high[n_windows - 1] - low[n_windows - 1]
+        lowest = np.inf
+        highest = -np.inf
+        oldest = np.nan
+        oldest_edge = 0
+        at = visits.begin[row]
+        for edge in range(edges):
+            while at < visits.stops[row, edge]:
+                if visits.node[at] >= 0:
+                    piece[:] = nodes[visits.node[at]]
+                else:
+                    _sum_power(series, lows, highs, visits.first[at], visits.last[at], piece)
+                at += 1
+                lowest = min(lowest, piece[_LOW])
+                highest = max(highest, piece[_HIGH])
+                if not np.isnan(piece[_NEWEST]):
+                    if not np.isnan(oldest):
+                        steps[oldest_edge] += 1.0
+                        moved[oldest_edge] += abs(oldest - piece[_NEWEST])
+                    steps[edge] += piece[_STEPS]
+                    moved[edge] += piece[_MOVED]
+                    oldest = piece[_OLDEST]
+                    oldest_edge = edge
+            low[edge] = lowest
+            high[edge] = highest
+        for edge in range(1, edges):
+            steps[edge] += steps[edge - 1]
+            moved[edge] += moved[edge - 1]
+        smallest = window_edge[0]
+        swing = high[smallest] - low[smallest] if high[smallest] >= low[smallest] else np.nan
+        widest = high[window_edge[n_windows - 1]] - low[window_edge[n_windows - 1]]
         out[row, offset] = swing
         out[row, offset + 1] = swing / widest if widest > 0.0 else np.nan
         for w in range(larger, n_windows):
-            out[row, offset + 2 + w - larger] = moved[w] / steps[w] if steps[w] > 0 else np.nan
+            n = steps[window_edge[w]]
+            out[row, offset + 2 + w - larger] = moved[window_edge[w]] / n if n > 0 else np.nan

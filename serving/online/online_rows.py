@@ -203,14 +203,14 @@ def fleet_reference_of(view: View, t: datetime) -> FleetReference:
 
 def sample_block(block: Block, layout: ChannelLayout, pairs: tuple[Pair, ...]) -> SampleBlock:
     """Lay a block out as the kernels read it."""
-    values = np.empty((len(block), len(layout.numbers)), dtype=np.float64)
+    values = np.empty((len(layout.numbers), len(block)), dtype=np.float64)
     for at, name in enumerate(layout.numbers):
         series = block.series[name]
-        values[:, at] = np.where(series.valid, series.values, np.nan)
-    flags = np.zeros((len(block), len(layout.masks)), dtype=np.uint64)
+        values[at] = np.where(series.valid, series.values, np.nan)
+    flags = np.zeros((len(layout.masks), len(block)), dtype=np.uint64)
     known = np.zeros(flags.shape, dtype=np.bool_)
     for at, name in enumerate(layout.masks):
-        flags[:, at], known[:, at] = block.series[name].values, block.series[name].valid
+        flags[at], known[at] = block.series[name].values, block.series[name].valid
     fresh = block.unit[1:] != block.unit[:-1]
     borders = [0, *(np.flatnonzero(fresh) + 1).tolist(), len(block)] if len(block) else []
     spans = {pairs[block.unit[begin]]: (begin, end) for begin, end in pairwise(borders)}

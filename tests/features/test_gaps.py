@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from features.blocks import RowSpans, SampleBlock, blocks_of
 from features.gaps import GapPlan
 from features.layout import ChannelLayout
+from features.pane_index import PaneSpec
+from features.panes import Panes
 from features.workload import WorkloadPlan
 from telemetry.channels import CATALOGUE
 
@@ -43,12 +45,15 @@ def block_of(samples):
     return next(blocks_of(pa.table(columns), LAYOUT, unit="gpu"), SampleBlock.empty(LAYOUT))
 
 
-def compute(samples, border, since=-10_000):
+NO_PANES = PaneSpec(length=LOOK_BACK * 120_000, phase=0, reach=LOOK_BACK * 60_000)
+
+
+def compute(samples, border, since=-10_000, panes=NO_PANES):
     spans = RowSpans(np.array([0]), np.array([len(samples)]), np.array([border * 60_000]))
     gaps = np.full((1, len(GAPS.columns)), np.nan, dtype=np.float32)
-    GAPS.fill(block_of(samples), spans, np.array([since * 60_000]), gaps)
+    GAPS.fill(Panes(block_of(samples), panes), spans, np.array([since * 60_000]), gaps)
     work = np.full((1, len(WORKLOAD.columns)), np.nan, dtype=np.float32)
-    WORKLOAD.fill(block_of(samples), spans, work)
+    WORKLOAD.fill(Panes(block_of(samples), panes), spans, work)
     names = [column.name for column in (*GAPS.columns, *WORKLOAD.columns)]
     return dict(zip(names, [*gaps[0].tolist(), *work[0].tolist()], strict=True))
 
@@ -129,10 +134,17 @@ def histories(draw):
     ]
 
 
+def pane_specs():
+    """Panes of one to forty minutes wherever they begin, and none at all."""
+    reach = st.just(LOOK_BACK * 60_000)
+    drawn = st.builds(PaneSpec, st.integers(1, 40).map(lambda m: m * 60_000), st.integers(0, 600_000), reach)
+    return st.one_of(st.just(NO_PANES), drawn)
+
+
 @settings(max_examples=200, deadline=None)
-@given(histories(), st.integers(-5, 300), st.integers(-200, 200))
-def test_gaps_and_workload_equal_the_plain_reading(samples, border, since):
-    found, expected = compute(samples, border, since), plain(samples, border, since)
+@given(histories(), st.integers(-5, 300), st.integers(-200, 200), pane_specs())
+def test_gaps_and_workload_equal_the_plain_reading(samples, border, since, panes):
+    found, expected = compute(samples, border, since, panes), plain(samples, border, since)
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
 
@@ -169,10 +181,10 @@ def test_no_workload_without_utilisation_or_power():
 
 
 @settings(max_examples=100, deadline=None)
-@given(histories(), st.integers(0, 300))
-def test_a_row_depends_on_nothing_outside_its_look_back(samples, border):
+@given(histories(), st.integers(0, 300), pane_specs())
+def test_a_row_depends_on_nothing_outside_its_look_back(samples, border, panes):
     seen = [sample for sample in samples if 0 <= border - sample["minute"] < LOOK_BACK]
-    whole, cut = compute(samples, border), compute(seen, border)
+    whole, cut = compute(samples, border, panes=panes), compute(seen, border, panes=panes)
     np.testing.assert_array_equal(list(whole.values()), list(cut.values()))
 
 

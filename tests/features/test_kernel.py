@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.blocks import RowSpans, blocks_of
-from features.kernel import newest_usable
 from features.layout import ChannelLayout
+from features.pane_index import PaneSpec, newest_usable
+from features.panes import Panes
 from features.windows import FLAG_PARTS, WindowPlan
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
@@ -52,13 +53,16 @@ def block_of(samples: list[dict], channels=CHANNELS):
     return layout, next(blocks_of(pa.table(columns), layout, unit="gpu"))
 
 
-def compute(samples: list[dict], borders: list[int], channels=CHANNELS, windows=WINDOWS):
+NO_PANES = PaneSpec(length=LOOK_BACK * 2, phase=0, reach=LOOK_BACK)
+
+
+def compute(samples: list[dict], borders: list[int], channels=CHANNELS, windows=WINDOWS, panes=NO_PANES):
     layout, block = block_of(samples, channels)
     plan = WindowPlan.telemetry(layout, windows)
     n = len(borders)
     spans = RowSpans(np.zeros(n, np.int64), np.full(n, len(samples)), np.array(borders, dtype=np.int64))
     out = np.full((n, len(plan.columns)), np.nan, dtype=np.float32)
-    plan.fill(block, spans, out)
+    plan.fill(Panes(block, panes), spans, out)
     return plan.columns, out
 
 
@@ -101,27 +105,34 @@ def histories(draw):
     return samples
 
 
-@settings(max_examples=150, deadline=None)
-@given(histories(), st.lists(st.integers(-5, 260), min_size=1, max_size=3))
-def test_every_statistic_equals_the_plain_reading(samples, minutes):
+def pane_specs():
+    """Panes of one to forty minutes wherever they begin, and none at all."""
+    reach = st.just(LOOK_BACK)
+    drawn = st.builds(PaneSpec, st.integers(1, 40).map(lambda m: m * 60_000), st.integers(0, 600_000), reach)
+    return st.one_of(st.just(NO_PANES), drawn)
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories(), st.lists(st.integers(-5, 260), min_size=1, max_size=3), pane_specs())
+def test_every_statistic_equals_the_plain_reading(samples, minutes, panes):
     if not samples:
         return
     borders = [minute * 60_000 for minute in minutes]
-    columns, out = compute(samples, borders)
+    columns, out = compute(samples, borders, panes=panes)
     for row, border in enumerate(borders):
         for at, column in enumerate(columns):
             expected = window_oracle.statistic(column, samples, border, LOOK_BACK, BITS)
             assert out[row, at] == pytest.approx(expected, rel=2e-6, abs=2e-5, nan_ok=True), column.name
 
 
-@settings(max_examples=50, deadline=None)
-@given(histories(), st.integers(0, 260))
-def test_a_row_depends_on_nothing_outside_its_look_back(samples, minute):
+@settings(max_examples=100, deadline=None)
+@given(histories(), st.integers(0, 260), pane_specs())
+def test_a_row_depends_on_nothing_outside_its_look_back(samples, minute, panes):
     border = minute * 60_000
     seen = [sample for sample in samples if 0 <= border - sample["time"] < LOOK_BACK]
     if not seen:
         return
-    whole, cut = compute(samples, [border])[1], compute(seen, [border])[1]
+    whole, cut = compute(samples, [border], panes=panes)[1], compute(seen, [border], panes=panes)[1]
     assert whole.tobytes() == cut.tobytes()
 
 
@@ -250,7 +261,7 @@ def test_blocks_keep_nodes_whole_and_follow_moves():
     layout = ChannelLayout.of({"power_w": CATALOGUE["power_w"]})
     blocks = list(blocks_of(table, layout, unit="gpu", block_samples=1))
     found = [
-        (pair, block.times[begin:end].tolist(), block.values[begin:end, 0].tolist())
+        (pair, block.times[begin:end].tolist(), block.values[0, begin:end].tolist())
         for block in blocks
         for pair, (begin, end) in block.spans.items()
     ]

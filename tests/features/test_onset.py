@@ -24,6 +24,7 @@ from telemetry.store import Dataset
 
 HOUR = timedelta(hours=1)
 DELAY = timedelta(minutes=10)
+LOOK_BACK = 48 * HOUR
 FEATURES = FeatureSection(
     groups=("peers", "onset"), windows=(HOUR, 6 * HOUR), onset=((HOUR, 12 * HOUR), (6 * HOUR, 48 * HOUR))
 )
@@ -51,7 +52,8 @@ def world(tmp_path_factory):
 
 
 def rise(samples, channel, t, window):
-    """Slow oracle: the sum of what a counter rose by from sample to sample within a trailing window."""
+    """Slow oracle: what a counter rose by from sample to sample in a trailing window, from the look-back's samples."""
+    samples = samples[samples["timestamp"] > t - DELAY - LOOK_BACK]
     seen = samples[(samples["timestamp"] > t - DELAY - window) & (samples["timestamp"] <= t - DELAY)]
     before = samples[samples["timestamp"] <= t - DELAY - window][channel].dropna().tail(1)
     values = pd.concat([before, seen[channel].dropna()]).to_numpy(np.float64)

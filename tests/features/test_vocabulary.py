@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from features.config import FeatureSection, LabelSection
+from features.config import DecisionSection, FeatureSection, LabelSection
 from features.history import history_columns
 from features.plan import FeaturePlan
 from features.static import StaticPlan
@@ -30,6 +30,7 @@ def every_column() -> tuple[FeatureColumn, ...]:
         channels,
         unit="gpu",
         step=timedelta(minutes=10),
+        decision=DecisionSection(),
         static=StaticPlan(tuple(static)),
         history=history_columns(FeatureSection(), LabelSection()),
     ).columns

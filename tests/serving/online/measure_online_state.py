@@ -59,7 +59,7 @@ def config_of(days: float) -> MatrixConfig:
         onset=((timedelta(hours=1), timedelta(hours=24)), (timedelta(hours=24), longest)),
     )
     every = channels()
-    plan = FeaturePlan.of(features, every, unit="gpu", step=STEP, static=None, history=())
+    plan = FeaturePlan.of(features, every, unit="gpu", step=STEP, decision=DecisionSection(), static=None, history=())
     return MatrixConfig(
         decision=DecisionSection(),
         labels=LabelSection(),

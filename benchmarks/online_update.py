@@ -1,10 +1,10 @@
 """How long a service takes to take in one scrape round: 10,000 GPUs with 20 channels, pushed as it would be over HTTP.
 
 Run it alone: ``python benchmarks/online_update.py [--quick]``. A round is one sample of every GPU, raw, a minute after
-the one before, as an Arrow body through the reader that ``POST /v1/telemetry`` uses and into the online state; every
-tenth round also closes a step. The peer is what a service without a window of its own would do: append the round to a
-table of everything that is looked back on, and drop what has aged (pandas). Before anything is timed, what the state
-holds is compared with what was pushed.
+the one before, as an Arrow body through the reader that ``POST /v1/telemetry`` uses, onto the disk (the journal, forced
+to it) and into the online state; every tenth round also closes a step. The peer is what a service without a window of
+its own would do: append the round to a table of everything that is looked back on, and drop what has aged (pandas); it
+keeps nothing on the disk. Before anything is timed, what the state holds is compared with what was pushed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import io
 import json
 import math
 import sys
+import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.live import live_rows
+from serving.online.journal import Journal
 from serving.online.state import OnlineState
 from telemetry.events import empty_events
 from telemetry.receiving.push import read_arrow
@@ -86,8 +88,11 @@ def main() -> None:
         state.push(source.round(clock.now, 60, jitter_ms=0))
     if (held := state.totals).stored != held.rows:
         sys.exit(f"{held.rows - held.stored} rows were not stored: nothing is measured")
+    folder = tempfile.TemporaryDirectory(prefix="online-update-")
+    journal = Journal(Path(folder.name) / "journal")
     ours: list[tuple[float, float]] = []
     decoding: list[float] = []
+    keeping: list[float] = []
     peer: list[float] = []
     table: pd.DataFrame | None = None
     for _ in range(30):
@@ -99,7 +104,10 @@ def main() -> None:
         wall, cpu = time.perf_counter(), time.process_time()
         read = read_arrow(body, "samples", config.channels, now=now, row_limit=10_000, byte_limit=2**26)["samples"]
         decoding.append(time.perf_counter() - wall)
-        state.push(read)
+        began = time.perf_counter()
+        journal.append("samples", read, now)
+        keeping.append(time.perf_counter() - began)
+        state.push(read, at=now)
         ours.append((time.perf_counter() - wall, time.process_time() - cpu))
         state.tidy()
         frame = samples.to_pandas()
@@ -108,6 +116,8 @@ def main() -> None:
         both = frame if table is None else pd.concat([table, frame], ignore_index=True)
         table = both[both["timestamp"] > now - timedelta(hours=1)]
         peer.append(time.perf_counter() - began)
+    journal.close()
+    folder.cleanup()
     walls, cpus = (sorted(each) for each in zip(*ours, strict=True))
     middle = walls[len(walls) // 2]
     print(f"a round of {gpus:,} GPUs with {len(config.channels)} channels, {len(body) / 1e6:.1f} MB")
@@ -116,6 +126,7 @@ def main() -> None:
         ("taken in, median", middle, cpus[len(cpus) // 2]),
         ("taken in, slowest (closes a step)", walls[-1], cpus[-1]),
         ("of it reading the body, median", sorted(decoding)[len(decoding) // 2], math.nan),
+        ("of it writing the journal, median", sorted(keeping)[len(keeping) // 2], math.nan),
         ("pandas: append and drop, median", sorted(peer)[len(peer) // 2], math.nan),
     ):
         processor = "" if math.isnan(cpu) else f"{1000 * cpu:.1f}"

@@ -26,7 +26,7 @@ def command(scores: Path, dataset: Path, ledger: Path | None) -> list[str]:
     scores, dataset : pathlib.Path
         Folders.
     ledger : pathlib.Path or None
-        The controller's ledger, whose drains tell which silence was ours.
+        The controller's ledger: its drains tell which silence was ours, its diagnostics what an alert came to.
     """
     more = [] if ledger is None else ["--ledger", str(ledger.absolute())]
     return [
@@ -72,18 +72,17 @@ def facts(scores: Path, dataset: Path, ledger: Path | None) -> dict[str, Any]:
     InputError
         If the dataset or the ledger cannot be read.
     """
-    from features.config import LabelSection
-    from serving.page.judging import outcomes_of
+    from serving.page.judging import labels_of, outcomes_of
     from telemetry.store import Dataset
 
     found = Dataset.open(dataset)
     inventory, events = found.inventory(), found.events()
     if ledger is not None and ledger.exists():
-        events = _with_own_drains(events, ledger)
+        events = _with_our_own(events, ledger)
     end = found.meta.span[1]
     return {
         "places": _places(inventory),
-        "outcomes": outcomes_of(scores, events, inventory, data_end=end, labels=LabelSection()),
+        "outcomes": outcomes_of(scores, events, inventory, data_end=end, labels=labels_of(scores)),
         "data_end": end.isoformat(),
         "made_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -101,17 +100,18 @@ def _places(inventory: pd.DataFrame) -> dict[str, list[str]]:
     return {str(unit): list(map(str, place)) for unit, *place in zip(latest["unit"], *columns, strict=True)}
 
 
-def _with_own_drains(events: pd.DataFrame, ledger: Path) -> pd.DataFrame:
+def _with_our_own(events: pd.DataFrame, ledger: Path) -> pd.DataFrame:
+    """Add what a controller did and found out: its drains, and the diagnostics of the nodes that it emptied."""
     import pandas as pd
     import pyarrow as pa
 
-    from scheduler.ledger_export import drain_events
+    from scheduler.ledger_export import diagnostic_events, drain_events
     from scheduler.ledger_reader import LedgerReader
     from telemetry.schema import EVENTS
 
     reader = LedgerReader(ledger)
     try:
-        own = drain_events(reader.marks())
+        own = drain_events(reader.marks()) + diagnostic_events(reader.results())
     finally:
         reader.close()
     if not own:

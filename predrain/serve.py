@@ -72,6 +72,13 @@ def serve(
         float | None,
         typer.Option(min=0.01, help="Most requests a second of one token (or address); 429 beyond.  Default: any."),
     ] = None,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Name under which requests may come, beside localhost and addresses, where no token is asked for: of "
+            "a proxy on this machine.  May be given more than once."
+        ),
+    ] = None,
     tracing: Annotated[
         bool, typer.Option("--tracing", help="Make OpenTelemetry spans; run under opentelemetry-instrument.")
     ] = False,
@@ -94,6 +101,7 @@ def serve(
 
         from predrain.page_sources import LedgerFile, page_reader
         from serving.http.access_log import JsonLines
+        from serving.http.interpreter import be_responsive
         from serving.http.server import refuse_open_port
         from serving.http.server import serve as run
         from serving.http.service import Service
@@ -103,6 +111,7 @@ def serve(
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
         logging.basicConfig(level=logging.INFO, handlers=[handler])
+        be_responsive()
         refuse_open_port(host, has_tokens=tokens is not None)
         settings = ServiceSettings()
         if stale_after is not None:
@@ -121,6 +130,7 @@ def serve(
             reader=None if dataset is None else page_reader(scores, dataset, ledger),
             ledger=None if ledger is None else LedgerFile(ledger),
             tracing=Tracing() if tracing else None,
+            hosts=allow_host or (),
         )
         run(service, host, port, extender_port=extender_port if extender else None, tls=_tls(tls_cert, tls_key))
 

@@ -85,7 +85,7 @@ def score_decision(
         written=written,
         folder=scores.folder_of(t),
         summary=standing,
-        behind_s=behind_s(config, t, now) if at is None else 0.0,
+        behind_s=behind_s(config, t, now),
         notes=tuple(notes),
     )
 

@@ -26,7 +26,8 @@ class ScoringResult:
     summary : dict
         Its summary.json.
     behind_s : float
-        How much later the decision is that would be due by the clock alone: the data end before it. 0: none.
+        How much later the decision is that would be due by the clock alone: the data end before it, or an older one
+        was asked for. 0: none.
     notes : tuple of str
         What a reader should know besides.
     """

@@ -45,8 +45,8 @@ def record_attempt(scores: ScoresFolder, attempt: Attempt) -> dict[str, Any]:
     -------
     dict
         The content of status.json: ``last_attempt``, ``last_success`` (null: never), ``error`` (null: the last attempt
-        succeeded), ``failures_in_row``, ``decision`` (the newest that was scored), ``behind_s`` and ``notes`` of the
-        last success. A run that found its decision scored already is a success.
+        succeeded), ``failures_in_row``, ``decision`` (the newest that was scored), ``behind_s`` (of that decision at
+        the last success) and ``notes`` of the last success. A run that found its decision scored already is a success.
 
     Raises
     ------
@@ -64,7 +64,7 @@ def record_attempt(scores: ScoresFolder, attempt: Attempt) -> dict[str, Any]:
         "error": attempt.error,
         "failures_in_row": 0 if result is not None else (failures if isinstance(failures, int) else 0) + 1,
         "decision": None if newest is None else newest.get("decision_time"),
-        "behind_s": before.get("behind_s") if result is None else result.behind_s,
+        "behind_s": before.get("behind_s") if result is None else _behind_s(result, newest),
         "notes": before.get("notes", []) if result is None else list(result.notes),
     }
     write_json(scores.path / STATUS, status)
@@ -74,6 +74,15 @@ def record_attempt(scores: ScoresFolder, attempt: Attempt) -> dict[str, Any]:
         page = _page(status, None)
     write_bytes(scores.path / TEXTFILE, page.encode())
     return status
+
+
+def _behind_s(result: ScoringResult, newest: Mapping[str, Any] | None) -> float:
+    """Give by how much the newest decision is behind: a run may have scored an older one."""
+    try:
+        t = datetime.fromisoformat((newest or {})["decision_time"]).astimezone(UTC)
+    except (KeyError, TypeError, ValueError):  # none, or somebody edited it
+        return result.behind_s
+    return max(result.behind_s - max((t - result.decision_time).total_seconds(), 0.0), 0.0)
 
 
 def _page(status: Mapping[str, Any], newest: Mapping[str, Any] | None) -> str:

@@ -57,6 +57,7 @@ def decision_summary(
         "issued_at": instant_words(first.issued_at),
         "expires_at": instant_words(first.expires_at),
         "horizon_s": config.labels.horizon.total_seconds(),
+        "labels": config.labels.model_dump(mode="json"),
         "every_s": config.decision.every.total_seconds(),
         "delay_s": config.features.delay.total_seconds(),
         "unit": config.unit,

@@ -16,7 +16,7 @@ from serving.http.online import NewestScores
 from serving.http.request import JSON, Answer, Request, unknown_name
 from serving.http.routing import Route
 from serving.http.settings import ServiceSettings
-from serving.http.strict_json import read_json, shown
+from serving.http.strict_json import may_hold_booleans, read_json, shown
 from serving.http.telemetry_route import ARROW, TelemetryRoute
 from serving.http.work import Work
 from telemetry.receiving.problems import Refused
@@ -216,7 +216,7 @@ class Asking:
         from serving.http.rows import rows_of_records  # noqa: PLC0415 - numpy, for rows only
 
         model = self.model()
-        return model, rows_of_records(value, model.columns, self._settings.rows)
+        return model, rows_of_records(value, model.columns, self._settings.rows, booleans=may_hold_booleans(body))
 
     def _asked(self, body: bytes) -> tuple[str, Any]:
         model, rows = self._holder.model, self._settings.rows

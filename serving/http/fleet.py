@@ -83,6 +83,8 @@ class Fleet:
     scores : Scores
     tiers, node_tiers : dict of str to int
         Units and nodes by tier, as they were scored.
+    known : int
+        Units whose risk is known, expired or not.
     """
 
     def __init__(self, scores: Scores) -> None:
@@ -91,6 +93,7 @@ class Fleet:
         self._view = self._make(0, _BEFORE_ALL)
         self.tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(record.tier for record in scores.units.values())
         self.node_tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(state.tier for state in self._view.worst_first)
+        self.known = sum(record.status == "ok" for record in scores.units.values())
 
     def state(self, node: str, now: datetime) -> NodeState | None:
         """Return a node's state, None if there is no score of it."""
@@ -103,6 +106,10 @@ class Fleet:
     def expired(self, now: datetime) -> bool:
         """Tell whether no score holds any longer."""
         return now >= self.scores.expires
+
+    def holds(self, now: datetime) -> bool:
+        """Tell whether some unit's risk is known and has not expired."""
+        return self.known > 0 and not self.expired(now)
 
     def stale(self, now: datetime, after_s: float | None) -> bool:
         """Tell whether the decision is older than some seconds; None: it never is."""

@@ -14,7 +14,7 @@ from serving.http.model import LoadedModel
 from serving.http.request import JSON, Answer, Request, unknown_name
 from serving.http.routing import Route
 from serving.http.settings import ServiceSettings
-from serving.http.strict_json import read_json
+from serving.http.strict_json import may_hold_booleans, read_json
 from telemetry.receiving.problems import Refused
 
 if TYPE_CHECKING:
@@ -73,11 +73,12 @@ class Invocations:
         if len(content) != 1:
             raise Refused(422, f"send exactly one of {', '.join(FORMS)}", "invalid")
         ((form, value),) = content.items()
+        booleans = may_hold_booleans(body)
         if form == "dataframe_split":
-            return rows_of_table(*_split(value), model.columns, limit)
+            return rows_of_table(*_split(value), model.columns, limit, booleans=booleans)
         if form == "inputs" and isinstance(value, dict):
-            return rows_of_table(*_turned(value), model.columns, limit, form)
-        return rows_of_records(value, model.columns, limit, form)
+            return rows_of_table(*_turned(value), model.columns, limit, form, booleans=booleans)
+        return rows_of_records(value, model.columns, limit, form, booleans=booleans)
 
 
 def _split(value: Any) -> tuple[Any, Any]:

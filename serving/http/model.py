@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from features.errors import InputError
-from serving.model_life.sources import BundleSource, FolderBundle
+from serving.model_life.sources import BundleSource, FolderBundle, NotNamedYet
 
 if TYPE_CHECKING:
     from models.bundle import Bundle
@@ -178,6 +178,12 @@ class ModelHolder:
                 self.refused = named.note
                 return False
             model = load_model(named.path, version=named.version)
+        except NotNamedYet as waiting:
+            if self.model is None:
+                self.trouble, self.refused = f"the model is being fetched: {waiting.what}", None
+            else:
+                self._refuse(str(waiting))
+            return False
         except InputError as error:
             self._refuse(str(error))
             return False

@@ -10,11 +10,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from policy.tiers import UNKNOWN
 from serving.config import ScoringSettings
 from serving.http.fleet import Fleet
 from serving.http.keeper import ScoreKeeper, Served
 from serving.http.model import LoadedModel, ModelHolder
+from serving.page.reader import Channels, channels_from
 from telemetry.exposition.writer import family
 
 if TYPE_CHECKING:
@@ -128,6 +128,16 @@ class OnlineHolder:
             "known": decision.known,
         }
 
+    def channels(self, node: str, unit: str) -> Channels | None:
+        """Give a unit's last days as they were pushed and read; None where there is no state, or no sample of it."""
+        state = None if self.upkeep is None else self.upkeep.state
+        if state is None:
+            return None
+        from serving.online.unit_series import unit_series  # noqa: PLC0415 - pandas, which the state has imported
+
+        content = unit_series(state, node, unit)
+        return None if content is None else channels_from(content)
+
     def exposition(self) -> str:
         """Return the lines of its numbers."""
         if not self.wanted:
@@ -142,10 +152,13 @@ class OnlineHolder:
             ("online_decision_failures_total", "Decisions that failed.", counts.decision_failures),
             ("online_snapshots_total", "Snapshots written.", counts.snapshots),
             ("online_snapshot_failures_total", "Snapshots that could not be written.", counts.snapshot_failures),
+            ("online_not_kept_total", "Pushes refused because the disk did not take them.", counts.not_kept),
         ):
             page += family(name, "counter", text, {"": value})
         events = {'{fate="added"}': counts.events, '{fate="unknown"}': counts.events_unknown}
         page += family("online_events_total", "counter", "Events pushed, by what became of them.", events)
+        size_of = {"": upkeep.journal.bytes}
+        page += family("online_journal_bytes", "gauge", "Bytes of what was pushed since the last snapshot.", size_of)
         if upkeep.snapshot_at is not None:
             when = {"": upkeep.snapshot_at.timestamp()}
             page += family("online_snapshot_timestamp_seconds", "gauge", "When the last snapshot was written.", when)
@@ -221,7 +234,8 @@ class NewestScores:
         """What to answer from; take it once a request.
 
         An online decision that knows fewer units than the scores in the folder (nine in ten count as as many) does not
-        take their place as long as those hold: telemetry that has not come yet must not hide what is known.
+        take their place as long as those hold: telemetry that has not come yet must not hide what is known. One that
+        knows none never takes the place of scores that know some: those stay, and are said to have expired.
         """
         stored, fleet = self._keeper.served, self._online.fleet
         if fleet is None or (stored.fleet is not None and not self._replaces(fleet, stored.fleet)):
@@ -237,10 +251,11 @@ class NewestScores:
         return not self._replaces(fleet, stored)
 
     def _replaces(self, fleet: Fleet, stored: Fleet) -> bool:
-        if stored.expired(self._clock()):
-            return True
-        return fleet.scores.decided > stored.scores.decided and _known(fleet) >= _AS_MANY * _known(stored)
-
-
-def _known(fleet: Fleet) -> int:
-    return sum(fleet.tiers.values()) - fleet.tiers[UNKNOWN]
+        now = self._clock()
+        holding = fleet.holds(now), stored.holds(now)
+        if all(holding):
+            return fleet.scores.decided > stored.scores.decided and fleet.known >= _AS_MANY * stored.known
+        if any(holding):
+            return holding[0]
+        # Neither says anything of now: the newer of those that ever knew something tells since when.
+        return (fleet.known > 0, fleet.scores.decided) > (stored.known > 0, stored.scores.decided)

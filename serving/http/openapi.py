@@ -24,6 +24,7 @@ _WORDS = {
     "409": "It does not fit what the service has: newer scores, or no model.",
     "413": "The body is too large, or holds too many rows.",
     "415": "The media type or the encoding is not taken.",
+    "421": "The request names another host than this service, which asks for no token.",
     "422": "The body can be read, and what it holds does not fit.",
     "429": "Too many requests of this token or address in a short time.",
     "500": "A fault of the service.",
@@ -363,5 +364,5 @@ def _operation(
 
 def _answers(summary: str, content: dict[str, Any], *refusals: str) -> dict[str, Any]:
     problem = {_PROBLEM: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    refused = {status: {"description": _WORDS[status], "content": problem} for status in (*refusals, "500")}
+    refused = {status: {"description": _WORDS[status], "content": problem} for status in (*refusals, "421", "500")}
     return {"summary": summary, "responses": {"200": {"description": "Done.", "content": content}, **refused}}

@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from serving.http.access_log import AccessLog
+from serving.http.hosts import AllowedHosts
 from serving.http.limits import RateLimit
 from serving.http.metrics import RequestCounts
 from serving.http.request import Answer, AsgiReceive, AsgiScope, AsgiSend, Disconnected, Held, Request
 from serving.http.settings import ServiceSettings
+from serving.http.strict_json import shown
 from serving.http.tokens import Grant, Scope, ScopedTokens
 from serving.http.tracing import Tracing, trace_of
 from telemetry.receiving.problems import Refused
@@ -83,6 +85,8 @@ class Application:
         Default: callers may send as many requests as they like.
     tracing : Tracing, optional
         Default: no spans are made.
+    hosts : AllowedHosts, optional
+        Default: requests may name any host.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Application:
         held: Held | None = None,
         limit: RateLimit | None = None,
         tracing: Tracing | None = None,
+        hosts: AllowedHosts | None = None,
     ) -> None:
         self.routes = routes
         self._settings = settings
@@ -105,6 +110,7 @@ class Application:
         self._held = held or Held()
         self._limit = limit
         self._tracing = tracing
+        self._hosts = hosts
         self._active = 0
         self._exact: dict[str, dict[str, Route]] = {}
         self._prefixes: dict[str, dict[str, Route]] = {}
@@ -135,6 +141,7 @@ class Application:
         self._counts.active += 1
         try:
             try:
+                self._check_host(request)
                 route, parameter = self._match(request)
                 label, request.parameter, visitors = route.path, parameter, route.visitors
                 name = self._admit(route, request)
@@ -169,6 +176,12 @@ class Application:
                 client=request.client,
                 trace=trace_of(request),
             )
+
+    def _check_host(self, request: Request) -> None:
+        host = request.headers.get("host")
+        if self._hosts is not None and not self._hosts.allows(host):
+            detail = f"this service is not {shown(host)}: ask localhost, or start it with --allow-host NAME"
+            raise Refused(421, detail, "host")
 
     def _match(self, request: Request) -> tuple[Route, str]:
         methods, parameter = self._find(request.path)

@@ -5,8 +5,10 @@ Only here and where the model is loaded is numpy needed; look-ups of nodes never
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import chain
 from typing import Any, Final
 
@@ -49,8 +51,23 @@ class FeatureRows:
     timed: bool
 
 
-def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str = "rows") -> FeatureRows:
+def rows_of_records(
+    records: Any, columns: Sequence[str], limit: int, what: str = "rows", *, booleans: bool = True
+) -> FeatureRows:
     """Read a list of objects, one a row.
+
+    Parameters
+    ----------
+    records : object
+        As decoded; may be taken apart.
+    columns : sequence of str
+        The model's, in order.
+    limit : int
+        Most rows.
+    what : str
+        What a refusal calls them.
+    booleans : bool
+        Whether there may be ``true`` or ``false`` among them, which then is looked for value by value.
 
     Raises
     ------
@@ -62,17 +79,26 @@ def rows_of_records(records: Any, columns: Sequence[str], limit: int, what: str 
     _check_count(len(records), limit, what)
     first = list(records[0])
     if all(list(record) == first for record in records):  # as a program writes them
-        return rows_of_table(first, [list(record.values()) for record in records], columns, limit, what)
+        data = [list(record.values()) for record in records]
+        return rows_of_table(first, data, columns, limit, what, booleans=booleans)
     names = _union(records)
     if len(names) > len(columns) + len(_OWN):  # some are unknown: say which before all are spread out
         _places(names, columns)
-    return rows_of_table(names, [[record.get(name) for name in names] for record in records], columns, limit, what)
+    data = [[record.get(name) for name in names] for record in records]
+    return rows_of_table(names, data, columns, limit, what, booleans=booleans)
 
 
 def rows_of_table(
-    names: Any, data: Any, columns: Sequence[str], limit: int, what: str = "dataframe_split"
+    names: Any, data: Any, columns: Sequence[str], limit: int, what: str = "dataframe_split", *, booleans: bool = True
 ) -> FeatureRows:
     """Read columns' names and a list of lists, one a row.
+
+    Parameters
+    ----------
+    names, data : object
+        As decoded; the rows may be taken apart.
+    columns, limit, what, booleans
+        As for :func:`rows_of_records`.
 
     Raises
     ------
@@ -88,21 +114,19 @@ def rows_of_table(
         if len(row) != len(names):
             raise Refused(422, f"{what}: row {number} has {len(row)} values for {len(names)} columns", "invalid")
     places = _places(names, columns)
-    features = [place for place, name in enumerate(names) if name not in _OWN]
-    plain = [[row[place] for place in features] for row in data] if len(features) < len(names) else data
-    values = np.full((len(data), len(columns)), np.nan, dtype=np.float32)
-    kinds = set(map(type, chain.from_iterable(plain)))
-    if not kinds <= {int, float, type(None)}:
-        raise _wrong_type(plain, [names[place] for place in features], what)
-    try:
-        given = np.array(plain, dtype=np.float64).reshape(len(data), len(features))
-    except OverflowError:
-        raise Refused(422, f"{what}: a number is beyond what can be held", "invalid") from None
-    _check_range(given, [names[place] for place in features], what)
-    values[:, [places[names[place]] for place in features]] = given
-    units = _units([row[names.index(UNIT)] for row in data] if UNIT in names else None, len(data), what)
-    times = [row[names.index(DECISION_TIME)] for row in data] if DECISION_TIME in names else None
-    return FeatureRows(values, units, *_times(times, len(data), what))
+    own = {name: names.index(name) for name in _OWN if name in names}
+    aside = {name: [row[place] for row in data] for name, place in own.items()}
+    for place in sorted(own.values(), reverse=True):
+        for row in data:
+            del row[place]
+    features = [name for name in names if name not in own]
+    given = _numbers(data, features, what, booleans=booleans)
+    values = _spread(given, [places[name] for name in features], len(columns))
+    return FeatureRows(
+        values,
+        _units(aside.get(UNIT), len(data), what),
+        *_times(aside.get(DECISION_TIME), len(data), what),
+    )
 
 
 def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: int) -> FeatureRows:
@@ -113,7 +137,7 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
     Refused
         400 if it is damaged, 413 for too much, 422 for columns or types that do not fit.
     """
-    import pyarrow as pa  # noqa: PLC0415 - JSON rows do without
+    import pyarrow as pa  # noqa: PLC0415 - rows alone need it
 
     from telemetry.receiving.arrow_body import BodyError, BodyTooLarge, read_stream  # noqa: PLC0415
 
@@ -129,19 +153,11 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
     places = _places(names, columns)
     if count * len(columns) * 4 > byte_limit:
         raise Refused(413, f"{count} rows of {len(columns)} features are too many: send fewer rows", "too_large")
-    values = np.full((count, len(columns)), np.nan, dtype=np.float32)
-    for name in names:
-        if name in _OWN:
-            continue
-        column = table.column(name)
-        kind = column.type
-        if pa.types.is_null(kind):
-            continue
-        if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-            raise Refused(422, f"column {shown(name)} has the type {str(kind)[:60]}: send numbers", "invalid")
-        given = column.cast(pa.float64(), safe=False).to_numpy().reshape(count, 1)
-        _check_range(given, [name], "the table")
-        values[:, places[name]] = given[:, 0]
+    kinds = dict(zip(names, table.schema.types, strict=True))
+    aside = [name for name, kind in kinds.items() if name in _OWN or pa.types.is_null(kind)]
+    features = [name for name in names if name not in aside]
+    given = _matrix(table.drop_columns(aside), {name: kinds[name] for name in features})
+    values = _spread(given, [places[name] for name in features], len(columns))
     units = table.column(UNIT).to_pylist() if UNIT in names else None
     times = table.column(DECISION_TIME) if DECISION_TIME in names else None
     if times is not None and pa.types.is_timestamp(times.type):
@@ -150,19 +166,76 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
     return FeatureRows(values, _units(units, count, "the table"), *_times(texts, count, "the table"))
 
 
+def _matrix(table: Any, kinds: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """Return columns of numbers as one array, a null as NaN: column by column took most of a request."""
+    import pyarrow as pa  # noqa: PLC0415 - as in the caller
+
+    if not kinds:
+        return np.empty((table.num_rows, 0), dtype=np.float32)
+    floats = (pa.float32(), pa.float64())
+    for name, kind in kinds.items():
+        if kind not in floats and not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
+            raise Refused(422, f"column {shown(name)} has the type {str(kind)[:60]}: send numbers", "invalid")
+    if not set(kinds.values()) <= set(floats):
+        as_floats = {name: kind if kind in floats else pa.float64() for name, kind in kinds.items()}
+        table = table.cast(pa.schema(as_floats), safe=False)
+    batches = table.to_batches()
+    batch = batches[0] if len(batches) == 1 else table.combine_chunks().to_batches()[0]
+    given: npt.NDArray[Any] = batch.to_tensor(null_to_nan=True).to_numpy()
+    _check_range(given, list(kinds), "the table")
+    return given
+
+
+def _numbers(
+    data: Sequence[Sequence[Any]], names: Sequence[str], what: str, *, booleans: bool
+) -> npt.NDArray[np.float64]:
+    """Return rows of numbers and nulls as one array."""
+    import pyarrow as pa  # noqa: PLC0415 - loading a bundle has imported it
+
+    shape = len(data), len(names)
+    given: npt.NDArray[np.float64]
+    if not booleans:
+        # Arrow refuses what is no number, but for booleans, and integers that no float holds: those go the long way.
+        with suppress(pa.ArrowException, OverflowError):
+            flat = pa.array(list(chain.from_iterable(data)), pa.float64())
+            given = flat.to_numpy(zero_copy_only=False).reshape(shape)
+            _check_range(given, names, what)
+            return given
+    if not set(map(type, chain.from_iterable(data))) <= {int, float, type(None)}:
+        raise _wrong_type(data, names, what)
+    try:
+        given = np.array(data, dtype=np.float64).reshape(shape)
+    except OverflowError:
+        raise Refused(422, f"{what}: a number is beyond what can be held", "invalid") from None
+    _check_range(given, names, what)
+    return given
+
+
+def _spread(given: npt.NDArray[Any], places: Sequence[int], width: int) -> npt.NDArray[np.float32]:
+    """Put columns where the model has them; the others are missing."""
+    if list(places) == list(range(width)):
+        return given.astype(np.float32, order="C")
+    values = np.full((len(given), width), np.nan, dtype=np.float32)
+    values[:, places] = given
+    return values
+
+
 def _stamps(times: Any) -> npt.NDArray[np.int64]:
     """Return a column of timestamps in milliseconds."""
     import pyarrow as pa  # noqa: PLC0415 - as in the caller
 
-    if times.type.tz is None or times.null_count:
-        raise Refused(422, "decision_time: send times with a time zone, and for each row", "invalid")
+    if times.type.tz is None:
+        detail = f"decision_time: {times.type} has no time zone: send timestamps with one, such as UTC"
+        raise Refused(422, detail, "invalid")
+    if times.null_count:
+        raise _no_time("the table", times.is_null().to_pylist().index(True))
     # Seconds may overflow, which the cast then says; finer units lose digits, which it must not mind.
     try:
         millis = times.cast(pa.timestamp("ms", "UTC"), safe=times.type.unit == "s").cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid:
         millis = None
     if millis is None or (millis < _FIRST_MS).any() or (millis > _LAST_MS).any():
-        raise Refused(422, "decision_time: a time is beyond what can be held", "invalid")
+        raise Refused(422, "decision_time: a time lies outside the years 1 to 9999 (UTC)", "invalid")
     return np.asarray(millis, dtype=np.int64)
 
 
@@ -220,9 +293,25 @@ def _times(given: Sequence[Any] | None, count: int, what: str) -> tuple[npt.NDAr
         return np.zeros(count, dtype=np.int64), False
     times = np.zeros(count, dtype=np.int64)
     for number, text in enumerate(given):
+        if text is None:
+            raise _no_time(what, number)
         try:
             times[number] = round(parse_instant(text).timestamp() * _MS)
         except (ValueError, OverflowError):
-            detail = f"{what}: row {number}, decision_time: {shown(text)} is no ISO 8601 time with a zone"
-            raise Refused(422, detail, "invalid") from None
+            why = "is no time with a zone: write ISO 8601, such as '2026-01-01T06:00:00Z'"
+            if _is_naive(text):
+                why = "has no time zone: write it with one, such as '2026-01-01T06:00:00Z'"
+            raise Refused(422, f"{what}: row {number}, decision_time: {shown(text)} {why}", "invalid") from None
     return times, True
+
+
+def _no_time(what: str, number: int) -> Refused:
+    detail = f"{what}: row {number} has no decision_time, and others have one: give each row its own, or none to any"
+    return Refused(422, detail, "invalid")
+
+
+def _is_naive(text: object) -> bool:
+    try:
+        return isinstance(text, str) and datetime.fromisoformat(text).tzinfo is None
+    except ValueError:
+        return False

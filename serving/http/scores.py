@@ -37,7 +37,8 @@ class Scores:
     nodes : dict of str to tuple of RiskRecord
         By node, in the order of slots.
     decided, issued, expires : datetime
-        Decision time, when the last was written, and when the last expires (aware UTC).
+        Decision time, when the last was written, and when the last known risk expires (aware UTC; where none is known,
+        when the last record does).
     model : mapping
         ``digest``, ``profile`` and ``version`` of the model.
     summary : mapping
@@ -71,13 +72,14 @@ class Scores:
             nodes.setdefault(record.node, []).append(record)
         model = next(iter(units.values())).model
         decided = max(record.decision_time for record in units.values())
+        known = [record.expires_at for record in units.values() if record.status == "ok"]
         return cls(
             decided.strftime(_STAMP) if decision is None else decision,
             units,
             {node: tuple(sorted(each, key=_place)) for node, each in nodes.items()},
             decided,
             max(record.issued_at for record in units.values()),
-            max(record.expires_at for record in units.values()),
+            max(known or [record.expires_at for record in units.values()]),
             {"digest": model.digest, "profile": model.profile, "version": model.version},
             summary,
         )

@@ -17,6 +17,7 @@ from typing import Any, Final, cast
 import uvicorn
 
 from features.errors import InputError
+from serving.http.notify import notify
 from serving.http.routing import Application
 from serving.http.service import Service
 from serving.http.tls import Tls
@@ -126,6 +127,7 @@ def serve(
         quiet_accept_errors(loop)
 
         def end() -> None:
+            notify("STOPPING=1")
             for server, _ in servers:
                 server.should_exit = True
 
@@ -142,6 +144,7 @@ def serve(
             listener.listen(_BACKLOG)  # whoever is told that the service listens may connect
         ports = [int(listener.getsockname()[1]) for _, listener in servers]
         _LOG.info("serving on %s:%d%s", host, ports[0], f", extender on {ports[1]}" if len(ports) > 1 else "")
+        notify("READY=1")
         if started is not None:
             started(ports[0], ports[1] if len(ports) > 1 else None)
         service.start()

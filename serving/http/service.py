@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from policy.tiers import UNKNOWN
 from serving.http.access_log import AccessLog
 from serving.http.asking import Asking
 from serving.http.fleet import Fleet
+from serving.http.hosts import AllowedHosts
 from serving.http.invocations import Invocations
 from serving.http.keeper import ScoreKeeper
 from serving.http.limits import RateLimit
@@ -65,6 +65,8 @@ class Service:
         Gives the pages what a controller recorded.
     tracing : Tracing, optional
         Makes spans of the API's requests. Default: none are made.
+    hosts : sequence of str
+        Names, beside localhost and addresses, under which requests may come where no token is asked for.
 
     Attributes
     ----------
@@ -95,6 +97,7 @@ class Service:
         reader: DatasetReader | None = None,
         ledger: LedgerPages | None = None,
         tracing: Tracing | None = None,
+        hosts: Sequence[str] = (),
     ) -> None:
         self.settings = settings or ServiceSettings()
         self.counts = RequestCounts()
@@ -128,10 +131,12 @@ class Service:
             reader=reader,
             ledger=ledger,
             document=lambda: document(self.settings),
+            pushed=self.online.channels,
         )
         rate = self.settings.rate_per_s
         self._limit = None if rate is None else RateLimit(rate, self.settings.rate_burst)
         held = Held()
+        local = AllowedHosts(hosts)
         self.api = Application(
             [
                 Route("GET", "/healthz", self._healthz, always=True),
@@ -150,6 +155,7 @@ class Service:
             held=held,
             limit=self._limit,
             tracing=tracing,
+            hosts=local if scoped is None else None,
         )
         self.extender = Application(
             [
@@ -160,6 +166,7 @@ class Service:
             replace(self.settings, body_bytes=max(self.settings.body_bytes, 128 * MIB)),
             self.counts,
             self._log,
+            hosts=local,
         )
 
     def start(self) -> None:
@@ -189,9 +196,11 @@ class Service:
             reasons.append(f"no scores can be served: {served.trouble}")
         else:
             scores = served.fleet.scores
-            if served.fleet.expired(now):
+            if served.fleet.known == 0:
+                reasons.append("no unit's risk is known: look after the telemetry")
+            elif served.fleet.expired(now):
                 reasons.append(f"the scores of {scores.decision} have expired: score the fleet again")
-            elif served.fleet.stale(now, self.settings.stale_after_s):
+            if not served.fleet.expired(now) and served.fleet.stale(now, self.settings.stale_after_s):
                 age_s = (now - scores.decided).total_seconds()
                 reasons.append(f"the scores of {scores.decision} are stale, {age_s:.0f} s old: score the fleet again")
         if self.holder.trouble is not None:
@@ -210,8 +219,6 @@ class Service:
             warnings.append(f"newer scores cannot be served: {stored.trouble}")
         if self.newest.held_back:
             warnings.append("the online state knows too few units' risks: the stored scores are served")
-        if served.fleet is not None and served.fleet.tiers[UNKNOWN] == len(served.fleet.scores.units):
-            warnings.append("no unit's risk is known: look after the telemetry")
         error = served.status.get("error")
         if isinstance(error, str) and error:
             warnings.append(f"the last attempt to score failed: {error}")
@@ -267,7 +274,8 @@ class Service:
         scores, now = fleet.scores, self._clock()
         page += family("units", "gauge", "Units by tier, as scored.", _by_tier(fleet.tiers))
         page += family("nodes", "gauge", "Nodes by tier, as scored.", _by_tier(fleet.node_tiers))
-        page += family("scores_expired", "gauge", "Whether all scores have expired.", {"": fleet.expired(now)})
+        text = "Whether no unit's risk holds: all have expired, or none is known."
+        page += family("scores_expired", "gauge", text, {"": not fleet.holds(now)})
         for name, text, when in (
             ("decision_timestamp_seconds", "Decision time of the scores.", scores.decided),
             ("scores_expiry_timestamp_seconds", "When the last score expires.", scores.expires),

@@ -42,7 +42,8 @@ def read_json(body: bytes, *, containers: int | None = None, values: int | None 
     """
     if containers is not None and body.count(b"{") + body.count(b"[") > containers:
         raise Refused(413, f"the body holds more than {containers} arrays and objects: send fewer rows", "too_large")
-    if values is not None and body.count(b",") > values:
+    # Counting what comes often takes as long as a fifth of the reading; a body of fewer bytes cannot hold so many.
+    if values is not None and len(body) > values and body.count(b",") > values:
         raise Refused(413, f"the body holds more than {values} values: send fewer rows", "too_large")
     with _refusing():
         if not finite and orjson is not None:
@@ -51,6 +52,11 @@ def read_json(body: bytes, *, containers: int | None = None, values: int | None 
                 return orjson.loads(body)
         parse_float = _finite if finite else None
         return json.loads(body.decode("utf-8-sig"), parse_constant=_refuse_constant, parse_float=parse_float)
+
+
+def may_hold_booleans(body: bytes) -> bool:
+    """Tell whether a JSON text may hold ``true`` or ``false``, at the cost of a search for either."""
+    return b"true" in body or b"false" in body
 
 
 def write_json(value: Any) -> bytes:

@@ -127,8 +127,12 @@ class TelemetryRoute:
     def _take(self, body: bytes, media: str, kind: str | None, upkeep: OnlineUpkeep) -> Answer:
         tables = self._arrow(body, kind, upkeep) if media == ARROW else self._json(body, kind, upkeep)
         events = tables.get("events")
+        from serving.online.journal import NotKeptError  # noqa: PLC0415 - Arrow, with the state only
+
         try:
             absorbed, told = upkeep.push(tables.get("samples"), None if events is None else events.to_pandas())
+        except NotKeptError as error:
+            raise Refused(503, str(error), "disk", retry_after_s=self._settings.retry_after_s) from error
         except InputError as error:
             raise Refused(422, str(error), "invalid") from error
         return Answer.json({"samples": asdict(absorbed), "events": told})
@@ -163,7 +167,12 @@ class TelemetryRoute:
 
         if kind is None:
             raise Refused(422, "name the kind of an Arrow body: ?kind=samples or ?kind=events", "invalid")
+        from serving.http.long_samples import is_long, wide_samples  # noqa: PLC0415 - as above
+
         limits = self._settings
+        if kind == "samples" and is_long(body):
+            wide = wide_samples(body, _channels(upkeep), row_limit=limits.rows, byte_limit=limits.decoded_bytes)
+            body = _stream_of(wide)  # so that all is checked that is checked of other bodies
         read = read_arrow(
             body,
             kind,
@@ -181,6 +190,16 @@ def _channels(upkeep: OnlineUpkeep) -> Mapping[str, Any]:
     state: OnlineState | None = upkeep.state
     assert state is not None
     return {**CATALOGUE, **state.config.channels}
+
+
+def _stream_of(table: pa.Table) -> bytes:
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    content: bytes = sink.getvalue().to_pybytes()
+    return content
 
 
 def _no_kind(name: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from features.errors import InputError
-from serving.model_life.sources import NamedBundle
+from serving.model_life.sources import NamedBundle, NotNamedYet
 from telemetry.atomic import disk_errors, fsync_path, write_bytes
 
 CURRENT: Final = "current.json"
@@ -119,12 +119,14 @@ def named_bundle(copy: ChampionCopy) -> NamedBundle:
 
     Raises
     ------
+    NotNamedYet
+        If the registry has not answered yet.
     InputError
-        If it holds none yet.
+        If it holds none, because the registry cannot be asked or has no champion.
     """
     current, error = copy.current(), copy.error()
     if current is None:
-        raise InputError(
+        raise (NotNamedYet if error is None else InputError)(
             error or "the champion has not been fetched yet",
             "the registry",
             "Check --registry and --name, and that there is a champion (`predrain promote`).",

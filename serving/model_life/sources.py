@@ -6,6 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from features.errors import InputError
+
+
+class NotNamedYet(InputError):
+    """The source has begun to look, and does not know yet which bundle it is: nothing is wrong."""
+
 
 @dataclass(frozen=True, slots=True)
 class NamedBundle:
@@ -43,6 +49,8 @@ class BundleSource(Protocol):
 
         Raises
         ------
+        NotNamedYet
+            If that is still being found out for the first time.
         InputError
             If there is none.
         """

@@ -19,13 +19,15 @@ from features.matrix import MatrixConfig
 from features.service import instant_ms
 from serving.freshness import sample_columns
 from serving.live_config import ReadBundle, live_config
-from serving.online.snapshot import META
+from serving.online.journal import Journal
+from serving.online.snapshot import META, read_snapshot
 from serving.online.state import OnlineState
 from telemetry.channel import Channel
 from telemetry.dataset import Dataset
 
 _LOG = logging.getLogger(__name__)
 Clock = Callable[[], datetime]
+_TIDY_EVERY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class Beginning:
         Why the snapshot that was there is not used; it has been set aside.
     replayed : int
         Samples that were read from the dataset.
+    arrived : int
+        Pushes that were read from the journal.
     dataset_to : datetime or None
         End of the dataset; None: there is none.
     """
@@ -65,10 +69,18 @@ class Beginning:
     restored: bool
     refused: str | None
     replayed: int
+    arrived: int
     dataset_to: datetime | None
 
 
-def begin(folder: Path, dataset: Path | None, bundle: ReadBundle, clock: Clock) -> Beginning:
+def begin(
+    folder: Path,
+    dataset: Path | None,
+    bundle: ReadBundle,
+    clock: Clock,
+    journal: Journal | None = None,
+    end: int | None = None,
+) -> Beginning:
     """Begin an online state.
 
     Parameters
@@ -81,6 +93,10 @@ def begin(folder: Path, dataset: Path | None, bundle: ReadBundle, clock: Clock) 
         What the rows are made for.
     clock : callable
         Aware now.
+    journal : Journal, optional
+        What was pushed after the snapshot was written.
+    end : int, optional
+        Number of the first of its files that is not to be read; default: all are.
 
     Returns
     -------
@@ -94,7 +110,7 @@ def begin(folder: Path, dataset: Path | None, bundle: ReadBundle, clock: Clock) 
         If there is neither a usable snapshot nor a dataset, or the dataset does not fit the bundle.
     """
     held = None if dataset is None else Dataset.open(dataset)
-    state, refused = _restored(folder, held, bundle, clock)
+    state, first, refused = _restored(folder, held, bundle, clock)
     restored = state is not None
     if state is None:
         if held is None:
@@ -104,11 +120,52 @@ def begin(folder: Path, dataset: Path | None, bundle: ReadBundle, clock: Clock) 
                 "Give --dataset FOLDER: its inventory and events are needed.",
             )
         config = live_config(bundle, held.meta)
-        state = OnlineState.of(config, held.inventory(), held.events(), clock)
-    replayed = 0
-    if held is not None:
-        replayed = fill(state, held, since=_gap(state) if restored else None, fleet=restored)
-    return Beginning(state, restored, refused, replayed, None if held is None else held.meta.span[1])
+        earliest = None if journal is None else next(journal.arrivals(first, end), None)
+        since = None if earliest is None else earliest.at
+        state = OnlineState.of(config, held.inventory(), held.events(), clock, since)
+    elif held is not None:
+        take_fleet(state, held)
+    gap = _gap(state) if restored else None
+    arrived = 0 if journal is None else replay(state, journal, first, end)
+    replayed = 0 if held is None else fill(state, held, since=gap, fleet=False)
+    return Beginning(state, restored, refused, replayed, arrived, None if held is None else held.meta.span[1])
+
+
+def replay(state: OnlineState, journal: Journal, first: int, end: int | None = None) -> int:
+    """Push again what was pushed before, each at the time at which it came.
+
+    Parameters
+    ----------
+    state : OnlineState
+    journal : Journal
+    first, end : int
+        As for :meth:`serving.online.journal.Journal.arrivals`.
+
+    Returns
+    -------
+    int
+        Pushes.
+    """
+    count = 0
+    for arrival in journal.arrivals(first, end):
+        try:
+            if arrival.kind == "samples":
+                state.push(arrival.table, at=arrival.at)
+            else:
+                state.push_events(arrival.table)
+        except InputError as error:  # what another version took
+            _LOG.warning("a push of %s cannot be taken again: %s", arrival.at.isoformat(), error)
+            continue
+        count += 1
+        if count % _TIDY_EVERY == 0:
+            state.tidy()
+    return count
+
+
+def take_fleet(state: OnlineState, dataset: Dataset) -> None:
+    """Take up a dataset's inventory and events."""
+    state.push_inventory(dataset.inventory())
+    state.push_events(dataset.events())
 
 
 def fill(state: OnlineState, dataset: Dataset, *, since: datetime | None = None, fleet: bool = True) -> int:
@@ -129,8 +186,7 @@ def fill(state: OnlineState, dataset: Dataset, *, since: datetime | None = None,
         Samples read again, whether the state had them or not.
     """
     if fleet:
-        state.push_inventory(dataset.inventory())
-        state.push_events(dataset.events())
+        take_fleet(state, dataset)
     state.advance()  # what waits in a snapshot comes before what is read again
     oldest = state.now() - state.look_back
     first = oldest if since is None else max(since, oldest)
@@ -150,15 +206,16 @@ def fill(state: OnlineState, dataset: Dataset, *, since: datetime | None = None,
 
 def _restored(
     folder: Path, dataset: Dataset | None, bundle: ReadBundle, clock: Clock
-) -> tuple[OnlineState | None, str | None]:
+) -> tuple[OnlineState | None, int, str | None]:
     try:
         there = (folder / META).exists() or any(folder.iterdir())
     except OSError:
         there = False
     if not there:
-        return None, None
+        return None, 0, None
     try:
-        state = OnlineState.restore(folder, clock=clock)
+        snapshot = read_snapshot(folder)
+        state = OnlineState.resume(snapshot, clock)
         meta = SampledAs.of(state.config) if dataset is None else dataset.meta
         state.serve(live_config(bundle, meta))
     except InputError as error:
@@ -168,8 +225,8 @@ def _restored(
         shutil.rmtree(aside, ignore_errors=True)
         folder.rename(aside)
         _LOG.warning("the snapshot of the online state is set aside as %s: %s", aside, error)
-        return None, f"{error}; it is set aside as {aside}"
-    return state, None
+        return None, 0, f"{error}; it is set aside as {aside}"
+    return state, snapshot.journal, None
 
 
 def _gap(state: OnlineState) -> datetime:

@@ -84,6 +84,7 @@ class Snapshot:
     config: MatrixConfig
     held: Held
     frames: list[Frame]
+    journal: int = 0
 
 
 def sampled_of(config: MatrixConfig) -> dict[str, Any]:
@@ -98,7 +99,32 @@ def sampled_of(config: MatrixConfig) -> dict[str, Any]:
     }
 
 
-def write_snapshot(path: Path, config: MatrixConfig, held: Held, frames: Sequence[Frame], now: datetime) -> int:
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """What a state held at a moment.
+
+    Attributes
+    ----------
+    config : MatrixConfig
+    held : Held
+    frames : sequence of Frame
+    at : datetime
+        Aware.
+    """
+
+    config: MatrixConfig
+    held: Held
+    frames: Sequence[Frame]
+    at: datetime
+
+    def write(self, path: Path, journal: int = 0) -> int:
+        """Write it, as :func:`write_snapshot` does."""
+        return write_snapshot(path, self.config, self.held, self.frames, self.at, journal=journal)
+
+
+def write_snapshot(
+    path: Path, config: MatrixConfig, held: Held, frames: Sequence[Frame], now: datetime, *, journal: int = 0
+) -> int:
     """Write a snapshot.
 
     Parameters
@@ -110,6 +136,8 @@ def write_snapshot(path: Path, config: MatrixConfig, held: Held, frames: Sequenc
     frames : sequence of Frame
     now : datetime
         Aware; noted.
+    journal : int
+        Number of the first file of the journal whose arrivals are not in it.
 
     Returns
     -------
@@ -147,6 +175,7 @@ def write_snapshot(path: Path, config: MatrixConfig, held: Held, frames: Sequenc
             "totals": asdict(held.totals),
             "order": held.order,
             "closed_ms": held.closed_ms,
+            "journal": journal,
             "frames": described,
             "files": files,
         }
@@ -191,11 +220,12 @@ def read_snapshot(path: Path, config: MatrixConfig | None = None) -> Snapshot:
             units={name[6:]: array for name, array in arrays.items() if name.startswith("units.")},
             closed_ms=int(content["closed_ms"]),
         )
+        journal = int(content.get("journal", 0))
     except (OSError, KeyError, TypeError, ValueError, EOFError, zipfile.BadZipFile, pa.ArrowException) as error:
         _damaged(path, str(error) or type(error).__name__, error)
     if config is not None and sampled_of(config) != sampled_of(own):
         raise InputError("it was made for a bundle with other features", f"the snapshot {path}", _COLD)
-    return Snapshot(own if config is None else config, held, frames)
+    return Snapshot(own if config is None else config, held, frames, journal)
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

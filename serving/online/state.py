@@ -20,20 +20,22 @@ from features.sequences import SequencePlan
 from features.service import duration_ms, instant_ms
 from serving.config import ScoringSettings
 from serving.fleet_rows import FleetRows
-from serving.online.blocks import settle
+from serving.online.blocks import concat, settle
 from serving.online.fleet_facts import checked_inventory, joined_events
 from serving.online.frame import Frame
 from serving.online.intake import Absorbed, PairBook, read_samples
 from serving.online.online_rows import View, fleet_reference_of, online_rows
+from serving.online.placing import Placing
 from serving.online.size import StateSize, bytes_of
-from serving.online.snapshot import Held, read_snapshot, sampled_of, write_snapshot
+from serving.online.snapshot import Captured, Held, Snapshot, read_snapshot, sampled_of
 from serving.online.stepper import Stepper
-from serving.online.window import SampleWindow, held
+from serving.online.window import SampleWindow, read_frames
 from telemetry.block import Block
 from telemetry.events import empty_events
 from telemetry.landing.waiting import AHEAD
 
 Clock = Callable[[], datetime]
+_FOR_EVER = 1 << 62
 
 
 class OnlineState:
@@ -66,15 +68,19 @@ class OnlineState:
         self._stepper = stepper
         self._totals = held_.totals
         self._order = held_.order
-        self._newest = np.full(0, -(1 << 62), np.int64) if newest is None else newest
-        self._grow()
-        if stepper.has_rises and newest is None:  # nobody else asks which sample of a unit is the newest
-            for frame in window.frames:
-                self._note(frame.read(None, {}))
+        self._placing = Placing(window, stepper, newest)
+        self._placing.grow(len(self._book))
+        if newest is None:
+            self._placing.read_newest()
 
     @classmethod
     def of(
-        cls, config: MatrixConfig, inventory: pd.DataFrame | pa.Table, events: pd.DataFrame | pa.Table, clock: Clock
+        cls,
+        config: MatrixConfig,
+        inventory: pd.DataFrame | pa.Table,
+        events: pd.DataFrame | pa.Table,
+        clock: Clock,
+        since: datetime | None = None,
     ) -> OnlineState:
         """Begin without a sample.
 
@@ -86,6 +92,8 @@ class OnlineState:
             As a dataset holds them, of the whole fleet and all its past.
         clock : callable
             Gives the present, aware.
+        since : datetime, optional
+            When the first of the samples came that are to be pushed as they came then. Default: now.
 
         Returns
         -------
@@ -99,7 +107,14 @@ class OnlineState:
         checked = checked_inventory(inventory)
         told = joined_events(empty_events(), events, config.features.delay)
         beginning = Held(
-            inventory=checked, events=told, pairs=[], totals=Absorbed(), order=0, waiting=None, units={}, closed_ms=None
+            inventory=checked,
+            events=told,
+            pairs=[],
+            totals=Absorbed(),
+            order=0,
+            waiting=None,
+            units={},
+            closed_ms=None if since is None else _closed(since, config),
         )
         return cls._with(config, beginning, [], clock)
 
@@ -127,7 +142,11 @@ class OnlineState:
             If there is no snapshot, it is damaged, of another version, or made for another bundle. Begin with
             :meth:`of` then: nothing of a snapshot that cannot be trusted is used.
         """
-        snapshot = read_snapshot(path, config)
+        return cls.resume(read_snapshot(path, config), clock)
+
+    @classmethod
+    def resume(cls, snapshot: Snapshot, clock: Clock) -> OnlineState:
+        """Go on from a snapshot that has been read."""
         return cls._with(snapshot.config, snapshot.held, snapshot.frames, clock)
 
     @classmethod
@@ -173,7 +192,7 @@ class OnlineState:
             extra = sum(bytes_of(block) for block in self._stepper.waiting)
             return StateSize(len(self._book), self._window.rows, len(frames), waiting, self._window.nbytes + extra)
 
-    def push(self, samples: pa.Table, *, replayed: bool = False) -> Absorbed:
+    def push(self, samples: pa.Table, *, replayed: bool = False, at: datetime | None = None) -> Absorbed:
         """Take samples in.
 
         Parameters
@@ -186,6 +205,9 @@ class OnlineState:
             The samples are read again from a dataset or from landed files, to fill a state that begins or a gap: they
             are not counted as late, and are brought to the step as an import of them would. Give whole steps: raw rows
             of one step that come in two tables are not joined.
+        at : datetime, optional
+            When they came, not before what was pushed earlier; default: now. The same tables at the same times make
+            the same state.
 
         Returns
         -------
@@ -197,13 +219,13 @@ class OnlineState:
         InputError
             If the table cannot be used; nothing of it is taken.
         """
-        now = self._clock()
+        now = self._clock() if at is None else at
         now_ms = instant_ms(now)
         with self._lock:
             block, unknown, nulled = read_samples(
                 samples, self.config.channels, self.config.unit, self._known, self._book
             )
-            self._grow()
+            self._placing.grow(len(self._book))
             given = len(block)
             oldest = self._window.oldest_ms(now_ms)
             ahead = block.ms > now_ms + duration_ms(AHEAD)
@@ -214,7 +236,7 @@ class OnlineState:
             late = 0 if replayed else int((block.ms < now_ms - duration_ms(self.config.features.delay)).sum())
             block.order = -(self._order + np.arange(len(block), dtype=np.int64))  # the last to come counts
             self._order += len(block)
-            stored = self._take(block, replayed=replayed)  # first: what comes after just the delay is in time
+            stored = self._placing.take(block, replayed=replayed)  # first: what comes after just the delay is in time
             self._advance(now)
             absorbed = Absorbed(
                 rows=given + unknown,
@@ -366,9 +388,12 @@ class OnlineState:
         InputError
             If the disk is full or may not be written to, or another process is writing there.
         """
+        return self.capture().write(path)
+
+    def capture(self) -> Captured:
+        """Take what a snapshot is written from: costs a moment, and never changes."""
         with self._lock:
-            frames, content = self._window.frames, self._held()
-        return write_snapshot(path, self.config, content, frames, self._clock())
+            return Captured(self.config, self._held(), self._window.frames, self._clock())
 
     def fork(self) -> OnlineState:
         """Give a state that holds the same from here on and goes its own way: to see what samples would change.
@@ -379,7 +404,7 @@ class OnlineState:
             Shares what never changes with this one, so that it costs a moment and little memory.
         """
         with self._lock:
-            frames, content, newest = self._window.frames, self._held(), self._newest.copy()
+            frames, content, newest = self._window.frames, self._held(), self._placing.newest.copy()
         return OnlineState._with(self.config, content, frames, self._clock, newest)
 
     def advance(self) -> None:
@@ -405,6 +430,19 @@ class OnlineState:
     def knows(self, node: str, unit: str) -> bool:
         """Tell whether the inventory has a unit on a node, at any time."""
         return (node, unit) in self._known
+
+    def samples_of(self, node: str, unit: str, after_ms: int) -> Block | None:
+        """Give a unit's samples after a time, sorted by it; None: it has never sent one."""
+        with self._lock:
+            number = self._book.get((node, unit))
+            if number < 0:
+                return None
+            waiting = [block.take(np.flatnonzero(block.unit == number)) for block in self._stepper.waiting]
+            frames, channels = self._window.frames, self.config.channels
+        units = np.array([number], dtype=np.int32)
+        return read_frames(
+            frames, units, channels, after_ms=after_ms, upto_ms=_FOR_EVER, further=settle(concat(waiting, channels))[0]
+        )
 
     def _held(self) -> Held:
         waiting = self._stepper.all_waiting()
@@ -441,47 +479,7 @@ class OnlineState:
 
     def _advance(self, now: datetime) -> None:
         """Close the steps that are over, and let go what is out of reach."""
-        closed = _closed(now, self.config)
-        if closed > self._stepper.closed_ms:
-            made = self._stepper.close(closed)
-            self._note(made)
-            self._window.add(made)
-            self._window.expire(instant_ms(now))
-
-    def _take(self, block: Block, *, replayed: bool) -> int:
-        """Let rows wait for the end of their step, or put those of steps that are closed in their place."""
-        over = self._stepper.is_closed(block.ms)
-        if not over.any():
-            self._stepper.wait(block)
-            return len(block)
-        self._stepper.wait(block.take(np.flatnonzero(~over)))
-        finer = self._stepper.finer[block.unit] & (not replayed)
-        past = block.take(np.flatnonzero(over & ~finer))
-        past, _ = settle(past)
-        if len(past) and replayed:
-            past = self._stepper.replay(past)
-        elif len(past) and self._stepper.has_rises:
-            again = held(self._window.frames, past)
-            between = (past.ms < self._newest[past.unit]) & ~again
-            past = self._stepper.beside(past, between=between, again=again)
-        elif len(past):
-            none = np.zeros(len(past), dtype=np.bool_)
-            past = self._stepper.beside(past, between=none, again=none)
-        self._note(past)
-        self._window.add(past)
-        return len(block) - int((over & finer).sum())
-
-    def _grow(self) -> None:
-        units = len(self._book)
-        self._stepper.grow(units)
-        have = len(self._newest)
-        if units > have:
-            more = np.full(max(units, have + have // 2), -(1 << 62), np.int64)
-            more[:have] = self._newest
-            self._newest = more
-
-    def _note(self, block: Block) -> None:
-        np.maximum.at(self._newest, block.unit, block.ms)
+        self._placing.advance(_closed(now, self.config), instant_ms(now))
 
 
 def _closed(now: datetime, config: MatrixConfig) -> int:

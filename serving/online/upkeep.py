@@ -14,6 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from features.blocks import table_of
 from features.errors import InputError
 from serving.config import ScoringSettings
 from serving.http.fleet import Fleet
@@ -21,11 +22,13 @@ from serving.live_config import live_config
 from serving.online.deciding import OnlineDecision, OnlineModel, decide, floor_to
 from serving.online.fleet_facts import placed_events
 from serving.online.intake import Absorbed
-from serving.online.origin import SampledAs, begin, fill
+from serving.online.journal import Journal, NotKeptError
+from serving.online.origin import SampledAs, begin, fill, replay
 from serving.online.state import OnlineState
 from telemetry.dataset import Dataset
 
 _LOG = logging.getLogger(__name__)
+_MOST_JOURNAL = 2**28  # bytes; reading them again takes seconds
 MOST_EVENTS = 1_000_000
 """Events that are held at most: a sender must not be able to make the state grow without an end."""
 
@@ -80,6 +83,7 @@ class OnlineCounts:
     snapshot_failures: int = 0
     events: int = 0
     events_unknown: int = 0
+    not_kept: int = 0
 
 
 class OnlineUpkeep:
@@ -110,6 +114,8 @@ class OnlineUpkeep:
     counts : OnlineCounts
     snapshot_at : datetime or None
         When the last snapshot was written by this process.
+    journal : Journal
+        What was pushed since.
     """
 
     def __init__(
@@ -131,11 +137,13 @@ class OnlineUpkeep:
         self._serving: OnlineModel | None = None
         self._followed: object = None
         self._followed_to: datetime | None = None
-        self._due = {"tidy": 0.0, "snapshot": 0.0, "follow": 0.0}
+        self._due = {"tidy": 0.0, "snapshot": 0.0, "follow": 0.0, "shorten": 0.0}
         self._rest_until = 0.0
         self._late = False
         self._decided = 0.0
         self._writing = threading.Lock()
+        self._absorbing = threading.Lock()
+        self.journal = Journal(folder.with_name(f"{folder.name}.journal"))
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="online", daemon=True)
 
@@ -161,9 +169,11 @@ class OnlineUpkeep:
             self._thread.join(wait_s)
         if self.state is not None:
             self.save()
+        with self._absorbing:
+            self.journal.close()
 
     def push(self, samples: pa.Table | None, events: pd.DataFrame | None) -> tuple[Absorbed, dict[str, int]]:
-        """Take samples and events in.
+        """Take samples and events in, once they are on the disk.
 
         Returns
         -------
@@ -175,40 +185,77 @@ class OnlineUpkeep:
         ------
         InputError
             If a table cannot be used as a whole, or too many events are held.
+        NotKeptError
+            If the disk does not take it: nothing of it was taken.
         RuntimeError
             If the state has not begun: see ``trouble``.
         """
-        state = self.state
-        if state is None:
-            raise RuntimeError(str(self.trouble))
+        with self._absorbing:
+            state = self.state
+            if state is None:
+                raise RuntimeError(str(self.trouble))
+            placed = None if events is None or not len(events) else self._placed(state, events)
+            at = _whole_ms(self._clock())
+            before = self._keep(samples, placed, at)
+            try:
+                absorbed = Absorbed() if samples is None else state.push(samples, at=at)
+                added = 0 if placed is None else state.push_events(placed)
+            except InputError:
+                if before is not None:
+                    self.journal.take_back(before)
+                raise
         told = {"rows": 0, "added": 0, "unknown": 0}
         if events is not None and len(events):
-            inventory, held = state.fleet
-            placed = placed_events(events, inventory)
-            if len(held) + len(placed) > MOST_EVENTS:
-                raise InputError(
-                    f"the online state holds {len(held)} events, {MOST_EVENTS} at most",
-                    "pushed events",
-                    "Find out who sends so many.",
-                )
-            added = state.push_events(placed) if len(placed) else 0
-            told = {"rows": len(events), "added": added, "unknown": len(events) - len(placed)}
+            unknown = len(events) - (0 if placed is None else len(placed))
+            told = {"rows": len(events), "added": added, "unknown": unknown}
             self.counts.events += added
-            self.counts.events_unknown += told["unknown"]
-        if samples is None:
-            return Absorbed(), told
-        absorbed = state.push(samples)
+            self.counts.events_unknown += unknown
         last = self.served.decision
-        if last is not None and absorbed.stored and not self._late:
+        if samples is not None and last is not None and absorbed.stored and not self._late:
             self._late = _reaches(samples, last)
         return absorbed, told
+
+    def _placed(self, state: OnlineState, events: pd.DataFrame) -> pd.DataFrame | None:
+        """Give the events of units that are known; None where there are none."""
+        inventory, held = state.fleet
+        placed = placed_events(events, inventory)
+        if len(held) + len(placed) > MOST_EVENTS:
+            raise InputError(
+                f"the online state holds {len(held)} events, {MOST_EVENTS} at most",
+                "pushed events",
+                "Find out who sends so many.",
+            )
+        return placed if len(placed) else None
+
+    def _keep(self, samples: pa.Table | None, events: pd.DataFrame | None, at: datetime) -> int | None:
+        """Write a push to the journal; return what takes it back."""
+        before: int | None = None
+        try:
+            if samples is not None:
+                before = self.journal.append("samples", samples, at)
+            if events is not None:
+                place = self.journal.append("events", table_of(events), at)
+                before = place if before is None else before
+        except NotKeptError as error:
+            if before is not None:
+                self.journal.take_back(before)
+            self.counts.not_kept += 1
+            self._note("journal", str(error))
+            raise
+        self._notes.pop("journal", None)
+        return before
 
     def save(self) -> bool:
         """Write the snapshot now; what keeps it from being written is said and counted."""
         assert self.state is not None
         with self._writing:
             try:
-                self.state.snapshot(self._folder)
+                with self._absorbing:
+                    first = self.journal.cut()
+                    captured = self.state.capture()
+                captured.write(self._folder, first)
+                with self._absorbing:
+                    self.journal.forget_before(first)
             except (InputError, OSError) as error:
                 self.counts.snapshot_failures += 1
                 self._note("snapshot", f"the online state cannot be written: {error}")
@@ -233,7 +280,9 @@ class OnlineUpkeep:
             self.state.advance()
             self.state.tidy()
         self._decide(self.state)
-        if self._is_due("snapshot", self._settings.snapshot_s):
+        if self._is_due("snapshot", self._settings.snapshot_s) or (
+            self.journal.bytes > _MOST_JOURNAL and self._is_due("shorten", self._settings.tidy_s)
+        ):
             self.save()
 
     def _adopt(self, model: OnlineModel) -> None:
@@ -254,8 +303,10 @@ class OnlineUpkeep:
                 self._notes.pop("model", None)
                 return
         began, stamp = time.monotonic(), self._stamp()
+        with self._absorbing:
+            since = self.journal.cut()
         try:
-            found = begin(self._folder, self._dataset, model.bundle, self._clock)
+            found = begin(self._folder, self._dataset, model.bundle, self._clock, self.journal, since)
         except InputError as error:
             if str(error) != self.trouble:
                 _LOG.error("the online state cannot begin: %s", error)
@@ -265,17 +316,20 @@ class OnlineUpkeep:
         if found.refused is not None:
             self._note("refused", f"the snapshot was not used: {found.refused}")
         self._notes.pop("model", None)
-        self.state, self._serving, self.trouble = found.state, model, None
+        with self._absorbing:  # what came meanwhile, for a state that this one takes the place of
+            arrived = found.arrived + replay(found.state, self.journal, since)
+            self.state, self._serving, self.trouble = found.state, model, None
         self.served = OnlineServed()
         self._followed, self._followed_to = stamp, found.dataset_to
         now = time.monotonic()
-        self._due = {"tidy": now, "snapshot": now + self._settings.snapshot_s, "follow": now + self._settings.follow_s}
+        self._due |= {"tidy": now, "snapshot": now + self._settings.snapshot_s, "follow": now + self._settings.follow_s}
         _LOG.info(
-            "the online state %s with %d samples of %d units, %d read from the dataset (%.1f s)",
+            "the online state %s with %d samples of %d units, %d read from the dataset, %d pushes read again (%.1f s)",
             "goes on" if found.restored else "begins",
             found.state.size.rows,
             found.state.size.pairs,
             found.replayed,
+            arrived,
             now - began,
         )
 
@@ -358,6 +412,11 @@ class OnlineUpkeep:
                 }
                 self._stopped.wait(10 * self._settings.poll_s)
             self._stopped.wait(self._settings.poll_s)
+
+
+def _whole_ms(t: datetime) -> datetime:
+    """Cut a time to milliseconds, as the journal keeps it."""
+    return t.replace(microsecond=t.microsecond // 1000 * 1000)
 
 
 def _reaches(samples: pa.Table, decision: OnlineDecision) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -58,13 +59,37 @@ def channels_of(dataset: Dataset, node: str, unit: str) -> dict[str, Any]:
     if not times.size:
         return {"start": None, "end": None, "series": [], "constant": []}
     order = np.argsort(times, kind="stable")
-    times = times[order]
+    joined = {name: np.concatenate(parts)[order] for name, parts in values.items()}
+    return told_of(meta.channels, times[order], joined, since)
+
+
+def told_of(
+    channels: Mapping[str, Channel], times: NDArray[np.int64], values: Mapping[str, Floats], since: datetime
+) -> dict[str, Any]:
+    """Bring a unit's samples to intervals.
+
+    Parameters
+    ----------
+    channels : mapping of str to Channel
+        Roll-ups among them are left out.
+    times : ndarray of int64, shape (n,)
+        Milliseconds since 1970 (UTC), ascending; one at least.
+    values : mapping of str to ndarray of float64, shape (n,)
+        By channel; NaN: no value.
+    since : datetime
+        Where the first interval begins (aware).
+
+    Returns
+    -------
+    dict
+        As :func:`channels_of`.
+    """
     start_ms = int(since.timestamp() * 1000)
     at = np.clip((times - start_ms) * INTERVALS // (int(DAYS.total_seconds()) * 1000), 0, INTERVALS - 1)
     series: list[dict[str, Any]] = []
     constant: list[dict[str, Any]] = []
-    for channel in channels:
-        told = _told(channel, np.concatenate(values[channel.name])[order], at)
+    for channel in channels.values():
+        told = None if _is_rollup(channel.name, channels) else _told(channel, values[channel.name], at)
         if told is not None:
             (constant if told.pop("still") else series).append(told)
     return {
@@ -75,7 +100,7 @@ def channels_of(dataset: Dataset, node: str, unit: str) -> dict[str, Any]:
     }
 
 
-def _is_rollup(name: str, channels: dict[str, Channel]) -> bool:
+def _is_rollup(name: str, channels: Mapping[str, Channel]) -> bool:
     return any(
         name.endswith(suffix) and name.removesuffix(suffix) in channels
         for suffixes in ROLLUP_SUFFIXES.values()

@@ -5,6 +5,7 @@ Runs in a process of its own (:mod:`serving.page.reader`), because events and in
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
@@ -22,7 +23,7 @@ from features.incidents import find_incidents
 from features.service import Stays
 from policy.outcomes import Alert, Happening, judge
 from policy.tiers import Tier
-from serving.writing import DECISIONS, PARQUET
+from serving.writing import DECISIONS, PARQUET, SUMMARY
 
 WINDOW: Final = timedelta(days=30)
 """Alerts are told of so far back from the end of the data."""
@@ -109,6 +110,28 @@ def outcomes_of(
         "alerts": listed,
         "not_listed": len(told) - len(listed),
     }
+
+
+def labels_of(scores: Path) -> LabelSection:
+    """Read what the model of the newest decision takes for an incident: by that its alerts are judged.
+
+    Parameters
+    ----------
+    scores : pathlib.Path
+        The scores' folder.
+
+    Returns
+    -------
+    LabelSection
+        predrain's own where no decision says it (older versions did not write it).
+    """
+    for folder in sorted((scores / DECISIONS).glob("[0-9]*Z"), reverse=True):
+        try:
+            said = json.loads((folder / SUMMARY).read_bytes())["labels"]
+            return LabelSection.model_validate(said)
+        except (OSError, ValueError, KeyError, TypeError):  # pruned meanwhile, damaged, or of another version
+            continue
+    return LabelSection()
 
 
 def _counted(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

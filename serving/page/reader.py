@@ -174,7 +174,7 @@ class DatasetReader:
         if "error" in content:
             raise InputError(str(content["error"]), "dataset", "Look after the dataset.")
         try:
-            return _channels(content)
+            return channels_from(content)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"the dataset's reader answers nonsense: {error}", "dataset", "Ask again.") from error
 
@@ -288,7 +288,9 @@ def _last_of(stream: IO[bytes], found: list[bytes]) -> None:
         found[:] = [*found[-19:], line]
 
 
-def _channels(content: Mapping[str, Any]) -> Channels:
+def channels_from(content: Mapping[str, Any]) -> Channels:
+    """Read what :func:`serving.page.channels.channels_of` gives."""
+
     def instant(text: str | None) -> datetime | None:
         return None if text is None else datetime.fromisoformat(text)
 

@@ -49,8 +49,11 @@ def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
         names = table.column_names  # decodes them, which validation does not
     except (pa.ArrowException, struct.error, EOFError, OSError, UnicodeDecodeError) as error:
         raise BodyError(f"the body is no Arrow IPC stream: {error}") from error
-    for at in range(len(names)):
-        _check_type(table.schema.field(at))
+    kinds = table.schema.types
+    fit = {kind: _is_plain(kind) for kind in set(kinds)}  # hundreds of columns are of few types
+    for name, kind in zip(names, kinds, strict=True):
+        if not fit[kind]:
+            raise BodyError(f"column {name!r} has the type {kind}: send numbers, strings and timestamps")
     _check_dictionaries(table, byte_limit)
     return table
 
@@ -115,9 +118,9 @@ def _int64(content: bytes, place: int) -> int:
     return int(value)
 
 
-def _check_type(field: pa.Field) -> None:
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    plain = (
+def _is_plain(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
         or pa.types.is_string(kind)
@@ -125,15 +128,13 @@ def _check_type(field: pa.Field) -> None:
         or pa.types.is_timestamp(kind)
         or pa.types.is_null(kind)
     )
-    if not plain:
-        raise BodyError(f"column {field.name!r} has the type {field.type}: send numbers, strings and timestamps")
 
 
 def _check_dictionaries(table: pa.Table, byte_limit: int) -> None:
     total = 0
-    for column in table.columns:
-        if pa.types.is_dictionary(column.type) and column.type.value_type in (pa.string(), pa.large_string()):
-            for chunk in column.chunks:
+    for at, kind in enumerate(table.schema.types):
+        if pa.types.is_dictionary(kind) and kind.value_type in (pa.string(), pa.large_string()):
+            for chunk in table.column(at).chunks:
                 lengths = pc.binary_length(chunk.dictionary).take(chunk.indices)
                 total += pc.sum(lengths.cast(pa.int64())).as_py() or 0
     if total > byte_limit:

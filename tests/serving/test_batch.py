@@ -222,6 +222,9 @@ def test_a_risk_expires_with_its_horizon_or_after_two_intervals(world: World, tm
     late = run(world, tmp_path, now=END + 20 * HOUR)
     assert all(each.expired(END + 20 * HOUR) for each in records_of(late.folder).values())
     assert late.behind_s == 18 * 3600
+    # A replay says so too: of the decision that was asked for.
+    replay = run(world, tmp_path / "replay", now=LAST + timedelta(hours=20), at=LAST - 6 * HOUR)
+    assert replay.behind_s == 24 * 3600
 
 
 def test_an_older_decision_does_not_move_the_pointer_and_old_ones_are_pruned(world: World, tmp_path: Path) -> None:

@@ -102,6 +102,18 @@ def test_a_failure_is_told_and_the_last_success_kept(tmp_path: Path) -> None:
     assert metrics(tmp_path)["failures_in_row"] == 0
 
 
+def test_a_replay_of_an_older_decision_does_not_say_that_the_newest_is_late(tmp_path: Path) -> None:
+    scores = ScoresFolder(tmp_path)
+    newest = scored(tmp_path)
+    scores.point_to_newest()
+    replay = ScoringResult(T - timedelta(hours=12), True, tmp_path, SUMMARY, 21600.0 + 43200)
+    assert record_attempt(scores, Attempt(T, replay))["behind_s"] == 21600
+    assert metrics(tmp_path)["behind_seconds"] == 21600
+    in_time = ScoringResult(T - timedelta(hours=12), True, tmp_path, SUMMARY, 43200.0)
+    assert record_attempt(scores, Attempt(T, in_time))["behind_s"] == 0
+    assert record_attempt(scores, Attempt(T, newest))["behind_s"] == 21600
+
+
 def test_a_first_run_that_fails_has_no_success_to_tell(tmp_path: Path) -> None:
     status = record_attempt(ScoresFolder(tmp_path), Attempt(T, None, "x"))
     assert (status["last_success"], status["decision"]) == (None, None)

@@ -183,7 +183,7 @@ def test_a_body_that_comes_too_slowly_is_408_and_a_slow_head_is_cut_off(guarded:
 
 def test_a_client_that_goes_away_harms_nobody(guarded: Running) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as gone:
-        head = f"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\nAuthorization: Bearer {READ}\r\n"
+        head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\nAuthorization: Bearer {READ}\r\n"
         gone.sendall(f"{head}Content-Type: application/json\r\n\r\n{{".encode())
     assert guarded.client().get("/healthz") == b"ok\n"
 
@@ -195,7 +195,7 @@ def test_a_client_that_does_not_read_its_answer_loses_its_place(folder: Path) ->
             deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             deaf.settimeout(20)
             deaf.connect(("127.0.0.1", service.port))
-            head = "POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             wait(lambda: service.service.counts.active == 1)
             wait(lambda: service.service.counts.active == 0)
@@ -257,7 +257,8 @@ def test_more_requests_at_a_time_than_allowed_are_told_to_come_back(folder: Path
         for _ in range(2):  # two whose bodies never come
             each = socket.create_connection(("127.0.0.1", service.port), timeout=10)
             each.sendall(
-                b"POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n"
+                b"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+                b"Content-Length: 9\r\n\r\n"
             )
             sockets.append(each)
         client = service.client()
@@ -279,7 +280,7 @@ def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
     with running(folder, settings=ServiceSettings(held_bytes=10_000, body_timeout_s=5)) as service:
         body = json.dumps({"nodes": ["n1"] * 1200}).encode()
         first = socket.create_connection(("127.0.0.1", service.port), timeout=10)
-        head = "POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         first.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:-1])
         client = service.client()
         deadline = time.monotonic() + 10
@@ -448,9 +449,9 @@ def test_ready_tells_stale_scores_and_warns_of_a_scoring_that_fails(tmp_path: Pa
     with running(tmp_path, settings=limits) as started:
         status, told, _ = started.client().send("GET", "/readyz")
         assert status == 503
-        assert told["reasons"] == ["the scores of 20260101T060000Z are stale, 3600 s old: score the fleet again"]
-        assert told["warnings"] == [
+        assert told["reasons"] == [
             "no unit's risk is known: look after the telemetry",
-            "the last attempt to score failed: no telemetry",
+            "the scores of 20260101T060000Z are stale, 3600 s old: score the fleet again",
         ]
+        assert told["warnings"] == ["the last attempt to score failed: no telemetry"]
     service.close()

@@ -16,9 +16,11 @@ import pytest
 
 from features.errors import InputError
 from models.bundle import Bundle, save_bundle
+from serving.http.model import ModelHolder
 from serving.http.settings import ServiceSettings
 from serving.model_life.champion_copy import ChampionCopy, named_bundle
 from serving.model_life.champion_watch import look
+from serving.model_life.sources import FolderBundle, NamedBundle, NotNamedYet
 from serving.state_folder import StateFolder
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running, wait
@@ -142,9 +144,39 @@ def test_the_process_that_asks_ends_when_its_parent_is_gone(tmp_path: Path) -> N
     assert child.wait(20) == 0
 
 
+def test_waiting_for_the_first_champion_is_no_refusal(
+    tmp_path: Path, bundles: list[Bundle], caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = ChampionCopy(tmp_path / "copy")
+
+    class Source(FolderBundle):
+        def stamp(self) -> object:
+            return copy.current(), copy.error()
+
+        def named(self) -> NamedBundle:
+            return named_bundle(copy)
+
+    holder = ModelHolder(Source(tmp_path))
+    assert holder.look() is False
+    assert (holder.refusals, holder.refused) == (0, None)
+    assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
+    copy.note("no store here")
+    holder.look()
+    assert holder.refusals == 1
+    assert "the model cannot be served: no store here" in str(holder.trouble)
+    assert [each.levelname for each in caplog.records] == ["ERROR"]
+    copy.note(None)
+    holder.look()
+    assert holder.trouble == "the model is being fetched: the champion has not been fetched yet"
+    assert holder.refused is None
+    copy.take(bundles[0].path, 3, bundles[0].digest)
+    assert holder.look() is True
+    assert (holder.trouble, holder.refused, holder.refusals) == (None, None, 1)
+
+
 def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: list[Bundle]) -> None:
     copy = ChampionCopy(tmp_path / "copy")
-    with pytest.raises(InputError, match="has not been fetched yet"):
+    with pytest.raises(NotNamedYet, match="has not been fetched yet"):
         named_bundle(copy)
     copy.take(bundles[0].path, 3, bundles[0].digest)
     with pytest.raises(InputError, match="its bundle's digest is"):

@@ -85,6 +85,41 @@ def test_stored_scores_are_answered_from_while_the_online_state_knows_less(tmp_p
         assert isinstance(service.service.newest, NewestScores)
 
 
+def test_scores_that_have_expired_are_said_to_be_while_no_telemetry_comes(tmp_path: Path, world: World) -> None:
+    clock = Clock(END)
+    scores = ScoresFolder(tmp_path / "scores")
+    score_decision(world.dataset, world.model, scores, SCORING, clock=lambda: END, at=END - 3 * HOUR)
+    _, border = late_samples(world)
+    with serving(tmp_path, world, clock, dataset=cut(world, tmp_path / "cut", border)) as service:
+        client = service.client()
+        wait(lambda: service.service.keeper.served.fleet is not None)
+        assert client.send("GET", "/readyz")[0] == 200
+        clock.now = END + 48 * HOUR
+        wait(lambda: decision_of(service).t > END and decision_of(service).known == 0)
+        status, told, _ = client.send("GET", "/readyz")
+        decision = f"{END - 3 * HOUR:%Y%m%dT%H%M%SZ}"
+        assert (status, told["reasons"]) == (503, [f"the scores of {decision} have expired: score the fleet again"])
+        assert "the online state knows too few units' risks: the stored scores are served" in told["warnings"]
+        page = client.get("/metrics").decode()
+        assert "predrain_ready 0.0" in page
+        assert "predrain_scores_expired 1.0" in page
+        content = client.get("/v1/nodes")
+        assert (content["decision"], content["expired"]) == (decision, True)
+        unit = client.get("/v1/nodes/node0")["units"][0]
+        assert (unit["status"], unit["tier"], unit["last_known"]["risk"] >= 0) == ("expired", "unknown", True)
+
+
+def test_an_online_state_without_any_telemetry_is_not_ready(tmp_path: Path, world: World) -> None:
+    with serving(tmp_path, world, Clock(END + 48 * HOUR)) as service:
+        client = service.client()
+        assert decision_of(service).known == 0
+        status, told, _ = client.send("GET", "/readyz")
+        assert (status, told["reasons"]) == (503, ["no unit's risk is known: look after the telemetry"])
+        page = client.get("/metrics").decode()
+        assert "predrain_ready 0.0" in page
+        assert "predrain_scores_expired 1.0" in page
+
+
 def test_an_older_online_decision_never_takes_the_place_of_newer_scores(tmp_path: Path, world: World) -> None:
     clock = Clock(END - timedelta(hours=3))
     with serving(tmp_path, world, clock) as service:

@@ -77,7 +77,7 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
         # A request whose body is still under way is answered though the process is asked to leave.
         with socket.create_connection(("127.0.0.1", port), timeout=20) as slow:
             body = json.dumps({"nodes": ["n1"]}).encode()
-            head = "POST /v1/predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+            head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             slow.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
             time.sleep(0.3)
             process.send_signal(signal.SIGTERM)

@@ -188,7 +188,21 @@ ROW = {NAMES[0]: 60.0}
             "/v1/predict",
             {"rows": [ROW | {"decision_time": "2026-01-01"}]},
             422,
-            "rows: row 0, decision_time: '2026-01-01' is no ISO 8601 time with a zone",
+            "rows: row 0, decision_time: '2026-01-01' has no time zone: write it with one, such as "
+            "'2026-01-01T06:00:00Z'",
+        ),
+        (
+            "/v1/predict",
+            {"rows": [ROW | {"decision_time": 1767225600000}]},
+            422,
+            "rows: row 0, decision_time: 1767225600000 is no time with a zone: write ISO 8601, such as "
+            "'2026-01-01T06:00:00Z'",
+        ),
+        (
+            "/v1/predict",
+            {"rows": [ROW | {"decision_time": "2026-01-01T06:00:00Z"}, ROW | {"decision_time": None}]},
+            422,
+            "rows: row 1 has no decision_time, and others have one: give each row its own, or none to any",
         ),
         (
             "/invocations",
@@ -236,12 +250,17 @@ def test_rows_that_do_not_fit_are_refused(client: Client, path: str, body: Any, 
         (
             {NAMES[0]: [1.0], "decision_time": pa.array([0], pa.timestamp("ms"))},
             422,
-            "decision_time: send times with a time zone, and for each row",
+            "decision_time: timestamp[ms] has no time zone: send timestamps with one, such as UTC",
+        ),
+        (
+            {NAMES[0]: [1.0, 2.0], "decision_time": pa.array([0, None], pa.timestamp("ms", "UTC"))},
+            422,
+            "the table: row 1 has no decision_time, and others have one: give each row its own, or none to any",
         ),
         (
             {NAMES[0]: [1.0], "decision_time": pa.array([2**62], pa.timestamp("s", "UTC"))},
             422,
-            "decision_time: a time is beyond what can be held",
+            "decision_time: a time lies outside the years 1 to 9999 (UTC)",
         ),
         ({NAMES[0]: [1.0], "unit": pa.array([None], pa.string())}, 422, "the table: row 0, unit: None is no name"),
         ({NAMES[0]: [1.0], "unit": [7]}, 422, "the table: row 0, unit: 7 is no name"),

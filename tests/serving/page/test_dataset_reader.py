@@ -11,6 +11,8 @@ import pytest
 from features.errors import InputError
 from predrain.page_reader import command, facts
 from predrain.page_sources import page_reader
+from scheduler.evacuation.records import Finding
+from scheduler.sqlite_ledger import SqliteLedger
 from serving.page.reader import DatasetReader
 from telemetry.errors import InputError as DatasetError
 from telemetry.store import Dataset
@@ -131,3 +133,19 @@ def test_the_facts_are_plain(scores: Path, small_fleet: Path) -> None:
     assert all(len(place) == 4 for place in found["places"].values())
     counted = found["outcomes"]["verdicts"]
     assert sum(counted.values()) == len(found["outcomes"]["alerts"]) > 0
+
+
+def test_what_a_diagnostic_of_ours_found_tells_what_an_alert_came_to(
+    tmp_path: Path, scores: Path, small_fleet: Path
+) -> None:
+    plain = facts(scores, small_fleet, None)["outcomes"]
+    raised = next(each for each in plain["alerts"] if each["verdict"] == "wrong")
+    at = datetime.fromisoformat(raised["at"]) + timedelta(hours=3)
+    ledger = SqliteLedger(tmp_path / "ledger.db")
+    content = {"key": "k", "at": at.isoformat(), "units": [raised["unit"]], "result": "failed", "failed_units": []}
+    ledger.find(Finding(at, raised["node"], "verified", "failed: memory", content))
+    ledger.close()
+    found = facts(scores, small_fleet, tmp_path / "ledger.db")["outcomes"]
+    verdicts = {each["unit"]: each["verdict"] for each in found["alerts"] if each["at"] == raised["at"]}
+    assert verdicts[raised["unit"]] == "right"
+    assert found["verdicts"]["right"] > plain["verdicts"]["right"]

@@ -1,5 +1,6 @@
 """What came of alerts, by hand-made events: right, wrong, open and inconclusive, counted once an alert."""
 
+import json
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.config import LabelSection
-from serving.page.judging import outcomes_of
+from serving.page.judging import labels_of, outcomes_of
 from telemetry.schema import EVENTS
 from tests.serving.http.world import DECIDED, record
 from tests.serving.page.page_world import store
@@ -102,3 +103,26 @@ def test_a_unit_that_leaves_unfailed_says_nothing(tmp_path: Path) -> None:
     decide(tmp_path, 0, ("gone", 0.3, "elevated"))
     found = judged(tmp_path, events(), inventory("gone", "calm", gone=START + timedelta(hours=5)))
     assert found["alerts"][0]["verdict"] == "inconclusive"
+
+
+def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: Path) -> None:
+    (tmp_path / "decisions").mkdir()
+    assert labels_of(tmp_path) == LabelSection()
+    own = LabelSection(gap=timedelta(0), xids={"bus": (7,)})
+    decide(tmp_path, 0, ("a", 0.3, "elevated"))
+    decide(tmp_path, 1, ("a", 0.3, "elevated"))
+    assert labels_of(tmp_path) == LabelSection()  # written by an older version
+    older, newest = sorted((tmp_path / "decisions").glob("2*"))
+    for folder in (older, newest):
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"labels": own.model_dump(mode="json")}))
+    assert labels_of(tmp_path) == own
+    (newest / "summary.json").write_text('{"labels": {"horizon": "soon"}}')
+    assert labels_of(tmp_path) == own
+    happened = events(("a", START + timedelta(hours=9), "xid", "7"))
+    stays = inventory("a", "calm")
+    verdicts = [
+        outcomes_of(tmp_path, happened, stays, data_end=END, labels=labels)["alerts"][-1]["verdict"]
+        for labels in (LabelSection(), labels_of(tmp_path))
+    ]
+    assert verdicts == ["wrong", "right"]

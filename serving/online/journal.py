@@ -1,0 +1,230 @@
+"""What was pushed since the last snapshot, on disk before it is acknowledged: a crash loses none of it.
+
+::
+
+    JOURNAL/
+      00000012.log    records one after another; a snapshot begins the next file, and those before it are removed
+
+A record is a header (length, time of arrival in milliseconds, kind, digest; little-endian) and an Arrow IPC stream. A
+file may end in a record that was cut short by a crash: nobody was told that it was taken, and it is passed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Literal, get_args
+
+import pyarrow as pa
+
+from features.errors import InputError
+from features.service import instant_ms
+from telemetry.atomic import fsync_path
+
+_LOG = logging.getLogger(__name__)
+
+Kind = Literal["samples", "events"]
+_KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+_HEADER: Final = struct.Struct("<4sIqB16s")
+_MAGIC: Final = b"PDJ1"
+_NAME: Final = re.compile(r"\d{8}\.log")
+_LONGEST: Final = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Something that was pushed.
+
+    Attributes
+    ----------
+    at : datetime
+        When it came, by the state's clock (UTC, whole milliseconds).
+    kind : {"samples", "events"}
+    table : pyarrow.Table
+    """
+
+    at: datetime
+    kind: Kind
+    table: pa.Table
+
+
+class NotKeptError(InputError):
+    """The disk does not take what was pushed."""
+
+
+class Journal:
+    """Files of arrivals. Not safe for several threads: its owner holds a lock.
+
+    Parameters
+    ----------
+    folder : Path
+        Made with the first arrival.
+
+    Attributes
+    ----------
+    bytes : int
+        Of all files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.bytes = 0
+        self._folder = folder
+        self._file: int | None = None
+        self._size = 0
+        numbers = self._numbers()
+        self._next = max(numbers, default=0) + 1  # never into a file of an earlier life: its end may be torn
+        for number in numbers:
+            self.bytes += self._path(number).stat().st_size
+
+    def append(self, kind: Kind, table: pa.Table, at: datetime) -> int:
+        """Write an arrival, and force it to the disk.
+
+        Returns
+        -------
+        int
+            What :meth:`take_back` needs.
+
+        Raises
+        ------
+        NotKeptError
+            If it cannot be written; nothing of it stays.
+        """
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        body = sink.getvalue()
+        stamp = instant_ms(at)
+        number = _KINDS.index(kind)
+        header = _HEADER.pack(_MAGIC, body.size, stamp, number, _digest(stamp, number, body))
+        before = self._size
+        try:
+            file = self._open()
+            before = self._size
+            _write(file, header + body.to_pybytes())
+            os.fdatasync(file)
+        except OSError as error:
+            self.take_back(before)
+            raise NotKeptError(
+                f"what was pushed cannot be kept: {error.strerror}",
+                str(self._folder),
+                "Free space there, and push again: nothing of it was taken.",
+            ) from error
+        self._size += len(header) + body.size
+        self.bytes += len(header) + body.size
+        return before
+
+    def take_back(self, before: int) -> None:
+        """Remove the last arrival, which could not be used after all."""
+        if self._file is None:
+            return
+        try:
+            os.ftruncate(self._file, before)
+            os.lseek(self._file, before, os.SEEK_SET)
+        except OSError:  # what is left there is a torn record: go on in another file
+            _LOG.exception("the journal %s cannot be cut back", self._folder)
+            self.close()
+            return
+        self.bytes -= max(self._size - before, 0)
+        self._size = before
+
+    def cut(self) -> int:
+        """Let further arrivals go to another file.
+
+        Returns
+        -------
+        int
+            Its number: what came before stands in files of smaller ones.
+        """
+        if self._size:
+            self.close()
+        return self._next if self._file is None else self._next - 1
+
+    def forget_before(self, number: int) -> None:
+        """Remove the files of smaller numbers: a snapshot holds what they hold."""
+        for each in self._numbers():
+            if each < number:
+                path = self._path(each)
+                size = path.stat().st_size
+                path.unlink()
+                self.bytes -= size
+
+    def arrivals(self, first: int = 0, end: int | None = None) -> Iterator[Arrival]:
+        """Read what has been written, in the order in which it came.
+
+        Parameters
+        ----------
+        first, end : int
+            Numbers of the first file to read, and of the first not to; default: all there are.
+        """
+        for number in self._numbers():
+            if number >= first and (end is None or number < end):
+                yield from _read(self._path(number))
+
+    def close(self) -> None:
+        """Close the file; the next arrival begins another."""
+        if self._file is not None:
+            os.close(self._file)
+            self._file, self._size = None, 0
+
+    def _open(self) -> int:
+        if self._file is None:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self._path(self._next), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._next += 1
+            self._size = 0
+            fsync_path(self._folder)
+        return self._file
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.log"
+
+    def _numbers(self) -> list[int]:
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        return sorted(int(name[:8]) for name in names if _NAME.fullmatch(name))
+
+
+def _write(file: int, content: bytes) -> None:
+    left = memoryview(content)
+    while left:
+        left = left[os.write(file, left) :]
+
+
+def _read(path: Path) -> Iterator[Arrival]:
+    with path.open("rb") as stream:
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(0)
+        while (start := stream.tell()) < end:
+            found = _record(stream.read(_HEADER.size), stream.read)
+            if found is None:
+                _LOG.warning("the journal %s ends in a record that is not whole: %d bytes", path, end - start)
+                return
+            yield found
+
+
+def _record(header: bytes, read: Callable[[int], bytes]) -> Arrival | None:
+    if len(header) < _HEADER.size:
+        return None
+    magic, length, stamp, number, digest = _HEADER.unpack(header)
+    if magic != _MAGIC or length > _LONGEST or number >= len(_KINDS):
+        return None
+    body = read(length)
+    if len(body) < length or _digest(stamp, number, body) != digest:
+        return None
+    table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
+    return Arrival(datetime.fromtimestamp(stamp / 1000, UTC), _KINDS[number], table)
+
+
+def _digest(stamp: int, number: int, body: bytes | pa.Buffer) -> bytes:
+    found = hashlib.blake2b(struct.pack("<qB", stamp, number), digest_size=16)
+    found.update(body)
+    return found.digest()

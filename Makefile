@@ -31,7 +31,7 @@ lint: $(VENV)/.dev  ## ruff, mypy, import directions, file lengths
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: $(VENV)/.dev  ## every benchmark; writes benchmarks/results.md
+bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results.md
 	$(BIN)/python benchmarks/run_all.py
 
 lock:            ## resolve the lock files anew from pyproject.toml (needs uv on the PATH)
@@ -39,6 +39,7 @@ lock:            ## resolve the lock files anew from pyproject.toml (needs uv on
 	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --no-emit-index-url --no-header -c requirements.lock -o requirements-dev.lock
 	# resolved as for a platform without CUDA: its libraries are gigabytes, and the tests need none of them
 	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile requirements-sequence.in --python-platform aarch64-apple-darwin --python-version 3.11 --no-emit-index-url --no-header -c requirements-dev.lock -o requirements-sequence.lock
+	uv pip compile requirements-bench.in --universal --python-version 3.11 --no-emit-index-url --no-header -c requirements-dev.lock -o requirements-bench.lock
 
 # What pip cannot install is named here, with the command that does, before anything else fails less clearly.
 check-system:
@@ -64,6 +65,10 @@ $(VENV)/.runtime: requirements.lock pyproject.toml | $(VENV)/.python
 $(VENV)/.dev: requirements-dev.lock requirements-sequence.lock $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-sequence.lock
+	@touch $@
+
+$(VENV)/.bench: requirements-bench.lock $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-bench.lock
 	@touch $@
 
 clean:           ## remove what the pipeline made (not the environment, not your datasets outside data/)

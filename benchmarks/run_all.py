@@ -20,6 +20,8 @@ NAMES = (
     "http_predict",
     "online_update",
     "decide_fleet",
+    "jobs_saved",
+    "window_features",
 )
 """Benchmarks in the order of the page; each is a file of this folder."""
 

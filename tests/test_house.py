@@ -110,7 +110,9 @@ def test_no_pickle_in_the_rooms() -> None:
     assert guilty == []
 
 
-@pytest.mark.parametrize("name", ["requirements.lock", "requirements-dev.lock", "requirements-sequence.lock"])
+@pytest.mark.parametrize(
+    "name", ["requirements.lock", "requirements-dev.lock", "requirements-sequence.lock", "requirements-bench.lock"]
+)
 def test_the_lock_pins_every_package_and_names_no_index(name: str) -> None:
     lines = [line for line in (ROOT / name).read_text().splitlines() if line and not line.lstrip().startswith("#")]
     assert lines

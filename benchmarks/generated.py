@@ -1,0 +1,132 @@
+"""Generated telemetry for timing: random walks without any fault, written as a dataset, bucket by bucket.
+
+Nothing is learned from it; the simulator's fleets are for that. Generating 350 million samples this way takes minutes.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from telemetry.channel import Channel
+from telemetry.channels import CATALOGUE
+from telemetry.schema import EVENTS
+from telemetry.store import Dataset, DatasetWriter
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+NODE = 8
+MISSING = 0.002  # share of samples that did not come, and of values that are null
+PART = 16  # GPUs in a part
+
+
+def channels_of(gauges: int, counters: int, flags: int = 0, enums: int = 0) -> dict[str, Channel]:
+    """Take the first so many channels of each kind from the catalogue; gauges of two states are left out."""
+    wanted = {"gauge": gauges, "counter": counters, "flags": flags, "enum": enums}
+    chosen: dict[str, Channel] = {}
+    for kind, count in wanted.items():
+        found = [each for each in CATALOGUE.values() if each.kind == kind and each.unit != "bool"]
+        if len(found) < count:
+            raise ValueError(f"the catalogue has {len(found)} channels of kind {kind}, not {count}")
+        chosen.update({each.name: each for each in found[:count]})
+    return chosen
+
+
+def generate(
+    path: Path,
+    *,
+    gpus: int,
+    days: float,
+    channels: dict[str, Channel],
+    step: timedelta = timedelta(minutes=10),
+    seed: int = 7,
+    buckets: int | None = None,
+) -> Dataset:
+    """Write a generated dataset.
+
+    Parameters
+    ----------
+    path : Path
+    gpus : int
+        In nodes of eight.
+    days : float
+    channels : dict of str to Channel
+        From :func:`channels_of`.
+    step : timedelta
+    seed : int
+    buckets : int, optional
+        Default: about two million samples each.
+
+    Returns
+    -------
+    Dataset
+    """
+    steps = round(timedelta(days=days) / step)
+    names = [f"node-{i:05d}" for i in range(-(-gpus // NODE))]
+    units = [(names[i // NODE], f"GPU-{i:06d}", i % NODE) for i in range(gpus)]
+    count = buckets or max(8, -(-gpus * steps // 2_000_000))
+    times = np.datetime64(START.replace(tzinfo=None), "ms") + np.arange(steps) * np.timedelta64(step, "ms")
+    with DatasetWriter(path, step=step, channels=channels, buckets=count) as writer:
+        by_bucket: dict[int, list[tuple[str, str, int]]] = {}
+        for unit in units:
+            by_bucket.setdefault(writer.bucket_of(unit[0]), []).append(unit)
+
+        def write(bucket: int) -> None:
+            rng = np.random.default_rng([seed, bucket])
+            own = sorted(by_bucket[bucket], key=lambda unit: unit[1])
+            for begin in range(0, len(own), PART):
+                writer.write_samples(bucket, _table(own[begin : begin + PART], times, channels, rng))
+
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(write, bucket) for bucket in sorted(by_bucket)]:
+                done.result()
+        inventory = pd.DataFrame(
+            {
+                "node": [unit[0] for unit in units],
+                "gpu": [unit[1] for unit in units],
+                "slot": pd.array([unit[2] for unit in units], dtype="Int32"),
+                "model": ["H100" if i % 3 else "A100" for i in range(gpus)],
+                "driver": "550.54",
+                "installed_at": pd.Series([START] * gpus, dtype="datetime64[ms, UTC]"),
+                "removed_at": pd.Series([pd.NaT] * gpus, dtype="datetime64[ms, UTC]"),
+            }
+        )
+        span = (START, START + step * (steps - 1))
+        return writer.finish(events=EVENTS.empty_table().to_pandas(), inventory=inventory, span=span)
+
+
+def _table(
+    units: list[tuple[str, str, int]], times: np.ndarray, channels: dict[str, Channel], rng: np.random.Generator
+) -> pa.Table:
+    n = len(units) * times.size
+    kept = rng.random(n) >= MISSING
+    repeated = np.repeat(np.arange(len(units), dtype=np.int32), times.size)[kept]
+    columns: dict[str, pa.Array] = {
+        "timestamp": pa.array(np.tile(times, len(units))[kept]).cast(pa.timestamp("ms", tz="UTC")),
+        "node": pa.DictionaryArray.from_arrays(repeated, [unit[0] for unit in units]).cast(pa.string()),
+        "gpu": pa.DictionaryArray.from_arrays(repeated, [unit[1] for unit in units]).cast(pa.string()),
+    }
+    for channel in channels.values():
+        unknown = rng.random(n)[kept] < MISSING
+        columns[channel.name] = _series(channel, len(units), times.size, kept, unknown, rng)
+    return pa.table(columns)
+
+
+def _series(
+    channel: Channel, units: int, steps: int, kept: np.ndarray, unknown: np.ndarray, rng: np.random.Generator
+) -> pa.Array:
+    if channel.kind == "gauge":
+        level = 50.0 + 10.0 * rng.standard_normal((units, 1))
+        walk = level + np.round(5.0 * rng.standard_normal((units, steps)), 1)
+        return pa.array(np.clip(walk, 0.0, 100.0).astype(np.float32).ravel()[kept], mask=unknown)
+    if channel.kind == "counter":
+        rises = (rng.random((units, steps)) < 0.01) * rng.integers(1, 9, (units, steps))
+        return pa.array(np.cumsum(rises, axis=1).astype(np.float64).ravel()[kept], mask=unknown)
+    bits = rng.choice(np.array([0, 1, 4, 0x20]), units * steps, p=[0.7, 0.2, 0.09, 0.01])[kept]
+    if channel.kind == "flags":
+        return pa.array(bits.astype(np.uint64), mask=unknown)
+    return pa.array((bits % 3).astype(np.int32), mask=unknown)

@@ -1,0 +1,48 @@
+"""The task that all peers do: trailing windows of samples at decision times, Parquet in, Parquet out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+STATISTICS = ("mean", "std", "min", "max", "slope")
+"""Statistics of each window; the slope is of least squares, an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What to compute.
+
+    Attributes
+    ----------
+    files : sequence of Path
+        Parquet files with ``timestamp`` (UTC), ``node``, ``gpu`` and the channels.
+    channels : sequence of str
+        Gauges.
+    windows : sequence of timedelta
+        A window of a decision time t holds the samples in (t - delay - window, t - delay].
+    times : sequence of datetime
+        Decision times, aware, evenly spaced.
+    delay : timedelta
+    out : Path
+        Parquet file with ``gpu``, ``decision_time`` and a column ``CHANNEL__STATISTIC__HOURSh`` each.
+    """
+
+    files: Sequence[Path]
+    channels: Sequence[str]
+    windows: Sequence[timedelta]
+    times: Sequence[datetime]
+    delay: timedelta
+    out: Path
+
+    @property
+    def every(self) -> timedelta:
+        """Time between decisions."""
+        return self.times[1] - self.times[0]
+
+
+def hours(window: timedelta) -> int:
+    """Return a window in hours."""
+    return round(window / timedelta(hours=1))

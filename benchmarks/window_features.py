@@ -1,0 +1,184 @@
+"""Window features from file to file, beside pandas, Polars and DuckDB on the same samples.
+
+Two million generated samples, 10 gauges x 3 windows x 5 statistics at a decision every six hours, Parquet in,
+Parquet out. predrain writes more columns than the peers (the change against the window before, the newest value).
+Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and compiled
+code, and is told apart); equality is checked before anything is told.
+
+    python benchmarks/window_features.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+
+from benchmarks.generated import channels_of, generate  # noqa: E402
+from benchmarks.peers.task import STATISTICS, Task, hours  # noqa: E402
+from features.building import build_matrix  # noqa: E402
+from features.config import DecisionSection, FeatureSection, LabelSection  # noqa: E402
+from features.matrix import FeatureMatrix  # noqa: E402
+from pipeline.params import TrainingSection  # noqa: E402
+from telemetry.store import Dataset  # noqa: E402
+
+WINDOWS = (timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))
+DELAY = timedelta(minutes=10)
+PEERS = ("pandas", "polars", "duckdb")
+
+
+def make_task(dataset: Dataset, out: Path) -> Task:
+    """Lay the task out over a dataset."""
+    every = timedelta(hours=6)
+    first, last = dataset.meta.span
+    start = first.replace(hour=0, minute=0, second=0, microsecond=0)
+    times = [start + every * i for i in range(int((last - start) / every) + 1)]
+    gauges = [name for name, channel in dataset.meta.channels.items() if channel.kind == "gauge"][:10]
+    files = sorted((dataset.path / "telemetry").glob("*/*.parquet"))
+    return Task(files, gauges, WINDOWS, [each for each in times if each >= first], DELAY, out)
+
+
+def run_predrain(dataset: Dataset, task: Task) -> None:
+    """Build the features of the task with predrain."""
+    features = FeatureSection(
+        groups=("telemetry",),
+        channels=tuple(task.channels),
+        windows=(timedelta(minutes=10), *task.windows),
+        delay=task.delay,
+    )
+    build_matrix(
+        dataset,
+        task.out,
+        decision=DecisionSection(every=task.every),
+        labels=LabelSection(),
+        features=features,
+        training=TrainingSection(augmentation=0),
+        seed=1,
+    )
+
+
+def run_one(who: str, dataset: Dataset, out: Path) -> None:
+    """Do the task twice in this process, and print what the first and the second took as JSON."""
+    task = make_task(dataset, out)
+    if who == "predrain":
+        run = functools.partial(run_predrain, dataset)
+    else:
+        run = __import__(f"benchmarks.peers.with_{who}", fromlist=["run"]).run
+    told = {}
+    for which in ("first", "second"):
+        begin = time.perf_counter(), time.process_time()
+        run(dataclasses.replace(task, out=out.with_name(f"{which}-{out.name}")))
+        told[which] = time.perf_counter() - begin[0]
+        told["cpu"] = time.process_time() - begin[1]
+    print(json.dumps({**told, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+
+
+def in_process(who: str, dataset: Path, out: Path) -> dict[str, float]:
+    """Run one side in a process of its own."""
+    command = [sys.executable, __file__, "--one", who, "--dataset", str(dataset), "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
+    if done.returncode:
+        sys.exit(f"{who} failed:\n{done.stderr}")
+    told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
+
+
+def ours(out: Path, channels: list[str]) -> pd.DataFrame:
+    """Read predrain's matrix under the peers' names."""
+    matrix = FeatureMatrix.open(out)
+    names = {
+        column.name: f"{column.channel}__{column.statistic}__{hours(column.window)}h"
+        for column in matrix.columns
+        if column.channel in channels and column.statistic in STATISTICS and column.window in WINDOWS
+    }
+    if len(names) != len(channels) * len(STATISTICS) * len(WINDOWS):
+        sys.exit(f"predrain has {len(names)} of the columns")
+    frame = pd.DataFrame(matrix.values(None, list(names)), columns=list(names.values()))
+    return pd.concat([matrix.rows[["unit", "decision_time"]].rename(columns={"unit": "gpu"}), frame], axis=1)
+
+
+def differing(mine: pd.DataFrame, theirs: pd.DataFrame) -> float:
+    """Return the largest relative difference over the rows that predrain has; NaN must meet NaN."""
+    theirs = theirs.copy()
+    theirs["decision_time"] = pd.to_datetime(theirs["decision_time"], utc=True).dt.as_unit("ms")
+    mine = mine.copy()
+    mine["gpu"] = mine["gpu"].astype(str)
+    both = mine.merge(theirs, on=["gpu", "decision_time"], how="left", suffixes=("", "__peer"))
+    worst = 0.0
+    for name in mine.columns[2:]:
+        a, b = both[name].to_numpy(float), both[f"{name}__peer"].to_numpy(float)
+        scale = (
+            np.nanmax(np.abs(b)) * 1e-3 if np.isfinite(b).any() else 1.0
+        )  # near zero: against a thousandth of the largest
+        known = np.isfinite(a) & np.isfinite(b)
+        if (np.isfinite(a) != np.isfinite(b)).mean() > 1e-3:
+            sys.exit(
+                f"{name}: {int((np.isfinite(a) != np.isfinite(b)).sum())} of {len(a)} rows are known to one side only"
+            )
+        if known.any():
+            worst = max(worst, float(np.max(np.abs(a - b)[known] / np.maximum(np.abs(b[known]), scale))))
+    return worst
+
+
+def main() -> None:
+    """Check, measure, print the table and the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the samples")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--dataset", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.one:
+        run_one(args.one, Dataset.open(args.dataset), args.out)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        gpus = 16 if args.quick else 116
+        dataset = generate(folder / "fleet", gpus=gpus, days=120, channels=channels_of(gauges=10, counters=0))
+        task = make_task(dataset, folder)
+        samples = sum(dataset.read_bucket(bucket, ["timestamp"]).num_rows for bucket in dataset.buckets())
+        took = {"predrain": in_process("predrain", dataset.path, folder / "predrain")}
+        mine = ours(folder / "second-predrain", list(task.channels))
+        for peer in PEERS:
+            took[peer] = in_process(peer, dataset.path, folder / f"{peer}.parquet")
+            worst = differing(mine, pd.read_parquet(folder / f"second-{peer}.parquet"))
+            print(f"{peer}: largest relative difference {worst:.1e} over {len(mine):,} rows")
+            if worst > 1e-4:
+                sys.exit(f"{peer} computes something else: nothing is measured")
+    print(f"{samples:,} samples, {len(task.channels)} channels x {len(WINDOWS)} windows x {len(STATISTICS)} statistics")
+    print(f"{'':<10}{'wall s':>9}{'CPU s':>9}{'first s':>9}{'peak MB':>9}{'ratio':>8}")
+    wall = {who: each["second"] for who, each in took.items()}
+    for who, each in took.items():
+        ratio = wall[who] / wall["predrain"]
+        print(f"{who:<10}{wall[who]:>9.2f}{each['cpu']:>9.2f}{each['first']:>9.2f}{each['peak_mb']:>9.0f}{ratio:>8.1f}")
+    line = {
+        "name": "window_features",
+        "value": round(samples / wall["predrain"]),
+        "unit": "samples/s",
+        "peer": "Polars",
+        "ratio": round(wall["polars"] / wall["predrain"], 1),
+        "limit_share": None,
+        "checked": True,
+    }
+    print(json.dumps(line))
+    if wall["polars"] < 10 * wall["predrain"] or wall["pandas"] < 25 * wall["predrain"]:
+        sys.exit("aims: 10 times Polars and 25 times pandas")
+
+
+if __name__ == "__main__":
+    main()

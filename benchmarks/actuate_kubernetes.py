@@ -3,7 +3,8 @@
 Run it alone: ``python benchmarks/actuate_kubernetes.py [--quick]``. It starts etcd and kube-apiserver (built once from
 Debian's sources, see tests/system/build_kubernetes.sh), fills them with nodes of 8 GPUs and 7.5 pods a node, and lets a
 controller do its rounds in a process of its own: every node is re-read with its pods and the switches before each
-write, each call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a taint and
+write (but for the node itself between two writes of ours, the second of which the server refuses if it changed), each
+call is recorded in a ledger on disk before and after, and a prediction, a condition, an event, a taint and
 a drain mark are written. Counted are nodes whose taint the server confirmed. Before anything is timed, what stands on a
 tainted node is compared with what was announced, and what others had put there with what it was.
 

@@ -120,7 +120,8 @@ def assess(
     by_risk: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)
     tier = _higher(tiered.tier, by_rule)
     kept = [each for each in tiered.support if each.unit not in reading.known]
-    risk = risks.combine([*(each.risk for each in reading.known.values()), *(each.risk for each in kept)])
+    known = [each.risk for each in reading.known.values()]
+    risk = risks.combine([*known, *(each.risk for each in kept)]) if kept else fresh
     state, undone = _remember(node, before, hits, tier, now)
     state = replace(state, tier=tiered)
     sources = [(tiered.tier, tiered.expires_at), *((hit.rule.tier, hit.expires_at) for hit in hits)]
@@ -147,13 +148,16 @@ def _higher(one: Tier, other: Tier) -> Tier:
 def _remember(
     node: NodeView, before: NodeState, hits: tuple[RuleHit, ...], tier: Tier, now: datetime
 ) -> tuple[NodeState, bool]:
-    state = replace(before, absent_since=None)
+    state = before if before.absent_since is None else replace(before, absent_since=None)
     if node.software is not None:
         if before.software is not None and node.software != before.software:
             state = replace(state, changed_at=now)
-        state = replace(state, software=node.software)
+        if before.software != node.software:
+            state = replace(state, software=node.software)
     if tier == "clear":
-        return replace(state, episode=None, alerted="clear", undone_at=None), False
+        if (state.episode, state.alerted, state.undone_at) != (None, "clear", None):
+            state = replace(state, episode=None, alerted="clear", undone_at=None)
+        return state, False
     if state.episode is None or state.episode > now:
         state = replace(state, episode=now)
     level = node.marks.level

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from typing import Literal
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
@@ -22,7 +23,11 @@ class PolicyConfig:
     Attributes
     ----------
     thresholds : TierThresholds
-        Given, promised or from costs: see :func:`policy.tiers.choose_thresholds`.
+        From which risk of a node on it has which tier; none of them: no score has a tier.
+    thresholds_from : str
+        ``settings``: those above. ``scores``: those that the scores themselves were given their tiers by
+        (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
+        :meth:`by_scores`.
     horizon : timedelta
         What a risk looks ahead, gap included.
     renew : timedelta
@@ -33,7 +38,8 @@ class PolicyConfig:
         One for each concept.
     """
 
-    thresholds: TierThresholds
+    thresholds: TierThresholds = field(default_factory=TierThresholds)
+    thresholds_from: Literal["settings", "scores"] = "settings"
     horizon: timedelta = timedelta(hours=24)
     renew: timedelta = timedelta(hours=1)
     forget: timedelta = timedelta(days=7)
@@ -49,3 +55,21 @@ class PolicyConfig:
         for name in ("horizon", "renew", "forget"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
+        if self.thresholds_from not in ("settings", "scores"):
+            raise ValueError(f"thresholds_from is {self.thresholds_from!r}: give settings or scores")
+
+    def by_scores(self, thresholds: TierThresholds) -> PolicyConfig:
+        """Give the settings for thresholds of units: a node is of the worst tier of its units, as everywhere else.
+
+        Parameters
+        ----------
+        thresholds : TierThresholds
+            On the risk of one unit, as the scores' tiers were given.
+
+        Returns
+        -------
+        PolicyConfig
+            With these, and the risk of a node taken to be that of its worst unit: the tier of the highest risk is the
+            highest tier.
+        """
+        return replace(self, thresholds=thresholds, node_risk=NodeRiskConfig("worst"))

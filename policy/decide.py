@@ -57,6 +57,7 @@ def decide(
     A node's target begins with what its tier asks for and is lowered in turn by: opt-outs and other owners, a person's
     undoing, its group's stage, the hold-out, the kill switch, the breaker, the budget, and what a drain is worth. What
     stands above the target is released, and nothing of the list holds that back: it can only lower a target further.
+    A release of everything leaves the breaker as it was.
     Nodes that stand marked already keep their marks through a full budget and an open breaker, for these forbid what is
     new.
     """
@@ -67,7 +68,9 @@ def decide(
         twice = next(a.name for a, b in pairwise(nodes) if a.name == b.name)
         raise ValueError(f"node {twice} was given twice: give each node once, under its own name")
     cases = [_open(node, state, config, now) for node in nodes]
-    breaker, reasons = _breaker(cases, state, signals, config, now)
+    # Nothing new follows a release of everything, and whoever asks for it may well do so without scores: to look at the
+    # fleet then would open the breaker, and keep it open when they go on.
+    breaker, reasons = (state.breaker, ()) if signals.release_all else _breaker(cases, state, signals, config, now)
     stages, moved = _stages(nodes, state, signals.outcomes, config, now)
     reasons = (*_switches(signals), *reasons, *moved)
     for case in cases:
@@ -211,7 +214,7 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
             to=to,
             risk=found.risk,
             expires_at=None if verb == "release" else found.expires_at,
-            reasons=tuple(case.reasons) + found.explanations,
+            reasons=case.said,
             worth=case.worth,
         )
         for verb, to in verbs
@@ -273,7 +276,7 @@ def _decision(case: Case) -> NodeDecision:
         rules=tuple(hit.words for hit in found.rules),
         wanted=case.wanted,
         target=case.target,
-        reasons=tuple(case.reasons) + found.explanations,
+        reasons=case.said,
         worth=case.worth,
         held_out=case.held_out,
         expires_at=found.expires_at,

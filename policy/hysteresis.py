@@ -159,7 +159,8 @@ def advance(
     alive = {each.unit: each for each in state.support if each.unit not in reading.known and _alive(each, reading, now)}
     dead = [each for each in state.support if each.unit not in reading.known and each.unit not in alive]
     fresh = risks.combine(each.risk for each in reading.known.values())
-    held = risks.combine([*(each.risk for each in reading.known.values()), *(each.risk for each in alive.values())])
+    known = [each.risk for each in reading.known.values()]
+    held = risks.combine([*known, *(each.risk for each in alive.values())]) if alive else fresh
     if dead:
         tier = "clear" if held is None else min(state.tier, thresholds.rise.tier(held), key=TIERS.index)
         if tier != state.tier:

@@ -46,6 +46,20 @@ class Case:
     held_out: bool = False
     worth: Worth | None = None
 
+    @property
+    def said(self) -> tuple[str, ...]:
+        """All reasons in words, the weightiest first.
+
+        Where something stands above the target, a limit that was the last to lower it is what decided, and comes before
+        the tier: "from clear to high" is no reason for a release.
+        """
+        of_tier, limits = self.reasons[: len(self.found.reasons)], self.reasons[len(self.found.reasons) :]
+        explained = self.found.explanations
+        if not limits or self.target >= self.node.marks.level:
+            return (*self.reasons, *explained)
+        tier = f"its tier is {self.found.tier}: {of_tier[0]}" if of_tier else f"its tier is {self.found.tier}"
+        return (limits[-1], *limits[:-1], tier, *of_tier[1:], *explained)
+
     def lower(self, level: Level, why: str) -> None:
         """Take the target down to a level, if it is above."""
         if self.target > level:

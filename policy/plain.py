@@ -13,9 +13,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from policy.fleet import Level
 
 _REQUIRED: Any = object()
+_AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:  # noqa: PLR0911 - one line a kind
     """Write a value object as plain JSON: fields with their default left out, times in ISO 8601 and UTC.
 
     Parameters
@@ -27,11 +28,17 @@ def to_plain(value: Any) -> Any:
     -------
     Any
     """
-    if is_dataclass(value) and not isinstance(value, type):
-        kept = {name: getattr(value, name) for name, _, default in _shape(type(value)) if default is not _REQUIRED}
-        plain = {name: each for name, each in kept.items() if each != _default(type(value), name)}
-        needed = {name: getattr(value, name) for name, _, default in _shape(type(value)) if default is _REQUIRED}
-        return {name: to_plain(each) for name, each in {**needed, **plain}.items()}
+    kind: Any = type(value)
+    if kind in _AS_THEY_ARE:  # most values by far
+        return value
+    shape = _written(kind)
+    if shape is not None:
+        made = {}
+        for name, default in shape:
+            each = getattr(value, name)
+            if default is _REQUIRED or each != default:
+                made[name] = each if type(each) in _AS_THEY_ARE else to_plain(each)
+        return made
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat()
     if isinstance(value, Level):
@@ -41,6 +48,11 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: to_plain(each) for name, each in value.items()}
     return value
+
+
+@cache
+def _written(kind: type) -> tuple[tuple[str, Any], ...] | None:
+    return tuple((name, default) for name, _, default in _shape(kind)) if is_dataclass(kind) else None
 
 
 @cache
@@ -60,10 +72,6 @@ def _shape(kind: type) -> tuple[tuple[str, Any, Any], ...]:
 @cache
 def _defaults(kind: type) -> Mapping[str, Any]:
     return {name: default for name, _, default in _shape(kind)}
-
-
-def _default(kind: type, name: str) -> Any:
-    return _defaults(kind)[name]
 
 
 def from_plain(kind: Any, value: Any, where: str) -> Any:

@@ -7,6 +7,7 @@ import os
 import secrets
 import socket
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from scheduler.report import RoundReport
     from scheduler.settings import ActSettings
     from scheduler.sqlite_ledger import SqliteLedger
+
+DEFAULT_SETTINGS = Path("act.yaml")
+"""Settings of the current folder, where none are given."""
 
 
 def act(
@@ -42,7 +46,7 @@ def act(
     settings: Annotated[
         Path | None,
         typer.Option(
-            help="YAML with the sections policy, controller and evacuation.  Without thresholds no score has a tier."
+            help="YAML with the sections policy, controller and evacuation.  Default: act.yaml of the current folder."
         ),
     ] = None,
     ledger: Annotated[Path, typer.Option(help="File of the ledger; made where there is none.")] = Path("ledger.db"),
@@ -66,7 +70,8 @@ def act(
     """Turn the newest scores into taints and drains, under budgets and stages, and take them off when they expire.
 
     Exits with 0 when every action was confirmed, was not right any more, or there was none (also: another replica is
-    active); with 1 when something failed.
+    active); with 1 when something failed.  A checkpoint that could not be asked for is told, and is no failure: what
+    runs there is moved at its deadline.
 
     Example: predrain act --cluster cluster.json --scores scores --settings act.yaml --dry-run
     """
@@ -79,8 +84,9 @@ def act(
         raise typer.BadParameter("--dry-run goes with none of --kill, --resume and --reset-breaker")
     if listen is not None and not loop:
         raise typer.BadParameter("goes with --loop", param_hint="--listen")
-    if scores is None and not told:
-        raise typer.BadParameter("needed", param_hint="--scores")
+    settings = settings or (DEFAULT_SETTINGS if DEFAULT_SETTINGS.is_file() else None)
+    if not told:
+        _all_there(scheduler, cluster, scores, settings)
     with reported():
         from contextlib import closing
 
@@ -91,11 +97,14 @@ def act(
             return ActSettings() if settings is None else read_settings(settings)
 
         chosen = choose_scheduler(scheduler, cluster, read, waits=not loop and not dry_run, told=told)
+        switches: dict[str, Any] = {}
         if told and not dry_run:
-            _tell(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
+            switches = _tell(chosen, kill=kill, resume=resume, release_all=release_all, reset_breaker=reset_breaker)
             if not release_all:
+                if as_json:
+                    _print_json(switches)
                 return
-        given = read()
+        given = _given(read, undo=release_all)
         with closing(_ledger(ledger, dry_run=dry_run, undo=release_all)) as record:
             controller = _controller(chosen, (scores, events), given, record, undo=release_all)
             if dry_run:
@@ -108,12 +117,46 @@ def act(
             else:
                 report = controller.round()
                 controller.stop()
-                _show(report, as_json)
+                _show(report, as_json, switches)
     if report.failed:
         raise typer.Exit(FAILED)
 
 
-def _tell(chosen: ChosenScheduler, *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool) -> None:
+def _given(read: Callable[[], ActSettings], *, undo: bool) -> ActSettings:
+    """Read the settings; to undo everything none are needed once the scheduler is reached."""
+    from scheduler.settings import ActSettings
+    from telemetry.errors import InputError
+
+    try:
+        return read()
+    except InputError as error:
+        if not undo:
+            raise
+        sys.stderr.write(f"predrain act: {error} Everything is released all the same.\n")
+        return ActSettings()
+
+
+def _all_there(scheduler: SchedulerKind, cluster: Path | None, scores: Path | None, settings: Path | None) -> None:
+    """Say all at once what is missing to decide anything; to stop and to undo needs none of it but the scheduler."""
+    missing = []
+    if scheduler is SchedulerKind.FILE and cluster is None:
+        missing.append("a scheduler: --cluster FILE, or --scheduler kubernetes or slurm")
+    if scores is None:
+        missing.append("--scores FOLDER, which predrain score writes")
+    if settings is None:
+        missing.append(
+            f"--settings FILE; there is no {DEFAULT_SETTINGS} in this folder either. It says from which risk on a node "
+            "is of a tier (policy.thresholds, or policy.thresholds_from: scores) and which groups may be acted on "
+            "(policy.stages); deploy/act/act.yaml is one to begin with"
+        )
+    if missing:
+        raise typer.BadParameter("nothing can be decided without " + "; and without ".join(missing))
+
+
+def _tell(
+    chosen: ChosenScheduler, *, kill: bool, resume: bool, release_all: bool, reset_breaker: bool
+) -> dict[str, Any]:
+    """Set the switches, say so, and give them for the JSON answer."""
     from dataclasses import replace
 
     from scheduler.clock import SystemClock
@@ -137,6 +180,8 @@ def _tell(chosen: ChosenScheduler, *, kill: bool, resume: bool, release_all: boo
     state += ["release all"] if switches.release_all else []
     state += ["breaker closed by hand"] if reset_breaker else []
     sys.stderr.write(f"predrain act: {', '.join(state)}\n")
+    reset = None if switches.reset_breaker_at is None else switches.reset_breaker_at.isoformat()
+    return {"switches": {"kill": switches.kill, "release_all": switches.release_all, "reset_breaker_at": reset}}
 
 
 def _controller(
@@ -220,10 +265,14 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
     return report
 
 
-def _show(report: RoundReport, as_json: bool) -> None:
+def _print_json(content: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(content, ensure_ascii=False, sort_keys=True) + "\n")
+    sys.stdout.flush()
+
+
+def _show(report: RoundReport, as_json: bool, more: Mapping[str, Any] | None = None) -> None:
     if as_json:
-        sys.stdout.write(json.dumps(report.to_json(), ensure_ascii=False, sort_keys=True) + "\n")
-        sys.stdout.flush()
+        _print_json({**report.to_json(), **(more or {})})
         return
     for line in _lines(report):
         sys.stdout.write(line + "\n")

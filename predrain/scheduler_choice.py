@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
+    from scheduler.evacuation.hook import Hook
     from scheduler.evacuation.ports import Verification, Workloads
     from scheduler.ports import SchedulerAdapter
     from scheduler.settings import ActSettings
@@ -37,12 +38,15 @@ class ChosenScheduler:
         What it is called in errors.
     verification : Verification or None
         Its own way to run a diagnostic on an emptied node; None: it has none.
+    inside : Hook or None
+        Its own way to run a command in a workload's container; None: it has none, or none is set up.
     """
 
     adapter: SchedulerAdapter
     workloads: Workloads | None
     where: str
     verification: Verification | None = None
+    inside: Hook | None = None
 
 
 def choose_scheduler(
@@ -76,6 +80,7 @@ def choose_scheduler(
         return _slurm(settings())
     if kind is SchedulerKind.KUBERNETES:
         from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
+        from scheduler.kubernetes.exec_hook import PodExecHook
         from scheduler.kubernetes.scheduler import KubernetesScheduler
         from scheduler.kubernetes.workloads import KubernetesWorkloads
         from telemetry.kubernetes.client import connect
@@ -87,7 +92,8 @@ def choose_scheduler(
         verification = None
         if chosen.diagnostic_job is not None and not told:
             verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))
-        return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification)
+        inside = PodExecHook(adapter, connection) if chosen.checkpoint_exec else None
+        return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification, inside)
     from scheduler.evacuation.file_workloads import FileWorkloads
     from scheduler.file_scheduler import FileScheduler
     from telemetry.errors import InputError

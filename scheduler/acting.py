@@ -10,7 +10,7 @@ from policy.fleet import NodeView, UnitView
 from policy.plan import Action, Plan
 from scheduler.answers import Answer, Precondition
 from scheduler.failures import LedgerError, SchedulerError, SourceError
-from scheduler.ports import Clock, Ledger, SchedulerAdapter
+from scheduler.ports import Clock, Fenced, Ledger, SchedulerAdapter
 from scheduler.readings import NodeReading, Switches
 from scheduler.records import Intent, Settled, key_of
 from scheduler.report import RoundReport, Step
@@ -168,7 +168,8 @@ class Acting:
     def _ready(self, action: Action) -> NodeReading | None:
         """Read the node again; None: there is nothing to be done on it, or it must not be done, which is noted."""
         try:
-            reading = self.scheduler.revalidate(action.node)
+            left = self.scheduler.as_we_left(action.node) if isinstance(self.scheduler, Fenced) else None
+            reading = left or self.scheduler.revalidate(action.node)
             why = "there is no such node any more" if reading is None else self._why_not(action, reading)
             if reading is None or why is not None:
                 self._skip(action, why or "")

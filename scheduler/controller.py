@@ -16,13 +16,16 @@ from scheduler.acting import Acting, Lease, LeaseLostError, settled_by_reading
 from scheduler.evacuation.engine import Evacuation, Round
 from scheduler.evidence import Evidence
 from scheduler.failures import LedgerError, SchedulerError, SourceError
-from scheduler.ports import Clock, FactSource, Ledger, RiskSource, SchedulerAdapter, Upkeep
+from scheduler.garbage import search_deferred
+from scheduler.ports import Announcing, Clock, FactSource, Ledger, RiskSource, SchedulerAdapter, Upkeep
 from scheduler.readings import FleetReading, Switches
 from scheduler.records import RoundRecord, digest_of
 from scheduler.report import RoundReport, Step
 from scheduler.revalidate import Expected
 from scheduler.settings import ControllerSettings
+from scheduler.signals import signals_of
 from scheduler.stored_state import state_of, state_text
+from scheduler.threshold_notes import odd_thresholds
 
 _KEEP_AT_LEAST = timedelta(minutes=10)
 # The safety state is written anew after so long, also where nothing but the time in it changed.
@@ -94,7 +97,8 @@ class Controller:
         try:
             report.active = self._lease.take()
             if report.active:
-                self._active(report)
+                with search_deferred():
+                    self._active(report)
         except SchedulerError as error:
             report.errors.append(f"the scheduler cannot be read: {error}")
         except LeaseLostError as error:
@@ -120,7 +124,7 @@ class Controller:
             ready = self._evacuation is not None and self._evacuation.load(report)
             fleet, state, _ = self._read(report)
             fleet = fleet if switches is None else replace(fleet, switches=switches)
-            plan, views, _ = self._decided(fleet, state, report)
+            plan, views, _ = self._decided(fleet, state, self._in_force(fleet, report), report)
             readings = {each.view.name: each for each in fleet.nodes}
             of_node: dict[str, list[Action]] = {}
             for action in plan.actions:
@@ -142,9 +146,10 @@ class Controller:
         # before anything is decided: what diagnostics came to is among the facts
         ready = self._evacuation is not None and self._evacuation.load(report)
         fleet, state, version = self._read(report)
-        plan, views, signals = self._decided(fleet, state, report)
+        policy = self._in_force(fleet, report)
+        plan, views, signals = self._decided(fleet, state, policy, report)
         record = RoundRecord(
-            views, state, signals, self._policy, plan, self._evidence.risks.model, self._evidence.risks.decided_at,
+            views, state, signals, policy, plan, self._evidence.risks.model, self._evidence.risks.decided_at,
             self._holder, self._code, tuple(report.notes),
         )  # fmt: skip
         forward = self._record(record, report)
@@ -166,6 +171,11 @@ class Controller:
             raise
         self._note_done(acting, plan, kept, report)
         self._keep_up(report)
+        if isinstance(self._scheduler, Announcing):
+            levels = {name: each.level for name, each in acting.expected.items()}
+            stands = signals_of(plan, views, levels, policy)
+            new = acting.forward and not signals.kill
+            report.notes += self._scheduler.announce(stands, self._holder, self._lease.hold(), new=new)
         if self._evacuation is not None and ready:
             drained = frozenset(action.node for action in acting.done if action.verb == "drain")
             known = {view.name: view for view in views}
@@ -209,8 +219,16 @@ class Controller:
         report.errors += self._evidence.refresh(self._clock.now())
         return fleet, state, stored.version
 
+    def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
+        """Give the settings with the thresholds that hold in this round, and say what is odd about them."""
+        policy, risks = self._policy, self._evidence.risks
+        tiers = risks.tiers if policy.thresholds_from == "scores" else None
+        if not fleet.switches.release_all:  # then nothing rests on any threshold
+            report.notes += odd_thresholds(policy, risks)
+        return policy if tiers is None else policy.by_scores(tiers.thresholds)
+
     def _decided(
-        self, fleet: FleetReading, state: PolicyState, report: RoundReport
+        self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, report: RoundReport
     ) -> tuple[Plan, tuple[NodeView, ...], Signals]:
         now = self._clock.now()
         views = tuple(self._evidence.placed(each.view, state) for each in fleet.nodes)
@@ -225,7 +243,7 @@ class Controller:
             release_all=fleet.switches.release_all,
             reset_breaker_at=fleet.switches.reset_breaker_at,
         )
-        plan = decide(views, state, signals, self._policy, now)
+        plan = decide(views, state, signals, policy, now)
         report.plan = plan
         return plan, views, signals
 

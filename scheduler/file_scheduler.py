@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,12 +13,11 @@ from policy.fleet import JobView, NodeView, UnitView
 from policy.plan import Action
 from scheduler.answers import Answer, Precondition, Write
 from scheduler.failures import SchedulerError
+from scheduler.locked_json import LockedJson
 from scheduler.memory import Lease, MemoryNode, MemoryScheduler
 from scheduler.node_object import Keys, NodeObject, Taint
-from scheduler.plain import object_of, plain_of
 from scheduler.ports import Clock
 from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
-from telemetry.atomic import write_bytes
 from telemetry.errors import InputError
 
 FORMAT = 1
@@ -94,14 +90,10 @@ class FileScheduler:
 
     def __init__(self, path: Path, clock: Clock, keys: Keys = Keys()) -> None:  # noqa: B008 - frozen
         self.path = path
+        self._file = LockedJson(path, ClusterFile, FORMAT, "a cluster", "the cluster", "cluster")
         self._clock = clock
         self._keys = keys
-        if not path.is_file():
-            raise InputError("there is no file of a cluster here", str(path), "Write one, see the operator's page.")
-        try:
-            self._load()
-        except ValueError as error:
-            raise InputError(f"the file of the cluster cannot be used: {error}", str(path), "Correct it.") from None
+        self._file.check(self._load)
 
     def read_fleet(self) -> FleetReading:
         """List all nodes."""
@@ -146,34 +138,21 @@ class FileScheduler:
 
     def _reading(self, call: Callable[[MemoryScheduler], Any]) -> Any:
         try:
-            with self._locked():
+            with self._file.locked():
                 return call(self._load())
         except (OSError, ValueError, InputError) as error:
             raise SchedulerError(f"{self.path}: {error}") from error
 
     def _writing(self, call: Callable[[MemoryScheduler], Answer]) -> Answer:
         try:
-            with self._locked():
+            with self._file.locked():
                 return call(self._load())
         except (OSError, ValueError, InputError) as error:
             # the file is replaced as a whole or not at all
             return Answer("refused", f"{self.path}: {error}")
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
     def _load(self) -> MemoryScheduler:
-        content = json.loads(self.path.read_bytes())
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"it has format {found!r}, this code reads {FORMAT}")
-        listed = object_of(ClusterFile, content, "cluster")
+        listed: ClusterFile = self._file.load()
         names = [each.name for each in listed.nodes]
         if len(set(names)) != len(names):
             raise ValueError(f"node {next(n for n in names if names.count(n) > 1)} is listed twice")
@@ -183,12 +162,8 @@ class FileScheduler:
         return memory
 
     def _save(self, memory: MemoryScheduler) -> None:
-        content = ClusterFile(
-            FORMAT, tuple(map(_listed, memory.nodes.values())), memory.switches, memory.state, memory.state_version,
-            memory.lease,
-        )  # fmt: skip
-        text = json.dumps(plain_of(content), indent=1, ensure_ascii=False, allow_nan=False)
-        write_bytes(self.path, (text + "\n").encode())
+        nodes = tuple(map(_listed, memory.nodes.values()))
+        self._file.save(ClusterFile(FORMAT, nodes, memory.switches, memory.state, memory.state_version, memory.lease))
 
 
 def _node(listed: ListedNode) -> MemoryNode:

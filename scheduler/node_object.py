@@ -320,6 +320,8 @@ def _applied(node: NodeObject, keys: Keys) -> _Applied | None:
 
 
 def _object(text: str) -> dict[str, Any]:
+    if not text:  # of most nodes
+        return {}
     try:
         content = json.loads(text)
     except ValueError:

@@ -13,6 +13,7 @@ from scheduler.evacuation.records import Call, Finding
 from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
 from scheduler.records import Intent, RoundRecord, Settled
 from scheduler.risks import Facts, Risks
+from scheduler.signals import NodeSignal
 
 
 class Clock(Protocol):
@@ -130,6 +131,24 @@ class SchedulerAdapter(Protocol):
 
 
 @runtime_checkable
+class Fenced(Protocol):
+    """A scheduler that itself refuses a write to a node that is not exactly as it was read (a conflict)."""
+
+    def as_we_left(self, node: str) -> NodeReading | None:
+        """Give a node as the answer to our last write to it showed, once, with what runs on it read anew.
+
+        It saves reading the node between two writes of our own. Only for a write that the scheduler refuses where
+        anything of the node changed since. None: there was none lately, or it was given already.
+
+        Raises
+        ------
+        SchedulerError
+            If what runs on it cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
 class Upkeep(Protocol):
     """What some schedulers' marks need between decisions."""
 
@@ -147,6 +166,32 @@ class Upkeep(Protocol):
         ------
         SchedulerError
             If it is not known what was lost.
+        """
+        ...
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """A scheduler that has further ways to say what stands on its nodes. Nothing rests on them."""
+
+    def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
+        """Make the other ways say what stands, and no more of what stands no longer.
+
+        Parameters
+        ----------
+        signals : sequence of NodeSignal
+            All nodes that carry anything of ours.
+        holder : str
+            Of the lease; without it nothing is written.
+        until : datetime
+            Its end; aware.
+        new : bool
+            Whether anything new may be said; what is over is taken off in any case.
+
+        Returns
+        -------
+        tuple of str
+            What was done, and what could not be, in words.
         """
         ...
 

@@ -4,11 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from policy.fleet import Fact, UnitView, score_of
 from policy.outcomes import Alert, Outcome
 from policy.risk_record import ModelName, RiskRecord
+from policy.tiers import TierThresholds
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTiers:
+    """By what scores were given their tiers.
+
+    Attributes
+    ----------
+    thresholds : TierThresholds
+        On the risk of one unit.
+    sources : mapping of str to str
+        For each tier in words: given, from which promise, or why there is none.
+    """
+
+    thresholds: TierThresholds
+    sources: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +44,10 @@ class Risks:
         Until when the model's training data reach.
     drift : tuple of str
         Alarms of the drift watch.
+    tiers : ScoreTiers or None
+        By what the scores were given their tiers; None: they do not say.
+    horizon : timedelta or None
+        What a score looks ahead.
     """
 
     nodes: Mapping[str, tuple[UnitView, ...]] = field(default_factory=dict)
@@ -34,13 +55,19 @@ class Risks:
     model: ModelName | None = None
     model_fitted_at: datetime | None = None
     drift: tuple[str, ...] = ()
+    tiers: ScoreTiers | None = None
+    horizon: timedelta | None = None
 
 
 NO_RISKS = Risks()
 
 
 def risks_of(
-    records: Iterable[RiskRecord], *, model_fitted_at: datetime | None = None, drift: tuple[str, ...] = ()
+    records: Iterable[RiskRecord],
+    *,
+    model_fitted_at: datetime | None = None,
+    drift: tuple[str, ...] = (),
+    tiers: ScoreTiers | None = None,
 ) -> Risks:
     """Gather the records of one decision time by node.
 
@@ -63,7 +90,7 @@ def risks_of(
     if first is None:
         return NO_RISKS
     units = {name: tuple(sorted(listed, key=lambda unit: unit.name)) for name, listed in sorted(nodes.items())}
-    return Risks(units, first.decision_time, first.model, model_fitted_at, drift)
+    return Risks(units, first.decision_time, first.model, model_fitted_at, drift, tiers, first.horizon)
 
 
 @dataclass(frozen=True, slots=True)

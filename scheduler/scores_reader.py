@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from policy.risk_record import FORMAT, RiskRecord
+from policy.tiers import RAISED, TierThresholds
 from scheduler.failures import SourceError
-from scheduler.risks import Risks, risks_of
+from scheduler.risks import Risks, ScoreTiers, risks_of
 
 _NAME = re.compile(r"\d{8}T\d{6}Z")
 _LARGEST_POINTER = 64 * 1024
@@ -64,7 +65,10 @@ class ScoresReader:
             return self._read[1]
         summary = _object(folder / "summary.json", _LARGEST_SUMMARY)
         try:
-            risks = risks_of(_records(folder / "risks.jsonl"), model_fitted_at=_fitted(summary), drift=_drift(summary))
+            risks = risks_of(
+                _records(folder / "risks.jsonl"), model_fitted_at=_fitted(summary), drift=_drift(summary),
+                tiers=_tiers(summary),
+            )  # fmt: skip
         except ValueError as error:
             raise SourceError(f"the scores in {folder} are damaged: {error}") from None
         units, named = sum(map(len, risks.nodes.values())), summary.get("units")
@@ -130,3 +134,17 @@ def _instant(text: object) -> datetime | None:
 def _drift(summary: dict[str, Any]) -> tuple[str, ...]:
     alarms = summary.get("drift", [])
     return tuple(each for each in alarms if isinstance(each, str)) if isinstance(alarms, list) else ()
+
+
+def _tiers(summary: dict[str, Any]) -> ScoreTiers | None:
+    given, sources = summary.get("thresholds"), summary.get("threshold_sources")
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        raise ValueError(f"thresholds is {given!r}: expected an object")
+    values = {name: given.get(name) for name in RAISED}
+    for name, value in values.items():
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool)):
+            raise ValueError(f"thresholds.{name} is {value!r}: expected a number")
+    words = {name: str(why) for name, why in sources.items()} if isinstance(sources, dict) else {}
+    return ScoreTiers(TierThresholds(**values), words)

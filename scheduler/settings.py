@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from policy.config import PolicyConfig
+from policy.readings import NodeRiskConfig
 from policy.tiers import TierThresholds
 from scheduler.evacuation.settings import EvacuationSettings
 from scheduler.kubernetes.settings import KubernetesSettings
@@ -65,11 +66,25 @@ class ActSettings:
         For ``--scheduler slurm``, which needs it.
     """
 
-    policy: PolicyConfig = field(default_factory=lambda: PolicyConfig(TierThresholds()))
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
     controller: ControllerSettings = field(default_factory=ControllerSettings)
     evacuation: EvacuationSettings = field(default_factory=EvacuationSettings)
     kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
     slurm: SlurmSettings | None = None
+
+    def __post_init__(self) -> None:
+        policy = self.policy
+        if policy.thresholds_from == "settings":
+            return
+        if policy.thresholds != TierThresholds():
+            raise ValueError(
+                "policy.thresholds are given, and policy.thresholds_from is 'scores': leave one of them out"
+            )
+        if policy.node_risk not in (NodeRiskConfig(), NodeRiskConfig("worst")):
+            raise ValueError(
+                "policy.node_risk changes the risks that the scores' thresholds are about: leave it out, or set "
+                "policy.thresholds"
+            )
 
 
 def read_settings(file: Path) -> ActSettings:

@@ -8,10 +8,12 @@ import json
 import sqlite3
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+import orjson
 
 from policy.fleet import Level, NodeView
 from policy.outcomes import Alert
@@ -21,6 +23,8 @@ from scheduler.failures import LedgerError
 from scheduler.ledger_schema import connect
 from scheduler.plain import object_of, plain_of
 from scheduler.records import Intent, RoundRecord, Settled, digest_of
+
+_BESIDE_UNITS: Final = tuple(each.name for each in fields(NodeView) if each.name != "units")
 
 
 class SqliteLedger:
@@ -81,7 +85,7 @@ class SqliteLedger:
 
     def settle(self, intent: int, settled: Settled) -> None:
         """Record what a call came to."""
-        with self._adding():
+        with self._adding(at_once=False):
             self._add(
                 "INSERT INTO settled VALUES (?, ?, ?, ?, ?)",
                 intent, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
@@ -123,7 +127,7 @@ class SqliteLedger:
 
     def settle_call(self, number: int, settled: Settled) -> None:
         """Record what a call of an evacuation came to."""
-        with self._adding():
+        with self._adding(at_once=False):
             self._add(
                 "INSERT INTO calls_settled VALUES (?, ?, ?, ?, ?)",
                 number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
@@ -162,10 +166,10 @@ class SqliteLedger:
         )
 
     def _keep(self, value: Any) -> str:
-        plain = _text(value).encode()
+        plain = value if isinstance(value, bytes) else _text(value).encode()
         digest = hashlib.sha256(plain).hexdigest()
-        # `OR IGNORE`: what is there already under its own digest is the same
-        self._link.execute("INSERT OR IGNORE INTO blobs VALUES (?, ?)", (digest, zlib.compress(plain, 6)))
+        if not self._link.execute("SELECT 1 FROM blobs WHERE digest = ?", (digest,)).fetchone():
+            self._link.execute("INSERT INTO blobs VALUES (?, ?)", (digest, zlib.compress(plain, 6)))
         return digest
 
     def _add(self, command: str, *values: Any) -> int:
@@ -178,8 +182,14 @@ class SqliteLedger:
             raise LedgerError(f"the ledger cannot be read: {error}") from error
 
     @contextlib.contextmanager
-    def _adding(self) -> Iterator[None]:
+    def _adding(self, *, at_once: bool = True) -> Iterator[None]:
+        """Add rows in one transaction.
+
+        It is on the disk at its end, or, without ``at_once``, with the next one: what a call came to need not outlast
+        a loss of power, for the call is then looked at again. It outlasts the end of the process in any case.
+        """
         try:
+            self._link.execute(f"PRAGMA synchronous = {'FULL' if at_once else 'NORMAL'}")
             self._link.execute("BEGIN IMMEDIATE")
             try:
                 yield
@@ -193,10 +203,14 @@ class SqliteLedger:
 
 
 def inputs_of(record: RoundRecord) -> dict[str, Any]:
-    """Give what went into a decision as plain values, what changes seldom apart from what changes often."""
+    """Give what went into a decision as plain values or JSON, what changes seldom apart from what changes often.
+
+    Nodes and units are most of it by far, and hold nothing but texts, numbers and times: they are written at once, for
+    they are on the way from a decision to its first write.
+    """
     return {
-        "units": {node.name: plain_of(node.units) for node in record.fleet},
-        "nodes": [plain_of(replace(node, units=())) for node in record.fleet],
+        "units": orjson.dumps({node.name: node.units for node in record.fleet}),
+        "nodes": orjson.dumps([{name: getattr(node, name) for name in _BESIDE_UNITS} for node in record.fleet]),
         "state": record.state.to_json(),
         "signals": plain_of(record.signals),
         "config": plain_of(record.config),

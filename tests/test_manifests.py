@@ -11,6 +11,7 @@ import typer
 import yaml
 
 from predrain.command import app
+from scheduler.kubernetes.condition import CONDITION
 from scheduler.plain import object_of
 from scheduler.settings import ActSettings
 
@@ -72,6 +73,34 @@ def test_what_runs_has_the_options_that_it_is_given_and_no_rights_that_it_does_n
     }
     assert pod.get("automountServiceAccountToken") is False or "serviceAccountName" in pod
     assert container["resources"]["limits"]["memory"]
+
+
+def test_nvsentinel_is_told_by_the_condition_that_we_write_and_does_nothing_by_itself() -> None:
+    values = yaml.safe_load((FOLDER / "nvsentinel-values.yaml").read_text(encoding="utf-8"))
+    monitor = values.pop("kubernetes-object-monitor")
+    assert values == {"global": {"kubernetesObjectMonitor": {"enabled": True}}}
+    (policy,) = monitor["policies"]
+    # the keys that NVSentinel documents for a policy of its Kubernetes Object Monitor
+    assert set(policy) == {"name", "enabled", "resource", "predicate", "healthEvent"}
+    assert policy["resource"] == {"group": "", "version": "v1", "kind": "Node"}
+    assert f'c.type == "{CONDITION}" && c.status == "True"' in policy["predicate"]["expression"]
+    event = policy["healthEvent"]
+    assert (event["isFatal"], event["processingStrategy"], event["componentClass"]) == (False, "STORE_ONLY", "GPU")
+    assert event["recommendedAction"] == "RUN_DCGMEUD"
+    assert isinstance(event["message"], str)
+    assert event["errorCode"] == ["PREDRAIN_GPU_FAILURE_PREDICTED"]
+
+
+def test_no_role_but_its_own_may_run_commands_in_pods_or_set_device_taints() -> None:
+    found: dict[str, set[str]] = {}
+    for name, document in DOCUMENTS:
+        for rule in document.get("rules", ()):
+            for resource in rule["resources"]:
+                found.setdefault(resource, set()).add(name)
+    assert found["pods/exec"] == {"exec-rbac.yaml:ClusterRole/predrain-exec"}
+    assert found["devicetaintrules"] == {"device-taints-rbac.yaml:ClusterRole/predrain-device-taints"}
+    bound = [document for name, document in DOCUMENTS if name.startswith("exec-rbac.yaml") and "roleRef" in document]
+    assert [each["kind"] for each in bound] == ["RoleBinding"], "never in all namespaces at once"
 
 
 def test_the_settings_of_the_controllers_manifest_are_read() -> None:

@@ -52,11 +52,17 @@ class Checkpoints:
     ----------
     workloads : Workloads
     settings : CheckpointSettings
-    webhook, command : Hook or None
+    webhook, command, inside : Hook or None
+        The last runs a command in the workload's own container.
     """
 
     def __init__(
-        self, workloads: Workloads, settings: CheckpointSettings, webhook: Hook | None, command: Hook | None
+        self,
+        workloads: Workloads,
+        settings: CheckpointSettings,
+        webhook: Hook | None,
+        command: Hook | None,
+        inside: Hook | None = None,
     ) -> None:
         self._workloads = workloads
         self._settings = settings
@@ -65,6 +71,8 @@ class Checkpoints:
             self._hooks["webhook"] = webhook
         if command is not None:
             self._hooks["command"] = command
+        if inside is not None:
+            self._hooks["exec"] = inside
 
     def offer_of(self, workload: Workload) -> CheckpointOffer | None:
         """Give the way to ask a workload; None: it names none, or one that is not set up."""

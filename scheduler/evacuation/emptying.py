@@ -232,7 +232,8 @@ class Emptying:
             telling.step(case.node, "checkpoint", "inconclusive", workload.name, words)
         elif asking.first:
             came_to = "waiting" if answer.confirmed else CAME_TO[answer.kind]
-            telling.step(case.node, "checkpoint", came_to, workload.name, answer.words)
+            words = answer.words if answer.confirmed else _unasked(asking, answer)
+            telling.step(case.node, "checkpoint", came_to, workload.name, words)
 
     def _silent(self, case: Case, workload: Workload, leaving: Leaving, turn: Turn) -> None:
         """Note once that a checkpoint was waited for in vain."""
@@ -307,6 +308,11 @@ class Emptying:
     def _due(case: Case, at: datetime | None) -> None:
         if at is not None and (case.entry.due_at is None or at > case.entry.due_at):
             case.change(due_at=at)
+
+
+def _unasked(asking: Asking, answer: WorkAnswer) -> str:
+    until = f"it is asked again until {asking.ask.deadline:%Y-%m-%d %H:%M:%S} UTC, then moved all the same"
+    return f"{answer.words}; {until}" if answer.words else until
 
 
 def _flying(case: Case) -> int:

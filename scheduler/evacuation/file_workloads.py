@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import json
-import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,10 +12,9 @@ from scheduler.evacuation.memory import MemoryWorkloads
 from scheduler.evacuation.ports import CheckpointAsk, CheckpointState, Fence, WorkAnswer
 from scheduler.evacuation.workload import Workload
 from scheduler.failures import SchedulerError
-from scheduler.plain import object_of, plain_of
+from scheduler.locked_json import LockedJson
 from scheduler.ports import Clock
 from scheduler.readings import StoredState
-from telemetry.atomic import write_bytes
 from telemetry.errors import InputError
 
 FORMAT = 1
@@ -72,13 +67,9 @@ class FileWorkloads:
 
     def __init__(self, path: Path, clock: Clock) -> None:
         self.path = path
+        self._file = LockedJson(path, WorkloadsFile, FORMAT, "workloads", "workloads", "workloads")
         self._clock = clock
-        if not path.is_file():
-            raise InputError("there is no file of workloads here", str(path), "Write one, see the operator's page.")
-        try:
-            self._load()
-        except ValueError as error:
-            raise InputError(f"the file of workloads cannot be used: {error}", str(path), "Correct it.") from None
+        self._file.check(self._load)
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List what runs on a node."""
@@ -110,40 +101,26 @@ class FileWorkloads:
 
     def _reading(self, call: Callable[[MemoryWorkloads], Any]) -> Any:
         try:
-            with self._locked():
+            with self._file.locked():
                 return call(self._load())
         except (OSError, ValueError, InputError) as error:
             raise SchedulerError(f"{self.path}: {error}") from error
 
     def _writing(self, call: Callable[[MemoryWorkloads], Any], kind: type[Answer] | type[WorkAnswer]) -> Any:
         try:
-            with self._locked():
+            with self._file.locked():
                 memory = self._load()
                 before = _content(memory)
                 answer = call(memory)
                 content = _content(memory)
                 if content != before:
-                    text = json.dumps(plain_of(content), indent=1, ensure_ascii=False, allow_nan=False)
-                    write_bytes(self.path, (text + "\n").encode())
+                    self._file.save(content)
                 return answer
         except (OSError, ValueError, InputError) as error:
             return kind("refused", f"{self.path}: {error}")  # the file is replaced as a whole or not at all
 
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        descriptor = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(descriptor)
-
     def _load(self) -> MemoryWorkloads:
-        content = json.loads(self.path.read_bytes())
-        if not isinstance(content, dict) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, dict) else type(content).__name__
-            raise ValueError(f"it has format {found!r}, this code reads {FORMAT}")
-        listed = object_of(WorkloadsFile, content, "workloads")
+        listed: WorkloadsFile = self._file.load()
         uids = [each.uid for each in listed.workloads]
         if len(set(uids)) != len(uids):
             raise ValueError(f"uid {next(u for u in uids if uids.count(u) > 1)} is listed twice")

@@ -107,7 +107,9 @@ class Verifying:
             turn.telling.trouble(f"what runs on {case.node} cannot be listed: {error}")
             return False
         if back:
-            case.change(phase="emptying", empty_at=None, words=f"not empty any more: {', '.join(back[:5])}")
+            words = f"not empty any more: {', '.join(back[:5])}"
+            case.change(phase="emptying", empty_at=None, words=words)
+            turn.telling.step(case.node, "hold", "held", None, words)
         return not back
 
     def _read(self, verification: Verification, case: Case, turn: Turn) -> Result | None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from policy.fleet import JobView
 
-CheckpointMeans = Literal["scheduler", "webhook", "command"]
+CheckpointMeans = Literal["scheduler", "webhook", "command", "exec"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,9 @@ class CheckpointOffer:
     Attributes
     ----------
     means : str
-        ``scheduler``: through the scheduler itself (Kubernetes: an annotation that it watches, or an exec where that is
-        allowed; Slurm: a signal); ``webhook``: a POST; ``command``: the operator's own command.
+        ``scheduler``: through the scheduler itself (Kubernetes: an annotation that it watches; Slurm: a signal);
+        ``webhook``: a POST; ``command``: the operator's own command; ``exec``: the operator's own command in the
+        workload's container.
     url : str or None
         Of the webhook, where the workload names one itself; it is asked only if the settings allow its host. None: the
         operator's.

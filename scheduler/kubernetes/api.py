@@ -52,6 +52,7 @@ class Connection(Protocol):
         headers: Mapping[str, str] | None = None,
         connect_s: float = ...,
         read_s: float = ...,
+        total_s: float = ...,
         most_bytes: int = ...,
     ) -> Reply:
         """Send it once."""
@@ -284,6 +285,7 @@ class ApiServer:
             headers=headers,
             connect_s=min(self._settings.connect_timeout.total_seconds(), left),
             read_s=min(self._settings.request_timeout.total_seconds(), left),
+            total_s=left,
         )
         try:
             content = orjson.loads(reply.data) if reply.data else {}

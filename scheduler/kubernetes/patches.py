@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from scheduler.kubernetes.condition import CONDITION
 from scheduler.kubernetes.seen_node import SeenNode
 from scheduler.node_object import NodeObject, Taint
+from telemetry.kubernetes.client import Object
 
 Operation = Mapping[str, Any]
 
@@ -57,6 +59,34 @@ def patch_of(seen: SeenNode, then: NodeObject) -> list[Operation]:
         else:
             changes.append({"op": "add", "path": "/spec/taints", "value": taints})
     return [*tests, *changes]
+
+
+def condition_patch(seen: SeenNode, content: Object) -> list[Operation]:
+    """Write the operations that change our condition with the very patch that changes what it tells of.
+
+    Parameters
+    ----------
+    seen : SeenNode
+    content : mapping
+        The status patch as :func:`scheduler.kubernetes.condition.condition_after` gives it.
+
+    Returns
+    -------
+    list of operations
+        To stand after those of :func:`patch_of`, whose test of the version makes sure of the condition's place.
+    """
+    (wanted,) = content["status"]["conditions"]
+    gone = wanted.get("$patch") == "delete"
+    if seen.condition_at is None:
+        if gone:
+            return []
+        path = "/status/conditions/-" if seen.has_conditions else "/status/conditions"
+        return [{"op": "add", "path": path, "value": wanted if seen.has_conditions else [wanted]}]
+    path = f"/status/conditions/{seen.condition_at}"
+    change: Operation = {"op": "remove", "path": path}
+    if not gone:
+        change = {"op": "replace", "path": path, "value": wanted}
+    return [_test(f"{path}/type", CONDITION), change]
 
 
 def _taints(seen: SeenNode, wanted: tuple[Taint, ...]) -> list[Mapping[str, Any]]:

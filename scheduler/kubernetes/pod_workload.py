@@ -29,6 +29,7 @@ _MEANS: Final[Mapping[str, CheckpointMeans]] = {
     "annotation": "scheduler",
     "webhook": "webhook",
     "command": "command",
+    "exec": "exec",
 }
 
 

@@ -28,9 +28,12 @@ class PodPart:
     ----------
     node, job : str
     gpus : int
-        Of this pod; at least 1.
+        Of this pod, without those of its claims.
     started_at, checkpointed_at, ends_at : datetime or None
     can_checkpoint : bool
+    namespace : str
+    claims : tuple of str
+        Names of the resource claims by which it holds more.
     """
 
     node: str
@@ -40,6 +43,8 @@ class PodPart:
     checkpointed_at: datetime | None
     ends_at: datetime | None
     can_checkpoint: bool
+    namespace: str = ""
+    claims: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class PodKeys:
 
     @property
     def checkpoint(self) -> str:
-        """How it is asked for a checkpoint: ``annotation``, ``webhook`` or ``command``."""
+        """How it is asked for a checkpoint: ``annotation``, ``webhook``, ``command`` or ``exec``."""
         return f"{self.prefix}/checkpoint"
 
     @property
@@ -125,11 +130,13 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
     return PodPart(
         run.node,
         run.job,
-        max(1, run.gpus),
+        run.gpus,
         _instant(run.started_ms),
         None if run.checkpointed_ms is None else _instant(run.checkpointed_ms),
         ends_at(pod, keys),
         keys.checkpoint in annotations,
+        run.namespace,
+        run.claims,
     )
 
 
@@ -140,7 +147,9 @@ def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
     for part in parts:
         of_node.setdefault(part.node, set()).add(part.job)
         whole = wholes.get(part.job)
-        mine = JobView(part.job, part.gpus, part.started_at, part.checkpointed_at, part.ends_at, part.can_checkpoint)
+        mine = JobView(
+            part.job, max(1, part.gpus), part.started_at, part.checkpointed_at, part.ends_at, part.can_checkpoint
+        )
         wholes[part.job] = mine if whole is None else _joined(whole, mine)
     return {node: {name: wholes[name] for name in sorted(names)} for node, names in of_node.items()}
 

@@ -14,16 +14,20 @@ from policy.plan import Action
 from scheduler.answers import Answer, Precondition, Write
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import JSON_PATCH, STRATEGIC_PATCH, ApiServer, Connection, NoAnswerError, Said
+from scheduler.kubernetes.claims import ClaimCounts
 from scheduler.kubernetes.condition import condition_after, condition_mended, event_of
 from scheduler.kubernetes.config_map import KeptText, SwitchesOn
+from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
-from scheduler.kubernetes.patches import patch_of
+from scheduler.kubernetes.patches import condition_patch, patch_of
 from scheduler.kubernetes.pods import LIVING, PodKeys, PodPart, jobs_of, pod_part, version_of
 from scheduler.kubernetes.seen_node import SeenNode, seen_node
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.node_object import Keys, NodeObject, after, writes_between
 from scheduler.ports import Clock
 from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
+from scheduler.signals import NodeSignal
+from telemetry.kubernetes.client import Object
 
 NODES: Final = "/api/v1/nodes"
 PODS: Final = "/api/v1/pods"
@@ -85,6 +89,10 @@ class KubernetesScheduler:
         self.rules = settings.rules
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
         self._seen: OrderedDict[str, SeenNode] = OrderedDict()
+        self._left: set[str] = set()
+        drivers = self.rules.claim_drivers or ()
+        self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
+        self._claims = ClaimCounts(self.api, self.rules)
         self._jobs: Mapping[str, JobView] = {}
         self._pods_version = 0
 
@@ -94,6 +102,7 @@ class KubernetesScheduler:
         Conditions of ours that do not say what stands any more are corrected, where this process holds the lease.
         """
         read_at = self.clock.now()
+        self._left.clear()
         nodes = self._nodes()
         jobs = self._all_jobs()
         switches, unclear = self._switches.read()
@@ -110,6 +119,14 @@ class KubernetesScheduler:
         seen = self._read(node)
         if seen is None:
             return None
+        return seen.with_jobs(self._jobs_on(node))
+
+    def as_we_left(self, node: str) -> NodeReading | None:
+        """Give a node as our last write left it, once a write; each patch is refused where it changed since."""
+        seen = self._seen.get(node)
+        if node not in self._left or seen is None:
+            return None
+        self._left.discard(node)
         return seen.with_jobs(self._jobs_on(node))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
@@ -137,15 +154,37 @@ class KubernetesScheduler:
         writes = writes_between(seen.thing, then)
         if not writes:
             return Answer("already", "it stood so", (), seen.reading.version)
+        status_only = action.verb in ("publish", "release") and then.taints == seen.thing.taints
+        words: list[str | None] = []
+        condition = condition_after(action, seen.condition, self.clock.now()) if self.settings.condition else None
+        within = condition if status_only else None
         try:
-            said = self._patched(action, seen, then)
+            said = self._patched(seen, then, within, status_only=status_only)
+            if within is not None and not said.good and self._refused(said, seen).kind == "refused":
+                # it may be the condition alone that is not wanted, and nothing rests on it
+                words.append(f"the condition was not written: {said.words}")
+                said = self._patched(seen, then, None, status_only=status_only)
         except NoAnswerError as error:
             return Answer("timeout" if error.sent else "refused", str(error))
         if not said.good:
             return self._refused(said, seen)
         self._remember(said.content)
-        words = self._beside(action, seen)
-        return Answer("done", words, writes, self._seen[action.node].reading.version)
+        if condition is not None and not status_only:
+            words.append(self._set_condition(action.node, condition))
+        words.append(self._tell_of(action, seen))
+        self._left.add(action.node)
+        return Answer("done", "; ".join(filter(None, words)), writes, self._seen[action.node].reading.version)
+
+    def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
+        """Say what stands by device taints too, where the settings ask for them."""
+        if self._device_taints is None:
+            return ()
+
+        def may_not() -> str | None:
+            late = "the lease ended before it was sent" if self.clock.now() >= until else None
+            return self.leadership.may_write(holder) or late
+
+        return self._device_taints.follow(signals, may_not, lambda: new and not self.read_switches().kill)
 
     def load_state(self) -> StoredState:
         """Read the safety state from its ConfigMap."""
@@ -218,7 +257,8 @@ class KubernetesScheduler:
         params = {"fieldSelector": f"{LIVING},spec.nodeName!="}
         parts, _ = self.api.listing(PODS, params, self.settings.pod_page, view)
         self._pods_version = newest
-        jobs = jobs_of(parts)
+        self._claims.refresh(parts)
+        jobs = jobs_of(map(self._claims.counted, parts))
         self._jobs = {name: job for of_node in jobs.values() for name, job in of_node.items()}
         return jobs
 
@@ -233,7 +273,7 @@ class KubernetesScheduler:
             params["resourceVersion"] = str(self._pods_version)
         parts, _ = self.api.listing(PODS, params, 0, self._part)
         # of a job that runs elsewhere too, the pods of this node are only a part
-        return tuple(self.whole_job(job) for job in jobs_of(parts).get(node, {}).values())
+        return tuple(self.whole_job(job) for job in jobs_of(map(self._claims.counted, parts)).get(node, {}).values())
 
     def _part(self, raw: Mapping[str, Any]) -> PodPart | None:
         return pod_part(raw, self.rules, self.pod_keys)
@@ -266,16 +306,16 @@ class KubernetesScheduler:
             return "other marks of ours stand on it than expected"
         return None
 
-    def _patched(self, action: Action, seen: SeenNode, then: NodeObject) -> Said:
-        path = _path(action.node)
-        if action.verb in ("publish", "release") and then.taints == seen.thing.taints:
-            # Of a node's status one may write its metadata, but no taint: a publisher needs no more right than this.
-            path += "/status"
+    def _patched(self, seen: SeenNode, then: NodeObject, condition: Object | None, *, status_only: bool) -> Said:
+        patch = patch_of(seen, then)
+        if condition is not None:
+            patch += condition_patch(seen, condition)
+        # Of a node's status one may write its metadata, but no taint: a publisher needs no more right than this.
         return self.api.ask(
             "PATCH",
-            path,
+            f"{_path(seen.thing.name)}/status" if status_only else _path(seen.thing.name),
             {"fieldManager": FIELD_MANAGER},
-            patch_of(seen, then),
+            patch,
             kind=JSON_PATCH,
             within=self.leadership.left(),
         )
@@ -295,17 +335,12 @@ class KubernetesScheduler:
                 return Answer("conflict", said.words)
         return Answer("refused", said.words)
 
-    def _beside(self, action: Action, seen: SeenNode) -> str:
-        """Write condition and event; gives what failed of it, in words."""
-        now = self.clock.now()
-        failed: list[str | None] = []
-        if self.settings.condition:
-            content = condition_after(action, seen.condition, now)
-            failed.append(None if content is None else self._set_condition(action.node, content))
-        if self.settings.events:
-            event = event_of(action, action.node, seen.reading.view.marks.published, now)
-            failed.append(None if event is None else self._tell(*event))
-        return "; ".join(filter(None, failed))
+    def _tell_of(self, action: Action, seen: SeenNode) -> str | None:
+        """Tell people of an action by an event; gives what failed."""
+        if not self.settings.events:
+            return None
+        event = event_of(action, action.node, seen.reading.view.marks.published, self.clock.now())
+        return None if event is None else self._tell(*event)
 
     def _set_condition(self, node: str, content: Mapping[str, Any]) -> str | None:
         """Merge a condition into a node's status, by its type; gives what failed."""

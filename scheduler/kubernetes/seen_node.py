@@ -42,6 +42,10 @@ class SeenNode:
         Whether there is any, for a patch cannot add to a map that is not there.
     condition : StandingCondition or None
         Ours, as it stands.
+    condition_at : int or None
+        Its place among the node's conditions.
+    has_conditions : bool
+        Whether there is any.
     gpus : bool
         Whether it is a GPU node.
     """
@@ -53,6 +57,8 @@ class SeenNode:
     has_annotations: bool
     condition: StandingCondition | None
     gpus: bool
+    condition_at: int | None = None
+    has_conditions: bool = False
 
     @property
     def concerns_us(self) -> bool:
@@ -114,15 +120,17 @@ def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, key
     )
     view = view_of(thing, base, keys, now)
     conditions = (raw.get("status") or {}).get("conditions") or ()
-    ours = next((each for each in conditions if each.get("type") == CONDITION), None)
+    at = next((at for at, each in enumerate(conditions) if each.get("type") == CONDITION), None)
     return SeenNode(
         NodeReading(view, metadata["resourceVersion"], found.boot_id),
         thing,
         taints,
         bool(labels),
         bool(annotations),
-        None if ours is None else standing_condition(ours),
+        None if at is None else standing_condition(conditions[at]),
         found.has_gpus,
+        at,
+        bool(conditions),
     )
 
 

@@ -43,6 +43,9 @@ class KubernetesSettings:
         Whether pods are read, so that floors per job hold. Without, the breaker stays open: nothing hard is begun.
     condition, events : bool
         Whether the node condition and the events are written beside what is published.
+    device_taints : bool
+        Whether a hard mark stands once more as a device taint of each GPU that it is due to, where the server offers
+        them (``DeviceTaintRule``) and GPUs are given by resource claims.
     requests_per_second, burst : float, int
         At most; what is more waits.
     connect_timeout, request_timeout : timedelta
@@ -53,6 +56,15 @@ class KubernetesSettings:
         Objects a page of a listing; one page at a time is held as JSON.
     diagnostic_job : str or None
         File with the manifest of a Job that checks an emptied node, for ``evacuation.verification.by: scheduler``.
+    checkpoint_exec : tuple of str
+        Command that is run in the container of a pod that asks for it (``PREFIX/checkpoint: exec``), followed by
+        ``checkpoint`` and the key; empty: none is. Never one that a pod names: whoever may annotate a pod could then
+        run what he likes in it.
+    checkpoint_container : str
+        In which container; empty: the one that the pod calls its default, else its first.
+    checkpoint_exec_timeout : timedelta
+        After it nothing more is heard of the command. It should end at once with exit code 75 where a checkpoint takes
+        longer: it is then run again.
     evict : str
         ``all``: a node is empty when no pod is left but those of daemon sets and mirrors; ``gpu``: when none with GPUs
         is left.
@@ -82,6 +94,7 @@ class KubernetesSettings:
     jobs: bool = True
     condition: bool = True
     events: bool = True
+    device_taints: bool = False
     requests_per_second: float = 200.0
     burst: int = 200
     connect_timeout: timedelta = timedelta(seconds=3)
@@ -90,12 +103,15 @@ class KubernetesSettings:
     node_page: int = 100
     pod_page: int = 250
     diagnostic_job: str | None = None
+    checkpoint_exec: tuple[str, ...] = ()
+    checkpoint_container: str = ""
+    checkpoint_exec_timeout: timedelta = timedelta(seconds=10)
     evict: Literal["all", "gpu"] = "all"
     evict_unmanaged: bool = False
     evict_local_data: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("connect_timeout", "request_timeout", "patience"):
+        for name in ("connect_timeout", "request_timeout", "patience", "checkpoint_exec_timeout"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
         for name in ("prefix", "namespace", "lease", "state", "progress"):

@@ -12,27 +12,33 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 import yaml
 
 from telemetry.errors import InputError
+from telemetry.kubernetes.answers import Api, NotSent, Object, Refused, Reply, Unreachable
+
+if TYPE_CHECKING:
+    from telemetry.kubernetes.deadline import Overdue
+    from telemetry.kubernetes.executing import Executed, Tls
+
+__all__ = ["Api", "Cluster", "NotSent", "Object", "Refused", "Reply", "Unreachable", "connect"]
 
 log = logging.getLogger(__name__)
-
-Object = Mapping[str, Any]
-"""One object of the API, as its JSON says."""
 
 PAGE_SIZE: Final = 500
 """Objects a page of a listing, as kubectl asks for."""
 
 REQUEST_TIMEOUT_S: Final = 30.0
 CONNECT_TIMEOUT_S: Final = 10.0
+ANSWER_S: Final = 60.0
+"""An answer that is not whole after so long is given up, also where bytes of it still come."""
+
 WATCH_S: Final = 70
 """A watch is asked to end after this long, spread by a fifth: sooner than IDLE_S, for a server of 1.20 says nothing on
 a watch on which nothing happens (newer ones send a bookmark each minute), and silence would look like a dead line."""
@@ -48,77 +54,6 @@ _LONGEST_PAUSE_S: Final = 20.0
 _LINE_BYTES: Final = 16 * 2**20
 _IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
-
-
-class Refused(Exception):
-    """An answer of the server that is no success.
-
-    Parameters
-    ----------
-    status : int
-        HTTP status.
-    message : str
-        What the server says about it.
-    retry_after_s : float or None
-        How long the server asks to wait.
-    """
-
-    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
-        super().__init__(status, message)
-        self.status = status
-        self.message = message
-        self.retry_after_s = retry_after_s
-
-    def __str__(self) -> str:
-        return f"HTTP {self.status}: {self.message}"
-
-
-class Unreachable(Exception):
-    """The server could not be reached, or cut an answer off."""
-
-
-class NotSent(Unreachable):
-    """No connection came about, so that nothing of the request reached the server."""
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An answer as it came, success or not.
-
-    Attributes
-    ----------
-    status : int
-    headers : mapping of str to str
-        Asked for without regard to case.
-    data : bytes
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    data: bytes
-
-
-class Api(Protocol):
-    """What the rest of this package asks of a server; tests have an in-memory one."""
-
-    name: str
-    """Host and port of the server."""
-
-    def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
-        """Read one object."""
-        ...
-
-    def pages(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[Object]:
-        """List page by page."""
-        ...
-
-    def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
-        """Give the changes after a version."""
-        ...
-
-    def close(self) -> None:
-        """End all requests."""
-        ...
 
 
 class Cluster:
@@ -138,6 +73,8 @@ class Cluster:
         Waits so many seconds.
     agent : str
         What we call ourselves in the server's logs.
+    tls : Tls, optional
+        For what does not go over the pool.
     """
 
     def __init__(
@@ -149,6 +86,7 @@ class Cluster:
         request_timeout_s: float = REQUEST_TIMEOUT_S,
         sleep: Callable[[float], object] = time.sleep,
         agent: str = "predrain",
+        tls: Tls | None = None,
     ) -> None:
         self.host = host.rstrip("/")
         self.name = self.host.split("://", 1)[-1]
@@ -157,9 +95,14 @@ class Cluster:
         self._timeout_s = request_timeout_s
         self._sleep = sleep
         self._agent = agent
+        self._tls = tls
         self._open: set[Any] = set()
         self._lock = threading.Lock()
         self._closed = False
+        from telemetry.kubernetes.deadline import Deadlines, heed_deadlines  # noqa: PLC0415 - needs urllib3, as below
+
+        self._deadlines = Deadlines()
+        heed_deadlines(pool)
 
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
         """Read one object or one page of a listing; what may pass is tried five times.
@@ -221,7 +164,8 @@ class Cluster:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(int(WATCH_S * random.uniform(0.8, 1.2))),  # noqa: S311 - spreads load, no secret
         }
-        response = self._request(path, asked, read_s=IDLE_S, preload=False)
+        with self._whole_within(ANSWER_S, path):  # until the watch begins
+            response = self._request(path, asked, read_s=IDLE_S, preload=False)
         with self._lock:
             if self._closed:
                 response.close()
@@ -245,6 +189,7 @@ class Cluster:
         headers: Mapping[str, str] | None = None,
         connect_s: float = CONNECT_TIMEOUT_S,
         read_s: float = REQUEST_TIMEOUT_S,
+        total_s: float = ANSWER_S,
         most_bytes: int = ANSWER_BYTES,
     ) -> Reply:
         """Send one request, once, and give the answer whatever its status.
@@ -258,6 +203,8 @@ class Cluster:
             Beside those that say who asks.
         connect_s, read_s : float
             Seconds until the connection stands, and of silence until the answer is given up.
+        total_s : float
+            Seconds until an answer is given up that still comes, byte by byte.
         most_bytes : int
             An answer that is larger is given up.
 
@@ -270,25 +217,36 @@ class Cluster:
         """
         import urllib3  # noqa: PLC0415 - comes with the optional package
 
-        response = self._request(
-            path, params, read_s=read_s, preload=False, method=method, body=body, headers=headers, connect_s=connect_s
-        )
-        held = bytearray()
-        whole = False
-        try:
-            for chunk in response.stream(2**16):
-                held += chunk
-                if len(held) > most_bytes:
-                    raise Unreachable(f"{path}: the answer is larger than {most_bytes} bytes")
-            whole = True
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise Unreachable(f"{path}: the answer was cut: {error}") from error
-        finally:
-            if whole:
-                response.release_conn()
-            else:
-                response.close()
+        with self._whole_within(total_s, path) as request:
+            response = self._request(
+                path, params, read_s=read_s, preload=False, method=method, body=body, headers=headers,
+                connect_s=connect_s,
+            )  # fmt: skip
+            held = bytearray()
+            whole = False
+            try:
+                for chunk in response.stream(2**16):
+                    held += chunk
+                    if len(held) > most_bytes:
+                        raise Unreachable(f"{path}: the answer is larger than {most_bytes} bytes")
+                whole = not request.over
+            except (urllib3.exceptions.HTTPError, OSError) as error:
+                raise Unreachable(f"{path}: the answer was cut: {error}") from error
+            finally:
+                if whole:
+                    response.release_conn()
+                else:
+                    response.close()
         return Reply(response.status, response.headers, bytes(held))
+
+    def execute(self, path: str, command: Sequence[str], container: str | None, *, total_s: float) -> Executed:
+        """Run a command in a container, once; see :func:`telemetry.kubernetes.executing.execute`."""
+        from telemetry.kubernetes.executing import Tls, execute  # noqa: PLC0415 - comes with the optional package
+
+        return execute(
+            self.host, path, command, container=container, headers=self._all_headers(None), tls=self._tls or Tls(),
+            connect_s=min(CONNECT_TIMEOUT_S, total_s), total_s=total_s,
+        )  # fmt: skip
 
     def close(self) -> None:
         """End all requests, also those in which another thread waits; asking again is an error."""
@@ -303,8 +261,20 @@ class Cluster:
                 except (OSError, ValueError):
                     continue
 
+    @contextmanager
+    def _whole_within(self, seconds: float, path: str) -> Iterator[Overdue]:
+        with self._deadlines.within(seconds) as request:
+            try:
+                yield request
+            except Unreachable as error:
+                if not request.over or isinstance(error, NotSent):
+                    raise
+        if request.over:
+            raise Unreachable(f"{path}: timed out: the answer was not whole after {seconds:.3g} s")
+
     def _get_once(self, path: str, params: Mapping[str, str] | None) -> Object:
-        response = self._request(path, params, read_s=self._timeout_s, preload=True)
+        with self._whole_within(max(ANSWER_S, 2 * self._timeout_s), path):
+            response = self._request(path, params, read_s=self._timeout_s, preload=True)
         self._check(response)
         try:
             content = json.loads(response.data)
@@ -331,12 +301,7 @@ class Cluster:
         if self._closed:
             raise Unreachable("the connection was closed")
         query = f"?{urlencode(params)}" if params else ""
-        try:
-            all_headers = {
-                "Accept": "application/json", "User-Agent": self._agent, **(headers or {}), **self._headers()
-            }  # fmt: skip
-        except Exception as error:  # a credential plug-in may fail in any way, and work the next time
-            raise Unreachable(f"no credentials for {self.name}: {error}") from error
+        all_headers = self._all_headers(headers)
         timeout = urllib3.Timeout(connect=connect_s, read=read_s)
         try:
             return self._pool.request(
@@ -353,6 +318,12 @@ class Cluster:
             raise NotSent(f"{self.name} cannot be reached: {error}") from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}") from error
+
+    def _all_headers(self, headers: Mapping[str, str] | None) -> dict[str, str]:
+        try:
+            return {"Accept": "application/json", "User-Agent": self._agent, **(headers or {}), **self._headers()}
+        except Exception as error:  # a credential plug-in may fail in any way, and work the next time
+            raise Unreachable(f"no credentials for {self.name}: {error}") from error
 
     def _lines(self, response: Any) -> Iterator[Object]:
         import urllib3  # noqa: PLC0415 - comes with the optional package
@@ -450,8 +421,16 @@ def connect(
         token = configuration.auth_settings().get("BearerToken")
         return {"Authorization": token["value"]} if token and token["value"] else {}
 
+    from telemetry.kubernetes.executing import Tls  # noqa: PLC0415 - comes with the optional package
+
+    tls = Tls(
+        configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file, configuration.verify_ssl,
+        configuration.tls_server_name,
+    )  # fmt: skip
     pool = ApiClient(configuration).rest_client.pool_manager
-    return Cluster(pool, configuration.host, headers, request_timeout_s=request_timeout_s, sleep=sleep, agent=agent)
+    return Cluster(
+        pool, configuration.host, headers, request_timeout_s=request_timeout_s, sleep=sleep, agent=agent, tls=tls
+    )
 
 
 def not_allowed(refused: Refused, path: str, api: Api) -> InputError:

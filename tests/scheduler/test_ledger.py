@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from dataclasses import replace
-from datetime import timedelta
+from dataclasses import fields, replace
+from datetime import timedelta, timezone
 
 import pytest
 
-from policy.fleet import Fact
+from policy.config import PolicyConfig
+from policy.fleet import Fact, JobView, Marks, NodeView, Published, Score, Signals, UnitView
+from policy.state import PolicyState
 from scheduler.faults import Crash
 from scheduler.ledger_export import drain_events, write_events
 from scheduler.ledger_reader import LedgerReader
+from scheduler.records import RoundRecord
 from scheduler.risks import Facts
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
 from telemetry.errors import InputError
 from tests.policy.decide_world import STEP, T0
 from tests.scheduler.cluster import Cluster, without_our_taints
@@ -105,6 +109,21 @@ def test_rows_are_only_ever_added(file):
     with pytest.raises(sqlite3.IntegrityError, match="append-only"):
         link.execute("UPDATE rounds SET holder = 'nobody'")
     link.close()
+
+
+def test_nodes_and_units_are_kept_as_all_else_is(file):
+    since = T0.astimezone(timezone(timedelta(hours=2)))
+    score = Score(1e-7, since, T0 + STEP, ("eins, \u00fc", 'a "b"'))
+    units = (UnitView("g0", score, (Fact("xid 79", T0),), T0), UnitView("g1", Score(None, T0, T0)), UnitView("g2"))
+    jobs = (JobView("j", 8, T0, None, T0 + STEP, can_checkpoint=True),)
+    marks = Marks(Published("high", T0 + STEP), tainted=True, hard_since=since)
+    node = NodeView("n1", "c", "g", "r", None, units, jobs, marks, opt_out="x=y", down=True, undone=True, software="d")
+    fleet = (node, NodeView("n2", "c", "g"))
+    record = RoundRecord(fleet, PolicyState(), Signals(T0), PolicyConfig(), None, None, None, "h", "1")
+    given = inputs_of(record)
+    nodes, kept = json.loads(given["nodes"]), json.loads(given["units"])
+    assert fleet_of(nodes, kept) == fleet
+    assert set(nodes[0]) | {"units"} == {each.name for each in fields(NodeView)}
 
 
 def test_scores_and_settings_that_did_not_change_are_kept_once(file):

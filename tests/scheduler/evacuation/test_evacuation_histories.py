@@ -229,7 +229,8 @@ class Evacuations(RuleBasedStateMachine):
         released = {step.action.node for step in report.steps if step.action.verb == "release"}
         for name in blocked_before - released:
             assert cluster.level(name) is Level.DRAINED
-        if report.failed or not report.active:
+        unasked = any(step.came_to in ("failed", "unknown") for step in report.work)  # it is asked again
+        if report.failed or unasked or not report.active:
             return
         cluster.ledger.open_calls()
         if not released and not any(step.came_to in ("skipped", "held") for step in [*report.steps, *report.work]):

@@ -93,6 +93,23 @@ def test_a_diagnostic_without_a_result_is_inconclusive_after_a_while():
     assert len(cluster.verification.dropped) == 1
 
 
+def test_what_came_onto_an_empty_node_is_told_and_moved_before_the_diagnostic_begins():
+    cluster = draining()
+    cluster.acknowledge("w1-uid")
+    cluster.later()
+    cluster.leave("w1-uid")
+    cluster.verification.faults.plan("refused", "start")
+    cluster.later()
+    late = workload("late", "n1", uid="late-uid", checkpoint=None)
+    cluster.workloads.running[late.uid] = late
+    assert ("hold", "held", "not empty any more: late") in [
+        (step.verb, step.came_to, step.words) for step in cluster.later().work
+    ]
+    cluster.later()
+    assert cluster.evicted() == ["w1-uid", "late-uid"]
+    assert cluster.verification.started == {}
+
+
 def test_a_diagnostic_is_not_begun_while_something_runs_and_dropped_where_the_mark_goes():
     cluster = draining()
     cluster.leave("w1-uid")

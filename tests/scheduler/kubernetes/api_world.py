@@ -51,6 +51,8 @@ class World:
         self.params: list[dict[str, str]] = []
         self.budgets: dict[str, str] = {}
         self.expire_pages = 0
+        self.discovery: dict[str, Raw] = {}
+        self.kinds: tuple[str, ...] = ()
         self.lock = threading.RLock()
 
     def put(self, path: str, content: Raw) -> Raw:
@@ -96,8 +98,12 @@ class World:
                 return self._get(path, params)
             if path.endswith("/eviction"):
                 return self._evict(path.removesuffix("/eviction"), body)
-            if method == "POST":
-                return self._create(f"{path}/{body['metadata']['name']}", body)
+            if method in ("POST", "DELETE"):
+                return (
+                    self._create(f"{path}/{body['metadata']['name']}", body)
+                    if method == "POST"
+                    else self._delete(path, body)
+                )
             target = path.removesuffix("/status")
             if target not in self.objects:
                 return _status(404, f"{target} not found")
@@ -110,7 +116,9 @@ class World:
             return 200, {"resources": [{"name": "pods/eviction", "group": "policy", "version": "v1"}]}
         if path in self.objects:
             return 200, self.objects[path]
-        if not path.endswith(("/nodes", "/pods")):
+        if path in self.discovery:
+            return 200, self.discovery[path]
+        if not path.endswith(("/nodes", "/pods", *self.kinds)):
             return _status(404, f"{path} not found")
         kind = path.rsplit("/", 1)[1]
         items = [each for name, each in sorted(self.objects.items()) if f"/{kind}/" in name and _selected(each, params)]
@@ -133,6 +141,16 @@ class World:
             return _status(409, "the object has been modified")
         return 200, self.put(path, body)
 
+    def _delete(self, path: str, body: Raw) -> tuple[int, Raw]:
+        if path not in self.objects:
+            return _status(404, f"{path} not found")
+        metadata = self.objects[path]["metadata"]
+        for name, value in (body or {}).get("preconditions", {}).items():
+            if metadata.get(name) != value:
+                return _status(409, f"Precondition failed: {name}")
+        del self.objects[path]
+        return 200, {"kind": "Status", "status": "Success"}
+
     def _evict(self, path: str, body: Raw) -> tuple[int, Raw]:
         if path not in self.objects:
             return _status(404, "pod not found")
@@ -152,7 +170,7 @@ class World:
             try:
                 for operation in body:
                     operate(content, operation)
-            except (KeyError, ValueError):
+            except (KeyError, IndexError, ValueError):
                 return _status(422, "the server rejected our request due to an error in our request")
         elif kind.startswith("application/strategic"):
             _merge_conditions(content, body["status"]["conditions"])
@@ -169,10 +187,15 @@ class World:
 
 
 def operate(content: Any, operation: Raw) -> None:
-    """Carry out one operation of a JSON patch (RFC 6902), as far as objects go."""
+    """Carry out one operation of a JSON patch (RFC 6902), as far as objects and the ends of lists go."""
     *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
     for part in way:
-        content = content[part]
+        content = content[int(part) if isinstance(content, list) else part]
+    if isinstance(content, list):
+        if last == "-":
+            content.append(operation["value"])
+            return
+        last = int(last)
     if operation["op"] == "add":
         content[last] = operation["value"]
     elif operation["op"] == "test":
@@ -261,7 +284,7 @@ def served(world: World) -> Iterator[Cluster]:
             self.end_headers()
             self.wfile.write(answer)
 
-        do_GET = do_POST = do_PUT = do_PATCH = handle_request
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = handle_request
 
         def log_message(self, *_: Any) -> None:
             pass

@@ -1,8 +1,10 @@
 """The connection, against an HTTP server that misbehaves as told."""
 
 import builtins
+import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -261,3 +263,34 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=r"not installed.*pip install 'predrain\[kubernetes\]'"):
         connect()
+
+
+def drip(handler: BaseHTTPRequestHandler) -> None:
+    """Send an answer byte by byte, so that each single read is answered in time."""
+    with contextlib.suppress(OSError):
+        for byte in b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n" + b"x" * 450:
+            handler.wfile.write(bytes([byte]))
+            handler.wfile.flush()
+            time.sleep(0.02)
+    handler.close_connection = True
+
+
+@pytest.mark.parametrize("before", [0, 10])
+def test_a_server_that_drips_its_answer_holds_nobody_beyond_the_time_for_all_of_it(
+    server: Server, cluster: Cluster, before: int
+) -> None:
+    """In the headers of the answer, or in its body."""
+    server.answers += [drip]
+    began = time.monotonic()
+    with pytest.raises(Unreachable, match=r"/api/v1/nodes: timed out: the answer was not whole after"):
+        cluster.send("GET", "/api/v1/nodes", read_s=1.0, total_s=0.3 + before / 10)
+    assert time.monotonic() - began < 3.0
+    server.answers += [say(200, {"items": []})]
+    assert cluster.send("GET", "/x", total_s=2.0).status == 200, "and the next one has a connection of its own"
+
+
+def test_what_was_in_time_is_left_alone_at_its_deadline(server: Server, cluster: Cluster) -> None:
+    for _ in range(2):
+        server.answers += [say(200, {})]
+        assert cluster.send("GET", "/x", total_s=0.05).status == 200
+        time.sleep(0.1)

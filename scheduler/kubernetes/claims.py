@@ -1,0 +1,71 @@
+"""How many GPUs resource claims hold (dynamic resource allocation), read for all jobs at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Final
+
+from scheduler.failures import SchedulerError
+from scheduler.kubernetes.api import ApiServer
+from scheduler.kubernetes.pods import PodPart
+from telemetry.kubernetes.claims import gpus_of
+from telemetry.kubernetes.client import Object
+from telemetry.kubernetes.rules import KubernetesRules
+
+_GROUP: Final = "/apis/resource.k8s.io"
+_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
+_PAGE: Final = 250
+
+Claim = tuple[str, str]
+"""Namespace and name."""
+
+
+class ClaimCounts:
+    """The GPUs of claims, as of the last listing; a claim that is not known counts as one GPU.
+
+    Parameters
+    ----------
+    api : ApiServer
+    rules : KubernetesRules
+        Say whose devices are GPUs.
+    """
+
+    def __init__(self, api: ApiServer, rules: KubernetesRules) -> None:
+        self._api = api
+        self._rules = rules
+        self._version: str | None = None
+        self._held: Mapping[Claim, int] = {}
+
+    def refresh(self, parts: Iterable[PodPart]) -> None:
+        """List the claims anew, where any pod has one; what cannot be listed stays as it was."""
+        if not any(part.claims for part in parts):
+            return
+        try:
+            if self._version is None:
+                self._version = self._offered()
+            if self._version is None:
+                return
+            path = f"{_GROUP}/{self._version}/resourceclaims"
+            self._held = dict(self._api.listing(path, {}, _PAGE, self._view)[0])
+        except SchedulerError:
+            self._version = None  # without the right to, or on another server by now
+
+    def counted(self, part: PodPart) -> PodPart:
+        """Give a pod's part of a job with the GPUs that it holds by claims."""
+        if not part.claims:
+            return part
+        held = sum(self._held.get((part.namespace, claim), 1) for claim in part.claims)
+        return replace(part, gpus=part.gpus + held)
+
+    def _view(self, raw: Object) -> tuple[Claim, int] | None:
+        try:
+            metadata = raw["metadata"]
+            return (metadata["namespace"], metadata["name"]), gpus_of(raw, self._rules)
+        except (KeyError, TypeError, AttributeError):
+            return None
+
+    def _offered(self) -> str | None:
+        group = self._api.read(_GROUP) or {}
+        named = {str(each.get("version")) for each in group.get("versions") or () if isinstance(each, dict)}
+        return next((version for version in _VERSIONS if version in named), None)

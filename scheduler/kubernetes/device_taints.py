@@ -1,0 +1,256 @@
+"""Our hard marks once more as device taints (``DeviceTaintRule``), for GPUs that are given by resource claims."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from scheduler.failures import SchedulerError
+from scheduler.kubernetes.api import ApiServer, NoAnswerError
+from scheduler.signals import NodeSignal
+from telemetry.kubernetes.client import Object
+
+GROUP: Final = "/apis/resource.k8s.io"
+RULES: Final = "devicetaintrules"
+SLICES: Final = "resourceslices"
+NEWEST_FIRST: Final = ("v1", "v1beta2", "v1beta1", "v1alpha3")
+"""Versions of the group that this code has read the schemas of (Kubernetes 1.33 to 1.37)."""
+
+_NAME: Final = "predrain-"
+_PAGE: Final = 250
+_MOST_NEW: Final = 50
+"""Rules made in one round; what is more is left to the next."""
+
+_LOOK_AGAIN_S: Final = 600.0
+_GONE: Final = 404
+_EXISTS: Final = 409
+_UUIDS: Final = ("uuid", "parentUUID")
+"""Attributes of a device that say which GPU it is, or of which it is a part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as a ResourceSlice tells it.
+
+    Attributes
+    ----------
+    driver, pool, name : str
+    uuid : str
+        Of the GPU that it is, or is a part of.
+    """
+
+    driver: str
+    pool: str
+    name: str
+    uuid: str
+
+
+class DeviceTaints:
+    """The device taints of one cluster.
+
+    A rule is ours if its name and its label say so; others are never touched. There is one for each device of a GPU
+    that a hard mark is due to, with effect ``NoSchedule``, for as long as the mark stands on its node: who holds the
+    device keeps it, and it is given to nobody else.
+
+    Parameters
+    ----------
+    api : ApiServer
+    prefix : str
+        Of the taint's key, the label and the annotation.
+    drivers : sequence of str
+        Whose devices are GPUs.
+    """
+
+    def __init__(self, api: ApiServer, prefix: str, drivers: Sequence[str]) -> None:
+        self._api = api
+        self._label = f"{prefix}/device-taint"
+        self._about = f"{prefix}/prediction"
+        self._key = f"{prefix}/at-risk"
+        self._drivers = frozenset(drivers)
+        self._offered: tuple[str, str] | None = None
+        self._absent_until: float | None = None
+
+    def follow(
+        self, signals: Sequence[NodeSignal], may_not: Callable[[], str | None], may_begin: Callable[[], bool]
+    ) -> tuple[str, ...]:
+        """Make the rules be those that the marks ask for.
+
+        Parameters
+        ----------
+        signals : sequence of NodeSignal
+            All nodes that carry anything of ours.
+        may_not : callable
+            Says why nothing may be written now; None: it may.
+        may_begin : callable
+            Whether anything new may be set, asked right before.
+
+        Returns
+        -------
+        tuple of str
+            What was done and what could not be, in words.
+        """
+        try:
+            versions = self._versions()
+            if versions is None:
+                return ()
+            if isinstance(versions, str):
+                return (versions,)
+            return self._followed(signals, *versions, may_not, may_begin)
+        except (SchedulerError, NoAnswerError) as error:
+            self._offered = None  # the server may be another one by now
+            return (f"device taints could not be looked after: {error}",)
+
+    def _followed(
+        self,
+        signals: Sequence[NodeSignal],
+        rules: str,
+        slices: str,
+        may_not: Callable[[], str | None],
+        may_begin: Callable[[], bool],
+    ) -> tuple[str, ...]:
+        standing = self._standing(rules)
+        words: list[str] = []
+        wanted: dict[str, Object] = {}
+        unclear: set[str] = set()
+        for signal in signals:
+            if not signal.level.hard:
+                continue
+            if not signal.units:  # what was remembered of it is lost, and its mark stands
+                unclear.add(signal.node)
+                continue
+            try:
+                devices = self._devices(slices, signal.node)
+            except SchedulerError as error:
+                words.append(f"the devices of {signal.node} cannot be read: {error}")
+                unclear.add(signal.node)
+                continue
+            wanted |= {name_of(each): self._rule(rules, each, signal) for each in devices if each.uuid in signal.units}
+        for name in sorted(standing.keys() - wanted.keys()):
+            if self._about_of(standing[name]).get("node") not in unclear:
+                words.append(self._removed(rules, name, standing[name], may_not()))
+        made = [name for name in sorted(wanted) if name not in standing]
+        if made and may_begin():
+            words += [self._made(rules, wanted[name], may_not()) for name in made[:_MOST_NEW]]
+        return tuple(words)
+
+    def _about_of(self, metadata: Object) -> Mapping[str, Any]:
+        try:
+            about = json.loads((metadata.get("annotations") or {}).get(self._about) or "{}")
+        except ValueError:
+            return {}
+        return about if isinstance(about, dict) else {}
+
+    def _versions(self) -> tuple[str, str] | str | None:
+        """Give the versions of rules and slices; words where there are none, which are said once in a while."""
+        if self._offered is not None:
+            return self._offered
+        now = self._api.elapsed()
+        if self._absent_until is not None and now < self._absent_until:
+            return None
+        group = self._api.read(GROUP) or {}
+        named = {str(each.get("version")) for each in group.get("versions") or () if isinstance(each, dict)}
+        found: dict[str, str] = {}
+        for version in NEWEST_FIRST:
+            if version not in named:
+                continue
+            listed = self._api.read(f"{GROUP}/{version}") or {}
+            for each in listed.get("resources") or ():
+                if isinstance(each, dict) and each.get("name") in (RULES, SLICES):
+                    found.setdefault(str(each["name"]), version)
+        if RULES in found and SLICES in found:
+            self._offered = (found[RULES], found[SLICES])
+            return self._offered
+        said = self._absent_until is not None
+        self._absent_until = now + _LOOK_AGAIN_S
+        return None if said else "the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set"
+
+    def _standing(self, version: str) -> dict[str, Object]:
+        def view(raw: Object) -> Object | None:
+            metadata = raw.get("metadata") or {}
+            return metadata if str(metadata.get("name") or "").startswith(_NAME) else None
+
+        params = {"labelSelector": f"{self._label}=true"}
+        listed, _ = self._api.listing(f"{GROUP}/{version}/{RULES}", params, _PAGE, view)
+        return {str(each["name"]): each for each in listed}
+
+    def _devices(self, version: str, node: str) -> list[Device]:
+        params = {"fieldSelector": f"spec.nodeName={node}"}
+        slices, _ = self._api.listing(f"{GROUP}/{version}/{SLICES}", params, _PAGE, lambda raw: raw.get("spec") or {})
+        return devices_of(slices, self._drivers)
+
+    def _rule(self, version: str, device: Device, signal: NodeSignal) -> Object:
+        about = {"node": signal.node, "unit": device.uuid, "tier": signal.tier, "reasons": list(signal.reasons[:3])}
+        return {
+            "apiVersion": f"resource.k8s.io/{version}",
+            "kind": "DeviceTaintRule",
+            "metadata": {
+                "name": name_of(device),
+                "labels": {self._label: "true"},
+                "annotations": {self._about: json.dumps(about, ensure_ascii=False, sort_keys=True)},
+            },
+            "spec": {
+                "deviceSelector": {"driver": device.driver, "pool": device.pool, "device": device.name},
+                "taint": {"key": self._key, "value": "high", "effect": "NoSchedule"},
+            },
+        }
+
+    def _made(self, version: str, rule: Object, why: str | None) -> str:
+        about = self._about_of(rule["metadata"])
+        words = f"device taint for {about['unit']} on {about['node']}"
+        if why is not None:
+            return f"no {words}: {why}"
+        said = self._api.ask("POST", f"{GROUP}/{version}/{RULES}", body=rule)
+        return f"set: {words}" if said.good or said.status == _EXISTS else f"no {words}: {said.words}"
+
+    def _removed(self, version: str, name: str, metadata: Object, why: str | None) -> str:
+        if why is not None:
+            return f"device taint {name} stays: {why}"
+        # exactly the rule that was read: another one of that name is another's, or newer
+        options = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "preconditions": {"uid": metadata.get("uid"), "resourceVersion": metadata.get("resourceVersion")},
+        }
+        said = self._api.ask("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
+        good = said.good or said.status == _GONE
+        return f"taken off: device taint {name}" if good else f"device taint {name} stays: {said.words}"
+
+
+def name_of(device: Device) -> str:
+    """Name the rule of a device: another GPU behind the same device name is another rule."""
+    text = "|".join((device.driver, device.pool, device.name, device.uuid))
+    return f"{_NAME}{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+
+
+def devices_of(slices: Sequence[Object], drivers: frozenset[str]) -> list[Device]:
+    """Read the devices of a node's ResourceSlices, of any version; of a pool only the newest generation counts."""
+    newest: dict[tuple[str, str], int] = {}
+    pools = []
+    for spec in slices:
+        driver, pool = spec.get("driver"), spec.get("pool") or {}
+        if driver not in drivers or not isinstance(pool.get("name"), str):
+            continue
+        place, generation = (str(driver), str(pool["name"])), int(pool.get("generation") or 0)
+        newest[place] = max(generation, newest.get(place, generation))
+        pools.append((place, generation, spec.get("devices") or ()))
+    found = []
+    for place, generation, devices in pools:
+        if generation < newest[place]:
+            continue
+        for device in devices:
+            uuid = _uuid(device)
+            if uuid is not None and isinstance(device.get("name"), str):
+                found.append(Device(*place, device["name"], uuid))
+    return found
+
+
+def _uuid(device: Mapping[str, Any]) -> str | None:
+    # v1beta1 has the attributes one level down
+    attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
+    found = {str(name).rpartition("/")[2]: each for name, each in attributes.items() if isinstance(each, dict)}
+    said = [found[name].get("string") for name in _UUIDS if name in found]
+    of_gpu = [each for each in said if isinstance(each, str) and each]
+    return of_gpu[-1] if of_gpu else None

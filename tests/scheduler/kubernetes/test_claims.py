@@ -1,0 +1,71 @@
+"""Jobs whose pods hold GPUs by resource claims."""
+
+import pytest
+
+from policy.fleet import JobView
+from scheduler.clock import ManualClock
+from scheduler.kubernetes.scheduler import KubernetesScheduler
+from telemetry.kubernetes.client import Cluster
+from tests.scheduler.kubernetes.api_world import Raw, World
+from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, pod
+
+GROUP = "/apis/resource.k8s.io"
+
+
+def claim(name: str, gpus: int, nics: int = 0) -> Raw:
+    devices = [("gpu.nvidia.com", "gpu", gpus), ("nic.example", "nic", nics)]
+    results = [
+        {"request": "r", "driver": driver, "pool": "n1", "device": f"{kind}-{at}"}
+        for driver, kind, count in devices
+        for at in range(count)
+    ]
+    return {
+        "metadata": {"name": name, "namespace": "team"}, "status": {"allocation": {"devices": {"results": results}}},
+    }  # fmt: skip
+
+
+def claiming(name: str, on: str, *claims: str, gpus: int = 0) -> Raw:
+    asked = [{"name": f"c{at}", "resourceClaimName": each} for at, each in enumerate(claims)]
+    return pod(name, on, gpus=gpus, resourceClaims=asked)
+
+
+def gpus(scheduler: KubernetesScheduler) -> dict[str, list[int]]:
+    def of(jobs: tuple[JobView, ...]) -> list[int]:
+        return [job.gpus for job in jobs]
+
+    return {each.view.name: of(each.view.jobs) for each in scheduler.read_fleet().nodes}
+
+
+@pytest.fixture
+def scheduler(cluster: Cluster) -> KubernetesScheduler:
+    elapsed = Elapsed()
+    return KubernetesScheduler(cluster, ManualClock(T0), QUICK, elapsed=elapsed, sleep=elapsed.sleep)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+def test_a_job_is_as_large_as_its_requests_and_claims_together(
+    world: World, scheduler: KubernetesScheduler, version: str
+) -> None:
+    world.discovery[GROUP] = {"versions": [{"version": version}, {"version": "v1alpha3"}]}
+    world.kinds = ("/resourceclaims",)
+    for each in (claim("four", 4, nics=2), claim("two", 2)):
+        path = f"{GROUP}/{version}/resourceclaims"
+        world.put(f"{path}/{each['metadata']['name']}", each)
+    add(world, claiming("p1", "n1", "four"), claiming("p2", "n2", "two", "unknown", gpus=1))
+    assert gpus(scheduler) == {"n1": [8], "n2": [8]}, "4 + (1 + 2 + one that is not known)"
+    reading = scheduler.revalidate("n2")
+    assert reading is not None
+    assert [job.gpus for job in reading.view.jobs] == [8]
+
+
+def test_without_claims_nobody_is_asked_and_without_the_right_each_counts_as_one(
+    world: World, scheduler: KubernetesScheduler
+) -> None:
+    add(world, pod("p0", "n1"))
+    assert gpus(scheduler) == {"n1": [8], "n2": []}
+    assert not [path for _, path in world.asked if "resource.k8s.io" in path]
+    add(world, claiming("p1", "n2", "four"))
+    world.discovery[GROUP] = {"versions": [{"version": "v1"}]}
+    world.fail("GET", "resourceclaims", 403, content={"message": "no"}, times=9)
+    assert gpus(scheduler) == {"n1": [9], "n2": [9]}
+    assert scheduler.read_fleet().trouble is None

@@ -1,0 +1,202 @@
+"""Hard marks as device taints: what is written is what the published schemas hold, and only ours is taken off."""
+
+from datetime import timedelta
+from typing import Any
+
+import kubernetes_validate
+import pytest
+
+from policy.fleet import Level, Score, UnitView
+from scheduler.clock import ManualClock
+from scheduler.controller import Controller
+from scheduler.kubernetes.device_taints import devices_of
+from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.readings import Switches
+from scheduler.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.settings import ControllerSettings
+from scheduler.signals import NodeSignal
+from scheduler.sqlite_ledger import SqliteLedger
+from telemetry.kubernetes.client import Cluster
+from tests.scheduler.cluster import MODEL
+from tests.scheduler.kubernetes.api_world import Raw, World
+from tests.scheduler.kubernetes.objects import LASTS, QUICK, T0, Elapsed
+from tests.scheduler.kubernetes.test_controller_on_kubernetes import POLICY
+
+ON = type(QUICK)(
+    request_timeout=QUICK.request_timeout, connect_timeout=QUICK.connect_timeout, patience=QUICK.patience,
+    device_taints=True,
+)  # fmt: skip
+DRIVER = "gpu.nvidia.com"
+FOREIGN = {"metadata": {"name": "predrain-of-a-person"}, "spec": {"taint": {"key": "x/y", "effect": "NoSchedule"}}}
+
+
+def slice_of(node: str, *uuids: str, generation: int = 1, version: str = "v1", part: str = "0") -> Raw:
+    """What the driver on a node says of its GPUs; the last one is cut in parts."""
+    devices: list[Raw] = []
+    for at, uuid in enumerate(uuids):
+        devices.append({"name": f"gpu-{at}", "attributes": {"uuid": {"string": uuid}, "index": {"int": at}}})
+    parts = {"uuid": {"string": f"MIG-{part}"}, "parentUUID": {"string": uuids[-1]}}
+    devices.append({"name": f"gpu-{len(uuids) - 1}-mig-1g.5gb-0-1", "attributes": parts})
+    if version == "v1beta1":
+        devices = [{"name": each["name"], "basic": {"attributes": each["attributes"]}} for each in devices]
+    pool = {"name": node, "generation": generation, "resourceSliceCount": 1}
+    return {
+        "apiVersion": f"resource.k8s.io/{version}", "kind": "ResourceSlice",
+        "metadata": {"name": f"{node}-{generation}-{part}"},
+        "spec": {"driver": DRIVER, "nodeName": node, "pool": pool, "devices": devices},
+    }  # fmt: skip
+
+
+def offers(world: World, rules: str, slices: str, *more: Raw) -> None:
+    """Make a server that offers device taints, with two nodes of two GPUs."""
+    group = "/apis/resource.k8s.io"
+    versions = sorted({rules, slices, "v1alpha3"})
+    world.discovery[group] = {"kind": "APIGroup", "versions": [{"version": each} for each in versions]}
+    for each in versions:
+        names = [name for name, at in (("devicetaintrules", rules), ("resourceslices", slices)) if at == each]
+        world.discovery[f"{group}/{each}"] = {"resources": [{"name": name} for name in names]}
+    world.kinds = ("/devicetaintrules", "/resourceslices")
+    for each in more or (slice_of("n1", "GPU-a", "GPU-b", version=slices), slice_of("n2", "GPU-c", version=slices)):
+        world.put(f"{group}/{slices}/resourceslices/{each['metadata']['name']}", each)
+
+
+def rules_of(world: World) -> dict[str, Raw]:
+    found = [each for path, each in world.objects.items() if "/devicetaintrules/predrain-" in path]
+    return {each["metadata"]["name"]: each for each in found}
+
+
+def devices(world: World) -> list[str]:
+    found = [each["spec"]["deviceSelector"] for each in rules_of(world).values() if "deviceSelector" in each["spec"]]
+    return sorted(f"{each['pool']}/{each['device']}" for each in found)
+
+
+class Drains:
+    """A controller with device taints on a world."""
+
+    def __init__(self, world: World, cluster: Cluster) -> None:
+        self.clock, self.elapsed, self.risks = ManualClock(T0), Elapsed(), MemoryRisks()
+        self.scheduler = KubernetesScheduler(cluster, self.clock, ON, elapsed=self.elapsed, sleep=self.elapsed.sleep)
+        self.controller = Controller(
+            self.scheduler, self.risks, MemoryFacts(), SqliteLedger(None), self.clock, POLICY, ControllerSettings(),
+            holder="me", code="1.0",
+        )  # fmt: skip
+
+    def round(self, **values: float) -> Any:
+        self.clock.move(timedelta(minutes=1))
+        self.elapsed.now += 60
+        now = self.clock.now()
+        end = now + timedelta(hours=6)
+        names = {"n1": ("GPU-a", "GPU-b"), "n2": ("GPU-c",)}
+        units = {
+            node: tuple(UnitView(each, Score(values.get(each[-1], 0.01), now, end, ("why",))) for each in mine)
+            for node, mine in names.items()
+        }
+        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
+        return self.controller.round()
+
+
+@pytest.mark.parametrize(
+    ("rules", "slices", "kubernetes"),
+    [("v1alpha3", "v1beta1", "1.33"), ("v1beta2", "v1", "1.36"), ("v1", "v1", "1.37")],
+)
+def test_each_gpu_that_a_hard_mark_is_due_to_is_tainted_in_the_version_that_the_server_offers(
+    world: World, cluster: Cluster, rules: str, slices: str, kubernetes: str
+) -> None:
+    offers(world, rules, slices)
+    for path in [path for path in world.objects if "resourceslices" in path]:
+        content = {**world.objects[path], "metadata": {"name": "x"}}
+        kubernetes_validate.validate(content, kubernetes, strict=True)
+    drains = Drains(world, cluster)
+    report = drains.round(b=0.9, c=0.45)
+    assert devices(world) == ["n1/gpu-1", "n1/gpu-1-mig-1g.5gb-0-1"], "the healthy GPU of the node is not"
+    assert [note for note in report.notes if "device taint" in note] == ["set: device taint for GPU-b on n1"] * 2
+    for rule in rules_of(world).values():
+        sent = {
+            **rule,
+            "metadata": {k: v for k, v in rule["metadata"].items() if k in ("name", "labels", "annotations")},
+        }
+        kubernetes_validate.validate(sent, kubernetes, strict=True)
+        assert rule["apiVersion"] == f"resource.k8s.io/{rules}"
+        assert rule["spec"]["taint"] == {"key": "predrain.io/at-risk", "value": "high", "effect": "NoSchedule"}
+    version = world.version
+    again = drains.round(b=0.9, c=0.45)
+    assert not [note for note in again.notes if "device taint" in note]
+    changed = [path for path, each in world.objects.items() if int(each["metadata"]["resourceVersion"]) > version]
+    assert not [path for path in changed if "devicetaintrules" in path], "a second round changes nothing"
+    drains.round()
+    assert devices(world) == []
+
+
+def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_another_rule(
+    world: World, cluster: Cluster
+) -> None:
+    offers(world, "v1", "v1")
+    folder = "/apis/resource.k8s.io/v1/devicetaintrules"
+    world.put(f"{folder}/predrain-of-a-person", FOREIGN)
+    labelled = {"metadata": {"labels": {"predrain.io/device-taint": "true"}}, "spec": {}}
+    world.put(f"{folder}/somebodys", labelled)
+    drains = Drains(world, cluster)
+    drains.round(a=0.9)
+    assert devices(world) == ["n1/gpu-0"]
+    before = set(rules_of(world))
+    newer = slice_of("n1", "GPU-new", "GPU-a", generation=2)
+    world.put("/apis/resource.k8s.io/v1/resourceslices/n1-2-0", newer)
+    drains.round(a=0.9)
+    assert devices(world) == ["n1/gpu-1", "n1/gpu-1-mig-1g.5gb-0-1"], "it moved to another slot"
+    assert not (before - {"predrain-of-a-person"}) & set(rules_of(world))
+    drains.scheduler.set_switches(Switches(release_all=True))
+    drains.round(a=0.9)
+    assert set(rules_of(world)) == {"predrain-of-a-person"}
+    assert f"{folder}/somebodys" in world.objects
+
+
+def test_a_server_without_device_taints_is_said_once_and_asked_again_after_a_while(
+    world: World, cluster: Cluster
+) -> None:
+    drains = Drains(world, cluster)
+    said = [note for _ in range(3) for note in drains.round(a=0.9).notes if "device" in note]
+    assert said == ["the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set"]
+    offers(world, "v1", "v1")
+    for _ in range(10):
+        drains.round(a=0.9)
+    assert devices(world) == ["n1/gpu-0"], "it was upgraded"
+
+
+def test_what_cannot_be_read_takes_nothing_off_and_fails_nothing_else(world: World, cluster: Cluster) -> None:
+    offers(world, "v1", "v1")
+    drains = Drains(world, cluster)
+    drains.round(a=0.9)
+    world.fail("GET", "resourceslices", 403, content={"message": "no"})
+    report = drains.round(a=0.9)
+    assert next(note for note in report.notes if "n1" in note).startswith("the devices of n1 cannot be read: ")
+    assert devices(world) == ["n1/gpu-0"]
+    world.fail("DELETE", "devicetaintrules", 403, content={"message": "no"})
+    report = drains.round()
+    assert [note for note in report.notes if "stays: HTTP 403: no" in note]
+    assert not report.errors
+    drains.round()
+    assert devices(world) == []
+
+
+def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_off(
+    world: World, cluster: Cluster
+) -> None:
+    offers(world, "v1", "v1")
+    drains = Drains(world, cluster)
+    drains.round(a=0.9)
+    drains.scheduler.set_switches(Switches(kill=True))
+    signal = NodeSignal("n1", "high", Level.TAINTED, 0.9, None, (), ())
+    assert drains.scheduler.hold_lease("me", LASTS) is not None
+    until = drains.clock.now() + LASTS
+    assert drains.scheduler.announce([signal], "me", until, new=True) == ()
+    assert devices(world) == ["n1/gpu-0"]
+    other = NodeSignal("n2", "high", Level.TAINTED, 0.9, None, ("GPU-c",), ())
+    assert drains.scheduler.announce([signal, other], "me", until, new=True) == ()
+    words = drains.scheduler.announce([], "another", until, new=True)
+    assert [each.split(" stays: ")[1] for each in words] == ["another does not hold the lease"]
+
+
+def test_devices_of_other_drivers_and_without_a_name_of_their_gpu_are_passed_over() -> None:
+    nic = {"driver": "nic.example", "pool": {"name": "n1", "generation": 1}, "devices": [{"name": "mlx5-0"}]}
+    bare = {"driver": DRIVER, "pool": {"name": "n1", "generation": 1}, "devices": [{"name": "gpu-0"}]}
+    assert devices_of([nic, bare], frozenset({DRIVER})) == []

@@ -1,0 +1,30 @@
+"""docs/failure-table.md names tests that exist, and each of its rows one that first shows the failure."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "failure-table.md").read_text(encoding="utf-8")
+NAMED = re.findall(r"`([a-z_/]+\.py)::(\w+)`", PAGE)
+ROWS = [line for line in PAGE.partition("## Telemetry")[0].splitlines() if line.startswith("| ") and ".py::" in line]
+
+
+def test_each_test_that_the_page_names_exists():
+    assert len(NAMED) > 60
+    missing = []
+    for file, name in NAMED:
+        text = (ROOT / "tests" / file).read_text(encoding="utf-8")
+        if not re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE):
+            missing.append(f"{file}::{name}")
+    assert missing == []
+
+
+def test_each_row_names_a_guard_and_a_test_in_which_the_failure_first_happens():
+    assert len(ROWS) > 30
+    for row in ROWS:
+        failure, guard, tests = (each.strip() for each in row.strip("|").split(" | "))
+        assert failure
+        assert guard
+        assert re.search(r"\*\*`[^`]+`\*\*", tests), failure

@@ -1,0 +1,151 @@
+"""`thresholds_from: scores`: the controller calls the same nodes high as the scores, the service and its pages do."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy.fleet import Level
+from policy.tiers import TierThresholds, node_risk, worst_tier
+from scheduler.failures import SourceError
+from scheduler.ledger_reader import LedgerReader
+from scheduler.risks import ScoreTiers
+from scheduler.scores_reader import ScoresReader
+from scheduler.settings import read_settings
+from scheduler.sqlite_ledger import SqliteLedger
+from telemetry.errors import InputError
+from tests.policy.decide_world import HOUR, config, node, once
+from tests.scheduler.cluster import Cluster
+from tests.scheduler.test_scores_reader import record, write
+
+PROMISED = TierThresholds(watch=0.05, elevated=0.2, high=0.5)
+NO_PROMISE = "none: a precision of 85% is not promised (4 of 9 earlier drains would have been right)"
+RISKS = st.lists(st.floats(0.0, 1.0) | st.none(), min_size=1, max_size=8)
+
+
+def by_scores(**others):
+    made = config("g", free=True, **others)
+    return replace(made, thresholds=TierThresholds(), thresholds_from="scores")
+
+
+def on_scores(tiers, file=None):
+    cluster = Cluster(policy=by_scores(), ledger=SqliteLedger(file))
+    cluster.scored(n1=0.4)
+    cluster.risks.risks = replace(cluster.risks.risks, tiers=tiers)
+    return cluster
+
+
+@given(RISKS, st.lists(st.floats(0.01, 1.0), min_size=3, max_size=3).map(sorted))
+def test_a_nodes_tier_is_the_worst_tier_of_its_gpus_whatever_the_risks_and_thresholds(risks, values):
+    thresholds = TierThresholds(*values)
+    known = once([node("n", *risks)], by_scores().by_scores(thresholds)).nodes.get("n")
+    expected = worst_tier(thresholds.tier(risk) for risk in risks)
+    assert (known.tier if known else "clear") == (expected if expected != "unknown" else "clear")
+
+
+def test_eight_gpus_at_a_low_risk_would_make_a_high_node_by_the_risk_that_any_fails_and_do_not():
+    eight = [0.1] * 8
+    given_for_gpus = replace(by_scores(), thresholds=PROMISED, thresholds_from="settings")
+    assert math.isclose(node_risk(eight), 0.57, abs_tol=0.01)
+    assert once([node("n", *eight)], given_for_gpus).nodes["n"].tier == "high"
+    assert once([node("n", *eight)], by_scores().by_scores(PROMISED)).nodes["n"].tier == "watch"
+
+
+def test_the_thresholds_that_the_scores_name_hold_and_change_with_them():
+    cluster = on_scores(ScoreTiers(PROMISED))
+    assert not cluster.round().failed
+    assert cluster.levels() == {"n1": Level.SOFT}
+    cluster.risks.risks = replace(cluster.risks.risks, tiers=ScoreTiers(TierThresholds(0.05, 0.2, 0.3)))
+    cluster.clock.move(HOUR)
+    cluster.scored()
+    cluster.risks.risks = replace(cluster.risks.risks, tiers=ScoreTiers(TierThresholds(0.05, 0.2, 0.3)))
+    cluster.round()
+    assert cluster.levels() == {"n1": Level.DRAINED}
+
+
+def test_a_promise_that_is_not_made_drains_nobody_and_the_reason_is_said():
+    cluster = on_scores(
+        ScoreTiers(TierThresholds(0.05, None, None), {"high": NO_PROMISE, "elevated": "none: no evidence"})
+    )
+    report = cluster.round()
+    assert cluster.levels() == {"n1": Level.PUBLISHED}
+    assert f"no node is of tier high ({NO_PROMISE})" in report.notes
+    assert "no node is of tier elevated (none: no evidence)" in report.notes
+
+
+def test_scores_that_name_no_thresholds_give_no_tier_and_that_is_said():
+    cluster = on_scores(None)
+    assert "the scores name no thresholds, so none of them has a tier: only hard rules act" in cluster.round().notes
+    assert cluster.levels() == {}
+
+
+def test_the_ledger_replays_a_decision_with_the_thresholds_that_held_then(tmp_path):
+    cluster = on_scores(ScoreTiers(PROMISED), tmp_path / "ledger.db")
+    number = cluster.round().number
+    assert LedgerReader(tmp_path / "ledger.db").replay(number).differences == ()
+    assert LedgerReader(tmp_path / "ledger.db").replay(number).plan["nodes"]["n1"]["tier"] == "elevated"
+
+
+def test_scores_that_look_further_ahead_than_the_policy_say_that_alerts_are_judged_too_early():
+    cluster = on_scores(ScoreTiers(PROMISED))
+    cluster.risks.risks = replace(cluster.risks.risks, horizon=72 * HOUR)
+    words = "the scores look 72 h ahead and policy.horizon is 24 h: alerts are judged too early"
+    assert words in cluster.round().notes
+
+
+def test_thresholds_are_read_from_the_summary_with_their_sources(tmp_path):
+    thresholds, sources = {"watch": 0.05, "elevated": None, "high": 0.5}, {"elevated": "none: too few"}
+    write(tmp_path, record("g0", "n0", 0.2), thresholds=thresholds, threshold_sources=sources)
+    read = ScoresReader(tmp_path).read()
+    assert read.tiers == ScoreTiers(TierThresholds(0.05, None, 0.5), sources)
+    assert read.horizon == 24 * HOUR
+
+
+@pytest.mark.parametrize(
+    "thresholds", [{"high": "0.5"}, {"high": 2}, {"watch": 0.6, "high": 0.5}, [0.5], {"high": True}]
+)
+def test_damaged_thresholds_are_refused(tmp_path, thresholds):
+    write(tmp_path, record("g0", "n0", 0.2), thresholds=thresholds)
+    with pytest.raises(SourceError, match="are damaged"):
+        ScoresReader(tmp_path).read()
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        (
+            "{thresholds_from: scores, thresholds: {high: 0.4}}",
+            "policy.thresholds are given, and policy.thresholds_from is 'scores': leave one of them out",
+        ),
+        ("{thresholds_from: scores, node_risk: {slope: 0.8}}", "policy.node_risk changes the risks that the scores'"),
+        ("{thresholds_from: model}", "settings.policy.thresholds_from is 'model': expected one of settings, scores"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(tmp_path, policy, words):
+    (tmp_path / "act.yaml").write_text(f"policy: {policy}")
+    with pytest.raises(InputError) as error:
+        read_settings(tmp_path / "act.yaml")
+    assert words in str(error.value)
+
+
+def test_settings_that_take_them_from_the_scores_need_nothing_else(tmp_path):
+    (tmp_path / "act.yaml").write_text("policy: {thresholds_from: scores}")
+    assert read_settings(tmp_path / "act.yaml").policy.thresholds_from == "scores"
+
+
+def test_marks_stand_until_they_expire_where_a_new_process_cannot_read_the_scores():
+    cluster = on_scores(ScoreTiers(TierThresholds(0.05, 0.2, 0.3)))
+    cluster.round()
+    assert cluster.levels() == {"n1": Level.DRAINED}
+    cluster.clock.move(HOUR)
+    cluster.risks.failure = SourceError("gone")
+    cluster.restart()
+    assert cluster.round().errors
+    assert cluster.levels() == {"n1": Level.DRAINED}
+    cluster.clock.move(12 * HOUR)
+    cluster.round()
+    assert cluster.levels() == {}

@@ -1,0 +1,325 @@
+"""The whole way on real servers: a simulated GPU degrades, the model sees it, and its node is empty before it fails.
+
+The fleet, its telemetry and its failure are simulated; training, scoring, the controller and both schedulers are real.
+The scores of each decision time are shown to the controller as of now, so that hours of the fleet pass in seconds. What
+is compared with the failure is the decision time, with what passed until its scores were there and the node was empty.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from models.bundle import load_bundle
+from pipeline.params import load_params
+from pipeline.stages import make_matrix, train_bundle
+from policy.breaker import BreakerConfig
+from policy.budget import BudgetConfig, Floor
+from policy.config import PolicyConfig
+from policy.fleet import Level, UnitView
+from policy.hysteresis import HysteresisConfig
+from policy.stages import StagesConfig
+from policy.tiers import TierThresholds
+from policy.worth import WorthConfig
+from scheduler.clock import SystemClock
+from scheduler.controller import Controller
+from scheduler.evacuation.asking import Checkpoints
+from scheduler.evacuation.command_hook import CommandHook
+from scheduler.evacuation.engine import Evacuation
+from scheduler.evacuation.escalating import Escalation
+from scheduler.evacuation.hook_verification import HookVerification
+from scheduler.evacuation.ports import Verification, Workloads
+from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, VerificationSettings
+from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
+from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.kubernetes.workloads import KubernetesWorkloads
+from scheduler.ports import SchedulerAdapter
+from scheduler.report import RoundReport
+from scheduler.risks import MemoryFacts, Risks
+from scheduler.scores_reader import ScoresReader
+from scheduler.settings import ControllerSettings
+from scheduler.slurm.scheduler import open_slurm
+from scheduler.slurm.settings import SlurmSettings
+from scheduler.slurm.workloads import SlurmWorkloads
+from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.verified_facts import VerifiedFacts
+from serving.batch import score_decision
+from serving.config import ScoringSettings
+from serving.model_source import ServedModel
+from serving.writing import ScoresFolder
+from simulator.simulate import simulate
+from telemetry.kubernetes.client import connect
+from telemetry.store import Dataset
+from tests.system.kubernetes_cluster import PODS, kubernetes_cluster_in, wait
+from tests.system.slurm_cluster import SlurmCluster, why_not
+from tests.system.test_kubernetes_actuator import DIAGNOSTIC, effects, passed
+from tests.system.test_slurm_actuator import DIAGNOSE, TRAINING
+
+pytestmark = pytest.mark.system
+LIGHT = """
+models:
+  profile: lightgbm
+  learners: [lightgbm]
+  parallel: {members: [lightgbm], combiner: mean_log_odds}
+  cascade: {stages: [lightgbm]}
+  horizons: []
+  settings: {lightgbm: {n_estimators: 60}}
+features: {groups: [telemetry, history, onset], windows: [1h], history_windows: [7d]}
+training: {spans: [14d, 28d], augmentation: 2}
+"""
+SEED = 141
+SICK = "node-00007"
+TRAINED = datetime(2026, 2, 1, tzinfo=UTC)
+FIRST = datetime(2026, 2, 3, 12, tzinfo=UTC)
+STEP = timedelta(hours=6)
+DELAY = timedelta(minutes=10)
+TIERS = TierThresholds(0.03, 0.1, 0.4)
+SECOND = timedelta(seconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Degrading:
+    """A simulated fleet around one failure.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+    fails_at : datetime
+        When the first GPU of the sick node fails.
+    scores : dict of datetime to pathlib.Path
+        The folder of scores as it was at each decision time.
+    """
+
+    nodes: tuple[str, ...]
+    fails_at: datetime
+    scores: dict[datetime, Path]
+
+
+@pytest.fixture(scope="module")
+def degrading(tmp_path_factory: pytest.TempPathFactory) -> Degrading:
+    """Simulate, train on what was known before, and score each decision until the failure."""
+    folder = tmp_path_factory.mktemp("degrading")
+    (folder / "light.yaml").write_text(LIGHT)
+    params = load_params([folder / "light.yaml"])
+    simulate(folder / "fleet", gpus=64, days=45, seed=SEED, scenario="announced", acceleration=60.0)
+    matrix = make_matrix(folder / "fleet", params, folder / "matrix")
+    train_bundle(matrix, params, folder / "bundle", until=TRAINED)
+    failures = pq.read_table(folder / "fleet-truth" / "failures.parquet").to_pylist()
+    fails_at = min(each["start"] for each in failures if each["node"] == SICK and each["start"] > FIRST)
+    dataset = Dataset.open(folder / "fleet")
+    model = ServedModel(load_bundle(folder / "bundle"), None)
+    scores: dict[datetime, Path] = {}
+    at = FIRST
+    while at < fails_at:
+        out = folder / f"scores-{at:%d-%H}"
+        clock = at + DELAY
+        score_decision(dataset, model, ScoresFolder(out), ScoringSettings(tiers=TIERS), clock=lambda c=clock: c, at=at)
+        scores[at] = out
+        at += STEP
+    return Degrading(tuple(sorted(set(dataset.inventory()["node"].astype(str)))), fails_at, scores)
+
+
+class Shifted:
+    """The scores of one decision time as if it were now, under the scheduler's names of the nodes."""
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._names = names
+        self.risks = Risks()
+
+    def show(self, folder: Path) -> None:
+        """Take over a folder of scores."""
+        read = ScoresReader(folder).read()
+        assert read.decided_at is not None
+        assert read.model_fitted_at is not None
+        by = datetime.now(UTC) - read.decided_at
+
+        def moved(unit: UnitView) -> UnitView:
+            score = unit.score
+            assert score is not None
+            return UnitView(
+                unit.name, replace(score, decided_at=score.decided_at + by, expires_at=score.expires_at + by)
+            )
+
+        nodes = {self._names[name]: tuple(map(moved, units)) for name, units in read.nodes.items()}
+        self.risks = replace(
+            read, nodes=nodes, decided_at=read.decided_at + by, model_fitted_at=read.model_fitted_at + by
+        )
+
+    def read(self) -> Risks:
+        """Give them."""
+        return self.risks
+
+
+class Way:
+    """A controller over a scheduler, and what became of the sick node at which decision time."""
+
+    def __init__(
+        self,
+        scheduler: SchedulerAdapter,
+        workloads: Workloads,
+        verification: Verification,
+        names: Mapping[str, str],
+        group: str,
+    ) -> None:
+        clock, ledger = SystemClock(), SqliteLedger(None)
+        policy = PolicyConfig(
+            thresholds_from="scores",
+            hysteresis=HysteresisConfig(rise_after=1, fall_after=2),
+            stages=StagesConfig(pinned={group: "hard"}),
+            budget=BudgetConfig((Floor("cluster", most=2),), ()),
+            # a fleet that fails sixty times as often has more nodes at risk than a sound model would say
+            breaker=BreakerConfig(most_risky=1.0, jump=100.0),
+            worth=WorthConfig(always=True, may_wait=False),
+        )
+        settings = EvacuationSettings(
+            enabled=True, retry_first=SECOND, retry_most=2 * SECOND, wait_for_end=False,
+            verification=VerificationSettings(by="scheduler"),
+        )  # fmt: skip
+        evacuation = Evacuation(
+            scheduler, workloads, ledger, clock, settings, policy,
+            Checkpoints(workloads, settings.checkpoint, None, None), verification, Escalation({}),
+        )  # fmt: skip
+        store = evacuation.store
+        facts = VerifiedFacts(MemoryFacts(), lambda: store.progress.results if store.known else None)
+        self.risks, self.sick, self.scheduler = Shifted(names), names[SICK], scheduler
+        self.controller = Controller(
+            scheduler, self.risks, facts, ledger, clock, policy, ControllerSettings(), holder="way", code="1.0",
+            evacuation=evacuation,
+        )  # fmt: skip
+        self.store = store
+
+    def decide(self, folder: Path) -> RoundReport:
+        """A new decision time, and the round that follows it."""
+        self.risks.show(folder)
+        return self.round()
+
+    def round(self) -> RoundReport:
+        """A round, in which nothing may fail."""
+        report = self.controller.round()
+        assert not report.failed, (report.errors, [str(step) for step in report.steps], report.work)
+        return report
+
+    def level(self) -> Level:
+        """What of ours stands on the sick node."""
+        reading = self.scheduler.revalidate(self.sick)
+        assert reading is not None
+        return reading.view.marks.level
+
+    def until(self, so: Callable[[], Any], within_s: float = 40.0) -> None:
+        """Go round until something is so."""
+        deadline = time.monotonic() + within_s
+        while not so():
+            assert time.monotonic() < deadline, self.round().to_json()
+            self.round()
+            time.sleep(0.2)
+
+
+def the_way(way: Way, fleet: Degrading, written: Callable[[], None], gone: Callable[[], bool]) -> list[datetime]:
+    """Go from decision to decision until the node is drained and empty; give the times of soft mark and emptiness."""
+    soft: list[datetime] = []
+    told: list[object] = []
+    for at, folder in fleet.scores.items():
+        began = time.monotonic()
+        decided = way.decide(folder).plan
+        assert decided is not None
+        told.append((at, {name: (each.tier, each.target, each.reasons[:2]) for name, each in decided.nodes.items()}))
+        if way.level() is Level.SOFT:
+            soft.append(at)
+        if way.level() is Level.DRAINED:
+            assert not gone(), "nothing moves before its checkpoint is written"
+            written()
+            way.until(gone)
+            return [*soft[:1], at + DELAY + (time.monotonic() - began) * SECOND]
+        assert not gone()
+    raise AssertionError(f"it failed before it was drained: {told}")
+
+
+def test_on_kubernetes_a_node_is_empty_before_it_fails_and_comes_back_after_a_diagnostic(degrading, tmp_path):
+    with kubernetes_cluster_in(tmp_path, [*degrading.nodes, "spare"]) as cluster:
+        cluster.change("spare", unschedulable=True)
+        cluster.deploy("train", len(degrading.nodes), 8, {"predrain.io/checkpoint": "annotation"})
+        before = cluster.running("train", len(degrading.nodes))
+        cluster.change("spare", unschedulable=None)
+        would_be_hit = cluster.on(SICK)
+        assert len(would_be_hit) == 1
+        quick = KubernetesSettings(request_timeout=3 * SECOND, connect_timeout=SECOND, patience=5 * SECOND)
+        scheduler = KubernetesScheduler(connect(cluster.server.kubeconfig("actuator")), SystemClock(), quick)
+        verification = KubernetesVerification(scheduler, read_manifest(DIAGNOSTIC))
+        names = {name: name for name in degrading.nodes}
+        way = Way(scheduler, KubernetesWorkloads(scheduler), verification, names, "kubernetes/none")
+        victim = f"{PODS}/{would_be_hit[0]}"
+
+        def write_the_checkpoint() -> None:
+            assert effects(cluster.node(SICK))[-1] == "NoSchedule"
+            asked = cluster.server.request("GET", victim)[1]["metadata"]["annotations"]
+            key = json.loads(asked["predrain.io/checkpoint-requested"])["key"]
+            done = {"metadata": {"annotations": {"predrain.io/checkpoint-acknowledged": key}}}
+            cluster.server.request("PATCH", victim, done)
+
+        soft_at, empty_at = the_way(way, degrading, write_the_checkpoint, lambda: not cluster.on(SICK))
+        assert soft_at < empty_at < degrading.fails_at
+        pods = wait(lambda: cluster.running("train", len(before)))
+        assert SICK not in {each["spec"]["nodeName"] for each in pods}
+        assert "spare" in {each["spec"]["nodeName"] for each in pods}, "its job runs on, elsewhere"
+        hit = [name for name in cluster.on(SICK) if name.startswith("train")]
+        assert (len(would_be_hit), len(hit)) == (1, 0), "jobs that the failure hits, without predrain and with it"
+
+        cluster.kubelets.ends = passed
+        way.until(lambda: not effects(cluster.node(SICK)))
+        assert way.level() is Level.NONE
+
+
+@pytest.fixture
+def slurm() -> Iterator[SlurmCluster]:
+    """As many nodes as the fleet has, in a folder whose name is short enough for a socket."""
+    if (why := why_not()) is not None:
+        pytest.skip(why)
+    with (
+        tempfile.TemporaryDirectory(prefix="ww", ignore_cleanup_errors=True) as folder,
+        SlurmCluster(Path(folder), nodes=8) as made,
+    ):
+        yield made
+
+
+def test_on_slurm_a_node_is_empty_before_it_fails_and_comes_back_after_a_diagnostic(degrading, slurm, tmp_path):
+    names = dict(zip(degrading.nodes, slurm.nodes, strict=True))
+    sick, log = names[SICK], tmp_path / "job.log"
+    job = slurm.submit(
+        "-w", sick, "--gres=gpu:8", "-c1", "--requeue", "--comment=predrain.checkpoint=B:USR1@30",
+        script=TRAINING.format(log=log),
+    )  # fmt: skip
+    slurm.wait(lambda: log.exists() and slurm.job(job)["job_state"] == "RUNNING")
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "diagnose.py").write_text(DIAGNOSE)
+    settings = SlurmSettings(str(tmp_path / "shared"), cluster="c", conf=str(slurm.root / "slurm.conf"))
+    scheduler = open_slurm(settings, SystemClock())
+    command = CommandHook(CommandSettings((sys.executable, "-SE", str(tmp_path / "diagnose.py"))))
+    workloads = SlurmWorkloads(scheduler.port, scheduler.folder, SystemClock())
+    way = Way(scheduler, workloads, HookVerification(command), names, "c/gpu")
+
+    def see_the_checkpoint() -> None:
+        slurm.wait(lambda: "asked" in log.read_text())  # the job wrote it itself, on the signal
+
+    soft_at, empty_at = the_way(way, degrading, see_the_checkpoint, lambda: workloads.on_node(sick) == ())
+    assert soft_at < empty_at < degrading.fails_at
+    slurm.run("scontrol", "update", f"jobid={job}", "starttime=now", "reqnodelist=")  # Slurm itself waits two minutes
+    slurm.wait(lambda: slurm.job(job)["job_state"] == "RUNNING", 60)
+    moved_to = slurm.job(job)["nodes"]
+    assert moved_to != sick, "its job runs on, elsewhere"
+    slurm.wait(lambda: log.read_text().count("start on") == 2)
+    assert log.read_text().splitlines() == [f"start on {sick}", "asked", f"start on {moved_to}"]
+    way.until(lambda: way.level() is Level.NONE)
+    node = scheduler.port.node(sick)
+    assert node is not None
+    assert (node.out, node.reason, node.weight) == (frozenset(), None, 1)

@@ -21,7 +21,9 @@ NAMES = (
     "online_update",
     "decide_fleet",
     "jobs_saved",
-    "window_features",
+    "features_file_to_file",
+    "features_out_of_core",
+    "features_window_length",
 )
 """Benchmarks in the order of the page; each is a file of this folder."""
 

@@ -6,32 +6,33 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from features.blocks import array_of, blocks_of, key_columns
+from features.bucket_values import BucketWork, bucket_values, buckets_of, compile_kernels
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.drains import out_of_use
 from features.errors import InputError
-from features.filling import Float32Array, Rows, SampleFiller, node_ranges
+from features.filling import Rows
 from features.fleet import Fleet
 from features.grid import augmented_rows, decision_rows, decision_times
-from features.history import history_columns, history_values
+from features.history import History, history_columns
 from features.incidents import known_onsets
 from features.matrix import META_NAME, ROW_COLUMNS, FeatureMatrix, MatrixConfig, MatrixMeta
-from features.onset import Kinds
-from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
 from features.sequences import ARRAY_NAME, SequencePlan, write_sequences
-from features.service import milliseconds, reported
+from features.service import reported
+from features.slabs import Slab, SlabJoiner, cut_slabs
+from features.spill import Spill
 from features.static import StaticPlan
 from telemetry.atomic import FolderSwap, disk_errors, recover_folder, write_bytes
 from telemetry.config import format_duration
@@ -42,10 +43,7 @@ Progress = Callable[[int, int], None]
 """Called with the steps done and all steps."""
 
 PART_ROWS = 65_536
-"""Rows in a part file, at least; a decision time is never split over two."""
-
-IN_MEMORY_BYTES = 1_500_000_000
-"""A matrix (or first pass of peers) larger than this is built in a file beside the result instead of in memory."""
+"""Rows in a part file, at least; a part begins with a decision time of the grid, whole."""
 
 
 class Augmentation(Protocol):
@@ -114,7 +112,7 @@ def build_matrix(
     _check(dataset, decision, features)
     inputs = _Inputs(dataset, decision, labels, features, training, seed)
     with FolderSwap(out) as swap, disk_errors(out):
-        _write(inputs, swap.path, digest, progress or _silent)
+        _write(inputs, swap, digest, progress or _silent)
         swap.commit()
     return FeatureMatrix.open(out)
 
@@ -205,15 +203,16 @@ def _rows(inputs: _Inputs, inventory: pd.DataFrame, events: pd.DataFrame) -> pd.
             f"dataset {inputs.dataset.path}",
             "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
         )
-    both = pd.concat([grid, extra], ignore_index=True) if len(extra) else grid
+    if not len(extra):
+        return grid  # sorted as it is
+    both = pd.concat([grid, extra], ignore_index=True)
     return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
 
 
-def _write(inputs: _Inputs, folder: Path, digest: str, progress: Progress) -> None:
-    dataset, features = inputs.dataset, inputs.features
+def _write(inputs: _Inputs, swap: FolderSwap, digest: str, progress: Progress) -> None:
+    dataset, features, folder = inputs.dataset, inputs.features, swap.path
     events, inventory = reported(dataset.events(), features.delay), dataset.inventory()
     keys = _rows(inputs, inventory, events)
-    history = history_columns(features, inputs.labels, unit=dataset.meta.unit)
     plan = FeaturePlan.of(
         features,
         dataset.meta.channels,
@@ -221,7 +220,7 @@ def _write(inputs: _Inputs, folder: Path, digest: str, progress: Progress) -> No
         step=dataset.meta.step,
         decision=inputs.decision,
         static=StaticPlan.of(inventory, events, features.static),
-        history=history,
+        history=history_columns(features, inputs.labels, unit=dataset.meta.unit),
     )
     config = MatrixConfig(
         decision=inputs.decision,
@@ -238,120 +237,93 @@ def _write(inputs: _Inputs, folder: Path, digest: str, progress: Progress) -> No
         dataset_digest=dataset.digest,
         sources=tuple(dataset.meta.sources),
     )
-    scratch = _Scratch(folder)
-    values = scratch.array("values", (len(keys), len(plan.columns)))
     fleet = Fleet.of(inventory)
     rows = Rows.of(keys, fleet)
-    if plan.reads_samples:
-        _fill_sampled(plan, dataset, fleet, inventory, events, keys, rows, values, scratch, progress)
-    if "history" in features.groups and history:
-        at = plan.at["history"]
-        values[:, at : at + len(history)] = history_values(
-            keys, events, inventory, features, inputs.labels, unit=dataset.meta.unit
-        )
-    if plan.static is not None:
-        at = plan.at["static"]
-        values[:, at:] = plan.static.values(fleet, inventory, events, rows.pair, rows.milliseconds)
-    if features.sequence.channels:
-        windows = SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
-        write_sequences(dataset, fleet, windows, inputs.decision, folder, digest=digest)
-    parts = tuple(_write_parts(folder, keys, values, config))
-    del values
-    scratch.remove()
+    augmented = keys["augmented"].to_numpy(dtype=bool)
+    slabs = cut_slabs(rows, augmented, PART_ROWS)
+    work = buckets_of(dataset, fleet, rows) if plan.reads_samples else []
+    told = _Steps(progress, len(work) + len(slabs))
+    spill = Spill(swap.target, digest)
+    try:
+        if work:
+            _spill(plan, dataset, fleet, rows, work, spill, told)
+        history = History.of(events, inventory, features, inputs.labels, unit=dataset.meta.unit)
+        joiner = SlabJoiner(plan, fleet, rows, keys, augmented, events, inventory, history, work, spill)
+        parts = _write_parts(folder, keys, joiner, slabs, config, told)
+        if features.sequence.channels:
+            windows = SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
+            write_sequences(dataset, fleet, windows, inputs.decision, folder, digest=digest)
+    except Exception:
+        spill.remove()  # what was killed goes on; what failed may have failed by it
+        raise
     pq.write_table(conform(events, EVENTS), folder / "events.parquet", compression="zstd")
     pq.write_table(conform(inventory, INVENTORY), folder / "inventory.parquet", compression="zstd")
-    counts = {"rows": len(keys), "augmented": int(keys["augmented"].sum()), "features": len(plan.columns)}
+    counts = {"rows": len(keys), "augmented": int(augmented.sum()), "features": len(plan.columns)}
     write_bytes(folder / META_NAME, MatrixMeta(digest, config, counts, parts).encode())
+    spill.remove()
 
 
-def _fill_sampled(
-    plan: FeaturePlan,
-    dataset: Dataset,
-    fleet: Fleet,
-    inventory: pd.DataFrame,
-    events: pd.DataFrame,
-    keys: pd.DataFrame,
-    rows: Rows,
-    values: Float32Array,
-    scratch: _Scratch,
-    progress: Progress,
-) -> None:
-    first_pass: Float32Array | None = None
-    if plan.peers is not None:
-        shape = (len(plan.peers.names), rows.times.size, len(fleet.pairs))
-        first_pass = scratch.array("peers", shape)
-    amounts: Float32Array | None = None
-    if plan.onset is not None:
-        amounts = scratch.array("amounts", (len(keys), len(plan.onset.amounts.columns)))
-    filler = SampleFiller(plan, fleet, rows, values, first_pass, amounts)
-    filler.compile()
-    by_bucket: dict[int, dict[str, tuple[int, int]]] = {}
-    for node, pairs in node_ranges(fleet):
-        by_bucket.setdefault(dataset.bucket_of(node), {})[node] = pairs
-    wanted = [*key_columns(plan.unit), *plan.layout.numbers, *plan.layout.masks]
+class _Steps:
+    """Counts steps for whoever wants to know."""
 
-    def fill_bucket(bucket: int) -> None:
-        table = dataset.read_bucket(bucket, wanted)
-        filler.fill(blocks_of(table, plan.layout, unit=plan.unit), by_bucket[bucket])
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+        self._guard = threading.Lock()
 
-    steps = len(by_bucket) + 1
-    with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, 8)) as pool:
-        running = [pool.submit(fill_bucket, bucket) for bucket in sorted(by_bucket)]
+    def done(self) -> None:
+        """Tell of one more."""
+        with self._guard:
+            self._done += 1
+            self._progress(self._done, self._total)
+
+
+def _in_threads(run: Callable[[Any], None], tasks: Sequence[Any], most: int) -> None:
+    """Run all tasks in as many threads as there are cores, at most ``most``; the first error ends it."""
+    with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, most)) as pool:
+        running = [pool.submit(run, task) for task in tasks]
         try:
-            for done, future in enumerate(as_completed(running), start=1):
+            for future in as_completed(running):
                 future.result()
-                progress(done, steps)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    if plan.peers is not None and first_pass is not None:
-        models, model = model_codes(fleet, inventory)
-        filler.compare_with_fleet(fleet_medians(first_pass, model, len(models)), model)
-    if plan.onset is not None and amounts is not None:
-        kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
-        grid = np.flatnonzero(~keys["augmented"].to_numpy(dtype=bool))
-        reference = plan.onset.reference(amounts[grid], kinds.take(grid), rows.milliseconds[grid])
-        plan.onset.finish(amounts, kinds, rows.milliseconds, reference, values, plan.at["onset"])
-    progress(steps, steps)
 
 
-class _Scratch:
-    """Arrays of a build: in memory while small, else in files that disappear with the build."""
+def _spill(
+    plan: FeaturePlan,
+    dataset: Dataset,
+    fleet: Fleet,
+    rows: Rows,
+    work: Sequence[BucketWork],
+    spill: Spill,
+    told: _Steps,
+) -> None:
+    """Compute what each bucket's samples say, but for the buckets that are there already."""
+    service = fleet.in_service(rows.times)
+    wanted = [*key_columns(plan.unit), *plan.layout.numbers, *plan.layout.masks]
+    compile_kernels(plan, fleet)
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._files: list[Path] = []
+    def run(each: BucketWork) -> None:
+        if not spill.has(each.bucket):
+            table = dataset.read_bucket(each.bucket, wanted)
+            blocks = blocks_of(table, plan.layout, unit=plan.unit)
+            spill.keep(each.bucket, bucket_values(plan, fleet, rows, service, each, blocks))
+        told.done()
 
-    def array(self, name: str, shape: tuple[int, ...]) -> Float32Array:
-        """Return a float32 array of anything: whoever asks for it writes every cell."""
-        if int(np.prod(shape)) * 4 <= IN_MEMORY_BYTES:
-            return np.empty(shape, dtype=np.float32)
-        path = self._folder / f"{name}.scratch"
-        self._files.append(path)
-        array: Float32Array = np.memmap(path, dtype=np.float32, mode="w+", shape=shape)
-        return array
-
-    def remove(self) -> None:
-        """Remove the files; the arrays must not be used any more."""
-        for path in self._files:
-            path.unlink()
+    _in_threads(run, work, 8)
 
 
 def _write_parts(
-    folder: Path, keys: pd.DataFrame, values: Float32Array, config: MatrixConfig
-) -> Iterator[tuple[str, int]]:
-    times = milliseconds(keys["decision_time"], "decision_time")
-    new_time = np.flatnonzero(np.concatenate(([True], times[1:] != times[:-1])))
+    folder: Path, keys: pd.DataFrame, joiner: SlabJoiner, slabs: Sequence[Slab], config: MatrixConfig, told: _Steps
+) -> tuple[tuple[str, int], ...]:
     names = [column.name for column in config.columns]
     table = pa.table({name: _key_array(keys[name]) for name in ROW_COLUMNS})
-    begin = 0
-    while begin < len(keys):
-        at = np.searchsorted(new_time, begin + PART_ROWS)
-        end = int(new_time[at]) if at < new_time.size else len(keys)
-        columns = np.ascontiguousarray(values[begin:end].T)
-        arrays: dict[str, Any] = {name: table.column(name).slice(begin, end - begin) for name in ROW_COLUMNS}
+
+    def run(each: tuple[str, Slab]) -> None:
+        file, slab = each
+        columns = joiner.columns(slab)
+        arrays: dict[str, Any] = {name: table.column(name).slice(slab.begin, slab.rows) for name in ROW_COLUMNS}
         arrays.update({name: pa.array(columns[j]) for j, name in enumerate(names)})
-        file = f"part-{len(list(folder.glob('part-*.parquet'))):05d}.parquet"
         pq.write_table(
             pa.table(arrays),
             folder / file,
@@ -361,8 +333,11 @@ def _write_parts(
             column_encoding=_encodings(names),
             write_statistics=False,
         )
-        yield file, end - begin
-        begin = end
+        told.done()
+
+    named = [(f"part-{number:05d}.parquet", slab) for number, slab in enumerate(slabs)]
+    _in_threads(run, named, 4)
+    return tuple((file, slab.rows) for file, slab in named)
 
 
 def _encodings(names: list[str]) -> Mapping[str, str]:

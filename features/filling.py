@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+from numba import njit
 
 from features.blocks import FloatArray, IntArray, RowSpans, SampleBlock
 from features.fleet import Fleet
@@ -69,12 +70,18 @@ class SampleFiller:
     plan : FeaturePlan
     fleet : Fleet
     rows : Rows
-    values : float32 array, shape (rows, plan's columns), C order
+    values : float32 array, shape (rows, plan's columns) or (rows, ``columns``), C order
         Filled in place.
-    first_pass : float32 array, shape (values, times, pairs of the fleet), or None
-        Where the first pass of ``peers`` is kept; NaN at the start; None where that group is off.
+    first_pass : float32 array, shape (values, times, pairs), or None
+        Where the first pass of ``peers`` is kept; None where that group is off.
     amounts : float32 array, shape (rows, amounts), or None
-        Where the amounts of ``onset`` are kept; NaN at the start; None where that group is off.
+        Where the amounts of ``onset`` are kept; None where that group is off.
+    service : bool array, shape (times, pairs of the fleet), optional
+        From :meth:`features.fleet.Fleet.in_service` at the rows' times, where it is known already.
+    pairs : int64 array, optional
+        The pairs that ``first_pass`` has, ascending; default: the fleet's.
+    columns : int64 array, optional
+        Which of the plan's columns ``values`` has; default: all.
     """
 
     def __init__(
@@ -85,6 +92,10 @@ class SampleFiller:
         values: Float32Array,
         first_pass: Float32Array | None,
         amounts: Float32Array | None,
+        *,
+        service: npt.NDArray[np.bool_] | None = None,
+        pairs: IntArray | None = None,
+        columns: IntArray | None = None,
     ) -> None:
         self._plan = plan
         self._fleet = fleet
@@ -94,11 +105,9 @@ class SampleFiller:
         self._amounts = amounts
         self._order = np.argsort(rows.pair, kind="stable").astype(np.int64)
         self._starts = np.searchsorted(rows.pair[self._order], np.arange(len(fleet.pairs) + 1))
-        self._service = fleet.in_service(rows.times)
-
-    def compile(self) -> None:
-        """Compile every kernel by filling nothing, so that threads need not wait for one another's compilation."""
-        self._fill(SampleBlock.empty(self._plan.layout), [(0, 0)])
+        self._service = fleet.in_service(rows.times) if service is None else service
+        self._pairs = pairs
+        self._columns = np.arange(len(plan.columns)) if columns is None else columns
 
     def fill(self, blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]]) -> None:
         """Fill the rows of some nodes.
@@ -142,11 +151,18 @@ class SampleFiller:
         rows = self._rows.take(chosen)
         panes = Panes(block, self._plan.panes)
         taken = fill_block(self._plan, panes, self._fleet, pairs, rows, self._service, filled)
-        self._values[chosen] = filled
+        _place(filled, self._columns, chosen, self._values)
         if self._plan.onset is not None and self._amounts is not None:
             self._amounts[chosen] = onset_amounts(self._plan, panes, self._fleet, rows)
         if self._first_pass is not None and taken is not None:
-            self._first_pass[:, :, pairs] = taken
+            self._first_pass[:, :, pairs if self._pairs is None else np.searchsorted(self._pairs, pairs)] = taken
+
+
+@njit(cache=True, nogil=True)
+def _place(filled: Float32Array, columns: IntArray, rows: IntArray, out: Float32Array) -> None:
+    for i in range(rows.size):
+        for j in range(columns.size):
+            out[rows[i], j] = filled[i, columns[j]]
 
 
 def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:

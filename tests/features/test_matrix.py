@@ -16,6 +16,7 @@ from features.incidents import find_incidents
 from features.labels import label_rows
 from features.matrix import FeatureMatrix
 from telemetry.channel import Channel
+from telemetry.store import Dataset
 from tests.features.small_fleet import (
     CHANNELS,
     HOUR,
@@ -195,11 +196,50 @@ def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_large_matrix_is_built_in_a_file(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "IN_MEMORY_BYTES", 1000)
+def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
+    dataset, matrix = small
+    read, seen = Dataset.read_bucket, []
+
+    def killed(self, bucket, columns=None):
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        seen.append(bucket)
+        return read(self, bucket, columns)
+
+    monkeypatch.setattr(building.os, "cpu_count", lambda: 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Dataset, "read_bucket", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_matrix(dataset, tmp_path / "m")
+    again = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Dataset, "read_bucket", lambda self, *which: again.append(which[0]) or read(self, *which))
+        resumed = make_matrix(dataset, tmp_path / "m")
+    assert seen
+    assert not set(again) & set(seen)
+    assert len(again) == len(dataset.buckets()) - 1
+    np.testing.assert_array_equal(resumed.values(), matrix.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_what_a_killed_build_of_other_settings_left_is_not_taken(small, tmp_path, monkeypatch):
+    dataset, matrix = small
+    monkeypatch.setattr(building, "_write_parts", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        make_matrix(dataset, tmp_path / "m", decision=DecisionSection(every=6 * HOUR))
+    assert (tmp_path / ".m.spill").is_dir()
+    monkeypatch.undo()
+    np.testing.assert_array_equal(make_matrix(dataset, tmp_path / "m").values(), matrix.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_slab_begins_with_the_grid(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "PART_ROWS", 7)
     matrix = make_matrix(small[0], tmp_path / "m")
+    begins = np.cumsum([0, *(rows for _, rows in matrix.meta.parts)])[:-1]
+    assert len(begins) > 3
+    assert not matrix.rows["augmented"].to_numpy()[begins[1:]].any()
     np.testing.assert_array_equal(matrix.values(), small[1].values())
-    assert not list(matrix.path.glob("*.scratch"))
 
 
 def test_another_folder_is_never_replaced(small, tmp_path):

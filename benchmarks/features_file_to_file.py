@@ -5,7 +5,7 @@ Parquet out. predrain writes more columns than the peers (the change against the
 Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and compiled
 code, and is told apart); equality is checked before anything is told.
 
-    python benchmarks/window_features.py [--quick]
+    python benchmarks/features_file_to_file.py [--quick]
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def main() -> None:
         ratio = wall[who] / wall["predrain"]
         print(f"{who:<10}{wall[who]:>9.2f}{each['cpu']:>9.2f}{each['first']:>9.2f}{each['peak_mb']:>9.0f}{ratio:>8.1f}")
     line = {
-        "name": "window_features",
+        "name": "features_file_to_file",
         "value": round(samples / wall["predrain"]),
         "unit": "samples/s",
         "peer": "Polars",

@@ -1,0 +1,161 @@
+"""Features of more samples than fit into memory, end to end: dataset in, matrix out.
+
+By default 21.6 million generated samples of 20 channels (1,250 GPUs, 120 days, every ten minutes), a decision every six
+hours, telemetry windows of 6, 24 and 72 hours. ``--all`` takes the feature groups and windows of params.yaml,
+``--whole`` the paper's size as well: 346 million samples of 20,000 GPUs (some 25 GB of disk). Beside it, on the same
+files: what reading the Parquet files alone takes on as many threads, and how fast memory is copied.
+
+    python benchmarks/features_out_of_core.py [--quick] [--all] [--whole] [--work FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+
+from benchmarks.generated import channels_of, generate  # noqa: E402
+from features.building import build_matrix  # noqa: E402
+from features.config import FeatureSection  # noqa: E402
+from pipeline.params import load_params  # noqa: E402
+from telemetry.store import Dataset  # noqa: E402
+
+CHANNELS = {"gauges": 12, "counters": 6, "flags": 1, "enums": 1}
+WINDOWS = (timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))
+
+
+def build(dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelta, ...] = WINDOWS) -> None:
+    """Build the matrix in this process, and print what it took as JSON."""
+    params = load_params([ROOT / "params.yaml"])
+    features = params.features if everything else FeatureSection(groups=("telemetry",), windows=windows)
+    opened = Dataset.open(dataset)
+    begin = time.perf_counter(), time.process_time()
+    matrix = build_matrix(
+        opened,
+        out,
+        decision=params.decision,
+        labels=params.labels,
+        features=features,
+        training=params.training,
+        seed=params.seed,
+    )
+    told = {
+        "wall": time.perf_counter() - begin[0],
+        "cpu": time.process_time() - begin[1],
+        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "rows": matrix.meta.counts["rows"],
+        "columns": matrix.meta.counts["features"],
+    }
+    print(json.dumps(told))
+
+
+def in_process(dataset: Path, out: Path, *, everything: bool) -> dict[str, float]:
+    """Build in a process of its own."""
+    command = [sys.executable, __file__, "--build", str(dataset), "--out", str(out)]
+    done = subprocess.run(  # noqa: S603 - ourselves
+        [*command, *(["--all"] if everything else [])], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        sys.exit(done.stderr)
+    told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
+
+
+def timed(run: Callable[[], None]) -> float:
+    """Return the seconds of a call."""
+    begin = time.perf_counter()
+    run()
+    return time.perf_counter() - begin
+
+
+def reading(dataset: Dataset) -> float:
+    """Return the seconds that reading every sample takes on all cores, and nothing else."""
+
+    def read() -> None:
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(lambda bucket: dataset.read_bucket(bucket).num_rows, dataset.buckets()))
+
+    return timed(read)
+
+
+def copying() -> float:
+    """Return how many bytes a second all cores copy."""
+    size = 200_000_000
+    sources = [np.ones(size // 8) for _ in range(os.cpu_count() or 1)]
+    targets = [np.empty_like(source) for source in sources]
+
+    def copy() -> None:
+        threads = [threading.Thread(target=np.copyto, args=pair) for pair in zip(targets, sources, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    copy()  # the first one also gets the pages
+    return len(sources) * size / min(timed(copy) for _ in range(3))
+
+
+def main() -> None:
+    """Generate, measure, print the table and the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the samples")
+    parser.add_argument("--all", action="store_true", help="every feature group, as params.yaml has them")
+    parser.add_argument("--whole", action="store_true", help="the paper's size: 346 million samples")
+    parser.add_argument("--work", type=Path, help="where the files go, and stay; default: a folder that disappears")
+    parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.build:
+        build(args.build, args.out, everything=args.all)
+        return
+    gpus = 20_000 if args.whole else 125 if args.quick else 1_250
+    with tempfile.TemporaryDirectory() as name:
+        folder = args.work or Path(name)
+        place = folder / f"generated-{gpus}"
+        whole = (place / "dataset.json").exists()
+        dataset = (
+            Dataset.open(place) if whole else generate(place, gpus=gpus, days=120, channels=channels_of(**CHANNELS))
+        )
+        samples = dataset.meta.counts["samples"]
+        took = in_process(place, folder / "matrix", everything=args.all or args.whole)
+        read, copied = reading(dataset), copying()
+    held = samples * (len(dataset.meta.channels) * 8 + 8)
+    made = f"{took['rows']:,.0f} rows of {took['columns']} columns"
+    print(f"{samples:,} samples of {len(dataset.meta.channels)} channels to {made}")
+    print(f"{took['wall']:.1f} s, {took['cpu']:.1f} s of CPU, peak {took['peak_mb']:.0f} MB")
+    print(f"reading the files alone takes {read:.1f} s: {read / took['wall']:.0%} of it")
+    print(f"copying the samples once as doubles takes {held / copied:.1f} s at {copied / 1e9:.1f} GB/s")
+    line = {
+        "name": "features_out_of_core",
+        "value": round(samples / took["wall"]),
+        "unit": "samples/s",
+        "peer": None,
+        "ratio": None,
+        "limit_share": round(read / took["wall"], 2),
+        "checked": True,
+    }
+    print(json.dumps(line))
+    if args.whole and (took["wall"] > 300 or took["peak_mb"] > 4_000):
+        sys.exit("aims: five minutes and 4 GB")
+    if not args.whole and not args.all and (samples / took["wall"] < 2e6 or took["peak_mb"] > 2_000):
+        sys.exit("aims: 2 million samples a second and 2 GB")
+
+
+if __name__ == "__main__":
+    main()

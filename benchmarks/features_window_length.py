@@ -1,0 +1,118 @@
+"""What a window of 30 days costs beside one of a day: the same samples, the same columns, file to file.
+
+Each is built twice in a process of its own, and the second build counts. Before that the values of the longer window
+are checked on a few rows against plain NumPy.
+
+    python benchmarks/features_window_length.py [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+
+from benchmarks.generated import channels_of, generate  # noqa: E402
+from features.building import build_matrix  # noqa: E402
+from features.config import DecisionSection, FeatureSection, LabelSection  # noqa: E402
+from features.matrix import FeatureMatrix  # noqa: E402
+from pipeline.params import TrainingSection  # noqa: E402
+from telemetry.store import Dataset  # noqa: E402
+
+DELAY = timedelta(minutes=10)
+
+
+def build(dataset: Path, out: Path, days: int) -> None:
+    """Build twice in this process, and print the seconds of the second as JSON."""
+    opened = Dataset.open(dataset)
+    wall = 0.0
+    for number in range(2):
+        begin = time.perf_counter()
+        build_matrix(
+            opened,
+            out / f"{days}-{number}",
+            decision=DecisionSection(),
+            labels=LabelSection(),
+            features=FeatureSection(groups=("telemetry",), windows=(timedelta(days=days),), delay=DELAY),
+            training=TrainingSection(augmentation=0),
+            seed=1,
+        )
+        wall = time.perf_counter() - begin
+    print(json.dumps(wall))
+
+
+def check(dataset: Dataset, matrix: FeatureMatrix) -> None:
+    """Compare the mean and spread of one gauge on some rows with plain NumPy."""
+    (mean, std) = (
+        next(c.name for c in matrix.columns if c.statistic == statistic and c.channel == "gpu_temp_c")
+        for statistic in ("mean", "std")
+    )
+    samples = pd.concat(
+        [dataset.read_bucket(b, ["timestamp", "gpu", "gpu_temp_c"]).to_pandas() for b in dataset.buckets()]
+    )
+    chosen = np.linspace(len(matrix.rows) // 10, len(matrix.rows) - 1, 20).astype(int)
+    found = matrix.values(chosen, [mean, std])
+    for row, told in zip(matrix.rows.iloc[chosen].itertuples(), found, strict=True):
+        border = row.decision_time - DELAY
+        own = samples[samples["gpu"] == row.gpu]
+        inside = own[(own["timestamp"] > border - timedelta(days=30)) & (own["timestamp"] <= border)]["gpu_temp_c"]
+        values = inside.dropna().to_numpy(np.float64)
+        if not np.allclose(told, [values.mean(), values.std(ddof=1)], rtol=1e-5):
+            sys.exit(f"row {row} says {told}: nothing is measured")
+
+
+def main() -> None:
+    """Check, measure, print the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the samples")
+    parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--days", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.build:
+        build(args.build, args.out, args.days)
+        return
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        gpus = 16 if args.quick else 128
+        dataset = generate(
+            folder / "fleet", gpus=gpus, days=120, channels=channels_of(gauges=12, counters=6, flags=1, enums=1)
+        )
+        took = {}
+        for days in (1, 30):
+            command = [sys.executable, __file__, "--build", str(dataset.path), "--out", name, "--days", str(days)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
+            if done.returncode:
+                sys.exit(done.stderr)
+            took[days] = float(json.loads(done.stdout.strip().splitlines()[-1]))
+        check(dataset, FeatureMatrix.open(folder / "30-1"))
+    for days, wall in took.items():
+        print(f"window of {days:>2} d: {wall:.2f} s")
+    line = {
+        "name": "features_window_length",
+        "value": round(took[30] / took[1], 2),
+        "unit": "times a day's window",
+        "peer": None,
+        "ratio": None,
+        "limit_share": None,
+        "checked": True,
+    }
+    print(json.dumps(line))
+    if took[30] > 1.3 * took[1]:
+        sys.exit("aim: at most 1.3 times")
+
+
+if __name__ == "__main__":
+    main()

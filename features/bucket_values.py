@@ -1,0 +1,121 @@
+"""What the samples of one bucket say about its rows: the part of a matrix that needs no other bucket."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from features.blocks import IntArray, SampleBlock
+from features.filling import Rows, SampleFiller, node_ranges
+from features.fleet import Fleet
+from features.plan import FeaturePlan
+from features.spill import BucketValues
+from telemetry.store import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class BucketWork:
+    """A bucket with what is to be computed from it.
+
+    Attributes
+    ----------
+    bucket : int
+    nodes : mapping of str to (int, int)
+        Range of the pairs of each of its nodes.
+    pairs : int64 array
+        All of these pairs, ascending.
+    rows : int64 array
+        Positions of its rows in the matrix, ascending.
+    """
+
+    bucket: int
+    nodes: Mapping[str, tuple[int, int]]
+    pairs: IntArray
+    rows: IntArray
+
+
+def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows) -> list[BucketWork]:
+    """Divide a matrix's rows among the buckets of its dataset, in order of their numbers."""
+    by_bucket: dict[int, dict[str, tuple[int, int]]] = {}
+    bucket_of_pair = np.zeros(len(fleet.pairs), dtype=np.int64)
+    for node, (first, last) in node_ranges(fleet):
+        bucket = dataset.bucket_of(node)
+        by_bucket.setdefault(bucket, {})[node] = (first, last)
+        bucket_of_pair[first:last] = bucket
+    bucket_of_row = bucket_of_pair[rows.pair]
+    order = np.argsort(bucket_of_row, kind="stable")
+    bounds = np.searchsorted(bucket_of_row[order], np.arange(dataset.meta.buckets + 1))
+    return [
+        BucketWork(
+            bucket,
+            nodes,
+            np.flatnonzero(bucket_of_pair == bucket),
+            order[bounds[bucket] : bounds[bucket + 1]],
+        )
+        for bucket, nodes in sorted(by_bucket.items())
+    ]
+
+
+def own_columns(plan: FeaturePlan) -> IntArray:
+    """Positions of the columns that a bucket's samples decide, those of ``peers`` still without the fleet."""
+    groups = ("telemetry", "peers", "gaps", "workload")
+    return np.array([at for at, column in enumerate(plan.columns) if column.group in groups], dtype=np.int64)
+
+
+def bucket_values(
+    plan: FeaturePlan,
+    fleet: Fleet,
+    rows: Rows,
+    service: npt.NDArray[np.bool_],
+    work: BucketWork,
+    blocks: Iterable[SampleBlock],
+) -> BucketValues:
+    """Compute what a bucket's samples say.
+
+    Parameters
+    ----------
+    plan : FeaturePlan
+    fleet : Fleet
+    rows : Rows
+        All rows of the matrix.
+    service : bool array, shape (times, pairs of the fleet)
+        From :meth:`features.fleet.Fleet.in_service` at ``rows.times``.
+    work : BucketWork
+    blocks : iterable of SampleBlock
+        All samples of the bucket.
+
+    Returns
+    -------
+    BucketValues
+    """
+    own = rows.take(work.rows)
+    n = work.rows.size
+    columns = own_columns(plan)
+    values = np.empty((n, columns.size), dtype=np.float32)
+    peers = np.empty((len(plan.peers.names) if plan.peers else 0, rows.times.size, work.pairs.size), dtype=np.float32)
+    amounts = np.empty((n, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32)
+    filler = SampleFiller(
+        plan,
+        fleet,
+        own,
+        values,
+        peers if plan.peers else None,
+        amounts if plan.onset else None,
+        service=service,
+        pairs=work.pairs,
+        columns=columns,
+    )
+    filler.fill(blocks, work.nodes)
+    return BucketValues(values, amounts, np.moveaxis(peers, 1, 0))
+
+
+def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
+    """Compile every kernel by filling nothing, so that threads need not wait for one another's compilation."""
+    none = np.zeros(0, dtype=np.int64)
+    service = np.zeros((0, len(fleet.pairs)), dtype=np.bool_)
+    work = BucketWork(0, {}, none, none)
+    nothing = [SampleBlock.empty(plan.layout)]
+    bucket_values(plan, fleet, Rows(none, none, none), service, work, nothing)

@@ -1,0 +1,154 @@
+"""Slabs: stretches of decision times, in which all buckets' values meet and rows are held against the fleet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from numba import njit
+
+from features.blocks import IntArray
+from features.bucket_values import BucketWork, own_columns
+from features.filling import Rows
+from features.fleet import Fleet
+from features.history import History
+from features.onset import Kinds
+from features.peers import fleet_medians, model_codes
+from features.plan import FeaturePlan
+from features.spill import Spill
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Rows of whole decision times.
+
+    Attributes
+    ----------
+    begin, end : int
+        Rows, the last one excluded. The first is of the decision grid (but in the first slab, where the grid may begin
+        later): what is looked up at the last time of the grid lies in the same slab.
+    """
+
+    begin: int
+    end: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.end - self.begin
+
+
+def cut_slabs(rows: Rows, augmented: npt.NDArray[np.bool_], least: int) -> list[Slab]:
+    """Cut rows, sorted by time, into slabs of at least ``least`` rows (the last one may have fewer)."""
+    total = rows.time.size
+    new_time = np.concatenate(([True], rows.time[1:] != rows.time[:-1]))
+    starts = np.flatnonzero(new_time & ~augmented)
+    found: list[Slab] = []
+    begin = 0
+    while begin < total:
+        at = np.searchsorted(starts, begin + least)
+        end = int(starts[at]) if at < starts.size else total
+        found.append(Slab(begin, end))
+        begin = end
+    return found
+
+
+class SlabJoiner:
+    """Joins what the buckets gave, and adds what needs the whole fleet at a time. Several threads may use one.
+
+    Parameters
+    ----------
+    plan : FeaturePlan
+    fleet : Fleet
+    rows : Rows
+        Of the matrix, sorted by time.
+    keys : DataFrame
+        The same rows' keys.
+    augmented : bool array, shape (rows,)
+    events, inventory : DataFrame
+    history : History
+    work : sequence of BucketWork
+        Every bucket; none where no column is made of samples.
+    spill : Spill
+        Holds all of them.
+    """
+
+    def __init__(
+        self,
+        plan: FeaturePlan,
+        fleet: Fleet,
+        rows: Rows,
+        keys: pd.DataFrame,
+        augmented: npt.NDArray[np.bool_],
+        events: pd.DataFrame,
+        inventory: pd.DataFrame,
+        history: History,
+        work: Sequence[BucketWork],
+        spill: Spill,
+    ) -> None:
+        self._plan, self._fleet, self._rows, self._keys, self._augmented = plan, fleet, rows, keys, augmented
+        self._events, self._inventory, self._history = events, inventory, history
+        self._work, self._spill = work, spill
+        self._kept = threading.local()  # arrays this large cost more to get from the system than to fill
+        self._own = own_columns(plan)
+        self._models, self._model = model_codes(fleet, inventory)
+
+    def columns(self, slab: Slab) -> Float32Array:
+        """Give the values of a slab, shape (columns, rows); the same thread's next call writes over them."""
+        plan, rows = self._plan, self._rows.take(np.arange(slab.begin, slab.end))
+        size = len(plan.columns) * slab.rows
+        if size > getattr(self._kept, "room", np.empty(0)).size:
+            self._kept.room = np.empty(size, dtype=np.float32)
+        columns: Float32Array = self._kept.room[:size].reshape(len(plan.columns), slab.rows)
+        out = columns.T
+        if self._work:
+            self._fill_sampled(slab, rows, out)
+        if "history" in plan.features.groups:
+            history = self._history.values(self._keys.iloc[slab.begin : slab.end])
+            out[:, plan.at["history"] : plan.at["history"] + history.shape[1]] = history
+        if plan.static is not None:
+            found = plan.static.values(self._fleet, self._inventory, self._events, rows.pair, rows.milliseconds)
+            out[:, plan.at["static"] :] = found
+        return columns
+
+    def _fill_sampled(self, slab: Slab, rows: Rows, out: Float32Array) -> None:
+        plan = self._plan
+        first, last = int(rows.time[0]), int(rows.time[-1]) + 1
+        names = plan.peers.names if plan.peers is not None else ()
+        peers = np.empty((len(names), last - first, len(self._fleet.pairs)), dtype=np.float32)
+        amounts = np.empty((slab.rows, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32)
+        for work in self._work:
+            begin, end = np.searchsorted(work.rows, (slab.begin, slab.end)).tolist()
+            here = work.rows[begin:end] - slab.begin
+            read, bucket = self._spill.read, work.bucket
+            _place(read(bucket, "values", begin, end, self._own.shape), here, self._own, out)
+            amounts[here] = read(bucket, "amounts", begin, end, amounts.shape[1:])
+            found = read(bucket, "peers", first, last, (len(names), work.pairs.size))
+            peers[:, :, work.pairs] = np.moveaxis(found, 0, 1)
+        if plan.peers is not None:
+            medians = fleet_medians(peers, self._model, len(self._models))
+            model = self._model[rows.pair]
+            plan.peers.fill_fleet(peers, medians, rows.time - first, rows.pair, model, out, plan.at["peers"])
+        if plan.onset is not None:
+            self._compare_onsets(slab, rows, amounts, out)
+
+    def _compare_onsets(self, slab: Slab, rows: Rows, amounts: Float32Array, out: Float32Array) -> None:
+        onset, time = self._plan.onset, rows.milliseconds
+        assert onset is not None
+        kinds = Kinds.of(self._fleet, self._inventory, self._events, rows.pair, time)
+        grid: IntArray = np.flatnonzero(~self._augmented[slab.begin : slab.end])
+        reference = onset.reference(amounts[grid], kinds.take(grid), time[grid])
+        onset.finish(amounts, kinds, time, reference, out, self._plan.at["onset"])
+
+
+@njit(cache=True, nogil=True)
+def _place(values: Float32Array, rows: IntArray, columns: IntArray, out: Float32Array) -> None:
+    for j in range(columns.size):
+        for i in range(rows.size):
+            out[rows[i], columns[j]] = values[i, j]

@@ -29,12 +29,15 @@ class BucketWork:
         All of these pairs, ascending.
     rows : int64 array
         Positions of its rows in the matrix, ascending.
+    samples : int
+        How many it holds.
     """
 
     bucket: int
     nodes: Mapping[str, tuple[int, int]]
     pairs: IntArray
     rows: IntArray
+    samples: int
 
 
 def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows) -> list[BucketWork]:
@@ -54,6 +57,7 @@ def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows) -> list[BucketWork]:
             nodes,
             np.flatnonzero(bucket_of_pair == bucket),
             order[bounds[bucket] : bounds[bucket + 1]],
+            dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0),
         )
         for bucket, nodes in sorted(by_bucket.items())
     ]
@@ -116,6 +120,6 @@ def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
     """Compile every kernel by filling nothing, so that threads need not wait for one another's compilation."""
     none = np.zeros(0, dtype=np.int64)
     service = np.zeros((0, len(fleet.pairs)), dtype=np.bool_)
-    work = BucketWork(0, {}, none, none)
+    work = BucketWork(0, {}, none, none, 0)
     nothing = [SampleBlock.empty(plan.layout)]
     bucket_values(plan, fleet, Rows(none, none, none), service, work, nothing)

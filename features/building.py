@@ -40,7 +40,7 @@ from telemetry.schema import EVENTS, INVENTORY, conform
 from telemetry.store import Dataset
 
 Progress = Callable[[int, int], None]
-"""Called with the steps done and all steps."""
+"""Called with the samples read and rows written so far, and with those of the whole build."""
 
 PART_ROWS = 65_536
 """Rows in a part file, at least; a part begins with a decision time of the grid, whole."""
@@ -83,7 +83,7 @@ def build_matrix(
     seed : int
         Seed of the augmented rows' companions.
     progress : callable, optional
-        Called with (steps done, all steps).
+        Called with (samples read and rows written, all of them), once a bucket and once a part.
 
     Returns
     -------
@@ -242,7 +242,7 @@ def _write(inputs: _Inputs, swap: FolderSwap, digest: str, progress: Progress) -
     augmented = keys["augmented"].to_numpy(dtype=bool)
     slabs = cut_slabs(rows, augmented, PART_ROWS)
     work = buckets_of(dataset, fleet, rows) if plan.reads_samples else []
-    told = _Steps(progress, len(work) + len(slabs))
+    told = _Steps(progress, sum(each.samples for each in work) + len(keys))
     spill = Spill(swap.target, digest)
     try:
         if work:
@@ -264,16 +264,16 @@ def _write(inputs: _Inputs, swap: FolderSwap, digest: str, progress: Progress) -
 
 
 class _Steps:
-    """Counts steps for whoever wants to know."""
+    """Counts samples read and rows written for whoever wants to know."""
 
     def __init__(self, progress: Progress, total: int) -> None:
         self._progress, self._total, self._done = progress, total, 0
         self._guard = threading.Lock()
 
-    def done(self) -> None:
-        """Tell of one more."""
+    def done(self, count: int) -> None:
+        """Tell of so many more."""
         with self._guard:
-            self._done += 1
+            self._done += count
             self._progress(self._done, self._total)
 
 
@@ -308,7 +308,7 @@ def _spill(
             table = dataset.read_bucket(each.bucket, wanted)
             blocks = blocks_of(table, plan.layout, unit=plan.unit)
             spill.keep(each.bucket, bucket_values(plan, fleet, rows, service, each, blocks))
-        told.done()
+        told.done(each.samples)
 
     _in_threads(run, work, 8)
 
@@ -333,7 +333,7 @@ def _write_parts(
             column_encoding=_encodings(names),
             write_statistics=False,
         )
-        told.done()
+        told.done(slab.rows)
 
     named = [(f"part-{number:05d}.parquet", slab) for number, slab in enumerate(slabs)]
     _in_threads(run, named, 4)

@@ -1,9 +1,9 @@
 """Window features from file to file, beside pandas, Polars and DuckDB on the same samples.
 
-Two million generated samples, 10 gauges x 3 windows x 5 statistics at a decision every six hours, Parquet in,
-Parquet out. predrain writes more columns than the peers (the change against the window before, the newest value).
-Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and compiled
-code, and is told apart); equality is checked before anything is told.
+Two million generated samples, 10 gauges x 3 windows (1, 3, 7 days) x 5 statistics at a decision every six hours,
+Parquet in, Parquet out. predrain writes more columns than the peers (the change against the window before, the newest
+value). Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and
+compiled code, and is told apart); equality is checked before anything is told.
 
     python benchmarks/features_file_to_file.py [--quick]
 """
@@ -37,7 +37,7 @@ from features.matrix import FeatureMatrix  # noqa: E402
 from pipeline.params import TrainingSection  # noqa: E402
 from telemetry.store import Dataset  # noqa: E402
 
-WINDOWS = (timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))
+WINDOWS = (timedelta(days=1), timedelta(days=3), timedelta(days=7))
 DELAY = timedelta(minutes=10)
 PEERS = ("pandas", "polars", "duckdb")
 
@@ -58,7 +58,7 @@ def run_predrain(dataset: Dataset, task: Task) -> None:
     features = FeatureSection(
         groups=("telemetry",),
         channels=tuple(task.channels),
-        windows=(timedelta(minutes=10), *task.windows),
+        windows=(timedelta(hours=6), *task.windows),
         delay=task.delay,
     )
     build_matrix(

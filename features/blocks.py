@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
+from numba import njit
 
 from features.layout import ChannelLayout
 
@@ -231,11 +232,26 @@ def _block(table: pa.Table, layout: ChannelLayout, runs: Sequence[tuple[Pair, in
 
 def _take(column: pa.ChunkedArray, series: FloatArray) -> None:
     """Write a column into ``series``, NaN where it is null or not finite."""
-    if not pa.types.is_floating(column.type):
+    if column.type not in (pa.float32(), pa.float64()):
         column = column.cast(pa.float64())
     at = 0
     for chunk in column.chunks:
-        series[at : at + len(chunk)] = chunk.to_numpy(zero_copy_only=False)
+        validity, content = chunk.buffers()
+        held = np.frombuffer(content, dtype=chunk.type.to_pandas_dtype())[chunk.offset : chunk.offset + len(chunk)]
+        bits = np.zeros(0, dtype=np.uint8) if validity is None else np.frombuffer(validity, dtype=np.uint8)
+        _spread(held, bits, chunk.offset, series[at : at + len(chunk)])
         at += len(chunk)
-    if not np.isfinite(series.sum()):  # something is missing or infinite, or the sum is too large to tell
-        series[~np.isfinite(series)] = np.nan
+
+
+@njit(cache=True, nogil=True)
+def _spread(held: npt.NDArray[np.floating], validity: npt.NDArray[np.uint8], offset: int, out: FloatArray) -> None:
+    """Widen values; ``validity`` has a bit for each, from bit ``offset`` on, or is empty where all are valid."""
+    if validity.size == 0:
+        for i in range(out.size):
+            value = np.float64(held[i])
+            out[i] = value if np.isfinite(value) else np.nan
+    else:
+        for i in range(out.size):
+            value = np.float64(held[i])
+            known = (validity[(offset + i) >> 3] >> ((offset + i) & 7)) & 1
+            out[i] = value if known and np.isfinite(value) else np.nan

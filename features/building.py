@@ -42,7 +42,7 @@ from telemetry.store import Dataset
 Progress = Callable[[int, int], None]
 """Called with the samples read and rows written so far, and with those of the whole build."""
 
-PART_ROWS = 65_536
+PART_ROWS = 32_768
 """Rows in a part file, at least; a part begins with a decision time of the grid, whole."""
 
 
@@ -247,7 +247,9 @@ def _write(inputs: _Inputs, swap: FolderSwap, digest: str, progress: Progress) -
     try:
         if work:
             _spill(plan, dataset, fleet, rows, work, spill, told)
-        history = History.of(events, inventory, features, inputs.labels, unit=dataset.meta.unit)
+        history = None
+        if "history" in features.groups:
+            history = History.of(events, inventory, features, inputs.labels, unit=dataset.meta.unit)
         joiner = SlabJoiner(plan, fleet, rows, keys, augmented, events, inventory, history, work, spill)
         parts = _write_parts(folder, keys, joiner, slabs, config, told)
         if features.sequence.channels:

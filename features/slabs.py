@@ -72,7 +72,8 @@ class SlabJoiner:
         The same rows' keys.
     augmented : bool array, shape (rows,)
     events, inventory : DataFrame
-    history : History
+    history : History, optional
+        Where that group is on.
     work : sequence of BucketWork
         Every bucket; none where no column is made of samples.
     spill : Spill
@@ -88,7 +89,7 @@ class SlabJoiner:
         augmented: npt.NDArray[np.bool_],
         events: pd.DataFrame,
         inventory: pd.DataFrame,
-        history: History,
+        history: History | None,
         work: Sequence[BucketWork],
         spill: Spill,
     ) -> None:
@@ -109,7 +110,7 @@ class SlabJoiner:
         out = columns.T
         if self._work:
             self._fill_sampled(slab, rows, out)
-        if "history" in plan.features.groups:
+        if self._history is not None:
             history = self._history.values(self._keys.iloc[slab.begin : slab.end])
             out[:, plan.at["history"] : plan.at["history"] + history.shape[1]] = history
         if plan.static is not None:

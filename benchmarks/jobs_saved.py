@@ -49,8 +49,8 @@ from benchmarks.replayed_cluster import (  # noqa: E402
     lost_in,
 )
 from models.sliding import run_backtest  # noqa: E402
+from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
-from pipeline.stages import make_matrix  # noqa: E402
 from policy.config import PolicyConfig  # noqa: E402
 from policy.fleet import Score, UnitView  # noqa: E402
 from policy.hard_rules import RULES  # noqa: E402

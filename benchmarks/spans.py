@@ -39,9 +39,9 @@ from models.oracle import read_truth  # noqa: E402
 from models.schedule import format_days, plan_schedule  # noqa: E402
 from models.sliding import run_backtest  # noqa: E402
 from models.trainer import Trainer  # noqa: E402
+from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from pipeline.report.wording import between, number, percent, points, verdict  # noqa: E402
-from pipeline.stages import make_matrix  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 
 REFERENCE = "auto"

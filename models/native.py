@@ -14,7 +14,6 @@ from typing import Any
 
 import lightgbm
 import numpy as np
-import skops.io
 import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
@@ -88,6 +87,8 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
     elif name == "xgboost":
         path.write_bytes(bytes(learner.get_booster().save_raw("ubj")))
     else:
+        import skops.io  # noqa: PLC0415 - seconds to import where torch is installed; most commands need none
+
         path.write_bytes(_canonical(skops.io.dumps(learner)))
 
 
@@ -131,6 +132,8 @@ def read_learner(name: str, content: bytes, where: str) -> Any:
 
 
 def _read_sklearn(name: str, content: bytes, where: str) -> Any:
+    import skops.io  # noqa: PLC0415 - as above
+
     try:
         foreign = sorted(set(skops.io.get_untrusted_types(data=content)) - set(TRUSTED))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:

@@ -10,7 +10,6 @@ from typing import Any
 
 import pandas as pd
 
-from features.building import build_matrix
 from features.matrix import FeatureMatrix
 from models.bundle import CARD, save_bundle
 from models.drift.frames import drift_frames
@@ -23,8 +22,6 @@ from pipeline.params import Params
 from pipeline.provenance import code_revision, library_versions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
 from pipeline.tracking import measurements_of, record_backtest, record_training
-from telemetry.errors import InputError
-from telemetry.store import Dataset
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""
@@ -45,33 +42,6 @@ PREDICTION_COLUMNS = [
     "decision_time", "node", "gpu", "risk", "score", "rank", "alert", "label", "fold", "model",
 ]  # fmt: skip
 """Columns of predictions.parquet."""
-
-
-def make_matrix(dataset: Path, params: Params, out: Path, *, progress: Progress | None = None) -> FeatureMatrix:
-    """Compute the feature matrix of a dataset, or take the one at ``out`` if it is the same.
-
-    Raises
-    ------
-    InputError
-        If there is no dataset, its step is not ``telemetry.step``, or a parameter does not fit it.
-    """
-    found = Dataset.open(dataset)
-    if found.meta.step != params.telemetry.step:
-        raise InputError(
-            f"the dataset's step is {found.meta.step}, telemetry.step is {params.telemetry.step}",
-            str(dataset),
-            "Set telemetry.step to the dataset's step, or import it again with the other one.",
-        )
-    return build_matrix(
-        found,
-        out,
-        decision=params.decision,
-        labels=params.labels,
-        features=params.features,
-        training=params.training,
-        seed=params.seed,
-        progress=progress,
-    )
 
 
 def train_bundle(

@@ -39,8 +39,9 @@ def backtest(
         raise typer.BadParameter("give either --dataset or --matrix")
     with reported():
         from features.matrix import FeatureMatrix
+        from pipeline.matrix_stage import make_matrix
         from pipeline.params import load_params
-        from pipeline.stages import make_matrix, replay, write_report_for
+        from pipeline.stages import replay, write_report_for
         from pipeline.terminal import summary_of
 
         loaded = load_params(params_files(params))

@@ -21,8 +21,8 @@ def features(
     Example: predrain features --dataset fleet --out matrix
     """
     with reported(), progress("features") as advance:
+        from pipeline.matrix_stage import make_matrix
         from pipeline.params import load_params
-        from pipeline.stages import make_matrix
 
         refuse_inside(out, dataset)
         matrix = make_matrix(dataset, load_params(params_files(params)), out, progress=advance)

@@ -88,7 +88,7 @@ def _refuse_nonsense(
 
 def _matrix(dataset: Path | None, matrix: Path | None, params: Params) -> FeatureMatrix:
     from features.matrix import FeatureMatrix
-    from pipeline.stages import make_matrix
+    from pipeline.matrix_stage import make_matrix
 
     if dataset is None:
         assert matrix is not None

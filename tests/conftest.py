@@ -51,7 +51,8 @@ def small_fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small_backtest(small_fleet: Path, small_params: Params, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The output folder of a finished backtest of the small fleet, report included."""
-    from pipeline.stages import make_matrix, replay, write_report_for
+    from pipeline.matrix_stage import make_matrix
+    from pipeline.stages import replay, write_report_for
 
     out = tmp_path_factory.mktemp("replay") / "replay"
     matrix = make_matrix(small_fleet, small_params, out / "matrix")

@@ -10,8 +10,8 @@ from benchmarks.null.finding import Outcome, measure
 from benchmarks.null.incidents import with_incidents
 from benchmarks.null.owners import ReadsTheFuture, ShuffledOwners
 from benchmarks.null.sizes import Size
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
-from pipeline.stages import make_matrix
 from simulator.simulate import simulate
 
 NAMES = ("shuffled", "leak shuffled", "independent", "leak", "planted")

@@ -8,8 +8,8 @@ from benchmarks.gpu_cluster_faults import EXPECTED, HONEST_CAPTURE, LEAK, NAME, 
 from benchmarks.null.finding import CAPTURE, MEASURES, Finding, Outcome, measure
 from benchmarks.null.owners import ShuffledOwners
 from benchmarks.null.sizes import ROOT
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, load_params
-from pipeline.stages import make_matrix
 from telemetry.store import Dataset
 
 FILE = "fault_trace.json"

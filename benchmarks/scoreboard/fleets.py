@@ -22,8 +22,8 @@ from models.config import SEQUENCE
 from models.oracle import read_truth
 from models.promises import walk_promises
 from models.sliding import run_backtest
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
-from pipeline.stages import make_matrix
 from simulator.simulate import simulate
 
 

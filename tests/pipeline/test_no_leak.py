@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pytest
 
 from models.sliding import run_backtest
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
-from pipeline.stages import make_matrix
 from telemetry.store import Dataset, DatasetWriter
 
 

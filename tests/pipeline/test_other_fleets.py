@@ -9,8 +9,9 @@ import pandas as pd
 import pytest
 
 from features.matrix import FeatureMatrix
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import make_matrix, replay, write_report_for
+from pipeline.stages import replay, write_report_for
 from telemetry.channels import resolve_channels
 from telemetry.errors import InputError
 from telemetry.importing import import_dataset

@@ -8,8 +8,9 @@ import pytest
 
 from features.matrix import FeatureMatrix
 from models.bundle import load_bundle
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import make_matrix, replay, train_bundle, write_report_for
+from pipeline.stages import replay, train_bundle, write_report_for
 
 pytest.importorskip("torch")
 

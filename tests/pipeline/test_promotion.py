@@ -13,9 +13,10 @@ from models.bundle import load_bundle
 from models.champion import standing_of
 from models.registry import opened_store
 from pipeline.held_out import untouched
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from pipeline.promotion import EXPERIMENT, promote, roll_back
-from pipeline.stages import make_matrix, train_bundle
+from pipeline.stages import train_bundle
 from telemetry.errors import InputError
 
 EARLY, LATE = datetime(2026, 1, 22, tzinfo=UTC), datetime(2026, 1, 29, tzinfo=UTC)

@@ -14,8 +14,9 @@ from features.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from models.registry import version_of
 from pipeline.artefacts import load_evaluation
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
-from pipeline.stages import make_matrix, replay, train_bundle, write_report_for
+from pipeline.stages import replay, train_bundle, write_report_for
 from telemetry.errors import InputError
 from telemetry.store import Dataset
 

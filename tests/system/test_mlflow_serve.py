@@ -22,8 +22,8 @@ import pytest
 
 from features.matrix import FeatureMatrix
 from models.bundle import load_bundle
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
-from pipeline.stages import make_matrix
 from tests.system.prometheus_server import free_port
 
 BIN = Path(sys.executable).parent

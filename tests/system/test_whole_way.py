@@ -21,8 +21,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from models.bundle import load_bundle
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import make_matrix, train_bundle
+from pipeline.stages import train_bundle
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, Floor
 from policy.config import PolicyConfig

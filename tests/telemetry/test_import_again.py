@@ -2,13 +2,12 @@
 
 import errno
 import os
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ import telemetry.spill
 import telemetry.writer
 from telemetry.errors import InputError
 from telemetry.store import Dataset
+from tests.killed import exit_code_of
 from tests.telemetry.helpers import (
     all_samples,
     events_frame,
@@ -187,34 +187,27 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
         assert not list(tmp_path.glob(".dataset*"))
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-import pyarrow as pa
-import telemetry.writer
-from tests.telemetry.helpers import run_import, samples_frame, write_csv
-folder = Path(sys.argv[1])
-original = telemetry.writer.write_part
-written = []
-def write_part(path, table):
-    if len(written) == int(sys.argv[2]):
-        os._exit(9)
-    original(path, table)
-    written.append(path)
-telemetry.writer.write_part = write_part
-more = write_csv(folder / "more.csv", samples_frame(times=9))
-run_import(folder, samples=[more])
-os._exit(7)
-"""
+def import_killed_at(folder: Path, parts: int) -> None:
+    """Import more samples, and die before the part of that number is written."""
+    original, written = telemetry.writer.write_part, []
+
+    def write_part(path: Path, table: pa.Table) -> None:
+        if len(written) == parts:
+            os._exit(9)
+        original(path, table)
+        written.append(path)
+
+    telemetry.writer.write_part = write_part
+    run_import(folder, samples=[folder / "more.csv"])
+    os._exit(7)
 
 
 @pytest.mark.parametrize("parts", [0, 1])
 def test_a_killed_import_leaves_the_old_dataset_and_can_be_run_again(parts: int, tmp_path: Path):
     run_import(tmp_path, samples=samples_frame())
     before = tree(tmp_path / "dataset")
-    root = Path(__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(parts)], cwd=root, check=False, timeout=120)
-    assert done.returncode == 9
+    write_csv(tmp_path / "more.csv", samples_frame(times=9))
+    assert exit_code_of(import_killed_at, tmp_path, parts) == 9
     assert tree(tmp_path / "dataset") == before
     assert Dataset.open(tmp_path / "dataset").meta.counts["samples"] == 24
     result = run_import(tmp_path, samples=[tmp_path / "more.csv"])

@@ -1,8 +1,6 @@
 import errno
 import json
-import subprocess
-import sys
-import textwrap
+import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,12 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import telemetry.atomic
 import telemetry.writer
 from telemetry.atomic import building_path, previous_path
 from telemetry.channels import CATALOGUE, Channel
 from telemetry.errors import InputError
 from telemetry.layout import node_hash
 from telemetry.store import Dataset, DatasetWriter
+from tests.killed import exit_code_of
 from tests.telemetry.helpers import STEP, tree
 
 CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}
@@ -237,29 +237,26 @@ def test_a_full_disk_leaves_the_old_dataset(place: str, tmp_path: Path, monkeypa
     assert tree(tmp_path) == before
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-import telemetry.atomic
-from tests.telemetry.test_store import sample_table, write
-at, path = sys.argv[1], Path(sys.argv[2])
-renames = []
-original = Path.rename
-def rename(self, target):
-    if at == f"before rename {len(renames)}":
-        os._exit(9)
-    renames.append(target)
-    return original(self, target)
-Path.rename = rename
-removed = telemetry.atomic._remove
-def remove(place):
-    if at == "before removal" and place.name.endswith(".previous"):
-        os._exit(9)
-    removed(place)
-telemetry.atomic._remove = remove
-write(path, [(0, sample_table([(1, "a", "g1")]))])
-os._exit(7)
-"""
+def write_killed_at(at: str, path: Path) -> None:
+    """Write a dataset over another, and die at a place; 9 if it died, 7 if not."""
+    renames: list[object] = []
+    rename, remove = Path.rename, telemetry.atomic._remove
+
+    def counted_rename(self: Path, target: Path) -> Path:
+        if at == f"before rename {len(renames)}":
+            os._exit(9)
+        renames.append(target)
+        return rename(self, target)
+
+    def watched_remove(place: Path) -> None:
+        if at == "before removal" and place.name.endswith(".previous"):
+            os._exit(9)
+        remove(place)
+
+    Path.rename = counted_rename  # type: ignore[method-assign, assignment]
+    telemetry.atomic._remove = watched_remove
+    write(path, [(0, sample_table([(1, "a", "g1")]))])
+    os._exit(7)
 
 
 @pytest.mark.parametrize(
@@ -268,11 +265,7 @@ os._exit(7)
 def test_a_killed_writer_leaves_the_old_dataset_or_the_new(at: str, minutes: int, tmp_path: Path):
     path = tmp_path / "d"
     write(path, [(0, sample_table([(0, "a", "g1")]))])
-    root = Path(__file__).parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(KILLED), at, str(path)], cwd=root, check=False, timeout=120
-    )
-    assert done.returncode == (7 if at == "never" else 9)
+    assert exit_code_of(write_killed_at, at, path) == (7 if at == "never" else 9)
     dataset = Dataset.open(path)
     assert dataset.read_bucket(0)["timestamp"].cast(pa.int64()).to_pylist() == [minutes * 60_000]
     write(path, [(0, sample_table([(2, "a", "g1")]))])

@@ -11,8 +11,8 @@ from features.matrix import FeatureMatrix
 from models.bundle import save_bundle
 from models.sliding import fit_final
 from pipeline.health import Health, check_health
+from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import make_matrix
 
 SMALL = """
 models:

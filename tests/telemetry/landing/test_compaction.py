@@ -4,8 +4,10 @@ import itertools
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import telemetry.landing.compaction
+import telemetry.landing.folder
+import telemetry.writer
 from telemetry.channels import resolve_channels
 from telemetry.config import RetentionSection, TelemetrySection
 from telemetry.errors import InputError
@@ -21,9 +26,9 @@ from telemetry.importing import ImportResult
 from telemetry.landing.compaction import CompactResult, FoldSettings, compact
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.store import Dataset
+from tests.killed import exit_code_of
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
 
-ROOT = Path(__file__).parents[3]
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 
 
@@ -326,34 +331,32 @@ def test_another_step_is_refused(tmp_path: Path):
         fold(tmp_path, step="5m")
 
 
-KILLED = """
-import os, sys
-from datetime import timedelta
-from pathlib import Path
-import telemetry.atomic as atomic
-import telemetry.landing.compaction as compaction
-import telemetry.landing.folder as folder
-import telemetry.writer as writer
-from tests.telemetry.landing.test_compaction import NOW, fold_settings
-calls = 0
-def counted(function):
-    def call(*given, **named):
-        global calls
-        calls += 1
-        if calls == int(sys.argv[2]):
-            os._exit(9)
-        return function(*given, **named)
-    return call
-Path.rename = counted(Path.rename)
-Path.replace = counted(Path.replace)
-Path.unlink = counted(Path.unlink)
-os.replace = counted(os.replace)
-writer.write_part = counted(writer.write_part)
-compaction._retire = counted(compaction._retire)
-folder.write_bytes = counted(folder.write_bytes)
-compaction.compact(Path(sys.argv[1]) / "dataset", settings=fold_settings(), now=NOW)
-os._exit(7)
-"""
+def fold_killed_at(folder: Path, at: int) -> None:
+    """Fold, and die before the call of that number among those that change the disk; 9 if it died, 7 if not."""
+    calls = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                os._exit(9)
+            return function(*given, **named)
+
+        return call
+
+    for owner, name in (
+        (Path, "rename"),
+        (Path, "replace"),
+        (Path, "unlink"),
+        (os, "replace"),
+        (telemetry.writer, "write_part"),
+        (telemetry.landing.compaction, "_retire"),
+        (telemetry.landing.folder, "write_bytes"),
+    ):
+        setattr(owner, name, counted(getattr(owner, name)))
+    compact(folder / "dataset", settings=fold_settings(), now=NOW)
+    os._exit(7)
 
 
 def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path: Path):
@@ -378,9 +381,7 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
         fold(folder)
         land(folder, late)
         land_events(folder, events)
-        done = subprocess.run(
-            [sys.executable, "-c", KILLED, str(folder), str(call)], cwd=ROOT, check=False, timeout=60
-        ).returncode
+        done = exit_code_of(fold_killed_at, folder, call)
         assert done in (7, 9)
         killed += done == 9
         fold(folder)

@@ -1,19 +1,21 @@
 from __future__ import annotations
 
-import subprocess
-import sys
+import os
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from telemetry.errors import InputError
+from telemetry.landing import folder
 from telemetry.landing.folder import NAMES_KEPT_S, Landing, landing_of
+from tests.killed import exit_code_of
 
-ROOT = Path(__file__).parents[3]
 WHEN = datetime(2026, 3, 1, tzinfo=UTC)
 
 
@@ -98,32 +100,29 @@ def test_of_many_writers_of_one_name_one_lands(tmp_path: Path):
     assert len(Landing(tmp_path, writer="t").waiting()) == 1
 
 
-KILLED = """
-import os, sys
-from pathlib import Path
-from tests.telemetry.landing.test_landing_folder import samples
-import telemetry.landing.folder as folder
-calls = 0
-def counted(function):
-    def call(*given, **named):
-        global calls
-        calls += 1
-        if calls == int(sys.argv[2]):
-            os._exit(9)
-        return function(*given, **named)
-    return call
-folder.pq.write_table = counted(folder.pq.write_table)
-folder.fsync_path = counted(folder.fsync_path)
-folder.os.link = counted(folder.os.link)
-folder.Landing(Path(sys.argv[1]), writer="killed").land("samples", samples(), name="mine")
-os._exit(7)
-"""
+def land_killed_at(path: Path, at: int) -> None:
+    """Land a file, and die before the call of that number among those that write it; 9 if it died, 7 if not."""
+    calls = 0
+
+    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                os._exit(9)
+            return function(*given, **named)
+
+        return call
+
+    for owner, name in ((folder.pq, "write_table"), (folder, "fsync_path"), (folder.os, "link")):
+        setattr(owner, name, counted(getattr(owner, name)))
+    Landing(path, writer="killed").land("samples", samples(), name="mine")
+    os._exit(7)
 
 
 @pytest.mark.parametrize("call", [1, 2, 3, 4])
 def test_a_killed_writer_leaves_a_whole_file_or_none(call: int, tmp_path: Path):
-    done = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(call)], cwd=ROOT, check=False, timeout=60)
-    assert done.returncode == 9
+    assert exit_code_of(land_killed_at, tmp_path, call) == 9
     landing = Landing(tmp_path, writer="test")
     landing.land("samples", samples(), name="mine")
     assert [pq.read_table(path).num_rows for path in landing.waiting()] == [1]

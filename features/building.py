@@ -185,18 +185,20 @@ def _rows(inputs: _Inputs, inventory: pd.DataFrame, events: pd.DataFrame) -> pd.
     down = out_of_use(events, inventory, inputs.labels)
     times = decision_times(inputs.decision, span)
     grid = decision_rows(times, inventory, down)
-    extra = augmented_rows(
-        known_onsets(events, inventory, inputs.labels),
-        inventory,
-        down,
-        decision=inputs.decision,
-        labels=inputs.labels,
-        step=inputs.dataset.meta.step,
-        span=span,
-        augmentation=inputs.training.augmentation,
-        negative_ratio=inputs.training.negative_ratio,
-        seed=inputs.seed,
-    )
+    extra = grid.head(0)
+    if inputs.training.augmentation:  # finding the onsets is a tenth of a small build
+        extra = augmented_rows(
+            known_onsets(events, inventory, inputs.labels),
+            inventory,
+            down,
+            decision=inputs.decision,
+            labels=inputs.labels,
+            step=inputs.dataset.meta.step,
+            span=span,
+            augmentation=inputs.training.augmentation,
+            negative_ratio=inputs.training.negative_ratio,
+            seed=inputs.seed,
+        )
     if not len(grid):
         raise InputError(
             f"no unit is in service at any decision time from {span[0].isoformat()} to {span[1].isoformat()}",

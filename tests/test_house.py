@@ -68,6 +68,16 @@ def test_the_help_imports_no_heavy_library() -> None:
     assert "LOADED []" in run.stdout
 
 
+def test_making_features_loads_no_learner() -> None:
+    code = (
+        "import sys, pipeline.matrix_stage, pipeline.params\n"
+        "print('LOADED', [name for name in ('sklearn', 'lightgbm', 'xgboost', 'skops', 'torch', 'mlflow', 'matplotlib') "
+        "if name in sys.modules])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
+    assert "LOADED []" in run.stdout
+
+
 def test_imports_run_one_way() -> None:
     run = subprocess.run(
         [str(Path(sys.executable).with_name("lint-imports"))],

@@ -1,9 +1,10 @@
-"""Window features from file to file, beside pandas, Polars and DuckDB on the same samples.
+"""Window features from file to file, beside pandas, Polars, DuckDB and tsfresh on the same samples.
 
 Two million generated samples, 10 gauges x 3 windows (1, 3, 7 days) x 5 statistics at a decision every six hours,
 Parquet in, Parquet out. predrain writes more columns than the peers (the change against the window before, the newest
 value). Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and
-compiled code, and is told apart); equality is checked before anything is told.
+compiled code, and is told apart); equality is checked before anything is told. tsfresh, which calls Python for each
+window of each unit, gets the samples of one GPU only, and its ratio is one of samples a second.
 
     python benchmarks/features_file_to_file.py [--quick]
 """
@@ -38,8 +39,11 @@ from pipeline.params import TrainingSection  # noqa: E402
 from telemetry.store import Dataset  # noqa: E402
 
 WINDOWS = (timedelta(days=1), timedelta(days=3), timedelta(days=7))
+CHANNELS = 10
 DELAY = timedelta(minutes=10)
 PEERS = ("pandas", "polars", "duckdb")
+SLOW_PEER = "tsfresh"
+SLOW_DAYS = 30
 
 
 def make_task(dataset: Dataset, out: Path) -> Task:
@@ -48,7 +52,7 @@ def make_task(dataset: Dataset, out: Path) -> Task:
     first, last = dataset.meta.span
     start = first.replace(hour=0, minute=0, second=0, microsecond=0)
     times = [start + every * i for i in range(int((last - start) / every) + 1)]
-    gauges = [name for name, channel in dataset.meta.channels.items() if channel.kind == "gauge"][:10]
+    gauges = [name for name, channel in dataset.meta.channels.items() if channel.kind == "gauge"][:CHANNELS]
     files = sorted((dataset.path / "telemetry").glob("*/*.parquet"))
     return Task(files, gauges, WINDOWS, [each for each in times if each >= first], DELAY, out)
 
@@ -135,6 +139,30 @@ def differing(mine: pd.DataFrame, theirs: pd.DataFrame) -> float:
     return worst
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Sides:
+    """What each side took on the same samples, by its name, and how many samples those were."""
+
+    took: dict[str, dict[str, float]]
+    samples: int
+
+
+def run_sides(folder: Path, peers: tuple[str, ...], *, gpus: int, days: float) -> Sides:
+    """Let predrain and the peers do the task, and end with an error if one computes something else."""
+    dataset = generate(folder / "fleet", gpus=gpus, days=days, channels=channels_of(gauges=CHANNELS, counters=0))
+    channels = list(make_task(dataset, folder).channels)
+    took = {"predrain": in_process("predrain", dataset.path, folder / "predrain")}
+    mine = ours(folder / "second-predrain", channels)
+    for peer in peers:
+        took[peer] = in_process(peer, dataset.path, folder / f"{peer}.parquet")
+        worst = differing(mine, pd.read_parquet(folder / f"second-{peer}.parquet"))
+        print(f"{peer}: largest relative difference {worst:.1e} over {len(mine):,} rows")
+        if worst > 1e-4:
+            sys.exit(f"{peer} computes something else: nothing is measured")
+    samples = sum(dataset.read_bucket(bucket, ["timestamp"]).num_rows for bucket in dataset.buckets())
+    return Sides(took, samples)
+
+
 def main() -> None:
     """Check, measure, print the table and the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -147,24 +175,16 @@ def main() -> None:
         run_one(args.one, Dataset.open(args.dataset), args.out)
         return
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        gpus = 16 if args.quick else 116
-        dataset = generate(folder / "fleet", gpus=gpus, days=120, channels=channels_of(gauges=10, counters=0))
-        task = make_task(dataset, folder)
-        samples = sum(dataset.read_bucket(bucket, ["timestamp"]).num_rows for bucket in dataset.buckets())
-        took = {"predrain": in_process("predrain", dataset.path, folder / "predrain")}
-        mine = ours(folder / "second-predrain", list(task.channels))
-        for peer in PEERS:
-            took[peer] = in_process(peer, dataset.path, folder / f"{peer}.parquet")
-            worst = differing(mine, pd.read_parquet(folder / f"second-{peer}.parquet"))
-            print(f"{peer}: largest relative difference {worst:.1e} over {len(mine):,} rows")
-            if worst > 1e-4:
-                sys.exit(f"{peer} computes something else: nothing is measured")
-    print(f"{samples:,} samples, {len(task.channels)} channels x {len(WINDOWS)} windows x {len(STATISTICS)} statistics")
+        whole = run_sides(Path(name) / "whole", PEERS, gpus=16 if args.quick else 116, days=120)
+        few = run_sides(Path(name) / "few", (SLOW_PEER,), gpus=1, days=SLOW_DAYS)
+    took, samples = whole.took, whole.samples
+    took[SLOW_PEER] = few.took[SLOW_PEER]
+    print(f"{samples:,} samples, {CHANNELS} channels x {len(WINDOWS)} windows x {len(STATISTICS)} statistics")
+    print(f"{SLOW_PEER}: {few.samples:,} of them; its ratio is that of samples a second")
     print(f"{'':<10}{'wall s':>9}{'CPU s':>9}{'first s':>9}{'peak MB':>9}{'ratio':>8}")
     wall = {who: each["second"] for who, each in took.items()}
     for who, each in took.items():
-        ratio = wall[who] / wall["predrain"]
+        ratio = wall[who] / wall["predrain"] * (samples / few.samples if who == SLOW_PEER else 1)
         print(f"{who:<10}{wall[who]:>9.2f}{each['cpu']:>9.2f}{each['first']:>9.2f}{each['peak_mb']:>9.0f}{ratio:>8.1f}")
     line = {
         "name": "features_file_to_file",

@@ -1,21 +1,25 @@
 """How many jobs failures hit on a simulated fleet, without predrain and with it, and what that costs.
 
-Run it alone: ``python benchmarks/jobs_saved.py [--quick] [--scenario announced base] [--seed 1]``. A simulated fleet
-is scored as it would have been: a model that is refitted each week on what was known by then (LightGBM alone, with the
-parameters of ``params.yaml``), never on what it scores. Then the fleet's jobs run on its nodes in memory, its GPUs
-fail when they failed, and the controller acts on scores and reported faults with the settings that are shipped
-(``deploy/act/act.yaml``), all groups in stage ``hard``. Nothing was chosen on the seeds that are reported (from 1 on).
+Run it alone: ``python benchmarks/jobs_saved.py [--quick] [--scenario announced base] [--seed 1] [--job-nodes 1]``. A
+simulated fleet is scored as it would have been: a model that is refitted each week on what was known by then (LightGBM
+alone, with the parameters of ``params.yaml``), never on what it scores. Then the fleet's jobs run on its nodes in
+memory, its GPUs fail when they failed, and the controller acts on scores and reported faults with the settings that are
+shipped (``deploy/act/act.yaml``), all groups in stage ``hard``. Nothing was chosen on the seeds that are reported (from
+1 on). With ``--job-nodes N`` each job is taken for one node's part of a job on N nodes, which stops as a whole; fleet
+and failures are the same.
 
 Beside it, on the same fleet: nobody acts; the controller with the hard rules alone (all risks taken for 0); the
 controller with a diagnostic of two hours after each drain that never finds anything, so that the node comes back at
-once; and draining each alert at once for a day, without budgets, hysteresis or worth. Checked before anything is
-counted: in stage ``shadow`` the controller moves nobody, and each job is hit that a plain look at the tables finds hit.
+once; with one that finds whatever is there or shows within three days, the best that could be; with ``high`` set by
+costs instead (``thresholds_from: costs``) and the blind diagnostic; and draining each alert at once for a day, without
+budgets, hysteresis or worth. Checked before anything is counted: in stage ``shadow`` the
+controller moves nobody, and each job is hit that a plain look at the tables finds hit.
 
 These are results of a simulation: the scenario ``announced`` was made so that most failures announce themselves, and
 the rates are accelerated. They say that the way from a score to an empty node works and what it trades, not what it
 would save on a real fleet. Without a diagnostic, as shipped, a node stays out until its risk is calm or its scores
-expire; a real one finds some of what is wrong, and lies between the two. Nothing is credited for repairs that could be
-planned.
+expire; a real one finds some of what is wrong, and lies between the blind and the perfect one. Nothing is credited for
+repairs that could be planned.
 """
 
 from __future__ import annotations
@@ -217,18 +221,28 @@ def _aware(instant: Any) -> datetime:
     return found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
 
 
-def policy_of(fleet: Fleet, stage: Stage) -> PolicyConfig:
-    """Give the shipped settings, with every group of a fleet in one stage."""
+def policy_of(fleet: Fleet, stage: Stage, *, by_costs: bool = False) -> PolicyConfig:
+    """Give the shipped settings, with every group of a fleet in one stage; ``high`` by costs where asked for."""
     shipped = read_settings(ROOT / "deploy" / "act" / "act.yaml").policy
     pinned = {f"cluster/{group}": stage for group in set(fleet.groups.values())}
+    if by_costs:
+        shipped = replace(shipped, thresholds=replace(shipped.thresholds, high=None), thresholds_from="costs")
     return replace(shipped, stages=StagesConfig(pinned=pinned))
 
 
-def acted(scored: Scored, stage: Stage, *, silent: bool = False, diagnostic: timedelta | None = None) -> Count:
+def acted(
+    scored: Scored,
+    stage: Stage,
+    *,
+    silent: bool = False,
+    diagnostic: timedelta | None = None,
+    sighted: bool = False,
+    by_costs: bool = False,
+) -> Count:
     """Let the controller act on a fleet."""
     cluster = ReplayedCluster(
         scored.fleet, lambda clock: Newest(scored, clock, silent=silent), EventFacts(scored.events),
-        policy_of(scored.fleet, stage), Assumed(), RIGHT_WITHIN, diagnostic,
+        policy_of(scored.fleet, stage, by_costs=by_costs), Assumed(), RIGHT_WITHIN, diagnostic, sighted=sighted,
     )  # fmt: skip
     return cluster.run(scored.rounds)
 
@@ -287,11 +301,12 @@ def every_alert(scored: Scored, lasts: timedelta = timedelta(hours=24)) -> Count
     return count
 
 
-def measured(scenario: str, seed: int, quick: bool) -> dict[str, Count]:
+def measured(scenario: str, seed: int, quick: bool, job_nodes: int = 1) -> dict[str, Count]:
     """Count all ways to act on one fleet."""
     size = {"gpus": 128, "days": 60, "acceleration": 10.0} if quick else {"gpus": 512, "days": 120, "acceleration": 5.0}
     with tempfile.TemporaryDirectory(prefix="jobs-saved-") as folder:
         scored = scored_fleet(Path(folder), scenario=scenario, seed=seed, **size)  # type: ignore[arg-type]
+        scored = replace(scored, fleet=scored.fleet.with_jobs_of(job_nodes))
         nothing, shadow = untouched(scored), acted(scored, "shadow")
         if shadow != nothing:
             raise SystemExit(f"in stage shadow {shadow} came out, and {nothing} where nobody acts")
@@ -300,21 +315,24 @@ def measured(scenario: str, seed: int, quick: bool) -> dict[str, Count]:
             "hard rules alone": acted(scored, "hard", silent=True),
             "predrain": acted(scored, "hard"),
             "and a blind test": acted(scored, "hard", diagnostic=timedelta(hours=2)),
+            "and a perfect test": acted(scored, "hard", diagnostic=timedelta(hours=2), sighted=True),
+            "high by costs, blind": acted(scored, "hard", diagnostic=timedelta(hours=2), by_costs=True),
             "every alert at once": every_alert(scored),
         }
     nodes = size["gpus"] // 8
     sys.stdout.write(
-        f"simulated, {scenario}, seed {seed}: {nodes:g} nodes of 8 GPUs, {size['days']:g} days, rates x "
+        f"simulated, {scenario}, seed {seed}: {nodes:g} nodes of 8 GPUs, jobs of {job_nodes} nodes, "
+        f"{size['days']:g} days, rates x "
         f"{size['acceleration']:g}; {nothing.failures} failures while scored, "
         f"{(scored.fleet.end - scored.fleet.begin).days} days\n"
     )
     head = ("jobs hit", "moved", "drains", "unneeded", "lost", "spent", "idle", "most out")
-    sys.stdout.write(f"  {'':<20}" + "".join(f"{each:>10}" for each in head) + "\n")
+    sys.stdout.write(f"  {'':<22}" + "".join(f"{each:>10}" for each in head) + "\n")
     for name, each in counts.items():
         whole = (each.hits, each.moved, each.drains, each.unneeded)
         hours = (each.lost, each.spent, each.idle)
         line = "".join(f"{value:>10}" for value in whole) + "".join(f"{value:>10.0f}" for value in hours)
-        sys.stdout.write(f"  {name:<20}{line}{each.most_out:>10}\n")
+        sys.stdout.write(f"  {name:<22}{line}{each.most_out:>10}\n")
     return counts
 
 
@@ -324,13 +342,16 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one small fleet")
     parser.add_argument("--scenario", nargs="+", default=["announced", "base"], help="scenarios of the simulator")
     parser.add_argument("--seed", type=int, default=1, help="seed of each fleet; development uses seeds from 100 on")
+    parser.add_argument("--job-nodes", type=int, default=1, help="nodes of each job; all but one stand elsewhere")
     args = parser.parse_args()
+    if args.job_nodes < 1:
+        parser.error(f"--job-nodes is {args.job_nodes}: give 1 or more")
     sys.stdout.write(
         "lost, spent, idle: GPU-hours of the jobs hit, of the jobs moved, of sound nodes kept out of service\n"
     )
     total: dict[str, Count] = {}
     for scenario in args.scenario[:1] if args.quick else args.scenario:
-        for name, each in measured(scenario, args.seed, args.quick).items():
+        for name, each in measured(scenario, args.seed, args.quick, args.job_nodes).items():
             known = total.setdefault(name, Count())
             known.hits += each.hits
             known.lost += each.lost

@@ -78,6 +78,13 @@ class Assessed:
             return self.rules[0].unit, True
         return support[0].unit, False
 
+    @property
+    def units(self) -> tuple[str, ...]:
+        """The units that the tier is due to: those of rules that ask for it, then those whose risks hold it up."""
+        by_rule = [hit.unit for hit in self.rules if hit.rule.tier == self.tier]
+        by_risk = [each.unit for each in sorted(self.state.tier.support, key=lambda each: -each.risk)]
+        return tuple(dict.fromkeys((*by_rule, *by_risk)))
+
     def alerted_at(self, now: datetime) -> datetime:
         """Give the time from which an alert that begins now looks ahead."""
         return now if self.blamed[1] else self.state.tier.counted or now

@@ -260,7 +260,7 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
 def _of_listing(state: BreakerState, looked: Sequence[Looked], config: BreakerConfig) -> Found:
     found: Found = {}
     if state.nodes - len(looked) > config.most_shrunk * state.nodes and state.nodes - len(looked) > 1:
-        found["listing"] = None, f"the scheduler lists {len(looked)} nodes, and listed {state.nodes} before"
+        found["listing"] = None, f"{len(looked)} nodes with known GPUs are listed, and {state.nodes} were before"
     down = sum(each.node.down for each in looked)
     if down >= config.least_risky and down > config.most_down * len(looked):
         found["down"] = None, f"{down} of {len(looked)} nodes are down: the control plane rather than the nodes"

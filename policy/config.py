@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
+from policy.fleet import NodeView
 from policy.hard_rules import HardRulesConfig
 from policy.hysteresis import HysteresisConfig
 from policy.readings import NodeRiskConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
-from policy.worth import WorthConfig
+from policy.worth import WorthConfig, worth_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class PolicyConfig:
     thresholds_from : str
         ``settings``: those above. ``scores``: those that the scores themselves were given their tiers by
         (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
-        :meth:`by_scores`.
+        :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
     horizon : timedelta
         What a risk looks ahead, gap included.
     renew : timedelta
@@ -39,7 +40,7 @@ class PolicyConfig:
     """
 
     thresholds: TierThresholds = field(default_factory=TierThresholds)
-    thresholds_from: Literal["settings", "scores"] = "settings"
+    thresholds_from: Literal["settings", "scores", "costs"] = "settings"
     horizon: timedelta = timedelta(hours=24)
     renew: timedelta = timedelta(hours=1)
     forget: timedelta = timedelta(days=7)
@@ -55,8 +56,33 @@ class PolicyConfig:
         for name in ("horizon", "renew", "forget"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
-        if self.thresholds_from not in ("settings", "scores"):
-            raise ValueError(f"thresholds_from is {self.thresholds_from!r}: give settings or scores")
+        if self.thresholds_from not in ("settings", "scores", "costs"):
+            raise ValueError(f"thresholds_from is {self.thresholds_from!r}: give settings, scores or costs")
+
+    def thresholds_of(self, node: NodeView, now: datetime) -> TierThresholds:
+        """Give the thresholds of one node.
+
+        Parameters
+        ----------
+        node : NodeView
+        now : datetime
+            Aware.
+
+        Returns
+        -------
+        TierThresholds
+            The same for all nodes, but with ``costs``: there ``high`` is the risk from which on a drain of this very
+            node, with the jobs that run on it now, is expected to save more than it costs
+            (:attr:`policy.worth.Worth.break_even`), and never below a lower tier. No drain of it is ever worth its
+            cost: it is never ``high``.
+        """
+        if self.thresholds_from != "costs":
+            return self.thresholds
+        even = worth_of(max(1, len(node.units)), node.jobs, 0.0, self.horizon, self.worth, now).break_even
+        if even is None:
+            return self.thresholds
+        below = [value for _, value in self.thresholds.items() if value is not None]
+        return replace(self.thresholds, high=max(even, *below) if below else even)
 
     def by_scores(self, thresholds: TierThresholds) -> PolicyConfig:
         """Give the settings for thresholds of units: a node is of the worst tier of its units, as everywhere else.

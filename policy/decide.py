@@ -129,7 +129,7 @@ def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
 
 
 def _open(node: NodeView, state: PolicyState, config: PolicyConfig, now: datetime) -> Case:
-    thresholds = Thresholds(config.thresholds, config.hysteresis)
+    thresholds = Thresholds(config.thresholds_of(node, now), config.hysteresis)
     before = state.nodes.get(node.name)
     found = assess(node, before, thresholds, config.node_risk, config.rules, now)
     wanted = _WANTED[found.tier]
@@ -216,6 +216,7 @@ def _actions(case: Case, config: PolicyConfig, now: datetime) -> list[Action]:
             expires_at=None if verb == "release" else found.expires_at,
             reasons=case.said,
             worth=case.worth,
+            units=() if verb == "release" else found.units,
         )
         for verb, to in verbs
     ]

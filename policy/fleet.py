@@ -216,8 +216,13 @@ class NodeView:
         False: state, reason or owner could not be read; then nothing at all is done, for it might be undoing a human.
     undone : bool
         The adapter knows that a person removed our mark in this episode.
+    uncordoned : bool
+        It was our cordon: then what else keeps work off the node goes with it.
     software : str or None
         Versions of driver and exporter in one text.
+    since : datetime or None
+        Since when there is a node under this name, aware; None: not known. Where the scheduler does not say which units
+        are in it, what was said of units of that name before may be about another machine.
     """
 
     name: str
@@ -234,7 +239,12 @@ class NodeView:
     down: bool = False
     readable: bool = True
     undone: bool = False
+    uncordoned: bool = False
     software: str | None = None
+    since: datetime | None = None
+
+    def __post_init__(self) -> None:
+        _aware(self, "since")
 
     @property
     def group_key(self) -> str:

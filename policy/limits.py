@@ -111,6 +111,8 @@ def limit(
         case.keep(f"nothing new on it but what is published: {node.foreign}", publish=True)
     if found.undone:
         case.keep("a person took our mark off: not again in this episode", publish=True)
+    if node.uncordoned:
+        case.lower(Level.PUBLISHED, "a person undid our cordon, so the rest goes with it")
     _freeze(case, signals, config, now)
     if found.calm:
         case.lower(max(level, Level.PUBLISHED), "its risk is calm or unknown now: nothing new on it")

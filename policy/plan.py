@@ -43,6 +43,8 @@ class Action:
         In words, the weightiest first.
     worth : Worth or None
         Of a drain, for a node of tier ``high``.
+    units : tuple of str
+        GPUs that its tier is due to, the weightiest first; none for a release.
     """
 
     verb: Verb
@@ -53,6 +55,7 @@ class Action:
     expires_at: datetime | None
     reasons: tuple[str, ...]
     worth: Worth | None = None
+    units: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

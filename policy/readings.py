@@ -114,7 +114,7 @@ def read_node(node: NodeView, now: datetime) -> Reading:
         elif score.decided_at > now:
             unknown.append(f"{unit.name}: the score is from the future ({score.decided_at:%Y-%m-%d %H:%M} UTC)")
         elif unit.valid_from is not None and score.decided_at < unit.valid_from:
-            unknown.append(f"{unit.name}: the score is older than its repair or diagnostic")
+            unknown.append(f"{unit.name}: the score is from before it came, was repaired or passed a diagnostic")
         else:
             known[unit.name] = Known(unit.name, score.risk, score.decided_at, score.expires_at)
     return Reading(

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 DEFAULT_SETTINGS = Path("act.yaml")
 """Settings of the current folder, where none are given."""
 
+_MOST_STANDING = 20
+"""Nodes at risk without an action that are named; the rest is counted."""
+
 
 def act(
     scheduler: Annotated[
@@ -205,7 +208,7 @@ def _controller(
     return Controller(
         chosen.adapter,
         risks,
-        facts_of(events, risks, evacuation, record),
+        facts_of(events, risks, evacuation, record, scores),
         record,
         clock,
         given.policy,
@@ -284,11 +287,14 @@ def _show(report: RoundReport, as_json: bool, more: Mapping[str, Any] | None = N
 def _lines(report: RoundReport) -> list[str]:
     content: dict[str, Any] = report.to_json()
     lines = [f"{report.at:%Y-%m-%d %H:%M:%S} UTC" + ("" if report.active else ": not active, nothing is done here")]
+    said: dict[str, tuple[str, ...]] = {}
     for step in report.steps:
         action = step.action
         words = f": {step.words}" if step.words else ""
         lines.append(f"{step.came_to:<8} {action.verb} {action.node} ({action.tier}){words}")
-        lines += [f"         why: {reason}" for reason in action.reasons]
+        if said.get(action.node) != action.reasons:  # the same for each step on a node
+            lines += [f"         why: {reason}" for reason in action.reasons]
+        said[action.node] = action.reasons
         lines += [f"         {write.words}" for write in step.writes]
     lines += [step.line for step in report.work]
     lines += [f"         {write.words}" for step in report.work for write in step.writes]
@@ -296,9 +302,24 @@ def _lines(report: RoundReport) -> list[str]:
     lines += [f"breaker open: {words}" for words in content["breaker"].values()]
     lines += [f"fleet: {words}" for words in content["fleet"]]
     lines += [f"note: {note}" for note in report.notes]
+    lines += _standing(report)
     if not report.steps and not report.work and report.active and report.plan is not None:
         lines.append("nothing to do")
     return lines
+
+
+def _standing(report: RoundReport) -> list[str]:
+    """Name the nodes at risk on which nothing was to be done, with what they are and what held more back."""
+    standing = report.standing()
+    lines = []
+    for each in standing[:_MOST_STANDING]:
+        risk = "unknown" if each.risk is None else f"{each.risk:.1%}"
+        words = f"stays {each.target.name.lower()}"
+        if each.target < each.wanted:
+            words += f" instead of {each.wanted.name.lower()}"
+        lines.append(f"at risk: {each.node} ({each.tier}, {risk}) {words}: {'; '.join(each.reasons)}")
+    more = len(standing) - len(lines)
+    return [*lines, f"at risk: {more} more nodes, in --json under standing"] if more else lines
 
 
 def add_to(app: typer.Typer) -> None:

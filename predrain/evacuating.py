@@ -87,7 +87,13 @@ def evacuation_of(
     )
 
 
-def facts_of(events: Path | None, risks: RiskSource, evacuation: Evacuation | None, ledger: SqliteLedger) -> FactSource:
+def facts_of(
+    events: Path | None,
+    risks: RiskSource,
+    evacuation: Evacuation | None,
+    ledger: SqliteLedger,
+    scores: Path | None = None,
+) -> FactSource:
     """Make the source of facts: what GPUs reported, what diagnostics came to, and what became of alerts.
 
     Parameters
@@ -100,6 +106,8 @@ def facts_of(events: Path | None, risks: RiskSource, evacuation: Evacuation | No
     evacuation : Evacuation or None
     ledger : SqliteLedger
         Says when we took a node out of service.
+    scores : pathlib.Path or None
+        Folder of the risks; says what their model takes for an incident.
 
     Returns
     -------
@@ -124,7 +132,7 @@ def facts_of(events: Path | None, risks: RiskSource, evacuation: Evacuation | No
     verified = known if evacuation is None else VerifiedFacts(known, results)
     if events is None or not (events.parent / "inventory.parquet").is_file():
         return verified
-    return JudgedFacts(verified, DatasetHistory(events.parent, events), results, ledger.service, homes)
+    return JudgedFacts(verified, DatasetHistory(events.parent, events, scores), results, ledger.service, homes)
 
 
 def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: Clock) -> Verification | None:

@@ -21,7 +21,7 @@ from scheduler.ports import Announcing, Clock, FactSource, Ledger, RiskSource, S
 from scheduler.readings import FleetReading, Switches
 from scheduler.records import RoundRecord, digest_of
 from scheduler.report import RoundReport, Step
-from scheduler.revalidate import Expected
+from scheduler.revalidate import Expected, level_after
 from scheduler.settings import ControllerSettings
 from scheduler.signals import signals_of
 from scheduler.stored_state import state_of, state_text
@@ -124,18 +124,30 @@ class Controller:
             ready = self._evacuation is not None and self._evacuation.load(report)
             fleet, state, _ = self._read(report)
             fleet = fleet if switches is None else replace(fleet, switches=switches)
-            plan, views, _ = self._decided(fleet, state, self._in_force(fleet, report), report)
+            plan, views, signals = self._decided(fleet, state, self._in_force(fleet, report), report)
             readings = {each.view.name: each for each in fleet.nodes}
             of_node: dict[str, list[Action]] = {}
             for action in plan.actions:
                 of_node.setdefault(action.node, []).append(action)
             writes = {name: iter(self._scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
             report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
+            self._rehearse_announcing(plan, views, report, new=not signals.kill)
             if self._evacuation is not None and ready:
                 self._evacuation.rehearse(plan, {view.name: view for view in views}, report)
         except SchedulerError as error:
             report.errors.append(f"the scheduler cannot be read: {error}")
         return report
+
+    def _rehearse_announcing(self, plan: Plan, views: tuple[NodeView, ...], report: RoundReport, *, new: bool) -> None:
+        """Add what the scheduler's further ways to say what stands would write, were all actions confirmed."""
+        if not isinstance(self._scheduler, Announcing):
+            return
+        levels = {view.name: view.marks.level for view in views}
+        for action in plan.actions:
+            levels[action.node] = level_after(action, levels[action.node])
+        stands = signals_of(plan, views, levels, self._policy)
+        writes = self._scheduler.announcing(stands, new=new)
+        report.notes += [f"would be written besides: {write.words}" for write in writes]
 
     def stop(self) -> None:
         """Give the lease back, so that another replica need not wait for its end."""
@@ -245,6 +257,8 @@ class Controller:
         )
         plan = decide(views, state, signals, policy, now)
         report.plan = plan
+        if not fleet.switches.release_all:
+            report.notes += self._evidence.mismatches(views)
         return plan, views, signals
 
     def _outcomes(self, now: datetime, report: RoundReport) -> Sequence[Outcome]:

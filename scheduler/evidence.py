@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -11,6 +11,13 @@ from policy.state import PolicyState
 from scheduler.failures import SourceError
 from scheduler.ports import FactSource, RiskSource
 from scheduler.risks import NO_RISKS, Facts, Risks
+
+_NAMED = 3
+
+
+def _named(nodes: Sequence[str]) -> str:
+    few = ", ".join(nodes[:_NAMED])
+    return few if len(nodes) <= _NAMED else f"{few} and {len(nodes) - _NAMED} more"
 
 
 @dataclass(slots=True)
@@ -68,9 +75,31 @@ class Evidence:
         return self.units_of(view)
 
     def units_of(self, view: NodeView) -> tuple[UnitView, ...]:
-        """Give a node's units: those that the scheduler knows to be in it, else those that were scored on it."""
-        listed = view.units or self.risks.nodes.get(view.name, ())
-        return tuple(self._with_evidence(unit) for unit in listed)
+        """Give a node's units: those that the scheduler knows to be in it, else those that were scored on it.
+
+        The latter may have been in another machine of that name: what was known before the node came is void.
+        """
+        if view.units:
+            return tuple(self._with_evidence(unit) for unit in view.units)
+        scored = tuple(self._with_evidence(unit) for unit in self.risks.nodes.get(view.name, ()))
+        decided, since = self.risks.decided_at, view.since
+        if since is None or (decided is not None and decided >= since):
+            return scored
+        return tuple(replace(unit, valid_from=max(unit.valid_from or since, since)) for unit in scored)
+
+    def mismatches(self, views: Iterable[NodeView]) -> tuple[str, ...]:
+        """Say which nodes of the scores are not among those of the scheduler, and the other way round."""
+        if not self.risks.nodes:
+            return ()
+        listed = {view.name: bool(view.units) for view in views}
+        strangers = sorted(self.risks.nodes.keys() - listed.keys())
+        bare = sorted(name for name, has in listed.items() if not has)
+        said = []
+        if strangers:
+            said.append(f"scores of {_named(strangers)} are of no node here: names must be the same in both")
+        if bare:
+            said.append(f"nothing was scored on {_named(bare)}: neither counted nor acted on")
+        return tuple(said)
 
     def placed(self, view: NodeView, state: PolicyState) -> NodeView:
         """Give a node with its units.

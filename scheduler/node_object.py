@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
 from scheduler.answers import Write
 
 Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
+
+WRITER: Final = "predrain"
+"""As whom we write: the field manager of our patches."""
 
 _LONGEST_REASONS = 3
 _NEVER = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,7 +53,12 @@ class NodeObject:
     labels, annotations : mapping of str to str
     taints : tuple of Taint
     unschedulable : bool
-        Cordoned. We never are the one who did it: a taint of our own does the same and has an owner.
+        Cordoned, by anybody.
+    cordoner : str or None
+        Who set that; None: nobody did, or it is not told.
+    tells_cordoner : bool
+        Whether the scheduler tells who set it. Where it does not, a cordon of ours that somebody undid and set anew for
+        reasons of his own would look like ours.
     """
 
     name: str
@@ -58,6 +66,8 @@ class NodeObject:
     annotations: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
     unschedulable: bool = False
+    cordoner: str | None = None
+    tells_cordoner: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,11 @@ class Keys:
         return f"{self.prefix}/drain"
 
     @property
+    def cordon(self) -> str:
+        """Annotation: that we cordoned the node, since when, and how it was before."""
+        return f"{self.prefix}/cordoned-by-us"
+
+    @property
     def managed(self) -> str:
         """Label or annotation by which a person keeps us off (``false``)."""
         return f"{self.prefix}/managed"
@@ -105,6 +120,10 @@ class Keys:
     def owns(self, taint: Taint) -> bool:
         """Tell whether a taint is one of ours."""
         return taint.key == self.taint and taint.effect in ("PreferNoSchedule", "NoSchedule")
+
+    def cordoned(self, node: NodeObject) -> bool:
+        """Tell whether a node is cordoned, and by us: we said so, and nobody cordoned it anew since."""
+        return node.unschedulable and self.cordon in node.annotations and node.cordoner == WRITER
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,19 +149,27 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
     -------
     NodeView
         ``undone`` where what we put on it is gone before its time: only a person, or a tool on a person's behalf, takes
-        our marks off.
+        our marks off. ``uncordoned`` where that is our cordon.
     """
     marks = marks_of(node, keys, now)
     applied = _applied(node, keys)
-    undone = applied is not None and applied.level >= Level.SOFT and marks.level < applied.level and now < applied.until
+    uncordoned = keys.cordon in node.annotations and not keys.cordoned(node)
+    undone = (
+        applied is not None
+        and applied.level >= Level.SOFT
+        and (marks.level < applied.level or uncordoned)
+        and now < applied.until
+    )
     return replace(
         base,
         name=node.name,
         marks=marks,
         opt_out=base.opt_out or _opt_out(node, keys),
         owner=base.owner or _owner(node),
-        cordoned_by=base.cordoned_by or ("somebody (it is unschedulable)" if node.unschedulable else None),
+        cordoned_by=base.cordoned_by
+        or ("somebody (it is unschedulable)" if node.unschedulable and not keys.cordoned(node) else None),
         undone=base.undone or undone,
+        uncordoned=base.uncordoned or uncordoned,
     )
 
 
@@ -176,7 +203,7 @@ def marks_of(node: NodeObject, keys: Keys, now: datetime) -> Marks:
     )
 
 
-def after(action: Action, node: NodeObject, keys: Keys, now: datetime) -> NodeObject:
+def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon: bool = False) -> NodeObject:
     """Give what a node is after an action; the same node where nothing is to be changed.
 
     Parameters
@@ -186,6 +213,9 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime) -> NodeOb
     keys : Keys
     now : datetime
         Aware.
+    cordon : bool
+        Whether a hard mark cordons the node besides, where it is told who cordons. One that is cordoned already is
+        somebody else's, and stays his.
 
     Returns
     -------
@@ -203,12 +233,17 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime) -> NodeOb
         if applied is not None:
             annotations[keys.applied] = _applied_text(replace(applied, until=end))
         return replace(node, labels=labels, annotations=annotations)
-    standing = marks_of(node, keys, now)
+    standing, unschedulable, cordoner = marks_of(node, keys, now), node.unschedulable, node.cordoner
     if action.verb == "soft_taint" and not standing.soft:
         taints.append(Taint(keys.taint, "elevated", "PreferNoSchedule"))
     if action.verb in ("taint", "drain") and not standing.tainted:
         taints.append(Taint(keys.taint, "high", "NoSchedule"))
         annotations.pop(keys.drain, None)  # of a drain that was called off
+        if cordon and node.tells_cordoner and not node.unschedulable:
+            unschedulable, cordoner = True, WRITER
+            annotations[keys.cordon] = json.dumps(
+                {"earlier": "schedulable", "since": now.astimezone(UTC).isoformat()}, sort_keys=True
+            )
     if action.verb == "drain" and not standing.drained:
         annotations[keys.drain] = now.astimezone(UTC).isoformat()
     if (tuple(taints), annotations) == (node.taints, dict(node.annotations)):
@@ -216,7 +251,7 @@ def after(action: Action, node: NodeObject, keys: Keys, now: datetime) -> NodeOb
     level = max(standing.level, action.to)
     since = (standing.hard_since or now) if level.hard else None
     annotations[keys.applied] = _applied_text(_Applied(level, end, since))
-    return replace(node, annotations=annotations, taints=tuple(taints))
+    return replace(node, annotations=annotations, taints=tuple(taints), unschedulable=unschedulable, cordoner=cordoner)
 
 
 def _released(action: Action, node: NodeObject, keys: Keys) -> NodeObject:
@@ -234,6 +269,11 @@ def _released(action: Action, node: NodeObject, keys: Keys) -> NodeObject:
         labels.pop(keys.tier, None)
     then = replace(node, labels=labels, annotations=annotations, taints=taints)
     applied = _applied(node, keys)
+    if action.to < Level.TAINTED and annotations.pop(keys.cordon, None) is not None:
+        if keys.cordoned(node):
+            then = replace(then, unschedulable=False, cordoner=None)
+        elif applied is not None and action.to is Level.PUBLISHED:
+            return then  # a person undid it: what we put on is remembered until it would have ended
     if applied is None or applied.level <= action.to:
         if action.to < Level.SOFT:
             annotations.pop(keys.applied, None)
@@ -258,6 +298,9 @@ def writes_between(before: NodeObject, then: NodeObject) -> tuple[Write, ...]:
         for key in sorted({*old, *new}):
             if old.get(key) != new.get(key):
                 writes.append(Write(target, f"metadata.{kind}[{key}]", old.get(key), new.get(key)))
+    if before.unschedulable != then.unschedulable:
+        said = ["true" if each.unschedulable else None for each in (before, then)]
+        writes.append(Write(target, "spec.unschedulable", *said))
     if before.taints != then.taints:
         writes.append(Write(target, "spec.taints", _taint_text(before), _taint_text(then)))
     return tuple(writes)

@@ -174,6 +174,16 @@ class Upkeep(Protocol):
 class Announcing(Protocol):
     """A scheduler that has further ways to say what stands on its nodes. Nothing rests on them."""
 
+    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
+        """Give what :meth:`announce` would write; nothing is.
+
+        Raises
+        ------
+        SchedulerError
+            If it cannot be read what stands.
+        """
+        ...
+
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
         """Make the other ways say what stands, and no more of what stands no longer.
 

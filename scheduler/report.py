@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from policy.plan import Action, Plan
+from policy.plan import Action, NodeDecision, Plan
 from scheduler.answers import Write
 from scheduler.plain import plain_of
 
@@ -110,6 +110,14 @@ class RoundReport:
         came += [step.came_to for step in self.work if step.verb not in _BOUNDED]
         return bool(self.errors) or any(each in ("failed", "unknown") for each in came)
 
+    def standing(self) -> tuple[NodeDecision, ...]:
+        """Give the nodes at risk on which there was nothing to do, the riskiest first: as they stand, or held back."""
+        if self.plan is None:
+            return ()
+        acted = {step.action.node for step in self.steps}
+        found = [each for each in self.plan.nodes.values() if each.tier != "clear" and each.node not in acted]
+        return tuple(sorted(found, key=lambda each: (-(each.risk or 0.0), each.node)))
+
     def to_json(self) -> dict[str, Any]:
         """Give the round as a JSON object."""
         plan = self.plan
@@ -146,6 +154,17 @@ class RoundReport:
                     "writes": [plain_of(each) for each in step.writes],
                 }
                 for step in self.work
+            ],
+            "standing": [
+                {
+                    "node": each.node,
+                    "tier": each.tier,
+                    "risk": each.risk,
+                    "wanted": each.wanted.name.lower(),
+                    "target": each.target.name.lower(),
+                    "reasons": list(each.reasons),
+                }
+                for each in self.standing()
             ],
             "over_budget": dict(plan.over_budget) if plan else {},
             "breaker": {key: cause.words for key, cause in plan.open_causes.items()} if plan else {},

@@ -76,6 +76,12 @@ class ActSettings:
         policy = self.policy
         if policy.thresholds_from == "settings":
             return
+        if policy.thresholds_from == "costs":
+            if policy.thresholds.high is not None:
+                raise ValueError(
+                    "policy.thresholds.high is given, and policy.thresholds_from is 'costs': leave one of them out"
+                )
+            return
         if policy.thresholds != TierThresholds():
             raise ValueError(
                 "policy.thresholds are given, and policy.thresholds_from is 'scores': leave one of them out"

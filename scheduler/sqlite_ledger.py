@@ -47,7 +47,9 @@ class SqliteLedger:
     """
 
     def __init__(self, path: Path | None) -> None:
+        self._path = path
         self._link = connect(path, writable=True)
+        self._file = None if path is None else _identity(path)
 
     def close(self) -> None:
         """Close the file."""
@@ -188,6 +190,9 @@ class SqliteLedger:
         It is on the disk at its end, or, without ``at_once``, with the next one: what a call came to need not outlast
         a loss of power, for the call is then looked at again. It outlasts the end of the process in any case.
         """
+        if at_once and self._path is not None and _identity(self._path) != self._file:
+            # written on, it would go into a file without a name, and be gone with this process
+            raise LedgerError(f"the ledger {self._path} was removed or replaced while it was open: start anew")
         try:
             self._link.execute(f"PRAGMA synchronous = {'FULL' if at_once else 'NORMAL'}")
             self._link.execute("BEGIN IMMEDIATE")
@@ -200,6 +205,14 @@ class SqliteLedger:
                 raise
         except sqlite3.Error as error:
             raise LedgerError(f"the ledger cannot be written: {error}") from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def inputs_of(record: RoundRecord) -> dict[str, Any]:

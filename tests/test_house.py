@@ -71,8 +71,8 @@ def test_the_help_imports_no_heavy_library() -> None:
 def test_making_features_loads_no_learner() -> None:
     code = (
         "import sys, pipeline.matrix_stage, pipeline.params\n"
-        "print('LOADED', [name for name in ('sklearn', 'lightgbm', 'xgboost', 'skops', 'torch', 'mlflow', 'matplotlib') "
-        "if name in sys.modules])"
+        "learners = ('sklearn', 'lightgbm', 'xgboost', 'skops', 'torch', 'mlflow', 'matplotlib')\n"
+        "print('LOADED', [name for name in learners if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)
     assert "LOADED []" in run.stdout

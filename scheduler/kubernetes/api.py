@@ -199,9 +199,22 @@ class ApiServer:
             self._sleep(wait)
 
     def read(
-        self, path: str, params: Mapping[str, str] | None = None, *, accept: str = "application/json"
+        self,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        *,
+        accept: str = "application/json",
+        named: str | None = None,
     ) -> Object | None:
         """Read one object; None: there is none.
+
+        Parameters
+        ----------
+        path : str
+        params : mapping of str to str, or None
+        accept : str
+        named : str or None
+            Its name: whoever answers for the server with something else, and be it an empty object, has told nothing.
 
         Raises
         ------
@@ -213,6 +226,8 @@ class ApiServer:
             return None
         if not said.good:
             raise SchedulerError(f"{self.name}{path}: {said.words}")
+        if named is not None and not is_named(said.content, named):
+            raise SchedulerError(f"{self.name}{path}: the answer is not {named}")
         return said.content
 
     def listing(
@@ -251,7 +266,12 @@ class ApiServer:
                 if not said.good:
                     raise SchedulerError(f"{self.name}{path}: {said.words}")
                 items, metadata = said.content.get("items"), said.content.get("metadata")
-                if not isinstance(metadata, dict) or not (items is None or isinstance(items, list)):
+                # a listing has a version, also where it is empty; what has none is of another hand
+                if (
+                    not isinstance(metadata, dict)
+                    or not metadata.get("resourceVersion")
+                    or not (items is None or isinstance(items, list))
+                ):
                     raise SchedulerError(f"{self.name}{path}: the answer is no listing")
                 kept += [made for item in items or () if (made := view(item)) is not None]
                 token = metadata.get("continue")
@@ -296,6 +316,12 @@ class ApiServer:
         if not isinstance(content, dict):
             raise Unreachable(f"{path}: the answer is no object")
         return Said(reply.status, content, _seconds(reply.headers.get("Retry-After")))
+
+
+def is_named(content: Object, name: str) -> bool:
+    """Tell whether an answer is the object of a name."""
+    metadata = content.get("metadata")
+    return isinstance(metadata, dict) and metadata.get("name") == name
 
 
 def _seconds(text: str | None) -> timedelta | None:

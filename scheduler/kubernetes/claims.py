@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -51,12 +51,19 @@ class ClaimCounts:
         except SchedulerError:
             self._version = None  # without the right to, or on another server by now
 
-    def counted(self, part: PodPart) -> PodPart:
-        """Give a pod's part of a job with the GPUs that it holds by claims."""
-        if not part.claims:
-            return part
-        held = sum(self._held.get((part.namespace, claim), 1) for claim in part.claims)
-        return replace(part, gpus=part.gpus + held)
+    def counted(self, parts: Iterable[PodPart]) -> Iterator[PodPart]:
+        """Give the parts of jobs with the GPUs that they hold by claims.
+
+        Pods may share a claim, and its GPUs with it: within one job it counts once, with the first pod that has it.
+        """
+        seen: set[tuple[str, str, str]] = set()
+        for part in parts:
+            held = 0
+            for claim in part.claims:
+                if (part.job, part.namespace, claim) not in seen:
+                    seen.add((part.job, part.namespace, claim))
+                    held += self._held.get((part.namespace, claim), 1)
+            yield replace(part, gpus=part.gpus + held) if part.claims else part
 
     def _view(self, raw: Object) -> tuple[Claim, int] | None:
         try:

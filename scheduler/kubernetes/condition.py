@@ -12,6 +12,7 @@ from typing import Any, Final, Literal
 
 from policy.fleet import Level, Published
 from policy.plan import Action
+from scheduler.answers import Write
 from telemetry.kubernetes.client import Object
 
 CONDITION: Final = "GPUFailurePredicted"
@@ -87,6 +88,24 @@ def condition_mended(standing: StandingCondition | None, published: Published | 
     if published is None and (standing.since is None or now - standing.since > UNKNOWN_KEPT):
         return _removed()
     return None
+
+
+def condition_write(node: str, standing: StandingCondition | None, content: Object) -> Write:
+    """Tell a status patch as a change of the node, for people."""
+    (wanted,) = content["status"]["conditions"]
+    gone = wanted.get("$patch") == "delete"
+    return Write(
+        f"node {node}",
+        f"status.conditions[{CONDITION}]",
+        None if standing is None else f"{standing.status} ({standing.reason})",
+        None if gone else f"{wanted['status']} ({wanted['reason']}): {wanted['message']}",
+    )
+
+
+def event_write(event: Object) -> Write:
+    """Tell an event that is created as a change, for people."""
+    target = f"node {event['involvedObject']['name']}"
+    return Write(target, f"event {event['reason']}", None, f"{event['type']}: {event['message']}")
 
 
 def event_of(action: Action, node: str, before: Published | None, now: datetime) -> tuple[str, Object] | None:

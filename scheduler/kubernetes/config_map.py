@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from scheduler.answers import Answer
 from scheduler.failures import SchedulerError
-from scheduler.kubernetes.api import METADATA_ONLY, ApiServer, NoAnswerError, Said
+from scheduler.kubernetes.api import METADATA_ONLY, ApiServer, NoAnswerError, Said, is_named
 from scheduler.readings import StoredState, Switches
 from telemetry.kubernetes.client import Object
 
@@ -49,7 +49,7 @@ class KeptText:
         SchedulerError
             If it cannot be read.
         """
-        found = self._api.read(self.path)
+        found = self._api.read(self.path, named=self._name)
         return StoredState(_text(found), _version(found))
 
     def save(self, text: str, version: str) -> Answer:
@@ -77,7 +77,7 @@ class KeptText:
         SchedulerError
             If they cannot be read.
         """
-        found = self._api.read(self.path, accept=METADATA_ONLY)
+        found = self._api.read(self.path, accept=METADATA_ONLY, named=self._name)
         return {} if found is None else _annotations(found)
 
     def annotate(self, wanted: Mapping[str, str | None]) -> Answer:
@@ -113,15 +113,17 @@ class KeptText:
     def _changed_once(self, change: Change) -> Answer | None:
         """Read, change and write it; None: somebody else wrote in between."""
         read = self._api.ask("GET", self.path)
-        if not read.good and read.status != 404:
-            return Answer("refused", read.words)
+        strange = read.good and not is_named(read.content, self._name)
+        if strange or (not read.good and read.status != 404):
+            return Answer("refused", "the answer is not the ConfigMap" if strange else read.words)
         found = read.content if read.good else None
         made = change(found)
         if isinstance(made, Answer):
             return made
         said = self._written(made, new=found is None)
         if said.good:
-            return Answer("done", "", (), _version(said.content))
+            done = is_named(said.content, self._name)
+            return Answer("done", "", (), _version(said.content)) if done else Answer("timeout", "the answer is not it")
         if said.status == 404 and found is None:
             return Answer("refused", f"{said.words} (is there a namespace {self._namespace}?)")
         return None if said.status in (404, 409) else Answer("refused", said.words)

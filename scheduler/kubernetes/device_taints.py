@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from scheduler.answers import Write
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer, NoAnswerError
 from scheduler.signals import NodeSignal
@@ -111,6 +112,38 @@ class DeviceTaints:
         may_not: Callable[[], str | None],
         may_begin: Callable[[], bool],
     ) -> tuple[str, ...]:
+        words, gone, made = self._compared(signals, rules, slices)
+        for name, metadata in gone.items():
+            words.append(self._removed(rules, name, metadata, may_not()))
+        if made and may_begin():
+            words += [self._made(rules, rule, may_not()) for rule in made]
+        return tuple(words)
+
+    def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
+        """Give the rules that :meth:`follow` would delete and create; writes nothing.
+
+        Raises
+        ------
+        SchedulerError
+            If they cannot be read.
+        """
+        versions = self._versions()
+        if versions is None or isinstance(versions, str):
+            return ()
+        _, gone, made = self._compared(signals, *versions)
+        writes = [
+            Write(f"devicetaintrule {name}", "spec", self._about_of(metadata).get("unit") or "ours", None)
+            for name, metadata in gone.items()
+        ]
+        for rule in made if new else ():
+            text = json.dumps(rule["spec"], ensure_ascii=False, sort_keys=True)
+            writes.append(Write(f"devicetaintrule {rule['metadata']['name']}", "spec", None, text))
+        return tuple(writes)
+
+    def _compared(
+        self, signals: Sequence[NodeSignal], rules: str, slices: str
+    ) -> tuple[list[str], dict[str, Object], list[Object]]:
+        """Give what cannot be told, in words; the rules to delete; and those to create, as many as a round may."""
         standing = self._standing(rules)
         words: list[str] = []
         wanted: dict[str, Object] = {}
@@ -128,13 +161,10 @@ class DeviceTaints:
                 unclear.add(signal.node)
                 continue
             wanted |= {name_of(each): self._rule(rules, each, signal) for each in devices if each.uuid in signal.units}
-        for name in sorted(standing.keys() - wanted.keys()):
-            if self._about_of(standing[name]).get("node") not in unclear:
-                words.append(self._removed(rules, name, standing[name], may_not()))
-        made = [name for name in sorted(wanted) if name not in standing]
-        if made and may_begin():
-            words += [self._made(rules, wanted[name], may_not()) for name in made[:_MOST_NEW]]
-        return tuple(words)
+        over = sorted(standing.keys() - wanted.keys())
+        gone = {name: standing[name] for name in over if self._about_of(standing[name]).get("node") not in unclear}
+        made = [wanted[name] for name in sorted(wanted) if name not in standing]
+        return words, gone, made[:_MOST_NEW]
 
     def _about_of(self, metadata: Object) -> Mapping[str, Any]:
         try:

@@ -102,7 +102,7 @@ class KubernetesVerification:
         SchedulerError
             If that cannot be read.
         """
-        job = self._api.read(f"{self._folder}/{name_of(key)}")
+        job = self._api.read(f"{self._folder}/{name_of(key)}", named=name_of(key))
         if job is None:
             return DiagnosticResult("missing")
         conditions = (job.get("status") or {}).get("conditions") or ()

@@ -104,7 +104,7 @@ class Leadership:
         self.held = None
         while True:
             asked, asked_s = self._clock.now(), self._api.elapsed()
-            found = self._api.read(self._path)
+            found = self._api.read(self._path, named=self._name)
             wait = self._foreign_for(found, holder)
             if wait is None:
                 self._waits = False
@@ -117,7 +117,7 @@ class Leadership:
         """Give it back, if it is ours; a failure is passed over."""
         self.held = None
         try:
-            found = self._api.read(self._path)
+            found = self._api.read(self._path, named=self._name)
             if found is None or _spec(found).get("holderIdentity") != holder:
                 return
             # An empty holder is how Kubernetes' own components give a lease back.
@@ -178,6 +178,8 @@ class Leadership:
             return None
         if not said.good and said.status != 409:
             raise SchedulerError(f"{self._api.name}{self._path}: {said.words}")
+        if said.good and _spec(said.content).get("holderIdentity") != holder:
+            raise SchedulerError(f"{self._api.name}{self._path}: the answer is not our lease")
         self._seen = None
         until = asked + lasts
         self.held = Held(holder, until, asked_s + lasts.total_seconds())
@@ -185,7 +187,7 @@ class Leadership:
 
     def _is(self, holder: str, stamp: str) -> bool:
         """Whether what stands is our own writing, in a try of which we had no answer."""
-        found = self._api.read(self._path)
+        found = self._api.read(self._path, named=self._name)
         spec = {} if found is None else _spec(found)
         return spec.get("holderIdentity") == holder and spec.get("renewTime") == stamp
 

@@ -20,7 +20,7 @@ def patch_of(seen: SeenNode, then: NodeObject) -> list[Operation]:
     ----------
     seen : SeenNode
     then : NodeObject
-        What it shall be; differs in labels, annotations and taints only.
+        What it shall be; differs in labels, annotations, taints and cordon only.
 
     Returns
     -------
@@ -47,6 +47,12 @@ def patch_of(seen: SeenNode, then: NodeObject) -> list[Operation]:
                 changes.append({"op": "replace" if key in old else "add", "path": path, "value": new[key]})
             else:
                 changes.append({"op": "remove", "path": path})
+    if then.unschedulable != seen.thing.unschedulable:
+        if then.unschedulable:
+            changes.append({"op": "add", "path": "/spec/unschedulable", "value": True})
+        else:
+            tests.append(_test("/spec/unschedulable", value=True))
+            changes.append({"op": "remove", "path": "/spec/unschedulable"})
     if then.taints != seen.thing.taints:
         taints = _taints(seen, then.taints)
         if seen.taints:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -143,14 +143,15 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
 def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
     """Give the jobs of each node, each with the GPUs of the whole job on all nodes among ``parts``."""
     wholes: dict[str, JobView] = {}
+    gpus: dict[str, int] = {}
     of_node: dict[str, set[str]] = {}
     for part in parts:
+        gpus[part.job] = gpus.get(part.job, 0) + part.gpus  # 0: its claims were counted with another pod
         of_node.setdefault(part.node, set()).add(part.job)
         whole = wholes.get(part.job)
-        mine = JobView(
-            part.job, max(1, part.gpus), part.started_at, part.checkpointed_at, part.ends_at, part.can_checkpoint
-        )
+        mine = JobView(part.job, 1, part.started_at, part.checkpointed_at, part.ends_at, part.can_checkpoint)
         wholes[part.job] = mine if whole is None else _joined(whole, mine)
+    wholes = {name: replace(job, gpus=max(1, gpus[name])) for name, job in wholes.items()}
     return {node: {name: wholes[name] for name in sorted(names)} for node, names in of_node.items()}
 
 
@@ -199,7 +200,10 @@ def duration(text: str | None) -> timedelta | None:
 
 
 def _joined(one: JobView, other: JobView) -> JobView:
-    """Join two parts of one job: it ends with its first part; any part may be the one that notes its checkpoints."""
+    """Join two parts of one job, but for its GPUs.
+
+    It ends with its first part; any part may be the one that notes its checkpoints.
+    """
 
     def first(a: datetime | None, b: datetime | None) -> datetime | None:
         return min(a, b) if a is not None and b is not None else a or b
@@ -211,7 +215,7 @@ def _joined(one: JobView, other: JobView) -> JobView:
     )
     return JobView(
         one.name,
-        one.gpus + other.gpus,
+        1,
         first(one.started_at, other.started_at),
         saved,
         first(one.ends_at, other.ends_at),

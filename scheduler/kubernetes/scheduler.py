@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -13,17 +14,18 @@ from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.answers import Answer, Precondition, Write
 from scheduler.failures import SchedulerError
-from scheduler.kubernetes.api import JSON_PATCH, STRATEGIC_PATCH, ApiServer, Connection, NoAnswerError, Said
+from scheduler.kubernetes.api import JSON_PATCH, STRATEGIC_PATCH, ApiServer, Connection, NoAnswerError, Said, is_named
 from scheduler.kubernetes.claims import ClaimCounts
-from scheduler.kubernetes.condition import condition_after, condition_mended, event_of
+from scheduler.kubernetes.condition import condition_after, condition_mended, condition_write, event_of, event_write
 from scheduler.kubernetes.config_map import KeptText, SwitchesOn
 from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
+from scheduler.kubernetes.nvsentinel import HealthEvents
 from scheduler.kubernetes.patches import condition_patch, patch_of
 from scheduler.kubernetes.pods import LIVING, PodKeys, PodPart, jobs_of, pod_part, version_of
 from scheduler.kubernetes.seen_node import SeenNode, seen_node
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.node_object import Keys, NodeObject, after, writes_between
+from scheduler.node_object import WRITER, Keys, NodeObject, after, writes_between
 from scheduler.ports import Clock
 from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
 from scheduler.signals import NodeSignal
@@ -31,7 +33,7 @@ from telemetry.kubernetes.client import Object
 
 NODES: Final = "/api/v1/nodes"
 PODS: Final = "/api/v1/pods"
-FIELD_MANAGER: Final = "predrain"
+FIELD_MANAGER: Final = WRITER
 
 _REMEMBERED: Final = 64
 _MOST_MENDED: Final = 50
@@ -92,8 +94,11 @@ class KubernetesScheduler:
         self._left: set[str] = set()
         drivers = self.rules.claim_drivers or ()
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
+        socket = settings.nvsentinel_socket
+        self._health = None if socket is None else HealthEvents(Path(socket))
         self._claims = ClaimCounts(self.api, self.rules)
         self._jobs: Mapping[str, JobView] = {}
+        self._tells_cordoner = True
         self._pods_version = 0
 
     def read_fleet(self) -> FleetReading:
@@ -104,6 +109,7 @@ class KubernetesScheduler:
         read_at = self.clock.now()
         self._left.clear()
         nodes = self._nodes()
+        self._tells_cordoner = not nodes or any(each.thing.tells_cordoner for each in nodes)
         jobs = self._all_jobs()
         switches, unclear = self._switches.read()
         if self.leadership.left() > timedelta(0):
@@ -136,10 +142,31 @@ class KubernetesScheduler:
             return tuple(() for _ in actions)
         thing, now, made = seen.thing, self.clock.now(), []
         for action in actions:
-            then = after(action, thing, self.keys, now)
-            made.append(writes_between(thing, then))
+            then = self._after(action, thing)
+            writes = writes_between(thing, then)
+            # what people are told goes with a mark that changes, and never alone
+            made.append((*writes, *self._beside(action, seen, now)) if writes else ())
             thing = then
         return tuple(made)
+
+    def _after(self, action: Action, thing: NodeObject) -> NodeObject:
+        return after(action, thing, self.keys, self.clock.now(), cordon=self.settings.cordon)
+
+    def _beside(self, action: Action, seen: SeenNode, now: datetime) -> tuple[Write, ...]:
+        """Give what is written for others beside an action: the condition and the event."""
+        content = condition_after(action, seen.condition, now) if self.settings.condition else None
+        event = self._event(action, seen, now)
+        told = (
+            None if content is None else condition_write(action.node, seen.condition, content),
+            None if event is None else event_write(event[1]),
+            None if self._health is None else self._health.preview(action, seen.reading.view.marks.published),
+        )
+        return tuple(each for each in told if each is not None)
+
+    def _event(self, action: Action, seen: SeenNode, now: datetime) -> tuple[str, Object] | None:
+        if not self.settings.events:
+            return None
+        return event_of(action, action.node, seen.reading.view.marks.published, now)
 
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action as one patch that the server applies to exactly the node that was read.
@@ -150,13 +177,14 @@ class KubernetesScheduler:
         seen = self._ready(action, precondition)
         if isinstance(seen, Answer):
             return seen
-        then = after(action, seen.thing, self.keys, self.clock.now())
+        then = self._after(action, seen.thing)
         writes = writes_between(seen.thing, then)
         if not writes:
             return Answer("already", "it stood so", (), seen.reading.version)
         status_only = action.verb in ("publish", "release") and then.taints == seen.thing.taints
         words: list[str | None] = []
-        condition = condition_after(action, seen.condition, self.clock.now()) if self.settings.condition else None
+        now = self.clock.now()
+        condition = condition_after(action, seen.condition, now) if self.settings.condition else None
         within = condition if status_only else None
         try:
             said = self._patched(seen, then, within, status_only=status_only)
@@ -168,23 +196,38 @@ class KubernetesScheduler:
             return Answer("timeout" if error.sent else "refused", str(error))
         if not said.good:
             return self._refused(said, seen)
+        if not is_named(said.content, action.node):
+            return Answer("timeout", "the answer is not the node")
         self._remember(said.content)
         if condition is not None and not status_only:
             words.append(self._set_condition(action.node, condition))
         words.append(self._tell_of(action, seen))
+        if self._health is not None:
+            words.append(self._health.tell(action, seen.reading.view.marks.published, now))
         self._left.add(action.node)
+        if not any(words):
+            writes = (*writes, *self._beside(action, seen, now))
         return Answer("done", "; ".join(filter(None, words)), writes, self._seen[action.node].reading.version)
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
         """Say what stands by device taints too, where the settings ask for them."""
+        said: tuple[str, ...] = ()
+        if self.settings.cordon and not self._tells_cordoner:
+            said = ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
         if self._device_taints is None:
-            return ()
+            return said
 
         def may_not() -> str | None:
             late = "the lease ended before it was sent" if self.clock.now() >= until else None
             return self.leadership.may_write(holder) or late
 
-        return self._device_taints.follow(signals, may_not, lambda: new and not self.read_switches().kill)
+        return said + self._device_taints.follow(signals, may_not, lambda: new and not self.read_switches().kill)
+
+    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
+        """Give the device taints that would be set and taken off; reads only."""
+        if self._device_taints is None:
+            return ()
+        return self._device_taints.preview(signals, new=new)
 
     def load_state(self) -> StoredState:
         """Read the safety state from its ConfigMap."""
@@ -258,7 +301,7 @@ class KubernetesScheduler:
         parts, _ = self.api.listing(PODS, params, self.settings.pod_page, view)
         self._pods_version = newest
         self._claims.refresh(parts)
-        jobs = jobs_of(map(self._claims.counted, parts))
+        jobs = jobs_of(self._claims.counted(parts))
         self._jobs = {name: job for of_node in jobs.values() for name, job in of_node.items()}
         return jobs
 
@@ -273,13 +316,13 @@ class KubernetesScheduler:
             params["resourceVersion"] = str(self._pods_version)
         parts, _ = self.api.listing(PODS, params, 0, self._part)
         # of a job that runs elsewhere too, the pods of this node are only a part
-        return tuple(self.whole_job(job) for job in jobs_of(map(self._claims.counted, parts)).get(node, {}).values())
+        return tuple(self.whole_job(job) for job in jobs_of(self._claims.counted(parts)).get(node, {}).values())
 
     def _part(self, raw: Mapping[str, Any]) -> PodPart | None:
         return pod_part(raw, self.rules, self.pod_keys)
 
     def _read(self, node: str) -> SeenNode | None:
-        raw = self.api.read(_path(node))
+        raw = self.api.read(_path(node), named=node)
         return None if raw is None else self._remember(raw)
 
     def _remember(self, raw: Mapping[str, Any]) -> SeenNode | None:
@@ -337,9 +380,7 @@ class KubernetesScheduler:
 
     def _tell_of(self, action: Action, seen: SeenNode) -> str | None:
         """Tell people of an action by an event; gives what failed."""
-        if not self.settings.events:
-            return None
-        event = event_of(action, action.node, seen.reading.view.marks.published, self.clock.now())
+        event = self._event(action, seen, self.clock.now())
         return None if event is None else self._tell(*event)
 
     def _set_condition(self, node: str, content: Mapping[str, Any]) -> str | None:
@@ -357,7 +398,8 @@ class KubernetesScheduler:
             return f"the condition was not written: {error}"
         if not said.good:
             return f"the condition was not written: {said.words}"
-        self._remember(said.content)
+        if is_named(said.content, node):
+            self._remember(said.content)
         return None
 
     def _tell(self, path: str, event: Mapping[str, Any]) -> str | None:

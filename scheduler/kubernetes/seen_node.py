@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from policy.fleet import JobView, Level, NodeView, UnitView
@@ -98,14 +98,16 @@ def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, key
     metadata, spec = raw["metadata"], raw.get("spec") or {}
     labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
     taints = tuple(spec.get("taints") or ())
+    found = collected(raw, rules)
     thing = NodeObject(
         metadata["name"],
         labels,
         annotations,
         tuple(Taint(each["key"], each.get("value") or "", each["effect"]) for each in taints),
         bool(spec.get("unschedulable")),
+        found.cordoned_by,
+        bool(metadata.get("managedFields")),
     )
-    found = collected(raw, rules)
     place = dict(found.place)
     base = NodeView(
         thing.name,
@@ -117,6 +119,7 @@ def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, key
         cordoned_by=_cordoned_by(found, thing, rules, keys),
         down=_down(found) or bool(metadata.get("deletionTimestamp")),
         software=_software(labels),
+        since=None if found.created_ms is None else datetime.fromtimestamp(found.created_ms / 1000, UTC),
     )
     view = view_of(thing, base, keys, now)
     conditions = (raw.get("status") or {}).get("conditions") or ()
@@ -135,7 +138,7 @@ def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, key
 
 
 def _cordoned_by(found: Collected, thing: NodeObject, rules: KubernetesRules, keys: Keys) -> str | None:
-    if found.cordoned:
+    if found.cordoned and not keys.cordoned(thing):
         return f"{found.cordoned_by or 'somebody'} (it is unschedulable)"
     for taint in thing.taints:
         if keys.owns(taint) or taint.effect == "PreferNoSchedule" or taint.key in FOREIGN_OWNER_TAINTS:

@@ -46,6 +46,12 @@ class KubernetesSettings:
     device_taints : bool
         Whether a hard mark stands once more as a device taint of each GPU that it is due to, where the server offers
         them (``DeviceTaintRule``) and GPUs are given by resource claims.
+    cordon : bool
+        Whether a hard mark cordons the node besides, for tools that look at nothing else. The taint does the same, and
+        tells who it was. Only where the server tells who wrote what (``managedFields``, all servers from 1.22 on).
+    nvsentinel_socket : str or None
+        Path of the Unix socket of NVSentinel's platform connector, which is told by a health event when a node's tier
+        becomes ``high`` or is no more; None: nobody is.
     requests_per_second, burst : float, int
         At most; what is more waits.
     connect_timeout, request_timeout : timedelta
@@ -95,6 +101,8 @@ class KubernetesSettings:
     condition: bool = True
     events: bool = True
     device_taints: bool = False
+    cordon: bool = False
+    nvsentinel_socket: str | None = None
     requests_per_second: float = 200.0
     burst: int = 200
     connect_timeout: timedelta = timedelta(seconds=3)

@@ -97,7 +97,7 @@ class KubernetesWorkloads:
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read the annotation by which a pod acknowledges: the key, or JSON with ``key``, ``failed`` and ``at``."""
-        found = self._api.read(_path(workload))
+        found = self._api.read(_path(workload), named=workload.name.partition("/")[2])
         if found is None or _uid(found) != workload.uid:
             return CheckpointState("gone", "the pod is not there any more")
         text = annotations_of(found).get(self._keys.acknowledged)

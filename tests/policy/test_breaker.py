@@ -117,9 +117,9 @@ def test_unreadable_nodes_and_a_listing_that_shrank_open_it():
     assert run(looked)[0].frozen("c/g") == ("the state of 4 of 10 nodes could not be read",)
     state, _ = run(look(100))
     state, _ = run(look(10), state)
-    assert state.frozen("c/g") == ("the scheduler lists 10 nodes, and listed 100 before",)
+    assert state.frozen("c/g") == ("10 nodes with known GPUs are listed, and 100 were before",)
     empty, _ = run([], run(look(100))[0])
-    assert empty.frozen("c/g") == ("the scheduler lists 0 nodes, and listed 100 before",)
+    assert empty.frozen("c/g") == ("0 nodes with known GPUs are listed, and 100 were before",)
 
 
 def test_new_software_on_part_of_a_group_freezes_the_group():

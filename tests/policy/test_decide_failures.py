@@ -180,6 +180,16 @@ def test_a_person_is_overruled_by_a_new_fault_but_not_by_an_old_state_read_again
     assert hard(once([new_fault, *fleet[1:]], config(), now, plan.state)) == {"n"}
 
 
+def test_a_person_who_undoes_our_cordon_gets_the_node_back_whole_and_keeps_it():
+    fleet, state = marked()
+    plan = once([replace(fleet[0], undone=True, uncordoned=True), *fleet[1:]], config(), T0 + HOUR, state)
+    assert verbs(plan, "n") == ["release"]
+    assert [action.to for action in plan.actions] == [Level.PUBLISHED]
+    assert plan.nodes["n"].reasons[0] == "a person undid our cordon, so the rest goes with it"
+    free = carry_out(fleet, plan.actions, T0 + HOUR)
+    assert not hard(once(free, config(), T0 + 2 * HOUR, plan.state))
+
+
 def test_a_person_seen_by_the_adapter_counts_although_the_state_was_lost():
     plan = once([node("n", 0.9, undone=True), *healthy(12)], config())
     assert verbs(plan, "n") == ["publish"]
@@ -240,7 +250,7 @@ def test_an_api_server_that_lists_nothing_or_little_would_start_a_drain_of_what_
     assert hard(once(little, config())) == {"n"}
     plan = once(little, config(), T0, full.state)
     assert hard(plan) == set()
-    assert "the scheduler lists 4 nodes, and listed 40 before" in why(plan, "n")
+    assert "4 nodes with known GPUs are listed, and 40 were before" in why(plan, "n")
 
 
 def test_an_old_reading_of_the_scheduler_leads_to_nothing_new_at_all():

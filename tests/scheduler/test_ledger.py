@@ -10,11 +10,12 @@ from datetime import timedelta, timezone
 import pytest
 
 from policy.config import PolicyConfig
-from policy.fleet import Fact, JobView, Marks, NodeView, Published, Score, Signals, UnitView
+from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
 from policy.state import PolicyState
 from scheduler.faults import Crash
 from scheduler.ledger_export import drain_events, write_events
 from scheduler.ledger_reader import LedgerReader
+from scheduler.readings import Switches
 from scheduler.records import RoundRecord
 from scheduler.risks import Facts
 from scheduler.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
@@ -206,3 +207,48 @@ def test_our_drains_and_releases_become_events_that_an_import_reads(file, tmp_pa
     write_events(events, out)
     assert pq.read_table(out).schema.equals(EVENTS)
     assert pq.read_table(out).num_rows == len(events)
+
+
+def test_a_ledger_that_is_deleted_under_its_writer_would_record_into_nothing_and_stops_what_is_new(file):
+    ledger = SqliteLedger(file)
+    cluster = Cluster(ledger=ledger)
+    cluster.scored(n1=0.4)
+    cluster.round()
+    assert cluster.level("n1") is Level.SOFT
+    file.unlink()
+    cluster.clock.move(STEP)
+    cluster.scored(n1=0.01, n2=0.9)
+    for _ in range(2):
+        report = cluster.round()
+        cluster.clock.move(STEP)
+        cluster.scored(n1=0.01, n2=0.9)
+    assert any("was removed or replaced while it was open: start anew" in error for error in report.errors)
+    assert cluster.level("n2") is Level.NONE, "nothing new that nobody could look up"
+    assert cluster.level("n1") is Level.NONE, "a release is done all the same"
+    SqliteLedger(file).close()
+    cluster.scored(n2=0.9)
+    assert cluster.round().errors, "another ledger in its place is not this one"
+
+
+def test_a_full_disk_stops_what_is_new_and_no_release(file):
+    ledger = SqliteLedger(file)
+    cluster = Cluster(ledger=ledger)
+    cluster.scored(n1=0.4)
+    cluster.round()
+    pages = ledger._link.execute("PRAGMA page_count").fetchone()[0]
+    ledger._link.execute(f"PRAGMA max_page_count = {pages}")
+    for k in range(1, 40):
+        cluster.clock.move(STEP)
+        cluster.scored(**{"n1": 0.01, "n2": 0.9, f"n{k % 4 + 3}": 0.11 + k / 1000})
+        report = cluster.round()
+        if report.errors:
+            break
+    assert "database or disk is full" in report.errors[0]
+    before = cluster.levels()
+    cluster.clock.move(STEP)
+    cluster.scored(n1=0.01, n7=0.9)
+    cluster.round()
+    assert set(cluster.levels()) <= set(before)
+    cluster.scheduler.switches = Switches(release_all=True)
+    cluster.round()
+    assert cluster.levels() == {}

@@ -95,6 +95,9 @@ def test_scores_that_look_further_ahead_than_the_policy_say_that_alerts_are_judg
     cluster.risks.risks = replace(cluster.risks.risks, horizon=72 * HOUR)
     words = "the scores look 72 h ahead and policy.horizon is 24 h: alerts are judged too early"
     assert words in cluster.round().notes
+    cluster.risks.risks = replace(cluster.risks.risks, horizon=6 * HOUR)
+    words = "the scores look 6 h ahead and policy.horizon is 24 h: alerts are judged by more than they said"
+    assert words in cluster.round().notes
 
 
 def test_thresholds_are_read_from_the_summary_with_their_sources(tmp_path):
@@ -120,6 +123,10 @@ def test_damaged_thresholds_are_refused(tmp_path, thresholds):
         (
             "{thresholds_from: scores, thresholds: {high: 0.4}}",
             "policy.thresholds are given, and policy.thresholds_from is 'scores': leave one of them out",
+        ),
+        (
+            "{thresholds_from: costs, thresholds: {high: 0.4}}",
+            "policy.thresholds.high is given, and policy.thresholds_from is 'costs': leave one of them out",
         ),
         ("{thresholds_from: scores, node_risk: {slope: 0.8}}", "policy.node_risk changes the risks that the scores'"),
         ("{thresholds_from: model}", "settings.policy.thresholds_from is 'model': expected one of settings, scores"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pyarrow as pa
@@ -163,6 +164,22 @@ def test_a_dataset_tells_incidents_by_the_rules_of_labels_and_all_else_by_its_ev
     assert source.read(T0).units == {}, "nothing is known before it was"
     dataset(tmp_path, (T0 + DAY, "g1", "failure", "DBE"))
     assert [each.kind for each in source.read(T0 + 9 * DAY).units["g1"]] == ["incident"]
+
+
+def test_incidents_are_those_that_the_model_of_the_scores_was_trained_on(tmp_path):
+    data, summary = tmp_path / "data", tmp_path / "scores" / "decisions" / "20260101T000000Z" / "summary.json"
+    data.mkdir()
+    summary.parent.mkdir(parents=True)
+    dataset(data, (T0, "g0", "xid", "79"), (T0, "g1", "xid", "31"))
+
+    def told(**labels):
+        summary.write_text(json.dumps({"labels": labels}))
+        found = source.read(T0 + DAY).units
+        return {unit for unit, all_of in found.items() if any(each.kind == "incident" for each in all_of)}
+
+    source = DatasetHistory(data, scores=tmp_path / "scores")
+    assert told() == {"g0"}
+    assert told(xids=[31]) == {"g1"}, "another model, with the dataset as it was"
 
 
 def test_a_dataset_that_cannot_be_read_says_where(tmp_path):

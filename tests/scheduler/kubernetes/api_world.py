@@ -109,7 +109,8 @@ class World:
                 return _status(404, f"{target} not found")
             if method == "PUT":
                 return self._replace(target, body)
-            return self._patch(target, body, kind, status_only=path.endswith("/status"))
+            writer = params.get("fieldManager", "unknown")
+            return self._patch(target, body, kind, writer, status_only=path.endswith("/status"))
 
     def _get(self, path: str, params: dict[str, str]) -> tuple[int, Raw]:
         if path == "/api/v1":
@@ -164,7 +165,7 @@ class World:
         self.edit(path, lambda each: each["metadata"].update(deletionTimestamp="2026-11-02T00:00:00Z"))
         return 201, {"kind": "Status", "status": "Success"}
 
-    def _patch(self, path: str, body: Any, kind: str, *, status_only: bool) -> tuple[int, Raw]:
+    def _patch(self, path: str, body: Any, kind: str, writer: str, *, status_only: bool) -> tuple[int, Raw]:
         content = copy.deepcopy(self.objects[path])
         if kind.startswith("application/json-patch"):
             try:
@@ -183,7 +184,19 @@ class World:
             return _status(422, "Node is invalid: bad taint key")
         if status_only:
             content["spec"] = self.objects[path].get("spec", {})
+        out = content.get("spec", {}).get("unschedulable")
+        if content["metadata"].get("managedFields") and out != self.objects[path]["spec"].get("unschedulable"):
+            content["metadata"]["managedFields"] = managed(writer if out else None)
         return 200, self.put(path, content)
+
+
+def managed(cordoner: str | None) -> list[Raw]:
+    """Who wrote what of a node, as a server tells it: a kubelet its status, and somebody the cordon."""
+    fields = [{"manager": "kubelet", "operation": "Update", "fieldsV1": {"f:status": {"f:conditions": {}}}}]
+    if cordoner is not None:
+        wrote = {"f:spec": {"f:unschedulable": {}}}
+        fields.append({"manager": cordoner, "operation": "Update", "fieldsV1": wrote})
+    return fields
 
 
 def operate(content: Any, operation: Raw) -> None:

@@ -69,3 +69,12 @@ def test_without_claims_nobody_is_asked_and_without_the_right_each_counts_as_one
     world.fail("GET", "resourceclaims", 403, content={"message": "no"}, times=9)
     assert gpus(scheduler) == {"n1": [9], "n2": [9]}
     assert scheduler.read_fleet().trouble is None
+
+
+def test_a_claim_that_pods_of_one_job_share_counts_once(world: World, scheduler: KubernetesScheduler) -> None:
+    world.discovery[GROUP] = {"versions": [{"version": "v1"}]}
+    world.kinds = ("/resourceclaims",)
+    world.put(f"{GROUP}/v1/resourceclaims/four", claim("four", 4))
+    alone, beside = claiming("p1", "n1", "four"), claiming("p2", "n1", "four", gpus=1)
+    add(world, alone, beside, claiming("p3", "n2", "four"))
+    assert gpus(scheduler) == {"n1": [5], "n2": [5]}, "4 + 1, and not 4 for each pod"

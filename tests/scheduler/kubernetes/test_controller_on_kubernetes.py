@@ -1,6 +1,7 @@
 """The controller on an API server through random histories: faults, races, restarts, people; what holds throughout."""
 
 import copy
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -17,13 +18,15 @@ from policy.tiers import TierThresholds
 from scheduler.clock import ManualClock
 from scheduler.controller import Controller
 from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.readings import Switches
 from scheduler.report import RoundReport
 from scheduler.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.settings import ControllerSettings
 from scheduler.sqlite_ledger import SqliteLedger
 from telemetry.kubernetes.client import Cluster
 from tests.scheduler.cluster import MODEL
-from tests.scheduler.kubernetes.api_world import MEANWHILE, World, served
+from tests.scheduler.kubernetes.api_world import MEANWHILE, Raw, World, managed, served
 from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, node, pod
 
 NAMES = [f"n{i}" for i in range(5)]
@@ -41,8 +44,8 @@ OURS = "predrain.io/"
 class Fleet:
     """Controllers, one after another, on a world."""
 
-    def __init__(self, cluster: Cluster, world: World) -> None:
-        self.cluster, self.world = cluster, world
+    def __init__(self, cluster: Cluster, world: World, settings: KubernetesSettings = QUICK) -> None:
+        self.cluster, self.world, self.settings = cluster, world, settings
         self.clock, self.elapsed = ManualClock(T0), Elapsed()
         self.risks, self.values = MemoryRisks(), dict.fromkeys(NAMES, 0.01)
         self.restarts = 0
@@ -53,7 +56,9 @@ class Fleet:
     def restart(self) -> None:
         """Another process on another machine takes over: no ledger, no memory."""
         self.restarts += 1
-        scheduler = KubernetesScheduler(self.cluster, self.clock, QUICK, elapsed=self.elapsed, sleep=self.elapsed.sleep)
+        scheduler = KubernetesScheduler(
+            self.cluster, self.clock, self.settings, elapsed=self.elapsed, sleep=self.elapsed.sleep
+        )
         self.controller = Controller(
             scheduler, self.risks, MemoryFacts(), SqliteLedger(None), self.clock, POLICY, ControllerSettings(),
             holder=f"p{self.restarts}", code="1.0",
@@ -179,6 +184,69 @@ def test_through_any_history_floors_hold_others_things_stay_and_all_is_given_bac
                     and "configmaps" not in path]  # fmt: skip
 
 
+CORDON_STEPS = st.one_of(
+    st.tuples(st.just("score"), st.sampled_from(NAMES[:2]), st.sampled_from([0.01, 0.45, 0.9])),
+    st.tuples(st.just("toggle"), st.sampled_from(NAMES[:2]), st.sampled_from([1, 2])),
+    st.tuples(st.just("later"), st.just(""), st.sampled_from([1, 7])),
+    st.tuples(st.just("restart"), st.just(""), st.just(0)),
+)
+
+
+@given(st.lists(CORDON_STEPS, min_size=3, max_size=9))
+@settings(max_examples=8, deadline=None)
+def test_through_any_history_no_cordon_of_a_person_is_undone_and_none_of_ours_is_left(steps: list[tuple]) -> None:
+    """Who cordoned a node is kept as the server keeps it; an uncordon is never overruled in the same breath."""
+    world = World()
+    add(world, *(node(name) for name in NAMES))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world, replace(QUICK, cordon=True))
+        theirs: set[str] = set()
+
+        def cordoned() -> set[str]:
+            return {name for name in NAMES if world.objects[f"/api/v1/nodes/{name}"]["spec"].get("unschedulable")}
+
+        def put(name: str, manager: str | None) -> None:
+            def change(each: Raw) -> None:
+                each["metadata"]["managedFields"] = managed(manager)
+                each["spec"]["unschedulable"] = manager is not None
+
+            world.edit(f"/api/v1/nodes/{name}", change)
+
+        for each in NAMES:
+            put(each, None)
+        for kind, name, value in steps:
+            freed = None
+            if kind == "score":
+                fleet.scored(**{name: value})
+            elif kind == "toggle":
+                for _ in range(value - 1):  # and at once the other way round
+                    out = name in cordoned()
+                    put(name, None if out else "kubectl-cordon")
+                out = name in cordoned()
+                put(name, None if out else "kubectl-cordon")
+                theirs = theirs - {name} if out else theirs | {name}
+                freed = name if out else None
+            elif kind == "later":
+                fleet.later(timedelta(hours=value))
+            else:
+                fleet.restart()
+            before = cordoned()
+            fleet.round()
+            assert theirs <= cordoned(), "a person's cordon stands"
+            assert freed not in cordoned(), "and so does his uncordon"
+            for each in cordoned() - before:
+                assert "NoSchedule" in fleet.ours(each), "none of ours without the taint"
+        fleet.scored(**dict.fromkeys(NAMES, 0.01))
+        fleet.later(timedelta(hours=7))
+        for _ in range(3):
+            fleet.scored()
+            fleet.round()
+        assert cordoned() == theirs
+        for name in NAMES:
+            left = world.objects[f"/api/v1/nodes/{name}"]["metadata"].get("annotations") or {}
+            assert not [key for key in left if key.startswith(OURS)]
+
+
 def test_each_tier_reaches_its_call_and_a_second_round_changes_nothing() -> None:
     world = World()
     add(world, *(node(name) for name in NAMES))
@@ -198,6 +266,43 @@ def test_each_tier_reaches_its_call_and_a_second_round_changes_nothing() -> None
         assert levels == {
             "n0": Level.PUBLISHED, "n1": Level.SOFT, "n2": Level.DRAINED, "n3": Level.NONE, "n4": Level.NONE,
         }  # fmt: skip
+
+
+@pytest.mark.parametrize("content", [{"items": None, "metadata": {}}, {"metadata": {"name": "another"}}])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "nodes$"), ("GET", "nodes/n2"), ("GET", "pods$"), ("GET", "configmaps"), ("GET", "leases"),
+        ("PUT", "leases"), ("PUT", "configmaps"), ("PATCH", "nodes/n2$"), ("PATCH", "nodes/n2/status"),
+    ],
+)  # fmt: skip
+def test_an_answer_of_200_that_is_something_else_would_be_taken_for_done_and_tells_nothing(
+    method: str, path: str, content: dict
+) -> None:
+    world = World()
+    add(world, *(node(name) for name in NAMES), pod("p0", "n2"))
+    with served(world) as cluster:
+        fleet = Fleet(cluster, world)
+        fleet.scored(n0=0.45)
+        fleet.round()
+        fleet.controller._scheduler.set_switches(Switches(kill=True))
+        fleet.scored(n0=0.45, n2=0.9)
+        world.fail(method, path, 200, content=content, times=99)
+        fleet.round()
+        assert fleet.ours("n2") == [], "whatever was answered, the kill switch is not forgotten"
+        world.faults.clear()
+        fleet.controller._scheduler.set_switches(Switches())
+        fleet.later(timedelta(hours=1))
+        fleet.scored()
+        world.fail(method, path, 200, content=content, times=99)
+        fleet.round()
+        out = [name for name in NAMES if "NoSchedule" in fleet.ours(name)]
+        assert out in ([], ["n2"])
+        world.faults.clear()
+        fleet.later(timedelta(minutes=5))
+        fleet.round()
+        assert fleet.ours("n0") == ["PreferNoSchedule"], "nothing was taken for gone, or for a person's hand"
+        assert fleet.ours("n2") == ["NoSchedule"]
 
 
 @pytest.mark.parametrize("at", range(1, 7))

@@ -1,5 +1,6 @@
 """Hard marks as device taints: what is written is what the published schemas hold, and only ours is taken off."""
 
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -84,6 +85,10 @@ class Drains:
     def round(self, **values: float) -> Any:
         self.clock.move(timedelta(minutes=1))
         self.elapsed.now += 60
+        self.risks.risks = self.scored(**values)
+        return self.controller.round()
+
+    def scored(self, **values: float) -> Risks:
         now = self.clock.now()
         end = now + timedelta(hours=6)
         names = {"n1": ("GPU-a", "GPU-b"), "n2": ("GPU-c",)}
@@ -91,8 +96,7 @@ class Drains:
             node: tuple(UnitView(each, Score(values.get(each[-1], 0.01), now, end, ("why",))) for each in mine)
             for node, mine in names.items()
         }
-        self.risks.risks = Risks(units, now, MODEL, now - timedelta(days=1))
-        return self.controller.round()
+        return Risks(units, now, MODEL, now - timedelta(days=1))
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,34 @@ def test_each_gpu_that_a_hard_mark_is_due_to_is_tainted_in_the_version_that_the_
     assert not [path for path in changed if "devicetaintrules" in path], "a second round changes nothing"
     drains.round()
     assert devices(world) == []
+
+
+def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_none(
+    world: World, cluster: Cluster
+) -> None:
+    offers(world, "v1", "v1")
+    drains = Drains(world, cluster)
+    drains.round()
+    drains.clock.move(timedelta(minutes=1))
+    drains.risks.risks = drains.scored(a=0.9)
+    said = [note for note in drains.controller.rehearse().notes if "devicetaintrule" in note]
+    assert len(said) == 1
+    assert said[0].startswith("would be written besides: devicetaintrule predrain-")
+    spec = {
+        "deviceSelector": {"device": "gpu-0", "driver": DRIVER, "pool": "n1"},
+        "taint": {"effect": "NoSchedule", "key": "predrain.io/at-risk", "value": "high"},
+    }
+    assert said[0].endswith(f": spec: (none) -> {json.dumps(spec, sort_keys=True)}")
+    assert devices(world) == []
+    drains.round(a=0.9)
+    assert [each["spec"] for each in rules_of(world).values()] == [spec], "exactly what was shown"
+    ending = drains.controller.rehearse(Switches(release_all=True)).notes
+    assert [note.split(": ", 1)[1] for note in ending if "devicetaintrule" in note] == [
+        f"devicetaintrule {name}: spec: GPU-a -> (none)" for name in rules_of(world)
+    ]
+    world.fail("GET", "devicetaintrules", 403, content={"message": "no"})
+    failed = drains.controller.rehearse()
+    assert [error for error in failed.errors if "no" in error], "what cannot be read cannot be shown"
 
 
 def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_another_rule(

@@ -165,6 +165,22 @@ def test_a_preview_says_exactly_what_is_written(hand: Hand) -> None:
         "node n1: metadata.annotations[predrain.io/applied-taints]: (none)", "node n1: spec.taints: (none)",
     ]  # fmt: skip
     assert hand.do("taint").writes == previewed
+    reading = hand.scheduler.revalidate("n1")
+    assert reading is not None
+    (previewed,) = hand.scheduler.preview((hand.action("publish"),), reading)
+    assert [(write.path, write.before) for write in previewed] == [
+        ("metadata.labels[predrain.io/risk-tier]", None), ("metadata.annotations[predrain.io/prediction]", None),
+        ("status.conditions[GPUFailurePredicted]", None), ("event GPUFailurePredicted", None),
+    ]  # fmt: skip
+    assert previewed[2].after == "True (RiskHigh): " + hand_message(hand)
+    assert hand.do("publish").writes == previewed
+    assert hand.raw()["status"]["conditions"][1]["message"] == hand_message(hand)
+
+
+def hand_message(hand: Hand) -> str:
+    """What the condition says of an action of the hand."""
+    end = (hand.clock.now() + timedelta(hours=6)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return f"tier high (risk 0.9), holds until {end}: its errors rise"
 
 
 def test_a_person_who_takes_our_taint_off_is_seen(world: World, hand: Hand) -> None:

@@ -1,0 +1,59 @@
+"""`thresholds_from: costs`: a node is high where a drain of it, with the jobs on it, is worth its cost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policy.fleet import JobView, Level
+from policy.readings import NodeRiskConfig
+from policy.tiers import TierThresholds
+from policy.worth import WorthConfig, worth_of
+from tests.policy.decide_world import HOUR, T0, config, healthy, node, once, verbs, why
+
+
+def by_costs(**others):
+    made = config("g", free=True, node_risk=NodeRiskConfig("worst"), **others)
+    return replace(made, thresholds=TierThresholds(watch=0.015, elevated=0.02), thresholds_from="costs")
+
+
+def job(gpus, saved_ago=None, **others):
+    return JobView("j", gpus, T0 - 20 * HOUR, None if saved_ago is None else T0 - saved_ago * HOUR, **others)
+
+
+def test_the_same_risk_is_high_under_a_job_that_can_write_a_checkpoint_and_not_under_one_that_loses_a_days_work():
+    asked = once([node("n", 0.4, jobs=(job(512, 1, can_checkpoint=True),)), *healthy(12)], by_costs())
+    assert verbs(asked, "n") == ["publish", "taint", "drain"]
+    lone = WorthConfig(checkpoint_every=timedelta(hours=48))
+    lost = once([node("n", 0.4, jobs=(job(512, 19),)), *healthy(12)], by_costs(worth=lone))
+    assert lost.nodes["n"].tier == "elevated"
+    assert "from clear to elevated: a risk of 40.0%" in why(lost, "n")
+
+
+@given(st.floats(0.02, 1), st.integers(1, 4096), st.floats(0, 40), st.booleans())
+def test_a_node_is_high_exactly_where_its_drain_saves_at_least_what_it_costs(risk, gpus, age, can):
+    settings = by_costs(worth=WorthConfig(may_wait=False))
+    mine = node("n", risk, jobs=(job(gpus, age, can_checkpoint=can),))
+    plan = once([mine, *healthy(12)], settings)
+    worth = worth_of(1, mine.jobs, risk, settings.horizon, settings.worth, T0)
+    decision = plan.nodes["n"]
+    assert decision.worth == worth if decision.tier in ("elevated", "high") else True
+    enough = worth.break_even is not None and risk >= max(0.02, worth.break_even)
+    assert (decision.tier == "high") == enough
+    if enough and worth.net > 1e-9:
+        assert decision.target is Level.DRAINED
+
+
+def test_where_no_drain_is_ever_worth_it_no_node_is_high_but_by_a_rule():
+    settings = by_costs(worth=WorthConfig(planned_repair=timedelta(days=9)))
+    assert once([node("n", 1.0), *healthy(12)], settings).nodes["n"].tier == "elevated"
+    assert once([node("n", 1.0, facts=["xid 79"]), *healthy(12)], settings).nodes["n"].tier == "high"
+
+
+def test_another_source_than_the_three_is_refused():
+    with pytest.raises(ValueError, match="thresholds_from is 'cost': give settings, scores or costs"):
+        config(thresholds_from="cost")

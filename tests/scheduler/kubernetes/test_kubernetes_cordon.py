@@ -1,0 +1,133 @@
+"""The cordon that may go with a hard mark: how it was before is recorded, and nobody else's is ever undone."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from policy.fleet import Level, NodeView
+from scheduler.kubernetes.settings import KubernetesSettings
+from telemetry.kubernetes.client import Cluster
+from tests.scheduler.kubernetes.api_world import Raw, World, managed
+from tests.scheduler.kubernetes.objects import LASTS, QUICK, Hand
+
+NODE = "/api/v1/nodes/n1"
+CORDONS: KubernetesSettings = replace(QUICK, cordon=True)
+KEY = "predrain.io/cordoned-by-us"
+OF_THE_LIFECYCLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSchedule"}
+
+
+@pytest.fixture
+def hand(world: World, cluster: Cluster) -> Hand:
+    world.edit(NODE, by(None))
+    return Hand(world, cluster, CORDONS)
+
+
+def seen(hand: Hand) -> NodeView:
+    reading = hand.scheduler.revalidate("n1")
+    assert reading is not None
+    return reading.view
+
+
+def by(manager: str | None) -> Callable[[Raw], object]:
+    """Cordon a node by the hand of somebody, as the server notes it; None: uncordon it."""
+
+    def change(node: Raw) -> None:
+        node["metadata"]["managedFields"] = managed(manager)
+        node["spec"].pop("unschedulable", None)
+        node["spec"] |= {"unschedulable": True} if manager else {}
+
+    return change
+
+
+def test_a_hard_mark_cordons_and_its_release_takes_the_cordon_off(world: World, hand: Hand) -> None:
+    hand.do("publish")
+    hand.do("soft_taint", tier="elevated")
+    assert "unschedulable" not in hand.raw()["spec"], "a soft mark does not"
+    writes = {write.path: (write.before, write.after) for write in hand.do("taint").writes}
+    assert writes["spec.unschedulable"] == (None, "true")
+    assert '"earlier": "schedulable"' in hand.raw()["metadata"]["annotations"][KEY]
+    world.edit(NODE, lambda node: node["spec"]["taints"].append(OF_THE_LIFECYCLE))
+    view = seen(hand)
+    assert (view.cordoned_by, view.undone, view.lost) == (None, False, "drained by us"), "it is no foreign hand"
+    hand.do("drain")
+    hand.do("release", to=Level.TAINTED)
+    assert hand.raw()["spec"]["unschedulable"] is True
+    hand.do("release")
+    assert "unschedulable" not in hand.raw()["spec"]
+    assert KEY not in hand.raw()["metadata"].get("annotations", {})
+
+
+def test_a_node_that_a_person_cordoned_first_stays_cordoned(world: World, hand: Hand) -> None:
+    world.edit(NODE, by("kubectl-cordon"))
+    hand.do("taint")  # the policy would not; whoever cordons in between is not to be undone either
+    assert KEY not in hand.raw()["metadata"].get("annotations", {})
+    assert seen(hand).cordoned_by == "kubectl-cordon (it is unschedulable)"
+    hand.do("release")
+    assert hand.raw()["spec"]["unschedulable"] is True
+
+
+def test_an_uncordon_by_a_person_undoes_our_mark_and_is_remembered_after_its_release(world: World, hand: Hand) -> None:
+    hand.do("publish")
+    hand.do("taint")
+    world.edit(NODE, by(None))
+    view = seen(hand)
+    assert (view.undone, view.uncordoned, view.cordoned_by) == (True, True, None)
+    hand.do("release", to=Level.PUBLISHED)
+    assert hand.level() is Level.PUBLISHED
+    assert KEY not in hand.raw()["metadata"]["annotations"]
+    assert (seen(hand).undone, seen(hand).uncordoned) == (True, False), "also for a controller that knows nothing"
+    hand.later(timedelta(hours=7))
+    assert not seen(hand).undone, "after the end of what we put on, nobody knows"
+
+
+def test_a_person_who_cordons_our_node_anew_would_lose_the_cordon_with_our_mark_and_keeps_it(
+    world: World, hand: Hand
+) -> None:
+    hand.do("taint")
+    world.edit(NODE, by(None))
+    world.edit(NODE, by("kubectl-cordon"))
+    assert KEY in hand.raw()["metadata"]["annotations"], "by its annotation alone the cordon would be ours"
+    assert seen(hand).cordoned_by == "kubectl-cordon (it is unschedulable)"
+    hand.do("release")
+    assert hand.raw()["spec"]["unschedulable"] is True
+    assert KEY not in hand.raw()["metadata"].get("annotations", {})
+
+
+def test_who_deletes_our_annotation_has_taken_the_cordon_over(world: World, hand: Hand) -> None:
+    hand.do("taint")
+    world.edit(NODE, lambda node: node["metadata"]["annotations"].pop(KEY))
+    hand.do("release")
+    assert hand.raw()["spec"]["unschedulable"] is True
+
+
+def test_a_cordon_is_taken_off_also_where_none_is_asked_for_any_more(world: World, hand: Hand) -> None:
+    hand.do("taint")
+    hand.scheduler.settings = QUICK
+    hand.do("release")
+    assert "unschedulable" not in hand.raw()["spec"]
+
+
+def test_where_nobody_tells_who_cordons_none_of_ours_could_be_told_and_none_is_made(
+    world: World, cluster: Cluster
+) -> None:
+    hand = Hand(world, cluster, CORDONS)  # a server that tracks no fields
+    hand.do("taint")
+    assert "unschedulable" not in hand.raw()["spec"]
+    hand.scheduler.read_fleet()
+    (words,) = hand.scheduler.announce((), "me", hand.clock.now() + LASTS, new=True)
+    assert words.startswith("no node is cordoned: the server does not tell who cordons")
+
+
+def test_a_cordon_of_which_the_writer_is_told_no_more_stays(world: World, hand: Hand) -> None:
+    hand.do("taint")
+    world.edit(NODE, lambda node: node["metadata"].update(managedFields=managed(None)))
+    hand.do("release")
+    assert hand.raw()["spec"]["unschedulable"] is True
+
+
+def test_without_the_setting_nothing_is_cordoned(world: World, cluster: Cluster) -> None:
+    hand = Hand(world, cluster)
+    hand.do("taint")
+    assert "unschedulable" not in hand.raw()["spec"]

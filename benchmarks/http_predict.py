@@ -33,6 +33,9 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.local_ports import asked_once, free_port
 from features.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from models.light.bundle import load_light
@@ -339,7 +342,7 @@ def started(command: list[Any], folder: Path, port: int, path: str) -> Iterator[
         )
     try:
         deadline = time.monotonic() + 120
-        while not answers(port, path):
+        while asked_once(port, path)[0] != 200:
             if process.poll() is not None or time.monotonic() > deadline:
                 sys.exit(f"{command[0]} does not answer:\n{(folder / f'{port}.log').read_text()[-3000:]}")
             time.sleep(0.2)
@@ -349,16 +352,6 @@ def started(command: list[Any], folder: Path, port: int, path: str) -> Iterator[
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, kind)
                 process.wait(10)
-
-
-def answers(port: int, path: str) -> bool:
-    """Tell whether a server is there."""
-    try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-        connection.request("GET", path)
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
 
 
 def write_scores(folder: Path) -> None:
@@ -377,13 +370,6 @@ def write_scores(folder: Path) -> None:
         write_decision(swap.path, records, {"format": 1, "units": len(records)})
         swap.commit()
     scores.point_to_newest()
-
-
-def free_port() -> int:
-    """Give a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 if __name__ == "__main__":

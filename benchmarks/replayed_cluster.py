@@ -95,6 +95,32 @@ class BlindDiagnostic:
         self.begun.pop(key, None)
 
 
+class SightedDiagnostic(BlindDiagnostic):
+    """A diagnostic that finds each fault that is there or will show in time, and nothing else: the best that could be.
+
+    Parameters
+    ----------
+    clock : ManualClock
+    takes : timedelta
+    fleet : Fleet
+    within : timedelta
+        How long before it shows a fault can be found.
+    """
+
+    def __init__(self, clock: ManualClock, takes: timedelta, fleet: Fleet, within: timedelta) -> None:
+        super().__init__(clock, takes)
+        self._fleet, self._within = fleet, within
+
+    def result(self, node: str, key: str) -> DiagnosticResult:
+        """Say that it runs, or what it found."""
+        found = super().result(node, key)
+        if found.kind != "passed":
+            return found
+        assert found.at is not None
+        sick = self._fleet.faulty(node, found.at, self._within)
+        return DiagnosticResult("failed", "a fault", sick, found.at) if sick else found
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """A job on the whole of one node, as the fleet's scheduler had it.
@@ -172,9 +198,23 @@ class Fleet:
 
     def needed(self, node: str, at: datetime, within: timedelta) -> bool:
         """Whether a drain that begins now is right: the node has failed, and is not repaired, or fails in time."""
-        return any(
-            each.node == node and each.at <= at + within and at < max(each.at, each.repaired) for each in self.failures
+        return bool(self.faulty(node, at, within))
+
+    def faulty(self, node: str, at: datetime, within: timedelta) -> tuple[str, ...]:
+        """Give the GPUs of a node that have failed, and are not repaired, or fail in time."""
+        return tuple(
+            each.gpu
+            for each in self.failures
+            if each.node == node and each.at <= at + within and at < max(each.at, each.repaired)
         )
+
+    def with_jobs_of(self, nodes: int) -> Fleet:
+        """Give the fleet with each job a part of one on so many nodes, the others of which stand elsewhere.
+
+        When it is hit or moved, all of it stops and goes on from the same checkpoint. Its other nodes are taken never
+        to fail: what they would add is not counted, for anybody.
+        """
+        return replace(self, jobs=tuple(replace(job, gpus=job.gpus * nodes) for job in self.jobs))
 
     def hit(self, failure: Failure) -> Job | None:
         """Give the job that a failure meets where nobody moves any."""
@@ -228,7 +268,9 @@ class ReplayedCluster:
     right_within : timedelta
         A drain was needed if its node fails within it.
     diagnostic : timedelta or None
-        A :class:`BlindDiagnostic` of this length follows each drain; None: none does.
+        A diagnostic of this length follows each drain; None: none does.
+    sighted : bool
+        Whether it is a :class:`SightedDiagnostic` rather than a :class:`BlindDiagnostic`.
 
     Notes
     -----
@@ -245,6 +287,8 @@ class ReplayedCluster:
         assumed: Assumed,
         right_within: timedelta,
         diagnostic: timedelta | None = None,
+        *,
+        sighted: bool = False,
     ) -> None:
         self.fleet, self.assumed, self.right_within = fleet, assumed, right_within
         self.clock = ManualClock(fleet.begin)
@@ -256,7 +300,11 @@ class ReplayedCluster:
         self.scheduler = MemoryScheduler(nodes, self.clock)
         self.workloads = MemoryWorkloads([], self.clock)
         ledger = SqliteLedger(None)
-        self.diagnostic = None if diagnostic is None else BlindDiagnostic(self.clock, diagnostic)
+        self.diagnostic: BlindDiagnostic | None = None
+        if diagnostic is not None:
+            blind = BlindDiagnostic(self.clock, diagnostic)
+            sees = SightedDiagnostic(self.clock, diagnostic, fleet, right_within)
+            self.diagnostic = sees if sighted else blind
         settings = EvacuationSettings(
             enabled=True, verification=VerificationSettings(by="none" if diagnostic is None else "scheduler")
         )

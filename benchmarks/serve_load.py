@@ -12,17 +12,14 @@ service's files is limited. Ends with a line of JSON, and with an error where an
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -31,21 +28,17 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.load_ground import Disk, Supervisor
 from benchmarks.load_traffic import Caller, Ledger, Nodes, Rows, Telemetry, watch
+from benchmarks.load_verdict import judged, show, statuses
+from benchmarks.local_ports import asked_once, free_port
 from policy.risk_record import ModelName, RiskRecord
 from serving.http.model import load_model
 from serving.http.rows import FeatureRows
-from serving.online.snapshot import read_snapshot
 from serving.writing import ScoresFolder, write_decision
 from telemetry.store import Dataset
 
 NODES: Final = 200
-GROWTH: Final = 0.08
-"""Memory may differ by as much between the halves of a process' warm life."""
-
-_SLACK_MIB: Final = 24.0
-_KILL_WINDOW_S: Final = 2.0
-_DISK: Final = 48 * 2**20
 _SEED: Final = 140
 
 
@@ -66,117 +59,6 @@ class Place:
     folder: Path
     dataset: Path
     bundles: list[Path]
-
-
-@dataclass
-class Supervisor:
-    """Starts the service again whenever it ends, as systemd does, and reads what it writes.
-
-    Attributes
-    ----------
-    command : list of str
-    lives : list of list of (float, float)
-        Of each process: when its memory was looked at (monotonic), and MiB of it.
-    errors : list of str
-        Messages of level ERROR.
-    kills : list of float
-        When it was killed.
-    """
-
-    command: list[str]
-    folder: Path
-    lives: list[list[tuple[float, float]]] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
-    kills: list[float] = field(default_factory=list)
-    process: subprocess.Popen[bytes] | None = None
-    ended: threading.Event = field(default_factory=threading.Event)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def start(self) -> None:
-        """Begin."""
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._supervise, self._weigh)]
-        for thread in self._threads:
-            thread.start()
-
-    def kill(self) -> None:
-        """Kill the process, as the kernel does where memory runs out."""
-        assert self.process is not None
-        self.kills.append(time.monotonic())
-        self.process.kill()
-
-    def stop(self) -> int:
-        """End it orderly; return its exit code."""
-        self.ended.set()
-        assert self.process is not None
-        self.process.terminate()
-        code = self.process.wait(60)
-        self.close()
-        return code
-
-    def close(self) -> None:
-        """End whatever is left."""
-        self.ended.set()
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-        for thread in self._threads:
-            thread.join(20)
-
-    def _supervise(self) -> None:
-        while not self.ended.is_set():
-            self.lives.append([])
-            with subprocess.Popen(  # noqa: S603 - our own command
-                self.command, cwd=self.folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-            ) as process:
-                self.process = process
-                assert process.stderr is not None
-                for line in process.stderr:
-                    if b'"level":"ERROR"' in line or b'"level": "ERROR"' in line or line.startswith(b"Traceback"):
-                        self.errors.append(line.decode(errors="replace")[:2000])
-            self.ended.wait(0.3)
-
-    def _weigh(self) -> None:
-        while not self.ended.wait(0.5):
-            process = self.process
-            if process is None or not self.lives:
-                continue
-            with contextlib.suppress(OSError, StopIteration, IndexError):
-                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-                kib = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
-                self.lives[-1].append((time.monotonic(), kib / 1024))
-
-
-class Disk:
-    """The disk of the state, which can be full: a tmpfs where it may be mounted, else a limit of the size of files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        options = ["-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(folder)]
-        done = subprocess.run(["mount", *options], capture_output=True, check=False)  # noqa: S603, S607 - no shell
-        self.mounted = done.returncode == 0
-
-    def fill(self, process: subprocess.Popen[bytes]) -> None:
-        """Leave no room."""
-        if not self.mounted:
-            hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
-            return
-        with contextlib.suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as stream:
-            while True:
-                stream.write(bytes(4096))
-
-    def free(self, process: subprocess.Popen[bytes]) -> None:
-        """Make room again."""
-        if not self.mounted:
-            hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
-            return
-        (self.folder / "ballast").unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Unmount."""
-        if self.mounted:
-            subprocess.run(["umount", "-l", str(self.folder)], check=False)  # noqa: S603, S607 - no shell
 
 
 def main() -> None:
@@ -257,7 +139,7 @@ def _run_load(place: Place, disk: Disk, seconds: float, rate: float) -> dict[str
     finally:
         stop.set()
         supervisor.close()
-    return _judged(ledger, supervisor, disk, full, kept, code, seconds)
+    return judged(ledger, supervisor, disk, full, kept, code, seconds)
 
 
 def _events(
@@ -285,19 +167,14 @@ def _events(
         elif what == "kill":
             supervisor.kill()
         elif what == "fill":
-            before = _statuses(ledger)
+            before = statuses(ledger)
             disk.fill(process)
         else:
             disk.free(process)
-            full = {name: count - before.get(name, 0) for name, count in _statuses(ledger).items()}
+            full = {name: count - before.get(name, 0) for name, count in statuses(ledger).items()}
     time.sleep(max(0.0, began + seconds - time.monotonic()))
     full["swaps"], full["decisions"] = swaps, decisions
     return full
-
-
-def _statuses(ledger: Ledger) -> dict[str, int]:
-    with ledger.lock:
-        return {f"{kind} {status}": count for (kind, status), count in ledger.answers.items()}
 
 
 def _checked_after_kill(port: int, supervisor: Supervisor, ledger: Ledger) -> dict[str, Any]:
@@ -310,85 +187,6 @@ def _checked_after_kill(port: int, supervisor: Supervisor, ledger: Ledger) -> di
     )
     again = _stored(port)
     return {"held": held, "after_kill": again, "acked": ledger.stored, "unsure": ledger.unsure}
-
-
-def _judged(
-    ledger: Ledger, supervisor: Supervisor, disk: Disk, full: dict[str, int], kept: dict[str, Any], code: int,
-    seconds: float,
-) -> dict[str, Any]:  # fmt: skip
-    faults = [f"a wrong answer: {each}" for each in ledger.wrong[:5]]
-    near = [each for each in ledger.dropped if any(-0.1 < each - kill < _KILL_WINDOW_S for kill in supervisor.kills)]
-    if len(near) < len(ledger.dropped):
-        faults.append(f"{len(ledger.dropped) - len(near)} requests came to nothing without a kill")
-    if kept["after_kill"] != kept["held"] or not 0 <= kept["held"] - kept["acked"] <= kept["unsure"]:
-        faults.append(f"samples are lost: {kept}")
-    missing, compared = _missing(disk.folder / "online", ledger)
-    if missing or not compared:
-        faults.append(f"{missing} of {compared} acknowledged samples are not in the state")
-    if code != 0:
-        faults.append(f"it ended with {code}")
-    if not full.get("telemetry 503"):
-        faults.append("nothing was refused while the disk was full")
-    faults += [f"it logged an error: {each}" for each in supervisor.errors[:3]]
-    growth = [_growth(life) for life in supervisor.lives]
-    faults += [
-        f"memory grew from {first:.0f} to {last:.0f} MiB in a life"
-        for first, last in (each for each in growth if each is not None)
-        if last - first > max(GROWTH * first, _SLACK_MIB)
-    ]
-    answered = sum(ledger.answers.values())
-    took = np.sort(np.array(ledger.took_s)) * 1e3
-    return {
-        "faults": faults,
-        "answers": _statuses(ledger),
-        "full": full,
-        "disk": "tmpfs" if disk.mounted else "a limit of file sizes",
-        "in_flight": len(near),
-        "kept": kept | {"compared": compared},
-        "memory": [each for each in growth if each is not None],
-        "p99_ms": float(np.quantile(took, 0.99)) if took.size else None,
-        "line": {
-            "name": "serve_load", "value": answered, "unit": f"requests answered in {seconds:g} s, none wrong",
-            "peer": None, "ratio": None, "limit_share": None, "checked": not faults,
-        },
-    }  # fmt: skip
-
-
-def show(found: dict[str, Any]) -> None:
-    """Print what was seen."""
-    for what, count in sorted(found["answers"].items()):
-        print(f"{what:<28}{count:>9,}")
-    print(f"while the disk was full ({found['disk']}): {found['full']}")
-    print(f"requests under way at a kill: {found['in_flight']}; telemetry: {found['kept']}")
-    print(f"memory of each life, MiB, early and late: {[tuple(map(round, each)) for each in found['memory']]}")
-    print(f"node look-ups: p99 {found['p99_ms']:.1f} ms (load average {os.getloadavg()[0]:.1f})")
-    print(f"faults: {found['faults'] or 'none'}")
-
-
-def _growth(life: list[tuple[float, float]]) -> tuple[float, float] | None:
-    """Give a process' memory early and late in its warm life; None where that was too short to tell."""
-    if not life or life[-1][0] - life[0][0] < 20:
-        return None
-    warm = [mib for at, mib in life if at - life[0][0] > min(30.0, 0.5 * (life[-1][0] - life[0][0]))]
-    third = max(1, len(warm) // 3)
-    return float(np.median(warm[:third])), float(np.median(warm[-third:]))
-
-
-def _missing(folder: Path, ledger: Ledger) -> tuple[int, int]:
-    """Count acknowledged samples that the snapshot lacks, of those whose step is not over; and those compared."""
-    snapshot = read_snapshot(folder)
-    waiting, closed = snapshot.held.waiting, snapshot.held.closed_ms or 0
-    step_ms = int(snapshot.config.step / timedelta(milliseconds=1))
-    pairs = snapshot.held.pairs
-    there: dict[tuple[str, int], float] = {}
-    if waiting is not None:
-        for series in waiting.series.values():
-            for unit, ms, value, valid in zip(waiting.unit, waiting.ms, series.values, series.valid, strict=True):
-                if valid:
-                    there[pairs[int(unit)][1], int(ms)] = float(value)
-    asked = {key: value for key, value in ledger.acked.items() if -(-key[1] // step_ms) * step_ms > closed}
-    wrong = sum(key not in there or abs(there[key] - value) > 1e-3 for key, value in asked.items())
-    return wrong, len(asked)
 
 
 def swap_bundle(bundle: Path, target: Path) -> None:
@@ -423,15 +221,6 @@ def write_scores(folder: Path, risks: dict[str, float], number: int) -> None:
     scores.point_to_newest()
 
 
-def free_port() -> int:
-    """Give a port that nobody listens on."""
-    import socket  # noqa: PLC0415 - here alone
-
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _pushed(dataset: Path) -> tuple[list[tuple[str, str]], str, float, float]:
     """Give units in service, and a channel with the values that it may have."""
     held = Dataset.open(dataset)
@@ -451,27 +240,13 @@ def _scorer(model: Any) -> Any:
     return score
 
 
-def _asked_once(port: int, path: str) -> tuple[int, bytes]:
-    import http.client  # noqa: PLC0415 - as the callers have it
-
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
-    try:
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
-    except (OSError, http.client.HTTPException):
-        return 0, b""
-    finally:
-        connection.close()
-
-
 def _ready(port: int) -> bool:
-    return _asked_once(port, "/readyz")[0] == 200
+    return asked_once(port, "/readyz")[0] == 200
 
 
 def _stored(port: int) -> int | None:
     """Give how many pushed samples the state says that it has stored."""
-    for line in _asked_once(port, "/metrics")[1].decode().splitlines():
+    for line in asked_once(port, "/metrics")[1].decode().splitlines():
         if line.startswith('predrain_online_samples_total{fate="stored"}'):
             return round(float(line.rsplit(" ", 1)[1]))
     return None

@@ -19,6 +19,7 @@ from features.fleet import Fleet
 from features.grid import decision_rows
 from features.history import history_columns, history_values
 from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.node_rows import NodeRows
 from features.onset import Kinds, Reference
 from features.panes import Panes
 from features.peers import fleet_medians, model_codes
@@ -232,9 +233,9 @@ def _onset_reference(
     keys = decision_rows(instants(np.array([last], dtype=np.int64)), inventory, down)
     rows = Rows.of(keys, fleet)
     amounts = np.full((len(keys), len(plan.onset.amounts.columns)), np.nan, dtype=np.float32)
-    node = keys["node"].to_numpy(dtype=object)
+    own = NodeRows(keys["node"].tolist())
     for block in _blocks(tables, plan):
-        mine = np.flatnonzero(np.isin(node, sorted({name for name, _ in block.spans})))
+        mine = own.of(name for name, _ in block.spans)
         amounts[mine] = onset_amounts(plan, Panes(block, plan.panes), fleet, rows.take(mine))
     kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
     return plan.onset.reference(amounts, kinds, rows.milliseconds)

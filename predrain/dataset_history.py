@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
+    from features.config import LabelSection
     from policy.outcomes import Happening
     from scheduler.judging import History
 
@@ -23,20 +24,23 @@ class DatasetHistory:
         Of the dataset.
     events : pathlib.Path or None
         None: that of the folder.
+    scores : pathlib.Path or None
+        Folder of the scores that are acted on; None: predrain's own section of labels counts.
 
     Notes
     -----
-    Incidents are those of :func:`features.incidents.find_incidents` with its default section of labels, so that an
-    alert is judged by what the model was trained on. Repairs and replacements, diagnostics, drains and their ends, and
-    removals are taken from where they stand. What the history says is complete up to the end of the dataset's span, or
-    where there is no ``dataset.json`` up to the last time at which anything became known.
+    Incidents are those of :func:`features.incidents.find_incidents` with the section of labels that the newest
+    decision of the scores names, so that an alert is judged by what its model takes for an incident. Repairs and
+    replacements, diagnostics, drains and their ends, and removals are taken from where they stand. What the history
+    says is complete up to the end of the dataset's span, or where there is no ``dataset.json`` up to the last time at
+    which anything became known.
     """
 
-    def __init__(self, folder: Path, events: Path | None = None) -> None:
+    def __init__(self, folder: Path, events: Path | None = None, scores: Path | None = None) -> None:
         self._inventory = folder / "inventory.parquet"
         self._events = events or folder / "events.parquet"
         self._meta = folder / "dataset.json"
-        self._folder = folder
+        self._folder, self._scores = folder, scores
         self._key: tuple[Any, ...] | None = None
         self._found: _Found = []
         self._homes: dict[str, str] = {}
@@ -69,24 +73,30 @@ class DatasetHistory:
         from telemetry.errors import InputError
 
         try:
-            key = tuple(_stamp(each) for each in (self._events, self._inventory, self._meta))
+            labels = self._labels()
+            key = (*(_stamp(each) for each in (self._events, self._inventory, self._meta)), labels)
             if key != self._key:
-                self._take()
+                self._take(labels)
                 self._key = key
         except (OSError, ArrowException, KeyError, ValueError, InputError) as error:
             raise SourceError(f"what happened cannot be read from {self._folder}: {error}") from error
 
-    def _take(self) -> None:
+    def _labels(self) -> LabelSection:
+        from features.config import LabelSection
+        from serving.page.judging import labels_of
+
+        return LabelSection() if self._scores is None else labels_of(self._scores)
+
+    def _take(self, labels: LabelSection) -> None:
         import pandas as pd
         import pyarrow.parquet as pq
 
-        from features.config import LabelSection
         from features.incidents import find_incidents
         from telemetry.meta import read_meta
 
         events = pq.read_table(self._events).to_pandas()
         inventory = pq.read_table(self._inventory).to_pandas()
-        incidents = find_incidents(events, inventory, LabelSection())
+        incidents = find_incidents(events, inventory, labels)
         found: _Found = [
             (_when(row.known_at), row.gpu, row.node, "incident", _when(row.start)) for row in incidents.itertuples()
         ]

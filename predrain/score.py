@@ -151,13 +151,13 @@ def _follow(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: time
     from serving.status import Attempt
 
     failed = False
-    noted: tuple[str, ...] = ()
+    noted: tuple[str, ...] | None = None  # nothing has been said yet of how it stands
     for _ in until_stopped(pause):
         began = _now()
         try:
             result = work()
         except Exception as error:  # whatever it is, the fleet is better served by another try than by none
-            failed = True
+            failed, noted = True, None
             text = str(error) or type(error).__name__
             _say(as_json, {"at": began.isoformat(), "error": text}, f"round failed: {text}", sys.stderr)
             _recorded(scores, Attempt(began, None, text))

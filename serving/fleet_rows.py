@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -11,19 +11,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from features.blocks import key_columns
 from features.errors import InputError
 from features.grid import decision_rows
 from features.live import live_plan, live_rows, look_back
 from features.matrix import ROW_COLUMNS, MatrixConfig
-from features.sequences import SequencePlan, layout_of, live_windows
+from features.sequences import SequencePlan
 from features.service import duration_ms, instant_ms, instants
 from serving.config import ScoringSettings
 from serving.decision_times import stale_after
 from serving.freshness import Freshness, FreshnessWatch, always_fresh, sample_columns, stays_at
+from serving.raw_windows import RawWindows
 from telemetry.store import Dataset
 
 
@@ -91,9 +90,7 @@ def fleet_rows(
     """
     t_ms = instant_ms(t)
     events, inventory = dataset.events(), dataset.inventory()
-    none = np.zeros(0, dtype=np.int64)
-    never = pd.DataFrame({"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)})
-    everyone = decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
+    everyone = in_service(inventory, t_ms)
     if not len(everyone):
         raise InputError(
             f"no unit is in service at {t.isoformat()}",
@@ -102,9 +99,9 @@ def fleet_rows(
         )
     watch = FreshnessWatch(config, t_ms)
     sampled = live_plan(config).reads_samples or windows is not None
-    raw = None if windows is None else _Windows(windows, config, everyone, inventory, t)
+    raw = None if windows is None else RawWindows(windows, config, everyone, inventory, t)
     read = _buckets(dataset, config) if sampled else iter(())
-    tables = watch.pass_recent(read if raw is None else raw.taken(read), t_ms - duration_ms(look_back(config)))
+    tables = watch.pass_recent(read if raw is None else _taken(raw, read), t_ms - duration_ms(look_back(config)))
     frame = live_rows(tables if sampled else None, events, inventory, t, config)
     deque(tables, maxlen=0)  # what features do not read is still to be counted
     keys = frame[list(ROW_COLUMNS)]
@@ -131,40 +128,20 @@ def fleet_rows(
     )
 
 
+def in_service(inventory: pd.DataFrame, t_ms: int) -> pd.DataFrame:
+    """Give a row for each unit that is installed at a time, whether it is down or not, sorted by unit."""
+    none = np.zeros(0, dtype=np.int64)
+    never = pd.DataFrame({"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)})
+    return decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
+
+
+def _taken(raw: RawWindows, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    for table in tables:
+        raw.take(table)
+        yield table
+
+
 def _buckets(dataset: Dataset, config: MatrixConfig) -> Iterator[pa.Table]:
     columns = sample_columns(config, dataset.meta.channels)
     for bucket in dataset.buckets():
         yield dataset.read_bucket(bucket, columns)
-
-
-class _Windows:
-    """Takes the raw windows of all units in service out of tables that each hold all samples of their nodes."""
-
-    def __init__(
-        self, plan: SequencePlan, config: MatrixConfig, everyone: pd.DataFrame, inventory: pd.DataFrame, t: datetime
-    ) -> None:
-        self._plan, self._config = plan, config
-        self._everyone, self._inventory, self._t = everyone, inventory, t
-        self._node = everyone["node"].to_numpy(dtype=object)
-        self._at = {unit: at for at, unit in enumerate(everyone["unit"].tolist())}
-        self._values = np.full((len(everyone), plan.steps * len(plan.channels)), np.nan, dtype=np.float32)
-
-    def taken(self, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-        wanted = [*key_columns(self._config.unit), *layout_of(self._plan, self._config.channels).numbers]
-        for table in tables:
-            mine = np.flatnonzero(np.isin(self._node, pc.unique(table.column("node")).to_pylist()))
-            found = live_windows(
-                table.select([name for name in table.column_names if name in wanted]),
-                self._everyone.iloc[mine],
-                self._inventory,
-                self._t,
-                plan=self._plan,
-                channels=self._config.channels,
-                origin=self._config.decision.origin,
-                unit=self._config.unit,
-            )
-            self._values[mine] = found.reshape(len(mine), -1)
-            yield table
-
-    def of(self, units: Sequence[str]) -> NDArray[np.float32]:
-        return self._values[[self._at[unit] for unit in units]]

@@ -55,12 +55,15 @@ class Foretold:
         return self._held[at]
 
 
-def counted(stage: str, **others):
+def counted(stage: str, *, job_nodes: int = 1, sighted: bool | None = None, **others):
     policy = replace(
         config(stage=stage), thresholds=THRESHOLDS, worth=WorthConfig(always=True, may_wait=False),
         stages=replace(config().stages, pinned={"cluster/g": stage}),
     )  # fmt: skip
-    cluster = ReplayedCluster(fleet(**others), Foretold, MemoryFacts(), policy, Assumed(), 72 * HOUR)
+    cluster = ReplayedCluster(
+        fleet(**others).with_jobs_of(job_nodes), Foretold, MemoryFacts(), policy, Assumed(), 72 * HOUR,
+        None if sighted is None else 2 * HOUR, sighted=bool(sighted),
+    )  # fmt: skip
     return cluster.run(T0 + k * STEP + timedelta(minutes=10) for k in range(8))
 
 
@@ -96,3 +99,21 @@ def test_a_job_that_writes_no_checkpoint_loses_its_restart_alone():
     assert lost_in(OTHER, FAILS, Assumed()) == pytest.approx(8 * 0.25)
     elsewhere = replace(TRAINING, saved=T0 - 5 * HOUR)  # its last checkpoint is from before it began here
     assert lost_in(elsewhere, FAILS, Assumed()) == pytest.approx(8 * (20 + 1 + 0.25))
+
+
+def test_a_job_on_sixteen_nodes_loses_sixteen_times_as_much_and_costs_as_much_more_to_move():
+    assert counted("shadow", job_nodes=16).lost == pytest.approx(16 * 8 * 2.25)
+    moved = counted("hard", job_nodes=16)
+    assert (moved.hits, moved.moved) == (0, 1)
+    assert moved.spent == pytest.approx(16 * 8 * (5 + 15) / 60)
+    assert moved.idle == counted("hard").idle, "its other nodes stand elsewhere"
+
+
+def test_a_diagnostic_gives_a_sound_node_back_at_once_and_a_perfect_one_keeps_a_sick_one():
+    sound = counted("hard", sighted=False, failures=())
+    assert sound == counted("hard", sighted=True, failures=())
+    assert sound.idle < counted("hard", failures=()).idle, "not until its risk is calm"
+    blind, perfect = counted("hard", sighted=False), counted("hard", sighted=True)
+    assert blind.drains > 1, "given back, and drained again by the next scores"
+    assert (perfect.drains, perfect.hits, perfect.unneeded) == (1, 0, 0)
+    assert perfect.idle > blind.idle

@@ -141,6 +141,7 @@ class Application:
         self._counts.active += 1
         try:
             try:
+                self._check_framing(request)
                 self._check_host(request)
                 route, parameter = self._match(request)
                 label, request.parameter, visitors = route.path, parameter, route.visitors
@@ -176,6 +177,12 @@ class Application:
                 client=request.client,
                 trace=trace_of(request),
             )
+
+    @staticmethod
+    def _check_framing(request: Request) -> None:
+        """Refuse a body of two lengths: a proxy that goes by the other one would take its end for another's request."""
+        if "content-length" in request.headers and "transfer-encoding" in request.headers:
+            raise Refused(400, "send Content-Length or Transfer-Encoding, not both", "invalid")
 
     def _check_host(self, request: Request) -> None:
         host = request.headers.get("host")

@@ -217,8 +217,12 @@ class Service:
             warnings.append(self.holder.refused)
         if served.fleet is not None and stored.trouble is not None:
             warnings.append(f"newer scores cannot be served: {stored.trouble}")
-        if self.newest.held_back:
-            warnings.append("the online state knows too few units' risks: the stored scores are served")
+        online = self.online.fleet
+        if online is not None and self.newest.held_back:
+            known = f"{online.known} of {len(online.scores.units)} units"
+            warnings.append(
+                f"the online state knows the risks of {known}: until more telemetry comes, stored scores hold"
+            )
         error = served.status.get("error")
         if isinstance(error, str) and error:
             warnings.append(f"the last attempt to score failed: {error}")

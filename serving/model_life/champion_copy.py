@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from features.errors import InputError
+from models.bundle_files import read_files
 from serving.model_life.sources import NamedBundle, NotNamedYet
 from telemetry.atomic import disk_errors, fsync_path, write_bytes
 
@@ -56,6 +57,18 @@ class ChampionCopy:
         """Give the bundle's folder."""
         return self.path / VERSIONS / str(current["folder"])
 
+    def is_whole(self, current: dict[str, Any]) -> bool:
+        """Tell whether the bundle's files are still those that were copied: each is read, and compared by its hash."""
+        folder = self.bundle_of(current)
+        try:
+            raw = (folder / MANIFEST).read_bytes()
+            if hashlib.sha256(raw).hexdigest() != current["digest"]:
+                return False
+            read_files(folder, folder / MANIFEST, json.loads(raw)["files"])
+        except (OSError, InputError, ValueError, KeyError, TypeError):
+            return False
+        return True
+
     def take(self, bundle: Path, version: int, digest: str) -> Path:
         """Copy a bundle and name it as the current one; what was there before stays until the next but one.
 
@@ -75,7 +88,7 @@ class ChampionCopy:
         target = self.path / VERSIONS / name
         with disk_errors(self.path):
             target.parent.mkdir(parents=True, exist_ok=True)
-            if not (target / MANIFEST).is_file():
+            if not self.is_whole({"folder": name, "digest": digest}):
                 building = target.with_name(f".{name}.building")
                 shutil.rmtree(building, ignore_errors=True)
                 shutil.copytree(bundle, building)

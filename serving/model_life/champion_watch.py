@@ -20,7 +20,7 @@ from serving.model_life.champion_copy import ChampionCopy
 _LOG = logging.getLogger("champion")
 
 
-def look(copy: ChampionCopy, registry: str, name: str) -> bool:
+def look(copy: ChampionCopy, registry: str, name: str, *, verify: bool = False) -> bool:
     """Copy the champion's bundle where it is another one than the copy's.
 
     Parameters
@@ -30,6 +30,8 @@ def look(copy: ChampionCopy, registry: str, name: str) -> bool:
         ``sqlite:///PATH`` or a tracking server's address.
     name : str
         Name of the registered model.
+    verify : bool
+        Whether a copy that is there already is read, and fetched again where the disk has damaged it.
 
     Returns
     -------
@@ -49,7 +51,9 @@ def look(copy: ChampionCopy, registry: str, name: str) -> bool:
     current = copy.current()
     version = version_at(registry, name, number)
     if current is not None and (current["version"], current["digest"]) == (number, version.digest):
-        return False
+        if not verify or copy.is_whole(current):
+            return False
+        _LOG.warning("the copy of version %s is damaged on the disk; it is fetched again", number)
     with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
         copy.take(fetch_bundle(registry, name, version, Path(folder)), number, version.digest)
     return True
@@ -58,10 +62,13 @@ def look(copy: ChampionCopy, registry: str, name: str) -> bool:
 def watch(copy: ChampionCopy, registry: str, name: str, every_s: float, stopped: threading.Event) -> None:
     """Look again and again until told to stop; whatever goes wrong is noted beside the copy."""
     said: str | None = None
+    verified = False
     while not stopped.is_set():
         error = None
         try:
-            if look(copy, registry, name):
+            taken = look(copy, registry, name, verify=not verified)  # once: a restart makes good what a disk has done
+            verified = True
+            if taken:
                 _LOG.info("version %s is champion", (copy.current() or {}).get("version"))
         except Exception as fault:  # the next look may go well: a registry is restarted, a disk freed
             error = str(fault).splitlines()[0] if str(fault) else type(fault).__name__

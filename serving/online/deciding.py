@@ -150,9 +150,10 @@ class OnlineDecision:
         named = [(node, unit) for node, unit in dict.fromkeys(zip(nodes, units, strict=True)) if unit is not None]
         known = [(node, unit) for node, unit in named if state.knows(node, unit)]
         if not known:
-            first = f"{named[0][1]} on {named[0][0]}" if named else "none"
+            if not named:
+                raise InputError("no row names a GPU", "samples", "Fill the column gpu.")
             raise InputError(
-                f"the inventory knows none of the {len(named)} units named, such as {first}",
+                f"the inventory knows none of the {len(named)} units named, such as {named[0][1]} on {named[0][0]}",
                 "samples",
                 "Name GPUs and nodes as the inventory does.",
             )

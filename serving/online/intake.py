@@ -115,7 +115,7 @@ def read_samples(
     Returns
     -------
     block : Block
-        Rows in the order of the table, without those of unknown pairs.
+        Rows in the order of the table, without those of unknown pairs; ``order`` is their place in it.
     unknown : int
         Rows that were left out.
     nulled : int
@@ -128,13 +128,15 @@ def read_samples(
     """
     check_columns(table, unit)
     given = table.num_rows
+    place = np.arange(given, dtype=np.int64)
     for name in key_columns(unit):
         if table.column(name).null_count:
-            table = table.filter(pc.is_valid(table.column(name)))
+            valid = pc.is_valid(table.column(name))
+            place, table = place[valid.to_numpy()], table.filter(valid)
     number = _numbers(table, unit, known, book) if table.num_rows else np.zeros(0, np.int32)
     inside = number >= 0
     if not inside.all():
-        table, number = table.filter(pa.array(inside)), number[inside]
+        place, table, number = place[inside], table.filter(pa.array(inside)), number[inside]
     series: dict[str, Series] = {}
     nulled = 0
     for channel in channels.values():
@@ -156,7 +158,7 @@ def read_samples(
         unit=number,
         node=number,
         ms=epoch_ms(table.column("timestamp")),
-        order=np.zeros(len(number), np.int64),
+        order=place,
         mig=part,
         count=_counts(table),
         series=series,

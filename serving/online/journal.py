@@ -6,17 +6,19 @@
       00000012.log    records one after another; a snapshot begins the next file, and those before it are removed
 
 A record is a header (length, time of arrival in milliseconds, kind, digest; little-endian) and an Arrow IPC stream. A
-file may end in a record that was cut short by a crash: nobody was told that it was taken, and it is passed over.
+file may end in a record that was cut short by a crash: nobody was told that it was taken, and it is passed over. Where
+whole records follow one that cannot be read, the disk has damaged what was taken: they are read, and it is said.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
+import mmap
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,10 +73,13 @@ class Journal:
     ----------
     bytes : int
         Of all files.
+    damaged : dict of str to int
+        Files in which bytes before whole records could not be read, and how many; filled by :meth:`arrivals`.
     """
 
     def __init__(self, folder: Path) -> None:
         self.bytes = 0
+        self.damaged: dict[str, int] = {}
         self._folder = folder
         self._file: int | None = None
         self._size = 0
@@ -165,7 +170,28 @@ class Journal:
         """
         for number in self._numbers():
             if number >= first and (end is None or number < end):
-                yield from _read(self._path(number))
+                yield from self._read(self._path(number))
+
+    def _read(self, path: Path) -> Iterator[Arrival]:
+        if not path.stat().st_size:
+            return
+        with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            start = lost = 0
+            while start < len(content):
+                found = _record(content, start)
+                if found is not None:
+                    arrival, start = found
+                    yield arrival
+                    continue
+                further = _next_record(content, start + 1)
+                if further is None:
+                    _LOG.warning("the journal %s ends in %d bytes that are no record", path, len(content) - start)
+                    break
+                _LOG.error("the journal %s is damaged: %d bytes from byte %d on", path, further - start, start)
+                lost += further - start
+                start = further
+        if lost:
+            self.damaged = {**self.damaged, path.name: lost}
 
     def close(self) -> None:
         """Close the file; the next arrival begins another."""
@@ -199,29 +225,29 @@ def _write(file: int, content: bytes) -> None:
         left = left[os.write(file, left) :]
 
 
-def _read(path: Path) -> Iterator[Arrival]:
-    with path.open("rb") as stream:
-        end = stream.seek(0, os.SEEK_END)
-        stream.seek(0)
-        while (start := stream.tell()) < end:
-            found = _record(stream.read(_HEADER.size), stream.read)
-            if found is None:
-                _LOG.warning("the journal %s ends in a record that is not whole: %d bytes", path, end - start)
-                return
-            yield found
-
-
-def _record(header: bytes, read: Callable[[int], bytes]) -> Arrival | None:
+def _record(content: mmap.mmap, start: int) -> tuple[Arrival, int] | None:
+    """Read the record that begins at a place; give it with the place where it ends, None where there is none."""
+    begin = start + _HEADER.size
+    header = content[start:begin]
     if len(header) < _HEADER.size:
         return None
     magic, length, stamp, number, digest = _HEADER.unpack(header)
     if magic != _MAGIC or length > _LONGEST or number >= len(_KINDS):
         return None
-    body = read(length)
+    body = content[begin : begin + length]
     if len(body) < length or _digest(stamp, number, body) != digest:
         return None
     table = pa.ipc.open_stream(pa.py_buffer(body)).read_all()
-    return Arrival(datetime.fromtimestamp(stamp / 1000, UTC), _KINDS[number], table)
+    return Arrival(datetime.fromtimestamp(stamp / 1000, UTC), _KINDS[number], table), begin + length
+
+
+def _next_record(content: mmap.mmap, start: int) -> int | None:
+    """Find the next whole record at or after a place."""
+    while (start := content.find(_MAGIC, start)) >= 0:
+        if _record(content, start) is not None:
+            return start
+        start += 1
+    return None
 
 
 def _digest(stamp: int, number: int, body: bytes | pa.Buffer) -> bytes:

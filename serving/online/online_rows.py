@@ -13,21 +13,21 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from features.blocks import BLOCK_SAMPLES, Pair, SampleBlock, key_columns
+from features.blocks import BLOCK_SAMPLES, Pair, SampleBlock
 from features.errors import InputError
-from features.grid import decision_rows
 from features.layout import ChannelLayout
 from features.live import Blocks, FleetReference, fleet_reference, live_plan, live_rows, look_back
 from features.matrix import ROW_COLUMNS, MatrixConfig
-from features.sequences import SequencePlan, layout_of, live_windows
-from features.service import duration_ms, instant_ms, instants
+from features.sequences import SequencePlan
+from features.service import duration_ms, instant_ms
 from serving.config import ScoringSettings
 from serving.decision_times import stale_after
-from serving.fleet_rows import FleetRows
+from serving.fleet_rows import FleetRows, in_service
 from serving.freshness import Freshness, always_fresh, stays_at
 from serving.online.blocks import has_value
 from serving.online.frame import Frame
 from serving.online.window import batches, read_frames
+from serving.raw_windows import RawWindows
 from telemetry.block import Block, block_table
 
 _NONE = np.iinfo(np.int64).min
@@ -135,7 +135,9 @@ def online_rows(
     """Make the rows of one decision time; the parameters are those of :meth:`serving.online.state.OnlineState.rows`."""
     config, t_ms = view.config, instant_ms(t)
     chosen = None if nodes is None else frozenset(nodes)
-    everyone = _in_service(view.inventory, t_ms, chosen)
+    everyone = in_service(view.inventory, t_ms)
+    if chosen is not None:
+        everyone = everyone[everyone["node"].isin(chosen)].reset_index(drop=True)
     if not len(everyone):
         raise InputError(
             f"no unit is in service at {t.isoformat()}",
@@ -151,13 +153,13 @@ def online_rows(
             "Take one with reference(), and give it along.",
         )
     tally = _Tally(config, t_ms)
-    raw = None if windows is None else _Windows(windows, view, everyone, t)
+    raw = None if windows is None else RawWindows(windows, config, everyone, view.inventory, t)
 
     def blocks() -> Iterator[SampleBlock]:
         for _, block in view.blocks_of_nodes(t_ms, chosen):
             tally.add(block, view.pairs)
             if raw is not None:
-                raw.take(block)
+                _take(raw, block, view)
             yield sample_block(block, plan.layout, view.pairs)
 
     frame = live_rows(
@@ -217,45 +219,12 @@ def sample_block(block: Block, layout: ChannelLayout, pairs: tuple[Pair, ...]) -
     return SampleBlock(np.ascontiguousarray(block.ms), values, flags, known, spans)
 
 
-def _in_service(inventory: pd.DataFrame, t_ms: int, nodes: Collection[str] | None) -> pd.DataFrame:
-    none = np.zeros(0, dtype=np.int64)
-    never = pd.DataFrame({"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)})
-    everyone = decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
-    return everyone if nodes is None else everyone[everyone["node"].isin(nodes)].reset_index(drop=True)
-
-
-class _Windows:
-    """Takes the raw windows of all units in service out of blocks of whole nodes."""
-
-    def __init__(self, plan: SequencePlan, view: View, everyone: pd.DataFrame, t: datetime) -> None:
-        self._plan, self._view, self._t = plan, view, t
-        self._everyone = everyone
-        self._node = everyone["node"].to_numpy(dtype=object)
-        self._at = {unit: at for at, unit in enumerate(everyone["unit"].tolist())}
-        self._values = np.full((len(everyone), plan.steps * len(plan.channels)), np.nan, dtype=np.float32)
-
-    def take(self, block: Block) -> None:
-        """Take the windows of a block's nodes."""
-        if not len(block):
-            return
-        config, pairs = self._view.config, self._view.pairs
-        by_node = config.unit == "node"
-        wanted = {name: config.channels[name] for name in layout_of(self._plan, config.channels).numbers}
-        names, nodes = [unit for _, unit in pairs], [node for node, _ in pairs]
-        table: pa.Table = block_table(block, wanted, names, nodes, unit_is_node=by_node, sample_count=False)
-        mine = np.flatnonzero(np.isin(self._node, sorted({nodes[unit] for unit in np.unique(block.unit).tolist()})))
-        found = live_windows(
-            table.select([*key_columns(config.unit), *wanted]),
-            self._everyone.iloc[mine],
-            self._view.inventory,
-            self._t,
-            plan=self._plan,
-            channels=config.channels,
-            origin=config.decision.origin,
-            unit=config.unit,
-        )
-        self._values[mine] = found.reshape(len(mine), -1)
-
-    def of(self, units: list[str]) -> NDArray[np.float32]:
-        """Give the windows of units."""
-        return self._values[[self._at[unit] for unit in units]]
+def _take(raw: RawWindows, block: Block, view: View) -> None:
+    """Let the windows of a block's nodes be taken."""
+    if not len(block):
+        return
+    unit = view.config.unit
+    wanted = {name: view.config.channels[name] for name in raw.numbers}
+    names, nodes = [name for _, name in view.pairs], [node for node, _ in view.pairs]
+    table: pa.Table = block_table(block, wanted, names, nodes, unit_is_node=unit == "node", sample_count=False)
+    raw.take(table)

@@ -20,6 +20,7 @@ from features.service import instant_ms
 from serving.freshness import sample_columns
 from serving.live_config import ReadBundle, live_config
 from serving.online.journal import Journal
+from serving.online.replaying import replay
 from serving.online.snapshot import META, read_snapshot
 from serving.online.state import OnlineState
 from telemetry.channel import Channel
@@ -27,7 +28,6 @@ from telemetry.dataset import Dataset
 
 _LOG = logging.getLogger(__name__)
 Clock = Callable[[], datetime]
-_TIDY_EVERY = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,37 +129,6 @@ def begin(
     arrived = 0 if journal is None else replay(state, journal, first, end)
     replayed = 0 if held is None else fill(state, held, since=gap, fleet=False)
     return Beginning(state, restored, refused, replayed, arrived, None if held is None else held.meta.span[1])
-
-
-def replay(state: OnlineState, journal: Journal, first: int, end: int | None = None) -> int:
-    """Push again what was pushed before, each at the time at which it came.
-
-    Parameters
-    ----------
-    state : OnlineState
-    journal : Journal
-    first, end : int
-        As for :meth:`serving.online.journal.Journal.arrivals`.
-
-    Returns
-    -------
-    int
-        Pushes.
-    """
-    count = 0
-    for arrival in journal.arrivals(first, end):
-        try:
-            if arrival.kind == "samples":
-                state.push(arrival.table, at=arrival.at)
-            else:
-                state.push_events(arrival.table)
-        except InputError as error:  # what another version took
-            _LOG.warning("a push of %s cannot be taken again: %s", arrival.at.isoformat(), error)
-            continue
-        count += 1
-        if count % _TIDY_EVERY == 0:
-            state.tidy()
-    return count
 
 
 def take_fleet(state: OnlineState, dataset: Dataset) -> None:

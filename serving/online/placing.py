@@ -11,6 +11,7 @@ from serving.online.window import SampleWindow, held
 from telemetry.block import Block
 
 _NEVER = -(1 << 62)
+_SET_BACK = 2  # steps; a clock that is slewed by seconds opens nothing again
 
 
 class Placing:
@@ -51,11 +52,20 @@ class Placing:
 
     def advance(self, closed_ms: int, now_ms: int) -> None:
         """Close the steps that are over, and let go what is out of reach."""
+        self.set_back(closed_ms)
         if closed_ms > self._stepper.closed_ms:
             made = self._stepper.close(closed_ms)
             self._note(made)
             self._window.add(made)
             self._window.expire(now_ms)
+
+    def set_back(self, closed_ms: int) -> None:
+        """Open the steps again that lie after now, where the clock has been set back by two or more.
+
+        Their raw samples would else be turned away until the clock has caught up.
+        """
+        if closed_ms <= self._stepper.closed_ms - _SET_BACK * self._stepper.step_ms:
+            self._stepper.closed_ms = closed_ms
 
     def take(self, block: Block, *, replayed: bool) -> int:
         """Let rows wait for the end of their step, or put those of steps that are closed in their place.

@@ -114,7 +114,7 @@ class OnlineState:
             order=0,
             waiting=None,
             units={},
-            closed_ms=None if since is None else _closed(since, config),
+            closed_ms=None if since is None else closed_at(instant_ms(since), config),
         )
         return cls._with(config, beginning, [], clock)
 
@@ -164,7 +164,7 @@ class OnlineState:
         step_ms = duration_ms(config.step)
         closed = held_.closed_ms
         if closed is None:
-            closed = _closed(clock(), config)
+            closed = closed_at(instant_ms(clock()), config)
         stepper = Stepper(config.channels, step_ms, closed)
         if held_.waiting is not None:
             stepper.waiting = [held_.waiting]
@@ -192,7 +192,9 @@ class OnlineState:
             extra = sum(bytes_of(block) for block in self._stepper.waiting)
             return StateSize(len(self._book), self._window.rows, len(frames), waiting, self._window.nbytes + extra)
 
-    def push(self, samples: pa.Table, *, replayed: bool = False, at: datetime | None = None) -> Absorbed:
+    def push(
+        self, samples: pa.Table, *, replayed: bool = False, at: datetime | NDArray[np.int64] | None = None
+    ) -> Absorbed:
         """Take samples in.
 
         Parameters
@@ -205,9 +207,10 @@ class OnlineState:
             The samples are read again from a dataset or from landed files, to fill a state that begins or a gap: they
             are not counted as late, and are brought to the step as an import of them would. Give whole steps: raw rows
             of one step that come in two tables are not joined.
-        at : datetime, optional
+        at : datetime or array of int64, optional
             When they came, not before what was pushed earlier; default: now. The same tables at the same times make
-            the same state.
+            the same state. An array has the milliseconds of each row, never falling, for several pushes in one table
+            (:func:`serving.online.replaying.replay`).
 
         Returns
         -------
@@ -219,25 +222,27 @@ class OnlineState:
         InputError
             If the table cannot be used; nothing of it is taken.
         """
-        now = self._clock() if at is None else at
-        now_ms = instant_ms(now)
+        last_ms = int(at[-1]) if isinstance(at, np.ndarray) else instant_ms(self._clock() if at is None else at)
+        came = at if isinstance(at, np.ndarray) else np.full(len(samples), last_ms)
         with self._lock:
             block, unknown, nulled = read_samples(
                 samples, self.config.channels, self.config.unit, self._known, self._book
             )
             self._placing.grow(len(self._book))
             given = len(block)
+            now_ms = came[block.order]
             oldest = self._window.oldest_ms(now_ms)
             ahead = block.ms > now_ms + duration_ms(AHEAD)
             old = block.ms <= oldest
             kept = ~(ahead | old)
             if not kept.all():
-                block = block.take(np.flatnonzero(kept))
+                block, now_ms = block.take(np.flatnonzero(kept)), now_ms[kept]
             late = 0 if replayed else int((block.ms < now_ms - duration_ms(self.config.features.delay)).sum())
             block.order = -(self._order + np.arange(len(block), dtype=np.int64))  # the last to come counts
             self._order += len(block)
+            self._placing.set_back(closed_at(last_ms, self.config))
             stored = self._placing.take(block, replayed=replayed)  # first: what comes after just the delay is in time
-            self._advance(now)
+            self._advance(last_ms)
             absorbed = Absorbed(
                 rows=given + unknown,
                 stored=stored,
@@ -410,12 +415,16 @@ class OnlineState:
     def advance(self) -> None:
         """Close the steps that are over by now, and let go what is out of reach."""
         with self._lock:
-            self._advance(self._clock())
+            self._advance(instant_ms(self._clock()))
 
     @property
     def closed_to(self) -> datetime:
         """Time up to which steps have been closed so far (UTC)."""
         return datetime.fromtimestamp(self._stepper.closed_ms / 1000, UTC)
+
+    def closes_at(self, at: datetime) -> bool:
+        """Tell whether a push that comes then lets another step be closed."""
+        return closed_at(instant_ms(at), self.config) != self._stepper.closed_ms
 
     def now(self) -> datetime:
         """Give the present by the state's clock (UTC)."""
@@ -467,7 +476,7 @@ class OnlineState:
                 f"Ask for a time from {earliest.isoformat()} on, or score a dataset.",
             )
         with self._lock:
-            self._advance(now)
+            self._advance(instant_ms(now))
             return View(
                 config=self.config,
                 inventory=self._inventory,
@@ -477,11 +486,12 @@ class OnlineState:
                 unclosed=self._stepper.unclosed(),
             )
 
-    def _advance(self, now: datetime) -> None:
+    def _advance(self, now_ms: int) -> None:
         """Close the steps that are over, and let go what is out of reach."""
-        self._placing.advance(_closed(now, self.config), instant_ms(now))
+        self._placing.advance(closed_at(now_ms, self.config), now_ms)
 
 
-def _closed(now: datetime, config: MatrixConfig) -> int:
+def closed_at(now_ms: int, config: MatrixConfig) -> int:
+    """Give the time up to which steps are closed at a moment, in milliseconds."""
     step = duration_ms(config.step)
-    return (instant_ms(now) - duration_ms(config.features.delay)) // step * step
+    return (now_ms - duration_ms(config.features.delay)) // step * step

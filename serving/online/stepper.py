@@ -32,6 +32,14 @@ class Stepper:
     closed_ms : int
         A multiple of the step: samples up to here are not waited for.
 
+    Attributes
+    ----------
+    step_ms, closed_ms : int
+    waiting : list of Block
+        Rows of open steps, as they came.
+    units : dict of str to ndarray
+        What is known of each unit, by its number.
+
     Notes
     -----
     A step is closed ``features.delay`` after its end. No decision can use it before, and whatever arrives within the
@@ -41,7 +49,7 @@ class Stepper:
 
     def __init__(self, channels: Mapping[str, Channel], step_ms: int, closed_ms: int) -> None:
         self._channels = dict(channels)
-        self._step_ms = step_ms
+        self.step_ms = step_ms
         self.closed_ms = closed_ms
         self.waiting: list[Block] = []
         counters = [channel for channel in channels.values() if channel.kind == "counter"]
@@ -85,7 +93,7 @@ class Stepper:
 
     def is_closed(self, ms: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Tell which times lie in a step that has been closed."""
-        return cell_end(ms, self._step_ms) <= self.closed_ms
+        return cell_end(ms, self.step_ms) <= self.closed_ms
 
     def wait(self, block: Block) -> None:
         """Let rows wait for the end of their step; small blocks are put together, for thousands may come."""
@@ -109,7 +117,7 @@ class Stepper:
         """
         ready, rest = [], []
         for block in self.waiting:
-            over = cell_end(block.ms, self._step_ms) <= closed_ms
+            over = cell_end(block.ms, self.step_ms) <= closed_ms
             if over.all():
                 ready.append(block)
             elif not over.any():
@@ -187,15 +195,15 @@ class Stepper:
         """
         if self._rolled:
             add_rollup_columns(block, self._channels)
-        finer = self.finer[block.unit] | np.isin(block.unit, finer_units(block.unit, block.ms, self._step_ms))
-        return roll_up(block, self._channels, finer, self._step_ms) if finer.any() else block
+        finer = self.finer[block.unit] | np.isin(block.unit, finer_units(block.unit, block.ms, self.step_ms))
+        return roll_up(block, self._channels, finer, self.step_ms) if finer.any() else block
 
     def _gaps(self, raw: Block) -> dict[str, NDArray[Any]]:
         """Count the intervals between samples, and tell which units report faster than the step."""
         first = np.concatenate(([True], raw.unit[1:] != raw.unit[:-1]))
         before = np.where(first, self.units["last"][raw.unit], np.concatenate(([0], raw.ms[:-1])))
         known = (before > _NEVER) & (raw.ms > before)
-        short = known & (raw.ms - before < FINER_THAN * self._step_ms)
+        short = known & (raw.ms - before < FINER_THAN * self.step_ms)
         gaps, shorts = self.units["gaps"].copy(), self.units["short"].copy()
         np.add.at(gaps, raw.unit[known], 1)
         np.add.at(shorts, raw.unit[short], 1)
@@ -222,7 +230,7 @@ class Stepper:
             raw = both.take(np.flatnonzero(order >= len(past)))
         rolled = finer[raw.unit] if roll else np.zeros(len(raw), dtype=np.bool_)
         if rolled.any():
-            raw = roll_up(raw, self._channels, rolled, self._step_ms)
+            raw = roll_up(raw, self._channels, rolled, self.step_ms)
         return raw, carry
 
     def _past(self, units: NDArray[np.int32]) -> Block:

@@ -23,14 +23,18 @@ from serving.online.deciding import OnlineDecision, OnlineModel, decide, floor_t
 from serving.online.fleet_facts import placed_events
 from serving.online.intake import Absorbed
 from serving.online.journal import Journal, NotKeptError
-from serving.online.origin import SampledAs, begin, fill, replay
+from serving.online.origin import SampledAs, begin, fill
+from serving.online.replaying import replay
 from serving.online.state import OnlineState
 from telemetry.dataset import Dataset
 
 _LOG = logging.getLogger(__name__)
-_MOST_JOURNAL = 2**28  # bytes; reading them again takes seconds
+_MOST_JOURNAL = 2**26  # bytes; reading them again takes seconds, however small the pushes
 MOST_EVENTS = 1_000_000
 """Events that are held at most: a sender must not be able to make the state grow without an end."""
+
+MOST_EVENT_BYTES = 2**28
+"""Bytes of memory that they may take: their details may be long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +223,10 @@ class OnlineUpkeep:
         """Give the events of units that are known; None where there are none."""
         inventory, held = state.fleet
         placed = placed_events(events, inventory)
-        if len(held) + len(placed) > MOST_EVENTS:
+        size = sum(int(each.memory_usage(index=False, deep=True).sum()) for each in (held, placed))
+        if len(held) + len(placed) > MOST_EVENTS or size > MOST_EVENT_BYTES:
             raise InputError(
-                f"the online state holds {len(held)} events, {MOST_EVENTS} at most",
+                f"the online state holds {len(held)} events, {MOST_EVENTS} and {MOST_EVENT_BYTES >> 20} MiB at most",
                 "pushed events",
                 "Find out who sends so many.",
             )
@@ -315,6 +320,10 @@ class OnlineUpkeep:
             return
         if found.refused is not None:
             self._note("refused", f"the snapshot was not used: {found.refused}")
+        if self.journal.damaged:
+            lost, files = sum(self.journal.damaged.values()), ", ".join(sorted(self.journal.damaged))
+            text = f"{lost} bytes of what was pushed were damaged on the disk ({files}): push it again if you can"
+            self._note("damaged", f"{text}, and look after the disk")
         self._notes.pop("model", None)
         with self._absorbing:  # what came meanwhile, for a state that this one takes the place of
             arrived = found.arrived + replay(found.state, self.journal, since)
@@ -342,7 +351,7 @@ class OnlineUpkeep:
         last = self.served.decision
         took_s = 0.0 if last is None else last.took_s
         again = self._late and time.monotonic() >= self._decided + max(self._settings.again_s, 10 * took_s)
-        if last is not None and t <= last.t and not again:
+        if last is not None and t <= last.t <= now and not again:  # one from after now: the clock was set back
             return
         self._late, self._decided = False, time.monotonic()
         try:

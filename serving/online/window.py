@@ -70,8 +70,8 @@ class SampleWindow:
         """Bytes of all frames."""
         return sum(frame.nbytes for frame in self.frames)
 
-    def oldest_ms(self, now_ms: int) -> int:
-        """Give the time that samples must lie after to be kept."""
+    def oldest_ms(self, now_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Give the times that samples which come at some times must lie after to be kept."""
         return now_ms - self._keep_ms
 
     def add(self, block: Block) -> None:
@@ -87,8 +87,9 @@ class SampleWindow:
             self._put(each, block.take(np.flatnonzero(span == each)))
 
     def expire(self, now_ms: int) -> None:
-        """Let the spans go that have passed out of reach."""
-        oldest = self.oldest_ms(now_ms)
+        """Let the spans go that are out of reach of the newest samples, whatever a clock says that runs ahead."""
+        newest = max(((span + 1) * self._span_ms for span in self._spans), default=now_ms)
+        oldest = min(now_ms, newest) - self._keep_ms
         for span in [each for each in self._spans if (each + 1) * self._span_ms <= oldest]:
             del self._spans[span]
 

@@ -413,7 +413,8 @@ def connect(
         raise InputError(
             f"no way to the Kubernetes API server: {reason[0] if reason else type(error).__name__}",
             where,
-            "Give --kubeconfig and --context, or run in a pod with a service account.",
+            "Give --kubeconfig and --context (predrain act: kubernetes.kubeconfig and kubernetes.context in its "
+            "settings), or run in a pod with a service account.",
         ) from error
     configuration.connection_pool_maxsize = 8
 

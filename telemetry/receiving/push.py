@@ -24,6 +24,7 @@ KIND_ORDER: Final[tuple[Kind, ...]] = ("inventory", "events", "jobs", "samples")
 _EARLIEST: Final = pa.scalar(946_684_800_000, pa.int64()).cast(INSTANT)  # 2000-01-01
 _AHEAD: Final = timedelta(days=1)
 # The fold could never place later ones, and they would hide all that follows them.
+_ZONED: Final = 'instants such as timestamp("ms", tz="UTC")'
 _LONGEST_KEY: Final = 253
 # RFC 1035: the longest host name; all other keys are far shorter.
 _KEYS: Final = frozenset({"node", "gpu", "mig_instance", "pci_bus_id", "job"})
@@ -62,7 +63,7 @@ def read_arrow(
     Raises
     ------
     Refused
-        400 (no Arrow), 413 (too large) or 422 (no such table).
+        400 (no Arrow), 413 (too large) or 422 (no such table, or times without a zone).
 
     Notes
     -----
@@ -78,6 +79,9 @@ def read_arrow(
         raise Refused(400, str(error), "garbage") from error
     if len(set(table.column_names)) != len(table.column_names):
         raise Refused(422, f"a column occurs twice: {table.column_names}", "invalid")
+    for field in table.schema:  # the layout takes them for UTC, which nobody has said
+        if pa.types.is_timestamp(field.type) and field.type.tz is None:
+            raise Refused(422, f"{known}: {field.name} has no time zone: send {_ZONED}", "invalid")
     return {known: _checked(known, table, channels, now)}
 
 

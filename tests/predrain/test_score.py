@@ -134,6 +134,20 @@ def test_the_loop_survives_a_failed_round_and_ends_well_when_the_last_was_good(w
     assert json.loads((out / "latest.json").read_text())["decision"] == "20260102T000000Z"
 
 
+def test_the_loop_says_how_it_stands_once_though_nothing_is_new(world: World, tmp_path: Path) -> None:
+    seen: set[str] = set()
+
+    def third_attempt(status: dict) -> bool:
+        seen.add(status["last_attempt"])
+        return len(seen) > 2
+
+    code, output = follow(world, tmp_path, world.dataset.path, lambda status: True)
+    assert (code, output.count("written True")) == (0, 1)
+    code, output = follow(world, tmp_path, world.dataset.path, third_attempt)
+    assert code == 0
+    assert output.count("predrain score: decision 2026-01-02T00:00:00Z, written False") == 1
+
+
 def test_the_loop_exits_with_1_when_the_last_round_failed(world: World, tmp_path: Path) -> None:
     code, output = follow(world, tmp_path / "s", tmp_path / "absent", lambda status: status["failures_in_row"] >= 2)
     assert code == 1

@@ -158,7 +158,8 @@ class KubernetesServer:
         """Send one request; return status and content."""
         headers = {"Authorization": f"Bearer {self._tokens[user]}"}
         if body is not None:
-            headers["Content-Type"] = f"application/{patch}+json" if method == "PATCH" else "application/json"
+            form = "yaml" if patch == "apply-patch" else "json"  # which JSON is, too
+            headers["Content-Type"] = f"application/{patch}+{form}" if method == "PATCH" else "application/json"
         answer = self._pool.request(
             method,
             f"{self.url}{path}",

@@ -80,11 +80,19 @@ class Replica:
     """A controller with a connection, a lease and a ledger of its own."""
 
     def __init__(
-        self, cluster: KubernetesCluster, name: str, user: str = "actuator", *, diagnostic: bool = False
+        self,
+        cluster: KubernetesCluster,
+        name: str,
+        user: str = "actuator",
+        *,
+        diagnostic: bool = False,
+        cordon: bool = False,
     ) -> None:
         self.cluster = cluster
         clock, self.ledger = SystemClock(), SqliteLedger(None)
-        self.scheduler = KubernetesScheduler(connect(cluster.server.kubeconfig(user)), clock, QUICK)
+        self.scheduler = KubernetesScheduler(
+            connect(cluster.server.kubeconfig(user)), clock, replace(QUICK, cordon=cordon)
+        )
         workloads = KubernetesWorkloads(self.scheduler)
         self.settings = EvacuationSettings(
             enabled=True, retry_first=timedelta(seconds=0.1), retry_most=timedelta(seconds=1), wait_for_end=False,
@@ -212,6 +220,34 @@ def test_a_persons_cordon_is_not_ours_and_an_undone_mark_stays_undone(cluster: K
     one.scored()
     one.round()
     assert cluster.node("n0")["spec"]["unschedulable"] is True
+
+
+def test_a_cordon_of_ours_is_known_by_who_wrote_it_and_a_persons_stays(cluster: KubernetesCluster) -> None:
+    replica = Replica(cluster, "p1", cordon=True)
+    replica.scored(n1=0.9)
+    assert [note for note in replica.round().notes if "does not tell who cordons" in note], "as this server begins"
+    assert "unschedulable" not in cluster.node("n1")["spec"]
+    replica.scored(n1=0.01)
+    replica.round()
+    for name in ("n1", "n2"):  # from the first apply on it tells; servers from 1.22 on always do
+        cluster.tracked(name)
+    replica.scored(n1=0.9, n2=0.9)
+    replica.round()
+    for name in ("n1", "n2"):
+        assert cluster.node(name)["spec"]["unschedulable"] is True
+        reading = replica.scheduler.revalidate(name)
+        assert reading is not None
+        assert (reading.view.cordoned_by, reading.view.undone) == (None, False)
+    assert replica.round().steps == [], "it is our own, and stands"
+    cluster.change("n2", unschedulable=None)
+    cluster.change("n2", unschedulable=True)  # a person's own, while our annotation is still there
+    replica.scored()
+    replica.round()
+    assert "unschedulable" not in cluster.node("n1")["spec"]
+    theirs = cluster.node("n2")
+    assert theirs["spec"]["unschedulable"] is True
+    assert effects(theirs) == []
+    assert [key for key in theirs["metadata"].get("annotations", {}) if key.startswith("predrain.io/")] == []
 
 
 def test_another_replica_goes_on_where_the_leader_was_killed(cluster: KubernetesCluster) -> None:
@@ -378,7 +414,7 @@ def test_an_operator_rehearses_acts_stops_and_undoes(
     cluster: KubernetesCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    now = datetime.now(UTC).replace(microsecond=0)  # what was scored before the nodes were there is void
     fitted = {"fitted_at": (now - timedelta(days=1)).isoformat()}
     records = [record(f"gpu-{name}", name, 0.9 if name == "n2" else 0.01, now) for name in NODES]
     write(tmp_path / "scores", *records, at=now, model=fitted)

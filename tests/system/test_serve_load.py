@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.serve_load import Place, run_load, show
+from benchmarks.load_verdict import show
+from benchmarks.serve_load import Place, run_load
 from models.bundle import save_bundle
 from tests.serving.batch_world import fitted_on, make_world, manifest
 

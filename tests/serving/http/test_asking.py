@@ -237,3 +237,13 @@ def test_without_scores_it_lives_and_is_not_ready_until_they_come(tmp_path: Path
         write_scores(folder, small_fleet())
         wait(lambda: client.send("GET", "/readyz")[0] == 200)
         assert client.get("/v1/nodes")["total"] == 5
+
+
+def test_services_on_the_same_scores_answer_alike_and_a_page_of_one_is_followed_by_the_others(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    with running(tmp_path) as other:
+        with running(tmp_path) as one:
+            first = one.client().get("/v1/nodes?limit=2")
+            assert other.client().get("/v1/nodes?limit=2") == first
+        rest = other.client().get(first["next"])  # the one has gone
+    assert names(first) + names(rest) == ["n1", "n2", "n3", "n4"]

@@ -181,6 +181,20 @@ def test_a_body_that_comes_too_slowly_is_408_and_a_slow_head_is_cut_off(guarded:
         assert time.monotonic() - began < 8
 
 
+def test_a_body_of_two_lengths_is_refused_and_what_follows_it_is_nobodys_request(guarded: Running) -> None:
+    head = f"POST /v1/predict HTTP/1.1\r\nHost: l\r\nAuthorization: Bearer {READ}\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as two:
+        two.sendall(f"{head}Content-Length: 40\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n".encode())
+        two.sendall(b"GET /healthz HTTP/1.1\r\nHost: l\r\n\r\n")
+        told = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := two.recv(4096):
+                told += piece
+    assert told.startswith(b"HTTP/1.1 400 ")
+    assert b"send Content-Length or Transfer-Encoding, not both" in told
+    assert told.count(b"HTTP/1.1") == 1
+
+
 def test_a_client_that_goes_away_harms_nobody(guarded: Running) -> None:
     with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as gone:
         head = f"POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\nAuthorization: Bearer {READ}\r\n"

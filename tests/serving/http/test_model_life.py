@@ -195,6 +195,22 @@ def test_a_copy_is_whole_or_the_one_of_before_stays(tmp_path: Path, bundles: lis
     assert copy.current() is None
 
 
+def test_a_copy_that_the_disk_has_damaged_is_not_whole_and_is_made_anew(tmp_path: Path, bundles: list[Bundle]) -> None:
+    copy = ChampionCopy(tmp_path / "copy")
+    place = copy.take(bundles[0].path, 3, bundles[0].digest)
+    current = copy.current()
+    assert current is not None
+    for file in sorted(each for each in place.rglob("*") if each.is_file()):
+        assert copy.is_whole(current)
+        body = file.read_bytes()
+        file.write_bytes(body[:-1] + bytes([body[-1] ^ 1]))
+        assert not copy.is_whole(current), file
+        assert copy.take(bundles[0].path, 3, bundles[0].digest) == place
+        assert file.read_bytes() == body
+    (place / "more").write_text("")
+    assert not copy.is_whole(current)
+
+
 def test_the_registry_is_asked_for_another_version_only(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no store here"):
         look(ChampionCopy(tmp_path / "copy"), f"sqlite:///{tmp_path / 'none.db'}", "predrain")

@@ -256,6 +256,7 @@ def test_rows_that_cannot_be_used_are_counted_one_by_one(refusing: Running) -> N
     ("samples", "words"),
     [
         ([SAMPLE | {"gpu": "gpu77"}], "the inventory knows none of the 1 units named, such as gpu77 on node0"),
+        ([SAMPLE | {"gpu": None}], "no row names a GPU"),
         ([{"timestamp": SAMPLE["timestamp"], "node": "node0"}], "no value of any channel"),
         ([], "samples is no list of rows"),
     ],

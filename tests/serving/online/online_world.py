@@ -10,15 +10,20 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from features.blocks import table_of
 from features.live import live_rows
 from features.matrix import ROW_COLUMNS, MatrixConfig
 from serving.fleet_rows import FleetRows
 from serving.online.state import OnlineState
+from telemetry.importing import import_dataset
 from telemetry.store import Dataset
 from tests.features.small_fleet import (
+    CHANNELS,
     HOUR,
+    SMALL,
+    STEP,
     T0,
     events_of,
     gpus,
@@ -101,3 +106,25 @@ def equal_to_live(rows: FleetRows, samples: pa.Table | pd.DataFrame, world: Worl
 
 def as_table(frame: pd.DataFrame) -> pa.Table:
     return table_of(frame)
+
+
+def make_raw_world(folder: Path) -> World:
+    """Samples every minute, and the dataset that an import makes of them, rolled up to ten minutes."""
+    small = make_world(folder / "small")
+    inventory = small.inventory[small.inventory["gpu"].isin(["gpu00", "gpu01", "gpu04"])].reset_index(drop=True)
+    samples = samples_of(inventory, 8, seed=6, step=MINUTE)
+    slow = samples_of(inventory[inventory["gpu"] == "gpu04"], 8, seed=7, step=STEP)
+    samples = pd.concat([samples[samples["gpu"] != "gpu04"], slow], ignore_index=True)
+    pq.write_table(as_table(samples), folder / "samples.parquet")
+    pq.write_table(as_table(inventory), folder / "inventory.parquet")
+    made = import_dataset(
+        folder / "data",
+        inventory=folder / "inventory.parquet",
+        step=STEP,
+        channels=CHANNELS,
+        dedupe=MINUTE,
+        delay=SMALL.delay,
+        samples=[folder / "samples.parquet"],
+    )
+    matrix = make_matrix(made.dataset, folder / "matrix")
+    return World(made.dataset, matrix.config, samples, inventory, small.events)

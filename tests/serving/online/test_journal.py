@@ -5,7 +5,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from features.errors import InputError
 from serving.online.journal import Journal, NotKeptError
 from serving.online.snapshot import read_snapshot
 from serving.online.upkeep import OnlineUpkeep, UpkeepSettings
@@ -56,6 +57,25 @@ def test_arrivals_are_read_again_in_order_and_torn_ends_are_passed_over(tmp_path
         assert contents(Journal(folder)) == [*whole, ("samples", 10800.0, [1.5])]
     journal.forget_before(first)
     assert contents(journal) == [("samples", 10800.0, [1.5])]
+
+
+def test_what_follows_a_damaged_record_is_read_and_the_damage_is_told(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal")
+    ends = []
+    for at in range(3):
+        journal.append("samples", TABLE.slice(0, 1), T0 + at * HOUR)
+        ends.append(journal.bytes)
+    path = next((tmp_path / "journal").iterdir())
+    whole = path.read_bytes()
+    for place in range(0, ends[-1], 7):  # a byte here, a byte there
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        again, hit = Journal(tmp_path / "journal"), sum(place >= end for end in ends)
+        assert [at for _, at, _ in contents(again)] == [at * 3600.0 for at in range(3) if at != hit]
+        assert again.damaged == ({path.name: ends[0]} if hit < 2 else {})  # at the end it may be a torn one
+    path.write_bytes(whole[: ends[0]] + b"PDJ1" * 20 + whole[ends[0] :])
+    again = Journal(tmp_path / "journal")
+    assert len(contents(again)) == 3
+    assert again.damaged == {path.name: 80}
 
 
 @contextmanager
@@ -117,6 +137,13 @@ def values_of(upkeep: OnlineUpkeep) -> tuple[pd.DataFrame, np.ndarray]:
     return rows.keys, rows.values
 
 
+def events_at(at: datetime, details: list[str | None]) -> pd.DataFrame:
+    """Say one thing of a GPU as often as there are details, a minute apart, as a push lays it out."""
+    times = pd.Series([at + each * timedelta(minutes=1) for each in range(len(details))], dtype="datetime64[ms, UTC]")
+    told = {"node": "node0", "gpu": "gpu01", "type": "xid", "code": "63", "detail": details, "source": "test"}
+    return pd.DataFrame({"timestamp": times} | told | {"known_at": times, "pci_bus_id": None})
+
+
 @pytest.mark.parametrize("snapshot_first", [False, True])
 def test_a_killed_process_has_lost_nothing_that_was_pushed(
     tmp_path: Path, world: World, *, snapshot_first: bool
@@ -130,12 +157,7 @@ def test_a_killed_process_has_lost_nothing_that_was_pushed(
     if snapshot_first:
         assert first.save()
     parts = np.array_split(np.arange(samples.num_rows), 6)
-    event = pd.DataFrame(
-        {"timestamp": [END - HOUR], "node": ["node0"], "gpu": ["gpu01"], "type": ["xid"], "code": ["63"],
-         "detail": [None], "source": ["test"], "known_at": [END - HOUR], "pci_bus_id": [None]}
-    )  # fmt: skip
-    event["timestamp"] = event["timestamp"].astype("datetime64[ms, UTC]")
-    event["known_at"] = event["known_at"].astype("datetime64[ms, UTC]")
+    event = events_at(END - HOUR, [None])
     for at, part in enumerate(parts):
         clock.now += timedelta(minutes=10)
         first.push(samples.take(pa.array(part)), event if at == 2 else None)
@@ -180,3 +202,39 @@ def test_a_push_that_the_disk_does_not_take_is_not_taken_at_all(tmp_path: Path, 
     assert not any("cannot be kept" in each for each in upkeep.warnings)
     assert upkeep.save()
     assert os.listdir(tmp_path / "online.journal") == []
+
+
+def test_decisions_go_on_when_the_clock_was_ahead(tmp_path: Path, world: World) -> None:
+    clock = Clock(END)
+    upkeep = upkeep_of(tmp_path, world.dataset.path, world, clock)
+    known = []
+    for step in (timedelta(0), timedelta(days=2), timedelta(days=-2)):
+        clock.now += step
+        upkeep._rest_until = 0.0
+        upkeep.round()
+        assert upkeep.served.decision is not None
+        assert upkeep.served.decision.t <= clock.now
+        known.append(upkeep.served.decision.known)
+    assert known[0] > 0
+    assert known == [known[0], 0, known[0]]
+
+
+def push_hours_of_events(upkeep: OnlineUpkeep) -> None:
+    for hour in range(12):
+        upkeep.push(None, events_at(END - timedelta(days=1, hours=hour), ["x" * 4000] * 30))
+
+
+@pytest.mark.parametrize(("limit", "most"), [("MOST_EVENTS", 50), ("MOST_EVENT_BYTES", 2**20)])
+def test_no_sender_of_events_makes_the_state_grow_without_end(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    monkeypatch.setattr(f"serving.online.upkeep.{limit}", most)
+    upkeep = upkeep_of(tmp_path, world.dataset.path, world, Clock(END))
+    upkeep.round()
+    assert upkeep.state is not None
+    before = len(upkeep.state.fleet[1])
+    upkeep.push(None, events_at(END - 3 * HOUR, ["x" * 4000] * 30))
+    with pytest.raises(InputError, match=r"the online state holds \d+ events, \d+ and \d+ MiB at most"):
+        push_hours_of_events(upkeep)
+    assert before + 30 <= len(upkeep.state.fleet[1]) < before + 12 * 30
+    assert upkeep.push(None, None)[1]["rows"] == 0

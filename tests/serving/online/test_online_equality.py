@@ -5,7 +5,6 @@ from datetime import timedelta
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -15,13 +14,11 @@ from features.matrix import ROW_COLUMNS
 from serving.config import ScoringSettings
 from serving.fleet_rows import fleet_rows
 from serving.online.state import OnlineState
-from telemetry.importing import import_dataset
-from tests.features.small_fleet import CHANNELS, HOUR, SMALL, STEP, T0, make_matrix, samples_of
+from tests.features.small_fleet import CHANNELS, HOUR, T0
 from tests.serving.online.online_world import (
     HOURS,
     MINUTE,
     Clock,
-    World,
     as_table,
     equal_to_live,
     make_world,
@@ -93,30 +90,6 @@ def test_no_order_of_arrival_duplicate_gap_or_restart_changes_a_row(world, tmp_p
         equal_to_live(state.rows(t), every[came].drop_duplicates(["timestamp", "gpu", "node"]), world, t)
     assert state.totals.rows == int(came.sum())
     assert state.totals.late >= int((hopeless & came).sum())
-
-
-@pytest.fixture(scope="module")
-def raw_world(tmp_path_factory):
-    """Samples every minute, and the dataset that an import makes of them, rolled up to ten minutes."""
-    folder = tmp_path_factory.mktemp("raw")
-    small = make_world(folder / "small")
-    inventory = small.inventory[small.inventory["gpu"].isin(["gpu00", "gpu01", "gpu04"])].reset_index(drop=True)
-    samples = samples_of(inventory, 8, seed=6, step=MINUTE)
-    slow = samples_of(inventory[inventory["gpu"] == "gpu04"], 8, seed=7, step=STEP)
-    samples = pd.concat([samples[samples["gpu"] != "gpu04"], slow], ignore_index=True)
-    pq.write_table(as_table(samples), folder / "samples.parquet")
-    pq.write_table(as_table(inventory), folder / "inventory.parquet")
-    made = import_dataset(
-        folder / "data",
-        inventory=folder / "inventory.parquet",
-        step=STEP,
-        channels=CHANNELS,
-        dedupe=MINUTE,
-        delay=SMALL.delay,
-        samples=[folder / "samples.parquet"],
-    )
-    matrix = make_matrix(made.dataset, folder / "matrix")
-    return World(made.dataset, matrix.config, samples, inventory, small.events)
 
 
 @settings(RANDOM, max_examples=2)

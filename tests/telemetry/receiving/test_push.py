@@ -103,3 +103,12 @@ def test_one_infinite_gauge_does_not_lose_a_collectors_file() -> None:
 def test_a_node_without_a_gpu_is_null_and_an_empty_table_is_no_error() -> None:
     assert pushed({"samples": [GOOD | {"gpu": None}]})["samples"].column("gpu").to_pylist() == [None]
     assert pushed({"samples": []}) == {}
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "ns"])
+def test_arrow_times_without_a_zone_are_refused_as_those_of_json_are(unit: str) -> None:
+    naive = pa.array([NOW.replace(tzinfo=None)] * 2, pa.timestamp(unit))
+    with pytest.raises(Refused, match="samples: timestamp has no time zone: send instants such as"):
+        pushed_arrow(timestamp=naive, gpu_temp_c=[1.0, 2.0])
+    zoned = pa.array([NOW] * 2, pa.timestamp(unit, "Asia/Tokyo"))
+    assert pushed_arrow(timestamp=zoned, gpu_temp_c=[1.0, 2.0]).column("timestamp")[0].as_py() == NOW

@@ -224,6 +224,22 @@ def test_rises_of_the_exporters_xid_counts_are_events(tmp_path: Path) -> None:
     assert result.events == 3
 
 
+def test_two_faults_of_one_kind_would_be_one_in_a_gauge_that_keeps_the_last_and_are_two_in_the_counts(
+    tmp_path: Path,
+) -> None:
+    gauge, last, changes = [79.0] * 5, 0.0, 0
+    for value in gauge:  # what a reader of the gauge alone could see
+        changes, last = changes + (value != last), value
+    assert changes == 1
+    text = [line(METRICS[2], "GPU-0", str(value), T0 + 60 * at) for at, value in enumerate(gauge)]
+    counts = [line("DCGM_EXP_XID_ERRORS_COUNT", "GPU-0", str(n), T0 + s) for s, n in [(60, 1), (180, 2)]]
+    path, live = tmp_path / "d.om", tmp_path / "live"
+    path.write_text("\n".join([*text, *(each.replace("{", '{xid="79",', 1) for each in counts)]))
+    land(path, live)
+    told = [(round(row["timestamp"].timestamp()) - T0, row["code"]) for row in landed(live, "events")]
+    assert told == [(60, "79"), (180, "79")]
+
+
 def test_two_runs_of_one_dump_at_once_are_refused(tmp_path: Path) -> None:
     path, live = tmp_path / "d.om", tmp_path / "live"
     path.write_text(dump(times=2))

@@ -17,6 +17,7 @@ NAMES = (
     "backfill_prometheus",
     "collect_exporters",
     "score_fleet",
+    "batch_scoring",
     "http_predict",
     "online_update",
     "decide_fleet",
@@ -24,6 +25,7 @@ NAMES = (
     "features_file_to_file",
     "features_out_of_core",
     "features_window_length",
+    "training_refits",
 )
 """Benchmarks in the order of the page; each is a file of this folder."""
 

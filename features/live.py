@@ -11,6 +11,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from features.ahead import ahead
 from features.blocks import FloatArray, IntArray, SampleBlock, blocks_of, epoch_ms, key_columns, pair_codes, table_of
 from features.drains import out_of_use
 from features.errors import InputError
@@ -113,7 +114,7 @@ def live_rows(
         :func:`look_back` at ``t``. Older ones change nothing, nor do those that
         are not usable yet. Of two samples of a unit at one time the later in the table counts. None: no telemetry.
         Tables one after the other, each with all samples of some nodes (a dataset's buckets), are taken in one pass
-        with one of them in memory; ``t`` must then be on the grid of ``config.decision``.
+        with three of them in memory at most; ``t`` must then be on the grid of ``config.decision``.
     events, inventory : DataFrame
         As a dataset holds them, of the whole fleet and all its past (history features reach back without limit).
     t : datetime
@@ -260,7 +261,9 @@ def _fill(
     amounts = np.full((rows.pair.size, width), np.nan, dtype=np.float32)
     filler = SampleFiller(plan, fleet, rows, values, first_pass, amounts)
     ranges = {node: pairs for node, pairs in node_ranges(fleet) if nodes is None or node in nodes}
-    filler.fill(_blocks(tables, plan), ranges)
+    blocks = _blocks(tables, plan)
+    # tables that come one after the other are a fleet's: one is read and the next block cut while rows are computed
+    filler.fill(blocks if isinstance(tables, tuple | Blocks) else ahead(blocks), ranges)
     return filler, first_pass, amounts
 
 
@@ -282,7 +285,7 @@ def _tables(
         return ()
     if isinstance(samples, pa.Table | pd.DataFrame):
         return (_table(samples, config),)
-    return (_table(each, config) for each in samples)
+    return (_table(each, config) for each in ahead(samples))
 
 
 def _table(samples: pa.Table | pd.DataFrame, config: MatrixConfig) -> pa.Table:

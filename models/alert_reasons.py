@@ -15,7 +15,8 @@ from models.fitted import FittedModels
 from models.precedent_table import precedent_facts
 from models.precedents import PrecedentLibrary
 from models.ranking import Ints, position_in_group
-from models.training_set import Matrix, RowReader
+from models.row_reader import RowReader
+from models.training_set import Matrix
 
 _FLEET_UNITS = 2048
 """Units of a decision time that a value is placed among at most, spread evenly: percentiles need no more."""

@@ -113,6 +113,7 @@ class CascadeEnsemble(BinaryClassifier):
         fitted_first: Any = None,
         thresholds: Sequence[float] | None = None,
         hours_to_incident: Any = None,
+        positions: Any = None,
     ) -> Self:
         """Fit the stages one after the other.
 
@@ -138,6 +139,8 @@ class CascadeEnsemble(BinaryClassifier):
             Thresholds set before, on rows that were held out, one for each stage but the last.
         hours_to_incident : array-like, shape (n_rows,), optional
             Hours to a positive row's incident, for stages that ask for it.
+        positions : array-like of int64, shape (n_rows,), optional
+            Positions of the rows in the matrix they come from, for stages that ask for them (as ``rows``).
 
         Returns
         -------
@@ -149,7 +152,7 @@ class CascadeEnsemble(BinaryClassifier):
             raise ValueError("CascadeEnsemble has no stages: give a list of (name, classifier).")
         if self.order_by not in ("last", "mean"):
             raise ValueError(f"CascadeEnsemble's order_by is {self.order_by!r}: give 'last' or 'mean'.")
-        facts = FitFacts.of(times, hours_to_incident)
+        facts = FitFacts.of(times, hours_to_incident, positions)
         groups = None if groups is None else np.asarray(groups)
         checked = self._validation_positives(validation)
         rows = np.arange(len(codes))

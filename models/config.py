@@ -85,6 +85,13 @@ def _without_sequences(value: tuple[Learner, ...]) -> tuple[Learner, ...]:
     return value
 
 
+class BinsSection(Section):
+    """``training.bins``: bin edges that LightGBM and XGBoost share over the refits of a backtest."""
+
+    refits: int = Field(default=0, ge=0)
+    """Refits that edges serve, from the one that finds them on; then they are renewed. 0: every fit finds its own."""
+
+
 class TrainingSection(Section):
     """``training``: which rows a model is fitted on, and how often."""
 
@@ -122,6 +129,12 @@ class TrainingSection(Section):
     """Negatives whose unit fails within this after the horizon are left out: tickets may be dated late; 0: none."""
 
     search: SearchSection = SearchSection()
+
+    bins: BinsSection = BinsSection()
+
+    memory: int = Field(default=1024, ge=1)
+    """MiB of a matrix's features held while models are fitted: all of them, or the newest rows; as much again of rows
+    in kept bins."""
 
     @field_validator("span", "spans", "refit_every", "refit_at_most")
     @classmethod

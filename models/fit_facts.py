@@ -24,17 +24,21 @@ class FitFacts:
     hours_to_incident : ndarray of float64, shape (n_rows,), or None
         Hours from the decision time to the start of the incident that makes a row positive; NaN for negatives, and
         where the start is not known.
+    rows : ndarray of int64, shape (n_rows,), or None
+        Positions in the matrix that the rows come from.
     """
 
     times: Ints | None = None
     hours_to_incident: Floats | None = None
+    rows: Ints | None = None
 
     @classmethod
-    def of(cls, times: Any = None, hours_to_incident: Any = None) -> FitFacts:
+    def of(cls, times: Any = None, hours_to_incident: Any = None, rows: Any = None) -> FitFacts:
         """Make facts of array-likes."""
         return cls(
             None if times is None else np.asarray(times, dtype=np.int64),
             None if hours_to_incident is None else np.asarray(hours_to_incident, dtype=np.float64),
+            None if rows is None else np.asarray(rows, dtype=np.int64),
         )
 
     def take(self, rows: Ints) -> FitFacts:
@@ -42,6 +46,7 @@ class FitFacts:
         return FitFacts(
             None if self.times is None else self.times[rows],
             None if self.hours_to_incident is None else self.hours_to_incident[rows],
+            None if self.rows is None else self.rows[rows],
         )
 
     def wanted_by(self, learner: Any) -> dict[str, Any]:
@@ -55,9 +60,10 @@ class FitFacts:
         Returns
         -------
         dict of str to ndarray
-            ``times`` and ``hours_to_incident``, each only if ``fit`` has a parameter of that name and it is known.
+            ``times``, ``hours_to_incident`` and ``rows``, each only if ``fit`` has a parameter of that name and it is
+            known.
         """
-        known = {"times": self.times, "hours_to_incident": self.hours_to_incident}
+        known = {"times": self.times, "hours_to_incident": self.hours_to_incident, "rows": self.rows}
         return {name: value for name, value in known.items() if value is not None and has_fit_parameter(learner, name)}
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from models.learners import make_learner
 from models.odds import log_odds
 from models.ranking import Bools, Ints, mix, seed_of
-from models.training_set import Labels, RowReader, Rows, TrainingSet, facts_of
+from models.row_reader import RowReader
+from models.training_set import Labels, Rows, TrainingSet, facts_of
 
 AMONG = 5
 """Rows that hard negatives are looked for among, for each negative that is drawn at times without a positive."""

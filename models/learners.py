@@ -96,7 +96,7 @@ _MLP: dict[str, Any] = {
 
 def _lightgbm(seed: int, settings: dict[str, Any]) -> lightgbm.LGBMClassifier:
     return lightgbm.LGBMClassifier(
-        **settings, random_state=seed, deterministic=True, force_row_wise=True, verbose=-1, importance_type="gain"
+        **settings, random_state=seed, deterministic=True, force_col_wise=True, verbose=-1, importance_type="gain"
     )
 
 

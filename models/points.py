@@ -88,7 +88,8 @@ class HistoryPoints(Points):
 
     def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:  # noqa: ARG002  Points' signature
         """Give the GPU's count plus the node's squeezed into [0, 1); see :meth:`Points.points`."""
-        own, node = self._count(X, "gpu"), self._count(X, "node")
+        own = self._count(X, "gpu")
+        node = np.maximum(self._count(X, "node"), 0)  # a caller's rows may hold anything, and -1 would divide by zero
         return own + node / (1 + node)
 
     def _count(self, X: np.ndarray, scope: str) -> Floats:

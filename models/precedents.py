@@ -24,7 +24,8 @@ from features.service import instant_ms, milliseconds
 from features.vocabulary import FeatureColumn
 from models.prepared import SignedLogScaler
 from models.ranking import Floats, Ints, mix, name_hashes, seed_of
-from models.training_set import Matrix, RowReader
+from models.row_reader import RowReader
+from models.training_set import Matrix
 
 MAX_INCIDENTS: Final = 2000
 """Incidents in a library at most: the latest ones."""

@@ -18,8 +18,9 @@ from models.fitted import fitted_learners
 from models.learners import fit_learners, make_learner
 from models.odds import log_odds
 from models.ranking import Floats, Ints, mix, seed_of
+from models.row_reader import RowReader
 from models.sequence.windows import tabular_values
-from models.training_set import Labels, RowReader, Rows, choose_rows, count_incidents, known_rows
+from models.training_set import Labels, Rows, choose_rows, count_incidents, known_rows
 
 if TYPE_CHECKING:
     from models.trainer import Trainer

@@ -215,7 +215,9 @@ def run_backtest(
     schedule = plan_schedule(matrix, rows, training=training, backtest=backtest, reach_ms=reach_ms)
     first = schedule.refits_ms[0]
     k = alert_budget(rows, Labels.of(matrix.labels(instant_of(first))), backtest, as_of_ms=first)
-    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, search_at_ms=first)
+    trainer = Trainer(
+        matrix, training=training, models=models, k=k, seed=seed, search_at_ms=first, refits_ms=schedule.refits_ms
+    )
     sliding = SlidingTrainer(trainer, schedule, profile=models.profile, explain=explain)
     store = None
     if checkpoint is not None:

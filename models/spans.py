@@ -14,7 +14,8 @@ from models.config import JudgeSection, TrainingSection
 from models.learners import make_learner
 from models.odds import log_odds
 from models.ranking import seed_of
-from models.training_set import Labels, RowReader, Rows, TrainingSet, choose_rows, count_incidents, known_rows
+from models.row_reader import RowReader
+from models.training_set import Labels, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 
 TAIL_SHARE = 0.2
 """Length of the validation tail over that of the longest span that fits."""

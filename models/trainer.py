@@ -20,14 +20,17 @@ from models.failure_rate import rate_at
 from models.fitted import FittedModels, fitted_learners, model_names
 from models.hard_negatives import with_hard_negatives
 from models.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
-from models.learners import fit_learners, make_learner
+from models.kept_bins import BinKeeper
+from models.learners import THREADS, fit_learners, make_learner
 from models.odds import log_odds
+from models.on_bins import on_bins
 from models.ranking import Bools, Floats, Ints, seed_of
+from models.row_reader import row_reader
 from models.schedule import format_days, format_instant, instant_of
 from models.search import Searched, search_all
 from models.sequence.windows import fitted_to, tabular_values
 from models.spans import SpanChoice, choose_span, usable_spans
-from models.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows, row_reader
+from models.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 
 STAND_IN = "history_count"
 """The baseline that speaks for every model while nothing could be fitted yet."""
@@ -79,6 +82,8 @@ class Trainer:
         Seed of everything random.
     search_at_ms : int, optional
         The instant before which ``training.search`` may look, in milliseconds since the epoch; None: no search.
+    refits_ms : tuple of int, optional
+        The refits of a backtest, over which ``training.bins`` keeps edges; none: each fit finds its own.
     """
 
     def __init__(
@@ -90,6 +95,7 @@ class Trainer:
         k: int,
         seed: int,
         search_at_ms: int | None = None,
+        refits_ms: tuple[int, ...] = (),
     ) -> None:
         self.matrix = matrix
         self.training = training
@@ -100,9 +106,20 @@ class Trainer:
         self.search_at_ms = search_at_ms
         self._searched: dict[str, Searched] | None = None
         self.rows = Rows.of(matrix.rows)
-        self.values = row_reader(matrix)
+        self.values = row_reader(matrix, training.memory * 2**20)
         self.first_ms = instant_ms(matrix.span[0])
         self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
+        self._bins = BinKeeper(
+            matrix,
+            self.rows,
+            self.values,
+            training=training,
+            refits_ms=refits_ms,
+            first_ms=self.first_ms,
+            reach_ms=self.reach_ms,
+            seed=seed,
+            threads=THREADS,
+        )
 
     def labels_at(self, refit_ms: int) -> Labels:
         """Give the labels as of a refit."""
@@ -210,6 +227,7 @@ class Trainer:
                 thresholds=held.cascade.thresholds_,
                 fitted_first=learners[self.models.cascade.stages[0]],
                 hours_to_incident=whole.facts.hours_to_incident,
+                positions=whole.rows,
             )
         return replace(
             held,
@@ -318,6 +336,7 @@ class Trainer:
         if name in self.search():
             settings = self.search()[name].settings
         learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
+        learner = on_bins(learner, self._bins.at(refit_ms, self.labels_at))
         return fitted_to(self.matrix, learner, timedelta(milliseconds=self.reach_ms))
 
     def _baselines(self) -> dict[str, Any]:
@@ -346,6 +365,7 @@ class Trainer:
             validation=(reference, split.slice_label) if split.held_out else None,
             fitted_first=learners[self.models.cascade.stages[0]],
             hours_to_incident=chosen.facts.hours_to_incident,
+            positions=chosen.rows,
         )
 
     def _new_cascade(self, refit_ms: int) -> CascadeEnsemble:

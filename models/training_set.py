@@ -7,7 +7,7 @@ until positives and negatives stand in the same proportion on the grid, off it, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Protocol
@@ -48,27 +48,6 @@ class Matrix(Protocol):
 
     def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
         """Labels of all rows as known at a time, for the matrix's own horizon or another."""
-
-
-MAX_HELD_BYTES = 2**30
-"""A matrix up to this size is read once and held; a larger one is read anew for every set of rows."""
-
-RowReader = Callable[[Ints], np.ndarray]
-"""From positions of rows to their features, float32, shape (n_rows, n_features)."""
-
-
-def row_reader(matrix: Matrix) -> RowReader:
-    """Give a reader of rows that holds a matrix of at most :data:`MAX_HELD_BYTES` in memory from its first use on."""
-    if len(matrix.rows) * len(matrix.columns) * 4 > MAX_HELD_BYTES:
-        return matrix.values
-    held: list[np.ndarray] = []
-
-    def read(row_indices: Ints) -> np.ndarray:
-        if not held:
-            held.append(matrix.values())
-        return held[0][row_indices]
-
-    return read
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,12 +275,13 @@ def choose_rows(
 
 
 def facts_of(rows: Rows, labels: Labels, taken: Ints) -> FitFacts:
-    """Give decision times of rows, and hours to the incident of those that are positive and whose start is known."""
+    """Give positions and decision times of rows, and hours to the incident where one follows whose start is known."""
     time = rows.time[taken]
     if labels.start is None:
-        return FitFacts(time)
+        return FitFacts(time, rows=taken)
     start = labels.start[taken]
-    return FitFacts(time, np.where((labels.label[taken] == 1) & (start < NEVER), (start - time) / 3_600_000, np.nan))
+    hours = np.where((labels.label[taken] == 1) & (start < NEVER), (start - time) / 3_600_000, np.nan)
+    return FitFacts(time, hours, taken)
 
 
 def count_incidents(rows: Rows, labels: Labels, positives: Ints) -> int:

@@ -20,9 +20,10 @@ from models.drift.reference import LabelledRows, Reference
 from models.drift.verdict import CAUSES, Findings
 from models.drift.watch import RECENT_SPAN
 from models.ranking import Ints
+from models.row_reader import row_reader
 from models.schedule import format_days, format_instant, instant_of
 from models.sequence.windows import tabular_values, with_windows
-from models.training_set import Rows, row_reader
+from models.training_set import Rows
 
 MOST_SCORED = 200_000
 """Rows that are scored, at most: the newest decision times, each as a whole."""

@@ -25,8 +25,9 @@ from models.drift.score_drift import score_drift
 from models.drift.verdict import Findings
 from models.fitted import ORDERS_ONLY, FittedModels
 from models.ranking import Floats, Hashes, Ints
+from models.row_reader import RowReader
 from models.sequence.windows import WindowedMatrix, tabular_values
-from models.training_set import Matrix, RowReader, Rows
+from models.training_set import Matrix, Rows
 
 RECENT = SAMPLE // 2
 """Rows of the recent window that features are compared on, at most."""

@@ -15,7 +15,8 @@ from features.service import duration_ms
 from features.vocabulary import FeatureColumn
 from models.drift.distribution import Distribution, summarise
 from models.ranking import Ints, mix, seed_of
-from models.training_set import Labels, RowReader, Rows
+from models.row_reader import RowReader
+from models.training_set import Labels, Rows
 
 SAMPLE = 20_000
 """Rows of a side that features are compared on, at most."""

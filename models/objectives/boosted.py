@@ -181,5 +181,5 @@ def library_settings(library: Library, settings: Mapping[str, Any] | None, seed:
     """
     own = {"n_jobs": THREADS, **(settings or {}), "random_state": 0 if seed is None else seed}
     if library == "lightgbm":
-        return own | {"deterministic": True, "force_row_wise": True, "verbose": -1}
+        return own | {"deterministic": True, "force_col_wise": True, "verbose": -1}
     return own | {"tree_method": "hist", "verbosity": 0}

@@ -228,3 +228,10 @@ def test_loading_and_scoring_import_neither_pandas_nor_a_library_that_trains():
 @given(st.lists(st.text(max_size=5)))
 def test_texts_are_hashed_as_names_are(texts):
     assert np.array_equal(text_hashes(texts), name_hashes(texts))
+
+
+def test_a_count_below_zero_is_no_division_by_zero():
+    X = np.full((3, 6), np.nan, np.float32)
+    X[1:, 4] = -1
+    for profile in ("history_count", "random"):
+        assert_same(*loaded(profile), X, [0, 0, HOUR], ["a", "b", "c"])

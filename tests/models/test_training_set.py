@@ -16,7 +16,7 @@ from models.doubtful import doubtful_rows
 from models.hard_negatives import hardest, with_hard_negatives
 from models.learners import fit_learners, make_learner
 from models.odds import log_odds
-from models.training_set import Labels, Rows, choose_rows, known_rows, row_reader
+from models.training_set import Labels, Rows, choose_rows, known_rows
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
 DAY_MS = 86_400_000
@@ -188,22 +188,6 @@ def test_one_class_is_not_usable(matrix):
     _, _, picked = chosen(quiet)
     assert not picked.usable
     assert picked.n_positive == 0
-
-
-def test_reader_holds_small_matrices_only(matrix, monkeypatch):
-    calls = []
-    spy = reordered(matrix, np.arange(len(matrix.rows)))
-    spy.values = lambda rows=None: calls.append(rows) or matrix.values(rows)
-    read = row_reader(spy)
-    picked = np.array([3, 1, 2])
-    assert np.array_equal(read(picked), matrix.values(picked), equal_nan=True)
-    read(picked)
-    assert calls == [None]
-    monkeypatch.setattr("models.training_set.MAX_HELD_BYTES", 10)
-    calls.clear()
-    row_reader(spy)(picked)
-    assert len(calls) == 1
-    assert calls[0] is picked
 
 
 def test_rows_read_times_and_units():

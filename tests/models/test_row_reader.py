@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from models.row_reader import AllRows, NewestRows, row_reader
+
+COLUMNS = 5
+
+
+class Counted:
+    """A matrix that counts how often each row is read."""
+
+    def __init__(self, rows: int) -> None:
+        self.features = np.random.default_rng(0).normal(size=(rows, COLUMNS)).astype(np.float32)
+        self.rows, self.columns = np.zeros(rows), [SimpleNamespace()] * COLUMNS
+        self.reads = np.zeros(rows, dtype=int)
+
+    def values(self, wanted=None):
+        wanted = np.arange(len(self.features)) if wanted is None else np.asarray(wanted, dtype=np.int64)
+        np.add.at(self.reads, wanted, 1)
+        return self.features[wanted]
+
+
+def test_a_matrix_that_fits_is_read_once_and_held():
+    matrix = Counted(30)
+    read = row_reader(matrix, 30 * COLUMNS * 4)
+    assert isinstance(read, AllRows)
+    assert np.array_equal(read(np.array([3, 1, 2])), matrix.features[[3, 1, 2]])
+    read(np.array([7]))
+    assert np.array_equal(read.stretch(4, 9), matrix.features[4:9])
+    assert (matrix.reads == 1).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    held=st.integers(1, 39),
+    asked=st.lists(st.lists(st.integers(0, 39), max_size=30), min_size=1, max_size=8),
+)
+def test_a_matrix_that_does_not_fit_is_read_the_same_in_any_order(held, asked):
+    matrix = Counted(40)
+    read = row_reader(matrix, held * COLUMNS * 4)
+    assert isinstance(read, NewestRows)
+    for wanted in asked:
+        found = read(np.array(wanted, dtype=np.int64))
+        assert found.dtype == np.float32
+        assert np.array_equal(found, matrix.features[wanted])
+    assert np.array_equal(read.stretch(2, 40), matrix.features[2:40])
+
+
+def test_a_window_that_slides_reads_each_row_once():
+    matrix = Counted(200)
+    read = row_reader(matrix, 40 * COLUMNS * 4)
+    for start in range(0, 160, 8):
+        chosen = np.arange(start, start + 30, 2)
+        assert np.array_equal(read(chosen), matrix.features[chosen])
+        assert np.array_equal(read(np.arange(start + 30, start + 38)), matrix.features[start + 30 : start + 38])
+    assert matrix.reads.max() == 1

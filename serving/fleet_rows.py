@@ -69,7 +69,7 @@ def fleet_rows(
     Parameters
     ----------
     dataset : Dataset
-        One of its buckets is in memory at a time.
+        Three of its buckets are in memory at a time at most: one is read, one cut, one computed.
     config : MatrixConfig
         Of the bundle that is to score them.
     settings : ScoringSettings

@@ -1,7 +1,7 @@
 """Tasks on a Dask cluster: on workers of this machine, or on a cluster that somebody else started.
 
 Nothing but tasks, their numbers and small results travel through Dask; what is large goes through a file system that
-all machines see. Dask's own wire is pickle, so whoever reaches a scheduler can run code as its user: the workers started
+all machines see. Dask's own wire is pickle, so whoever reaches a scheduler can run code as its user: workers started
 here speak TLS with a certificate made for the occasion; for other clusters see ``docs/scale.md``.
 """
 
@@ -150,20 +150,26 @@ class DaskEngine:
         target: Any = address
         if address is None:
             folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="predrain-dask-"))
-            target = self._closing.enter_context(
-                distributed.LocalCluster(
+            try:
+                cluster = distributed.LocalCluster(
                     n_workers=workers,
                     threads_per_worker=max(1, (os.cpu_count() or 1) // workers),
                     processes=True,
                     host="127.0.0.1",
                     security=True,
-                    dashboard_address=None,
-                    worker_dashboard_address=None,
+                    dashboard_address="127.0.0.1:0",  # None would take a fixed port
+                    worker_dashboard_address="127.0.0.1:0",
                     local_directory=folder,
                     memory_limit=0,  # what tasks hold is theirs, not Dask's to spill
                     silence_logs=logging.CRITICAL,
                 )
-            )
+            except (OSError, RuntimeError, TimeoutError) as error:
+                raise InputError(
+                    f"workers could not be started: {error}",
+                    f"option --dask-workers {workers}",
+                    "Look whether this machine has memory and processes left for them, or use --engine local.",
+                ) from error
+            target = self._closing.enter_context(cluster)
         try:
             client = distributed.Client(target, timeout=CONNECT_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
@@ -187,19 +193,7 @@ class DaskEngine:
                 self._place,
                 "Install predrain and its libraries on the machines of the cluster, in the same versions as here.",
             ) from error
-        here = running_versions()
-        for worker, versions in found.items():
-            other = [
-                f"{name} {versions.get(name)} instead of {here[name]}"
-                for name in here
-                if versions.get(name) != here[name]
-            ]
-            if other:
-                raise InputError(
-                    f"a worker runs {', '.join(other)}",
-                    f"worker {worker}",
-                    "Install the same versions on every machine: results could not be the same otherwise.",
-                )
+        refuse_others(found)
 
     def _next(self, done: queue.SimpleQueue[Any], watch: _Watch) -> Any:
         while True:
@@ -246,6 +240,32 @@ class _Watch:
                 "Start workers and run again; what is finished is kept.",
             )
         return False
+
+
+def refuse_others(found: Mapping[str, Mapping[str, str]]) -> None:
+    """Refuse workers that run something else than this process.
+
+    Parameters
+    ----------
+    found : mapping of str to mapping
+        What :func:`running_versions` gave in each worker, by its address.
+
+    Raises
+    ------
+    InputError
+        If one differs.
+    """
+    here = running_versions()
+    for worker, versions in found.items():
+        other = [
+            f"{name} {versions.get(name)} instead of {here[name]}" for name in here if versions.get(name) != here[name]
+        ]
+        if other:
+            raise InputError(
+                f"a worker runs {', '.join(other)}",
+                f"worker {worker}",
+                "Install the same versions on every machine: results could not be the same otherwise.",
+            )
 
 
 @functools.cache

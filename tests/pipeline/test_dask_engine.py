@@ -3,9 +3,11 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from features.build_tasks import Build, BuildTask
 from features.building import build_matrix
@@ -14,7 +16,8 @@ from features.engine import LocalEngine
 from features.errors import InputError
 from features.matrix import FeatureMatrix
 from pipeline import dask_engine
-from pipeline.dask_engine import DaskEngine, require_dask
+from pipeline.dask_engine import DaskEngine, refuse_others, require_dask, running_versions
+from predrain.command import app
 from telemetry.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
@@ -162,7 +165,61 @@ def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
         DaskEngine("tcp://127.0.0.1:9")
 
 
-def test_workers_of_other_versions_are_refused(cluster, monkeypatch):
-    monkeypatch.setattr(dask_engine, "running_versions", lambda: {"numpy": "1.0"})
-    with pytest.raises(InputError, match="a worker"):
-        cluster._check_workers()
+def test_workers_of_other_versions_are_refused():
+    here = running_versions()
+    refuse_others({"tcp://10.0.0.1:1": here})
+    with pytest.raises(
+        InputError, match=rf"a worker runs numpy 1\.0 instead of {here['numpy']} \(worker tcp://10.0.0.2:1"
+    ):
+        refuse_others({"tcp://10.0.0.1:1": here, "tcp://10.0.0.2:1": {**here, "numpy": "1.0"}})
+
+
+def slow(item: tuple[Path, int]) -> int:
+    folder, number = item
+    (folder / f"{number}-{os.getpid()}").touch()
+    time.sleep(0.4)
+    return number * number
+
+
+def test_what_a_killed_worker_was_doing_is_done_again(cluster, tmp_path):
+    pids = cluster._client.run(os.getpid).values()
+    told = {}
+
+    def note(item: tuple[Path, int], result: int) -> None:
+        if not told:
+            busy = {
+                int(path.name.split("-")[1]) for path in tmp_path.iterdir() if not path.name.startswith(f"{item[1]}-")
+            }
+            os.kill((busy & set(pids)).pop(), signal.SIGKILL)
+        told[item[1]] = result
+
+    cluster.each(slow, [(tmp_path, number) for number in range(5)], note, most=1)
+    assert told == {number: number * number for number in range(5)}
+    tries = [path.name.split("-")[0] for path in tmp_path.iterdir()]
+    assert len(tries) > len(set(tries))
+
+
+def dies(number: int) -> int:
+    os._exit(number)
+
+
+def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
+    monkeypatch.setattr(cluster._client.cluster.scheduler, "allowed_failures", 0)
+    with pytest.raises(
+        InputError, match=r"every worker that took dies 7 was lost on the way \(workers of this machine"
+    ):
+        cluster.each(dies, [7], lambda item, result: None, most=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dask-workers", "2"], "need --engine dask"),
+        (["--engine", "dask", "--dask-workers", "2", "--dask-address", "tcp://h:1"], "give either --dask-address or"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["features", "backtest"])
+def test_options_that_contradict_each_other_are_refused(verb, options, message, tmp_path):
+    told = CliRunner().invoke(app, [verb, "--dataset", str(tmp_path), "--out", str(tmp_path / "m"), *options])
+    assert told.exit_code == 2
+    assert message in told.output

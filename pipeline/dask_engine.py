@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import logging
@@ -19,7 +20,7 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -70,6 +71,8 @@ class DaskEngine:
         Scheduler of a running cluster, ``tcp://HOST:PORT`` or ``tls://HOST:PORT``; None: start workers here.
     workers : int, optional
         Worker processes to start here; default: as many as there are cores.
+    threads : int, optional
+        Threads of each worker started here; default: the cores shared among them.
 
     Raises
     ------
@@ -77,12 +80,12 @@ class DaskEngine:
         If Dask is not installed, the scheduler does not answer or has no workers, or a worker runs other versions.
     """
 
-    def __init__(self, address: str | None = None, workers: int | None = None) -> None:
+    def __init__(self, address: str | None = None, workers: int | None = None, threads: int | None = None) -> None:
         require_dask()
         self._address = address
         self._closing = contextlib.ExitStack()
         try:
-            self._client = self._connect(address, workers or os.cpu_count() or 1)
+            self._client = self._connect(address, workers or os.cpu_count() or 1, threads)
             self._check_workers()
         except BaseException:
             self._closing.close()
@@ -144,16 +147,16 @@ class DaskEngine:
     def _place(self) -> str:
         return "workers of this machine" if self._address is None else f"cluster at {self._address}"
 
-    def _connect(self, address: str | None, workers: int) -> Any:
-        import distributed  # noqa: PLC0415 - an extra
-
+    def _connect(self, address: str | None, workers: int, threads: int | None) -> Any:
+        distributed = importlib.import_module("distributed")
+        self._closing.enter_context(_quiet())
         target: Any = address
         if address is None:
             folder = self._closing.enter_context(tempfile.TemporaryDirectory(prefix="predrain-dask-"))
             try:
                 cluster = distributed.LocalCluster(
                     n_workers=workers,
-                    threads_per_worker=max(1, (os.cpu_count() or 1) // workers),
+                    threads_per_worker=threads or max(1, (os.cpu_count() or 1) // workers),
                     processes=True,
                     host="127.0.0.1",
                     security=True,
@@ -203,7 +206,7 @@ class DaskEngine:
                 watch.any_worker()
 
     def _result(self, future: Any, name: str, item: Any) -> Any:
-        import distributed  # noqa: PLC0415 - an extra
+        distributed = importlib.import_module("distributed")
 
         try:
             return future.result(timeout=CONNECT_S)
@@ -283,6 +286,20 @@ def running_versions() -> dict[str, str]:
         for path in sorted((top / room).rglob("*.py")):
             total.update(path.relative_to(top).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return {**found, "predrain's code": total.hexdigest()[:12]}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Dask's own log off the terminal: what a user has to know comes as an error of ours."""
+    found = [each for name in ("distributed", "distributed.client") for each in logging.getLogger(name).handlers]
+    before = [(handler, handler.level) for handler in found]
+    for handler, _ in before:
+        handler.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        for handler, level in before:
+            handler.setLevel(level)
 
 
 def _lost(place: str) -> InputError:

@@ -83,6 +83,22 @@ NOTHING_AHEAD = Ahead()
 """No refit is done."""
 
 
+def refuse_waiting(training: TrainingSection) -> None:
+    """Refuse refits that wait for each other.
+
+    Raises
+    ------
+    InputError
+        If ``training.refit_on`` is ``drift``.
+    """
+    if training.refit_on == "drift":
+        raise InputError(
+            "with refits on drift each refit waits for the folds before it: nothing can be done at once",
+            "parameter training.refit_on, option --engine",
+            "Use --engine local, or set training.refit_on to calendar.",
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class BacktestOrder:
     """Everything that a backtest is a function of, small enough to be sent along with each task.
@@ -123,12 +139,7 @@ class BacktestOrder:
         InputError
             If the matrix is not in a folder, or refits wait for each other.
         """
-        if training.refit_on == "drift":
-            raise InputError(
-                "with refits on drift each refit waits for the folds before it: nothing can be done at once",
-                "parameter training.refit_on, option --engine",
-                "Use --engine local, or set training.refit_on to calendar.",
-            )
+        refuse_waiting(training)
         path = getattr(matrix, "path", None)
         if path is None:
             raise InputError("the matrix is in no folder that others could read", "matrix", "Use the engine local.")

@@ -339,7 +339,7 @@ def run_backtest(
         order = BacktestOrder.of(
             matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain
         )
-        apart = None if checkpoint is None else FoldStore(checkpoint, f"{digest}-refits")
+        apart = None if checkpoint is None else FoldStore(checkpoint.resolve(), f"{digest}-refits")
         ahead = refits_ahead(engine, order, begun, finished=store, kept=apart, progress=progress)
     folds: list[Fold] = []
     for fold, refit_ms in enumerate(schedule.refits_ms):

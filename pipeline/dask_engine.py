@@ -19,8 +19,10 @@ import queue
 import secrets
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -119,12 +121,12 @@ class DaskEngine:
                 future.release()
         finally:
             with contextlib.suppress(Exception):  # a cluster that is gone has nothing to cancel
-                self._client.cancel([future for future in futures if not future.done()], asynchronous=False)
+                _within(CONNECT_S, lambda: self._client.cancel([each for each in futures if not each.done()]))
 
     def everywhere(self, job: Callable[[], Any]) -> None:
         """Call a function once in each process; see :meth:`features.engine.Engine.everywhere`."""
         with contextlib.suppress(Exception):
-            self._client.run(job, on_error="ignore")
+            _within(CONNECT_S, lambda: self._client.run(job, on_error="ignore"))
 
     def close(self) -> None:
         """Leave the cluster; end it if it was started here."""
@@ -189,10 +191,10 @@ class DaskEngine:
         while not watch.any_worker():
             time.sleep(min(_POLL_S, 0.2))
         try:
-            found = self._client.run(running_versions)
+            found = _within(CONNECT_S, lambda: self._client.run(running_versions))
         except Exception as error:
             raise InputError(
-                f"a worker cannot run predrain: {error}",
+                f"a worker cannot run predrain: {error or 'it does not answer'}",
                 self._place,
                 "Install predrain and its libraries on the machines of the cluster, in the same versions as here.",
             ) from error
@@ -230,7 +232,7 @@ class _Watch:
     def any_worker(self) -> bool:
         """Whether there is a worker; an error where there has been none for too long."""
         try:
-            workers = self._client.nthreads()
+            workers = _within(CONNECT_S, self._client.nthreads)
         except Exception as error:
             raise _lost(self._place) from error
         if workers:
@@ -286,6 +288,20 @@ def running_versions() -> dict[str, str]:
         for path in sorted((top / room).rglob("*.py")):
             total.update(path.relative_to(top).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return {**found, "predrain's code": total.hexdigest()[:12]}
+
+
+def _within(seconds: float, call: Callable[[], Result]) -> Result:
+    """Give what a call gives, or a TimeoutError: Dask's own calls wait for ever for a machine that hangs."""
+    answer: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            answer.set_result(call())
+        except Exception as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return answer.result(timeout=seconds)
 
 
 @contextlib.contextmanager

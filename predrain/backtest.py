@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
@@ -42,8 +43,9 @@ def backtest(
     if (dataset is None) == (matrix is None):
         raise typer.BadParameter("give either --dataset or --matrix")
     check_engine(engine, dask_address, dask_workers)
-    with reported(), chosen_engine(engine, dask_address, dask_workers) as chosen:
+    with reported(), ExitStack() as running:
         from features.matrix import FeatureMatrix
+        from models.refits_ahead import refuse_waiting
         from pipeline.matrix_stage import make_matrix
         from pipeline.params import load_params
         from pipeline.stages import replay, write_report_for
@@ -53,6 +55,10 @@ def backtest(
         if dataset is not None:
             dataset = dataset.resolve()
             refuse_inside(out, dataset)
+        if engine is not EngineName.local:
+            refuse_waiting(loaded.training)  # before hours of features
+        chosen = running.enter_context(chosen_engine(engine, dask_address, dask_workers))
+        if dataset is not None:
             with progress("features") as advance:
                 found = make_matrix(dataset, loaded, out / "matrix", progress=advance, engine=chosen)
             sibling = dataset.with_name(dataset.name + "-truth")

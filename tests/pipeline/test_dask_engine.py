@@ -209,6 +209,15 @@ def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
         cluster.each(dies, [7], lambda item, result: None, most=1)
 
 
+def test_a_backtest_whose_refits_wait_for_each_other_is_refused_before_anything_is_begun(tmp_path):
+    params = tmp_path / "drift.yaml"
+    params.write_text("training: {refit_on: drift}")
+    options = ["--params", str(params), "--engine", "dask", "--dask-address", "tcp://127.0.0.1:9"]
+    told = CliRunner().invoke(app, ["backtest", "--matrix", str(tmp_path), "--out", str(tmp_path / "o"), *options])
+    assert told.exit_code == 1
+    assert "each refit waits for the folds before it" in told.output
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

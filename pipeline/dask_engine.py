@@ -16,6 +16,7 @@ import importlib.util
 import logging
 import os
 import queue
+import re
 import secrets
 import sys
 import tempfile
@@ -175,6 +176,12 @@ class DaskEngine:
                     "Look whether this machine has memory and processes left for them, or use --engine local.",
                 ) from error
             target = self._closing.enter_context(cluster)
+        elif re.fullmatch(r"(tcp|tls)://[^\s/]+:\d{1,5}", address) is None:
+            raise InputError(
+                f"{address!r} is no address of a Dask scheduler",
+                "option --dask-address",
+                "Write it as tcp://HOST:PORT or tls://HOST:PORT.",
+            )
         try:
             client = distributed.Client(target, timeout=CONNECT_S, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:

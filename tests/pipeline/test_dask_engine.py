@@ -165,6 +165,11 @@ def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
         DaskEngine("tcp://127.0.0.1:9")
 
 
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(InputError, match=r"'head:8786' is no address .*Write it as tcp://HOST:PORT"):
+        DaskEngine("head:8786")
+
+
 def test_workers_of_other_versions_are_refused():
     here = running_versions()
     refuse_others({"tcp://10.0.0.1:1": here})

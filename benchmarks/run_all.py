@@ -26,6 +26,7 @@ NAMES = (
     "features_out_of_core",
     "features_window_length",
     "training_refits",
+    "dask_scaling",
 )
 """Benchmarks in the order of the page; each is a file of this folder."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,6 +13,9 @@ import numpy.typing as npt
 from telemetry.atomic import fsync_path
 
 Float32Array = npt.NDArray[np.float32]
+
+_PARTIAL = ".partial"
+_OWNER = "owner"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,32 +40,67 @@ class BucketValues:
 class Spill:
     """Values of buckets in a folder beside the matrix that is being built.
 
+    The folder is named by the digest, and files get their names when they are whole. So a machine that was thought lost
+    and still writes can do no harm: it writes the same bytes again, or into a folder that is gone.
+
     Parameters
     ----------
     target : Path
         Where the matrix will stand; the caller has it for itself (:class:`telemetry.atomic.FolderSwap`).
     digest : str
         Of the matrix. What another one left is removed.
+
+    Attributes
+    ----------
+    folder : Path
+    token : str
+        Says which process began it.
     """
 
     def __init__(self, target: Path, digest: str) -> None:
-        self.folder = target.with_name(f".{target.name}.spill")
-        named = self.folder / "digest"
-        if not named.is_file() or named.read_text(encoding="utf-8") != digest:
-            self.remove()
-            self.folder.mkdir(parents=True)
-            named.write_text(digest, encoding="utf-8")
+        self._all = target.with_name(f".{target.name}.spill")
+        self.folder = self._all / digest[:16]
+        for entry in self._all.iterdir() if self._all.is_dir() else ():
+            if entry.name != self.folder.name:
+                shutil.rmtree(entry, ignore_errors=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        for entry in self.folder.glob(f"*{_PARTIAL}"):  # left behind by a process that died
+            entry.unlink(missing_ok=True)
+        self.token = secrets.token_hex(16)
+        (self.folder / _OWNER).write_text(self.token, encoding="utf-8")
+
+    @classmethod
+    def join(cls, target: Path, digest: str, token: str) -> Spill | None:
+        """Find the folder that another process has made, by its token; None where it is not to be seen."""
+        joined = cls.__new__(cls)
+        joined._all = target.with_name(f".{target.name}.spill")
+        joined.folder = joined._all / digest[:16]
+        joined.token = token
+        try:
+            found = (joined.folder / _OWNER).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return None
+        return joined if found == token else None
+
+    def is_there(self) -> bool:
+        """Tell whether the folder is still there: it goes when the build ends."""
+        return self.folder.is_dir()
+
+    def temporary(self) -> Path:
+        """Name a file that no other process writes to, for what is given its name when it is whole."""
+        return self.folder / f"{secrets.token_hex(8)}{_PARTIAL}"
 
     def has(self, bucket: int) -> bool:
         """Tell whether a bucket's values are there, whole."""
         return self._file(bucket, "done").exists()
 
     def keep(self, bucket: int, found: BucketValues) -> None:
-        """Keep a bucket's values; several threads may keep different buckets at once."""
+        """Keep a bucket's values; several processes may keep buckets at once, even the same one."""
         for each in fields(found):
-            path = self._file(bucket, each.name)
+            path = self.temporary()
             np.ascontiguousarray(getattr(found, each.name)).tofile(path)
             fsync_path(path)
+            path.replace(self._file(bucket, each.name))
         self._file(bucket, "done").touch()
 
     def read(self, bucket: int, name: str, begin: int, end: int, shape: tuple[int, ...]) -> Float32Array:
@@ -87,7 +126,7 @@ class Spill:
 
     def remove(self) -> None:
         """Remove everything."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self._all, ignore_errors=True)
 
     def _file(self, bucket: int, what: str) -> Path:
         return self.folder / f"bucket-{bucket:05d}.{what}"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from features.engine import Engine
 from features.errors import InputError
 from features.service import duration_ms, instant_ms
 from models.alert_reasons import alert_reasons, explain_rows, riskiest_alerts
@@ -28,6 +29,7 @@ from models.fitted import FittedModels, model_names
 from models.horizon_map import horizon_maps
 from models.precedent_table import precedent_frame
 from models.precedents import library_at
+from models.refits_ahead import NOTHING_AHEAD, Ahead, BacktestOrder, refits_ahead
 from models.schedule import Schedule, alert_budget, format_days, format_instant, instant_of, plan_schedule
 from models.search import search_table
 from models.sequence.windows import with_windows
@@ -64,8 +66,17 @@ class SlidingTrainer:
         self._fitted: dict[int, FittedModels] = {}
         self._watch = DriftWatch(trainer, schedule.refits_ms, profile)
 
-    def run(self, fold: int, before: list[Fold]) -> Fold:
-        """Check for drift, fit or keep the earlier models, and score one fold, given all folds before it."""
+    def run(self, fold: int, before: list[Fold], ahead: Ahead = NOTHING_AHEAD) -> Fold:
+        """Check for drift, fit or keep the earlier models, and score one fold, given all folds before it.
+
+        Parameters
+        ----------
+        fold : int
+        before : list of Fold
+            All folds before it.
+        ahead : Ahead, optional
+            Refits that were done by others in the meantime.
+        """
         earlier = [each.facts for each in before]
         refit_ms = self._schedule.refits_ms[fold]
         frame = self._trainer.matrix.labels(instant_of(refit_ms))
@@ -81,29 +92,73 @@ class SlidingTrainer:
         )
         facts: dict[str, Any] = {"fold": fold, "why_refit": why_refit, "scored": None, "kept": not anew}
         facts["drift"] = None if found is None else found.to_json()
+        once = (fits or [fold])[0]
+        if anew and ahead.holds(fold, once=once):
+            return ahead.fold(fold, once, facts, self._schedule.fold_rows(self._trainer.rows, fold))
         if anew:
             used = self._refit(fold, earlier, Labels.of(frame), facts)
         else:
             used = self._models_of(fits[-1], earlier)
             facts |= {name: earlier[-1][name] for name in ("span_ms", "why_span")} | {"unfit": None}
-        once = (fits or [fold])[0]
         first = used if once == fold else self._models_of(once, earlier)
         facts["refit_fold"] = fold if facts["scored"] is not None or not fits else fits[-1]
         facts["once_fold"] = once
         facts |= {"sliding": _facts(used), "train_once": _facts(first)}
-        facts["horizons"] = used.horizons[self._profile].to_json() if used.horizons else None
-        table = self._score(fold, used, first)
+        scored = self._scores(fold, used)
+        parts = self._parts(fold, used, scored, "sliding")
+        parts += self._parts(fold, first, scored if first is used else self._scores(fold, first), "train_once")
+        table = _table(parts)
+        return Fold(table, facts | self._told(fold, used, table))
+
+    def refit_apart(self, fold: int, span: timedelta, why: str, *, once_for: Sequence[int]) -> Fold:
+        """Fit and score a fold without knowing anything of the folds before it.
+
+        Parameters
+        ----------
+        fold : int
+        span : timedelta
+            Its training span.
+        why : str
+            Why that one, in words.
+        once_for : sequence of int
+            Folds to score as well with these models, as those that were trained once: this one and later ones.
+
+        Returns
+        -------
+        Fold
+            Its part of the predictions, and the facts that concern it alone.
+        """
+        refit_ms = self._schedule.refits_ms[fold]
+        own = self._trainer.fit(refit_ms, self._trainer.labels_at(refit_ms), span)
+        facts: dict[str, Any] = {"span_ms": duration_ms(span), "why_span": why, "once_for": list(once_for)}
+        if isinstance(own, Unfit):
+            return Fold(pa.table({}), facts | {"unfit": own.why, "scored": None})
+        scored = self._scores(fold, own)
+        table = _table(self._parts(fold, own, scored, "sliding"))
+        facts |= {"unfit": None, "scored": self._watch.scored(own), "sliding": _facts(own)}
+        facts |= self._told(fold, own, table)
+        parts: list[dict[str, Any]] = []
+        for each in once_for:
+            parts += self._parts(each, own, scored if each == fold else self._scores(each, own), "train_once")
+        if parts:
+            table = pa.concat_tables([table, _table(parts)])
+        return Fold(table, facts)
+
+    def _told(self, fold: int, used: FittedModels, table: pa.Table) -> dict[str, Any]:
+        """Explain a fold's riskiest alerts."""
         profile = used.models.index(self._profile)
         alerted = riskiest_alerts(table, model=profile, variant=0, count=self._explain)
         tested = self._schedule.fold_rows(self._trainer.rows, fold)
         matrix, read = self._trainer.matrix, self._trainer.values
         # incidents known at this refit, whichever refit's models are used
-        past = library_at(matrix, instant_of(refit_ms), seed=self._trainer.seed, values=read) if alerted.size else None
+        known = instant_of(self._schedule.refits_ms[fold])
+        past = library_at(matrix, known, seed=self._trainer.seed, values=read) if alerted.size else None
+        facts: dict[str, Any] = {"horizons": used.horizons[self._profile].to_json() if used.horizons else None}
         facts["reasons"] = explain_rows(used, matrix, self._profile, alerted, among=tested, library=past, values=read)
         facts["library"] = {} if past is None else past.class_counts()
         if self._explain:
             facts["attributions"] = attribute(used, self._trainer.matrix, self._profile, alerted, tested)
-        return Fold(table, facts)
+        return facts
 
     def _refit(self, fold: int, earlier: list[dict[str, Any]], labels: Labels, facts: dict[str, Any]) -> FittedModels:
         """Fit a fold's models, or take the last before it where its span holds one class only."""
@@ -138,31 +193,87 @@ class SlidingTrainer:
             self._fitted[fold] = again
         return self._fitted[fold]
 
-    def _score(self, fold: int, sliding: FittedModels, once: FittedModels) -> pa.Table:
+    def _scores(self, fold: int, models: FittedModels) -> dict[str, Any]:
+        """Score a fold's rows, by model."""
         rows = self._trainer.rows
         tested = self._schedule.fold_rows(rows, fold)
-        values = self._trainer.values(tested)
+        return models.score_arrays(self._trainer.values(tested), rows.time[tested], rows.tie[tested])
+
+    def _parts(self, fold: int, models: FittedModels, scores: dict[str, Any], variant: str) -> list[dict[str, Any]]:
+        """Give the columns of a fold's predictions, model by model."""
+        tested = self._schedule.fold_rows(self._trainer.rows, fold)
         parts: list[dict[str, Any]] = []
-        done: dict[int, dict[str, Any]] = {}
-        for variant, models in zip(VARIANTS, (sliding, once), strict=True):
-            if id(models) not in done:
-                done[id(models)] = models.score_arrays(values, rows.time[tested], rows.tie[tested])
-            for number, name in enumerate(models.models):
-                if variant == "train_once" and name in BASELINES:
-                    continue
-                scored = done[id(models)][name]
-                parts.append(
-                    {
-                        "row": tested,
-                        "variant": np.full(len(tested), VARIANTS.index(variant), dtype=np.int8),
-                        "model": np.full(len(tested), number, dtype=np.int8),
-                        "score": scored.score,
-                        "risk": models.risk(name, scored.score),
-                        "rank": scored.rank.astype(np.int32),
-                        "alert": scored.alert,
-                    }
-                )
-        return pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+        for number, name in enumerate(models.models):
+            if variant == "train_once" and name in BASELINES:
+                continue
+            scored = scores[name]
+            parts.append(
+                {
+                    "row": tested,
+                    "variant": np.full(len(tested), VARIANTS.index(variant), dtype=np.int8),
+                    "model": np.full(len(tested), number, dtype=np.int8),
+                    "score": scored.score,
+                    "risk": models.risk(name, scored.score),
+                    "rank": scored.rank.astype(np.int32),
+                    "alert": scored.alert,
+                }
+            )
+        return parts
+
+
+def _table(parts: list[dict[str, Any]]) -> pa.Table:
+    return pa.table({name: np.concatenate([part[name] for part in parts]) for name in parts[0]})
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A backtest before its first fold.
+
+    Attributes
+    ----------
+    matrix : Matrix
+        With raw windows where a learner reads them.
+    rows, schedule, trainer
+        What the folds are made of.
+    sliding : SlidingTrainer
+        Does them.
+    names : tuple of str
+        Models, in the order of reports.
+    k : int
+        Alert budget a decision time.
+    """
+
+    matrix: Matrix
+    rows: Rows
+    schedule: Schedule
+    trainer: Trainer
+    sliding: SlidingTrainer
+    names: tuple[str, ...]
+    k: int
+
+
+def begin_backtest(
+    matrix: Matrix,
+    *,
+    training: TrainingSection,
+    models: ModelsSection,
+    backtest: BacktestSection,
+    seed: int,
+    explain: int,
+) -> Begun:
+    """Lay out a backtest; see :func:`run_backtest`."""
+    names = model_names(models)
+    matrix = with_windows(matrix, models)
+    rows = Rows.of(matrix.rows)
+    reach_ms = reach_of(rows, Labels.of(matrix.labels(None)))
+    schedule = plan_schedule(matrix, rows, training=training, backtest=backtest, reach_ms=reach_ms)
+    first = schedule.refits_ms[0]
+    k = alert_budget(rows, Labels.of(matrix.labels(instant_of(first))), backtest, as_of_ms=first)
+    trainer = Trainer(
+        matrix, training=training, models=models, k=k, seed=seed, search_at_ms=first, refits_ms=schedule.refits_ms
+    )
+    sliding = SlidingTrainer(trainer, schedule, profile=models.profile, explain=explain)
+    return Begun(matrix, rows, schedule, trainer, sliding, names, k)
 
 
 def run_backtest(
@@ -175,6 +286,7 @@ def run_backtest(
     progress: Progress | None = None,
     checkpoint: Path | None = None,
     explain: int = 0,
+    engine: Engine | None = None,
 ) -> BacktestResult:
     """Replay the test period: at every refit, fit all models on the past, and score until the next refit.
 
@@ -195,6 +307,9 @@ def run_backtest(
         Folder for finished folds. A later run with the same inputs takes them from there.
     explain : int
         Alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
+    engine : Engine, optional
+        Who does the refits, several at a time; default: this process, one after the other. The result is the same, bit
+        for bit. The matrix is read from its folder then, by everyone.
 
     Returns
     -------
@@ -204,34 +319,34 @@ def run_backtest(
     Raises
     ------
     InputError
+        If an engine is given and ``training.refit_on`` is ``drift``: then each refit waits for the folds before it.
         If no span fits, the test period is empty or begins too early, a name is unknown, or no refit at all has
         both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count`` before
         any) and is listed in ``skipped``.
     """
-    names = model_names(models)
-    matrix = with_windows(matrix, models)
-    rows = Rows.of(matrix.rows)
-    reach_ms = reach_of(rows, Labels.of(matrix.labels(None)))
-    schedule = plan_schedule(matrix, rows, training=training, backtest=backtest, reach_ms=reach_ms)
-    first = schedule.refits_ms[0]
-    k = alert_budget(rows, Labels.of(matrix.labels(instant_of(first))), backtest, as_of_ms=first)
-    trainer = Trainer(
-        matrix, training=training, models=models, k=k, seed=seed, search_at_ms=first, refits_ms=schedule.refits_ms
-    )
-    sliding = SlidingTrainer(trainer, schedule, profile=models.profile, explain=explain)
+    begun = begin_backtest(matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain)
+    schedule, trainer, sliding, names, rows = begun.schedule, begun.trainer, begun.sliding, begun.names, begun.rows
     store = None
     if checkpoint is not None:
         sections = {"training": training, "models": models, "backtest": backtest}
         content = {name: json.loads(section.model_dump_json()) for name, section in sections.items()}
-        store = FoldStore(checkpoint, digest_of(matrix=matrix.digest, seed=seed, explain=explain, **content))
+        digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
+        store = FoldStore(checkpoint, digest)
 
     total = len(schedule.refits_ms)
+    ahead = NOTHING_AHEAD
+    if engine is not None:
+        order = BacktestOrder.of(
+            matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain
+        )
+        apart = None if checkpoint is None else FoldStore(checkpoint.resolve(), f"{digest}-refits")
+        ahead = refits_ahead(engine, order, begun, finished=store, kept=apart, progress=progress)
     folds: list[Fold] = []
     for fold, refit_ms in enumerate(schedule.refits_ms):
         if progress is not None:
-            progress(fold, total, f"refit {format_instant(refit_ms)}")
+            progress(fold if engine is None else total, total, f"refit {format_instant(refit_ms)}")
         found = None if store is None else store.load(fold)
-        done = Fold(*found) if found is not None else sliding.run(fold, folds)
+        done = Fold(*found) if found is not None else sliding.run(fold, folds, ahead)
         if store is not None and found is None:
             store.save(fold, done.table, done.facts)
         folds.append(done)
@@ -239,19 +354,19 @@ def run_backtest(
         progress(total, total, "done")
     _refuse_if_none_fitted(folds, schedule, training)
     return BacktestResult(
-        predictions=predictions_of(matrix, folds, names),
+        predictions=predictions_of(begun.matrix, folds, names),
         folds=fold_frame(folds, schedule, rows),
-        k=k,
+        k=begun.k,
         horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),
         skipped=skipped_of(folds, schedule),
         models=names,
         searched=search_table(trainer.search()),
         drift=tuple(None if f.facts["drift"] is None else Findings.from_json(f.facts["drift"]) for f in folds),
-        reasons=alert_reasons(matrix, [told for fold in folds for told in fold.facts["reasons"]]),
-        attributions=attribution_frame(matrix, models.profile, [fold.facts["attributions"] for fold in folds])
+        reasons=alert_reasons(begun.matrix, [told for fold in folds for told in fold.facts["reasons"]]),
+        attributions=attribution_frame(begun.matrix, models.profile, [fold.facts["attributions"] for fold in folds])
         if explain
         else None,
-        precedents=precedent_frame(matrix, [fold.facts for fold in folds]) if explain else None,
+        precedents=precedent_frame(begun.matrix, [fold.facts for fold in folds]) if explain else None,
     )
 
 

@@ -216,9 +216,25 @@ def choose_span(
             said.append({span: tried[max(tail_start - reach_ms - duration_ms(span), first_ms)] for span in spans})
     scores = said[0] if len(said) == 1 else _mean_of_shares(said)
     best = max(scores, key=lambda span: (scores[span], span))
-    if current in scores and scores[best] <= scores[current] * (1 + hysteresis):
-        return SpanChoice(current, scores, "no other is better by more than the hysteresis")
-    return SpanChoice(best, scores, "best average precision on the tail")
+    return stay_or_go(SpanChoice(best, scores, "best average precision on the tail"), current, hysteresis)
+
+
+def stay_or_go(best: SpanChoice, current: timedelta | None, hysteresis: float) -> SpanChoice:
+    """Keep the span in use unless the best one is better by more than the hysteresis.
+
+    Parameters
+    ----------
+    best : SpanChoice
+        What is chosen where no span is in use.
+    current : timedelta or None
+        The span in use.
+    hysteresis : float
+        ``training.hysteresis``.
+    """
+    said = best.scores
+    if current is not None and current in said and said[best.span] <= said[current] * (1 + hysteresis):
+        return SpanChoice(current, best.scores, "no other is better by more than the hysteresis")
+    return best
 
 
 def _well_filled(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from features.building import build_matrix
+from features.engine import Engine
 from features.matrix import FeatureMatrix
 from pipeline.params import Params
 from telemetry.errors import InputError
@@ -15,8 +16,15 @@ Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""
 
 
-def make_matrix(dataset: Path, params: Params, out: Path, *, progress: Progress | None = None) -> FeatureMatrix:
+def make_matrix(
+    dataset: Path, params: Params, out: Path, *, progress: Progress | None = None, engine: Engine | None = None
+) -> FeatureMatrix:
     """Compute the feature matrix of a dataset, or take the one at ``out`` if it is the same.
+
+    Parameters
+    ----------
+    engine : Engine, optional
+        Who does the work; default: this machine's cores. The matrix is the same, byte for byte.
 
     Raises
     ------
@@ -39,4 +47,5 @@ def make_matrix(dataset: Path, params: Params, out: Path, *, progress: Progress 
         training=params.training,
         seed=params.seed,
         progress=progress,
+        engine=engine,
     )

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from features.engine import Engine
 from features.matrix import FeatureMatrix
 from models.bundle import CARD, save_bundle
 from models.drift.frames import drift_frames
@@ -131,6 +132,7 @@ def replay(
     truth: Path | None = None,
     track: str | None = None,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> None:
     """Run the backtest and write its predictions, metrics and evaluation under ``out``.
 
@@ -140,6 +142,8 @@ def replay(
     ----------
     truth : Path, optional
         The simulator's truth; an empty folder counts as none. Read by the evaluation only.
+    engine : Engine, optional
+        Who does the refits; default: this process, one after the other. The results are the same, bit for bit.
     """
     out.mkdir(parents=True, exist_ok=True)
     risks = read_truth(truth) if truth is not None and any(truth.iterdir()) else None
@@ -153,6 +157,7 @@ def replay(
         progress=_counted(progress),
         checkpoint=folds,
         explain=EXPLAINED_ALERTS,
+        engine=engine,
     )
     evaluation = evaluate(
         result.predictions, k=result.k, bootstrap=params.backtest.bootstrap, seed=params.seed, truth=risks

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
+from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
 
 
 def backtest(
@@ -29,6 +31,9 @@ def backtest(
     track: Annotated[
         str | None, typer.Option(help="MLflow tracking URI to record the run at, e.g. sqlite:///mlflow.db.")
     ] = None,
+    engine: EngineOption = EngineName.local,
+    dask_address: AddressOption = None,
+    dask_workers: WorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay history: at each decision time, score with models fitted only on what was known then, and compare.
@@ -37,8 +42,10 @@ def backtest(
     """
     if (dataset is None) == (matrix is None):
         raise typer.BadParameter("give either --dataset or --matrix")
-    with reported():
+    check_engine(engine, dask_address, dask_workers)
+    with reported(), ExitStack() as running:
         from features.matrix import FeatureMatrix
+        from models.refits_ahead import refuse_waiting
         from pipeline.matrix_stage import make_matrix
         from pipeline.params import load_params
         from pipeline.stages import replay, write_report_for
@@ -48,15 +55,19 @@ def backtest(
         if dataset is not None:
             dataset = dataset.resolve()
             refuse_inside(out, dataset)
+        if engine is not EngineName.local:
+            refuse_waiting(loaded.training)  # before hours of features
+        chosen = running.enter_context(chosen_engine(engine, dask_address, dask_workers))
+        if dataset is not None:
             with progress("features") as advance:
-                found = make_matrix(dataset, loaded, out / "matrix", progress=advance)
+                found = make_matrix(dataset, loaded, out / "matrix", progress=advance, engine=chosen)
             sibling = dataset.with_name(dataset.name + "-truth")
             truth = truth or (sibling if sibling.is_dir() else None)
         else:
             assert matrix is not None
             found = FeatureMatrix.open(matrix)
         with progress("backtest") as advance:
-            replay(found, loaded, out, truth=truth, track=track, progress=advance)
+            replay(found, loaded, out, truth=truth, track=track, progress=advance, engine=chosen)
         if report:
             write_report_for(out)
         show(summary_of(out), as_json=as_json)

@@ -8,24 +8,31 @@ from typing import Annotated
 import typer
 
 from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
+from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
 
 
 def features(
     dataset: Annotated[Path, typer.Option(help="Folder of a dataset.")],
     out: Annotated[Path, typer.Option(help="Folder of the feature matrix to write.")],
     params: ParamsOption = None,
+    engine: EngineOption = EngineName.local,
+    dask_address: AddressOption = None,
+    dask_workers: WorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute the feature matrix: a row for each GPU in service at each decision time.
 
     Example: predrain features --dataset fleet --out matrix
     """
+    check_engine(engine, dask_address, dask_workers)
     with reported(), progress("features") as advance:
         from pipeline.matrix_stage import make_matrix
         from pipeline.params import load_params
 
         refuse_inside(out, dataset)
-        matrix = make_matrix(dataset, load_params(params_files(params)), out, progress=advance)
+        loaded = load_params(params_files(params))
+        with chosen_engine(engine, dask_address, dask_workers) as chosen:
+            matrix = make_matrix(dataset, loaded, out, progress=advance, engine=chosen)
         show(
             {
                 "matrix": str(out),

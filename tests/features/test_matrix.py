@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from datetime import timedelta
 
 import numpy as np
@@ -9,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from features import building
+from features import build_tasks, building
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.incidents import find_incidents
@@ -79,7 +80,7 @@ def test_values_align_with_rows_and_columns(small):
 def test_rows_and_columns_can_be_chosen(small, monkeypatch, tmp_path):
     dataset, matrix = small
     whole = matrix.values()
-    monkeypatch.setattr(building, "PART_ROWS", 10)
+    monkeypatch.setattr(build_tasks, "PART_ROWS", 10)
     parted = make_matrix(dataset, tmp_path / "parted")
     assert len(parted.meta.parts) > 3
     np.testing.assert_array_equal(parted.values(), whole)
@@ -188,7 +189,7 @@ def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(building.pq, "write_table", full)
+        patched.setattr(build_tasks.pq, "write_table", full)
         with pytest.raises(InputError, match=r"the disk is full \(while writing .*m\)"):
             make_matrix(dataset, tmp_path / "m", labels=LabelSection(horizon=3 * HOUR))
     assert FeatureMatrix.open(tmp_path / "m").digest == old
@@ -196,7 +197,7 @@ def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):
 
 
 def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "blocks_of", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(build_tasks, "blocks_of", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         make_matrix(small[0], tmp_path / "m")
     assert list(tmp_path.iterdir()) == []
@@ -212,7 +213,7 @@ def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
         seen.append(bucket)
         return read(self, bucket, columns)
 
-    monkeypatch.setattr(building.os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
     with monkeypatch.context() as patched:
         patched.setattr(Dataset, "read_bucket", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -230,7 +231,7 @@ def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
 
 def test_what_a_killed_build_of_other_settings_left_is_not_taken(small, tmp_path, monkeypatch):
     dataset, matrix = small
-    monkeypatch.setattr(building, "_write_parts", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(build_tasks.Build, "part", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         make_matrix(dataset, tmp_path / "m", decision=DecisionSection(every=6 * HOUR))
     assert (tmp_path / ".m.spill").is_dir()
@@ -240,7 +241,7 @@ def test_what_a_killed_build_of_other_settings_left_is_not_taken(small, tmp_path
 
 
 def test_a_slab_begins_with_the_grid(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "PART_ROWS", 7)
+    monkeypatch.setattr(build_tasks, "PART_ROWS", 7)
     matrix = make_matrix(small[0], tmp_path / "m")
     begins = np.cumsum([0, *(rows for _, rows in matrix.meta.parts)])[:-1]
     assert len(begins) > 3

@@ -1,0 +1,170 @@
+"""Features and refits on one and on two Dask workers of this machine, beside the same work without Dask.
+
+Every matrix and every backtest is compared first: byte for byte, bit for bit. Each worker has one thread, so that two
+have twice the cores of one. A first build is not counted (kernels are compiled and loaded); starting workers is told
+apart. At the end stands what one bucket and one refit move through files, which the cost model of docs/scale.md uses.
+
+    python benchmarks/dask_scaling.py [--quick] [--gpus N] [--days D]
+
+Needs the extra `dask`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+import pandas as pd  # noqa: E402
+
+from benchmarks.generated import channels_of, generate  # noqa: E402
+from features.building import build_matrix  # noqa: E402
+from features.engine import Engine  # noqa: E402
+from features.matrix import FeatureMatrix  # noqa: E402
+from models.backtest_frames import BacktestResult  # noqa: E402
+from models.sliding import run_backtest  # noqa: E402
+from pipeline.dask_engine import DaskEngine, require_dask  # noqa: E402
+from pipeline.params import Params, load_params  # noqa: E402
+from simulator.simulate import simulate  # noqa: E402
+from telemetry.errors import InputError  # noqa: E402
+from telemetry.store import Dataset  # noqa: E402
+
+BUCKETS = 16
+REFITS = """
+models:
+  learners: [lightgbm, logistic]
+  parallel: {members: [lightgbm, xgboost, logistic]}
+  cascade: {stages: [lightgbm, logistic]}
+features: {windows: [6h], history_windows: [7d, 30d]}
+training: {span: 14d, refit_every: 3d, augmentation: 2}
+"""
+
+
+def built(dataset: Dataset, out: Path, params: Params, engine: Engine | None) -> tuple[FeatureMatrix, float]:
+    """Build a matrix twice, and give the second with its seconds."""
+    wall = 0.0
+    for _ in range(2):
+        shutil.rmtree(out, ignore_errors=True)
+        begin = time.perf_counter()
+        matrix = build_matrix(
+            dataset,
+            out,
+            decision=params.decision,
+            labels=params.labels,
+            features=params.features,
+            training=params.training,
+            seed=params.seed,
+            engine=engine,
+        )
+        wall = time.perf_counter() - begin
+    return matrix, wall
+
+
+def replayed(
+    matrix: FeatureMatrix, params: Params, folder: Path, engine: Engine | None
+) -> tuple[BacktestResult, float]:
+    """Run a backtest, and give it with its seconds."""
+    begin = time.perf_counter()
+    result = run_backtest(
+        matrix,
+        training=params.training,
+        models=params.models,
+        backtest=params.backtest,
+        seed=params.seed,
+        checkpoint=folder,
+        explain=20,
+        engine=engine,
+    )
+    return result, time.perf_counter() - begin
+
+
+def unfinished(folder: Path) -> None:
+    """Remove a backtest's finished folds and leave its refits, as if it had been killed just after the last of them."""
+    for each in folder.iterdir():
+        if not each.name.endswith("-refits"):
+            shutil.rmtree(each)
+
+
+def size(folder: Path, pattern: str) -> int:
+    """Return the bytes of a folder's files."""
+    return sum(path.stat().st_size for path in folder.glob(pattern))
+
+
+def same(one: FeatureMatrix, other: FeatureMatrix) -> None:
+    """Leave with an error unless two matrices are the same, byte for byte."""
+    names = sorted(path.name for path in one.path.iterdir())
+    equal = names == sorted(path.name for path in other.path.iterdir())
+    if not equal or any((one.path / name).read_bytes() != (other.path / name).read_bytes() for name in names):
+        sys.exit(f"the matrices {one.path} and {other.path} differ")
+
+
+def main() -> None:
+    """Generate, compare, measure, print the table and the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the samples")
+    parser.add_argument("--gpus", type=int, help="GPUs of the generated dataset; default 256")
+    parser.add_argument("--days", type=int, default=60, help="its days; default 60")
+    args = parser.parse_args()
+    try:
+        require_dask()
+    except InputError as error:
+        sys.exit(str(error))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        gpus = args.gpus or (64 if args.quick else 256)
+        channels = channels_of(gauges=12, counters=6, flags=1, enums=1)
+        dataset = generate(folder / "generated", gpus=gpus, days=args.days, channels=channels, buckets=BUCKETS)
+        simulate(folder / "fleet", gpus=64, days=45, seed=105, scenario="base", acceleration=60.0)
+        (folder / "refits.yaml").write_text(REFITS, encoding="utf-8")
+        every, small = load_params([ROOT / "params.yaml"]), load_params([folder / "refits.yaml"])
+        fleet, _ = built(Dataset.open(folder / "fleet"), folder / "fleet-matrix", small, None)
+        here, build_s = built(dataset, folder / "here", every, None)
+        replay, replay_s = replayed(fleet, small, folder / "folds-here", None)
+        in_order_s = 0.0
+        rows: list[tuple[str, float, float, float]] = [("this process", 0.0, build_s, replay_s)]
+        for workers in (1, 2):
+            begin = time.perf_counter()
+            with DaskEngine(workers=workers, threads=1) as engine:
+                started = time.perf_counter() - begin
+                matrix, build_s = built(dataset, folder / f"there-{workers}", every, engine)
+                same(matrix, here)
+                result, replay_s = replayed(fleet, small, folder / f"folds-{workers}", engine)
+                pd.testing.assert_frame_equal(result.predictions, replay.predictions, check_exact=True)
+                pd.testing.assert_frame_equal(result.folds, replay.folds, check_exact=True)
+                unfinished(folder / f"folds-{workers}")
+                _, in_order_s = replayed(fleet, small, folder / f"folds-{workers}", engine)
+            rows.append((f"{workers} worker{'s' if workers > 1 else ''}", started, build_s, replay_s))
+        samples, refits = dataset.meta.counts["samples"], replay.folds["fold"].nunique()
+        print(f"{samples:,} samples in {BUCKETS} buckets to {here.meta.counts['rows']:,} rows; {refits} refits")
+        print(f"{'':<14}{'start':>8}{'features':>10}{'backtest':>10}   all results equal, byte for byte")
+        for who, started, build_s, replay_s in rows:
+            print(f"{who:<14}{started:>7.1f}s{build_s:>9.1f}s{replay_s:>9.1f}s")
+        columns = here.meta.counts["features"]
+        spilled = here.meta.counts["rows"] * columns * 4
+        print(f"of a backtest, {in_order_s:.1f} s are in order, in this process")
+        print(f"read {size(dataset.path, 'telemetry/*/*') / samples:.1f} B a sample; ", end="")
+        print(f"between the halves {spilled / samples:.1f} B a sample at most, ", end="")
+        print(f"written {size(here.path, 'part-*') / samples:.1f} B; ", end="")
+        print(f"a refit keeps {size(folder / 'folds-2', '*-refits/*') / refits / 1e3:.0f} kB")
+        line = {
+            "name": "dask_scaling",
+            "value": round(rows[2][2], 2),
+            "unit": "s",
+            "peer": "one worker",
+            "ratio": round(rows[1][2] / rows[2][2], 2),
+            "limit_share": None,
+            "checked": True,
+        }
+        print(json.dumps(line))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Who runs the tasks of a long job: the cores of this machine, or the machines of a cluster.
+
+Tasks share nothing but files, and a task that is run twice writes the same bytes twice. So who runs it, where, and how
+often does not show in what comes out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Protocol, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+class Engine(Protocol):
+    """Runs one function over many items."""
+
+    def each(
+        self,
+        job: Callable[[Item], Result],
+        items: Sequence[Item],
+        told: Callable[[Item, Result], None],
+        *,
+        most: int,
+    ) -> None:
+        """Run a function over items, in any order; the first error ends it.
+
+        Parameters
+        ----------
+        job : callable
+            Survives being sent to another machine, as its items and results do; may be run again for an item whose
+            machine was lost.
+        items : sequence
+            What it is called with.
+        told : callable
+            Called in this process with an item and its result, once for each item, as they come in.
+        most : int
+            Items at once in one process of this machine; what it holds in memory is counted with it. Machines of a
+            cluster have as many threads as their owner gave them.
+        """
+
+    def everywhere(self, job: Callable[[], None]) -> None:
+        """Call a function once in each process that runs tasks; one that cannot be reached is left out."""
+
+
+class LocalEngine:
+    """Runs tasks in threads of this process, as many as there are cores."""
+
+    def each(
+        self,
+        job: Callable[[Item], Result],
+        items: Sequence[Item],
+        told: Callable[[Item, Result], None],
+        *,
+        most: int,
+    ) -> None:
+        """Run a function over items; see :meth:`Engine.each`."""
+        with ThreadPoolExecutor(max_workers=min(os.cpu_count() or 1, most)) as pool:
+            running = {pool.submit(job, item): item for item in items}
+            try:
+                for future in as_completed(running):
+                    told(running[future], future.result())
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def everywhere(self, job: Callable[[], None]) -> None:
+        """Call a function in this process; see :meth:`Engine.everywhere`."""
+        job()

@@ -1,0 +1,354 @@
+"""The refits of a backtest done by others, several at a time, before its folds are gone through in their order.
+
+Three things of a fold depend on the folds before it: the span, which the one in use may outlast; the check for drift;
+and the models that were trained once. So candidates are judged first, all refits at once; then spans follow from each
+other, in no time; then everything is fitted and scored, all refits at once; and what is left to do in order are the
+checks. A refit that finds one class only falls back on an earlier one, and is left to that last round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from features.engine import Engine
+from features.errors import InputError
+from features.matrix import FeatureMatrix
+from models.backtest_frames import VARIANTS, Fold
+from models.checkpoint import FoldStore
+from models.config import BacktestSection, ModelsSection, TrainingSection
+from models.ranking import Ints
+from models.spans import SpanChoice, stay_or_go
+from models.training_set import Matrix
+
+if TYPE_CHECKING:
+    from models.sliding import Begun
+
+_SHARED = "Give every machine of the cluster the same folders under the same paths."
+_OWN_FACTS = (
+    "span_ms", "why_span", "unfit", "scored", "sliding", "horizons", "reasons", "library", "attributions",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Refits that are done.
+
+    Attributes
+    ----------
+    refits : mapping of int to Fold
+        What :meth:`models.sliding.SlidingTrainer.refit_apart` gave, by fold.
+    """
+
+    refits: Mapping[int, Fold] = field(default_factory=dict)
+
+    def holds(self, fold: int, *, once: int) -> bool:
+        """Tell whether a fold can be taken: its own refit is done, and that of the models trained once."""
+        own, first = self.refits.get(fold), self.refits.get(once)
+        if own is None or first is None or own.facts["unfit"] is not None:
+            return False
+        return fold in first.facts["once_for"]
+
+    def fold(self, fold: int, once: int, facts: Mapping[str, Any], tested: Ints) -> Fold:
+        """Put a fold together.
+
+        Parameters
+        ----------
+        fold, once : int
+            The fold, and the one whose models are those trained once.
+        facts : mapping
+            What its check found.
+        tested : int64 array
+            Its rows.
+        """
+        own, first = self.refits[fold], self.refits[once]
+        mine = own.table.filter(pc.equal(own.table["variant"], VARIANTS.index("sliding")))
+        theirs = np.isin(first.table["row"].to_numpy(), tested)
+        theirs &= first.table["variant"].to_numpy() == VARIANTS.index("train_once")
+        table = pa.concat_tables([mine, first.table.filter(pa.array(theirs))]).combine_chunks()
+        own_facts = {name: own.facts[name] for name in _OWN_FACTS if name in own.facts}
+        folds = {"refit_fold": fold, "once_fold": once, "train_once": first.facts["sliding"]}
+        return Fold(table, {**facts, **own_facts, **folds})
+
+
+NOTHING_AHEAD = Ahead()
+"""No refit is done."""
+
+
+def refuse_waiting(training: TrainingSection) -> None:
+    """Refuse refits that wait for each other.
+
+    Raises
+    ------
+    InputError
+        If ``training.refit_on`` is ``drift``.
+    """
+    if training.refit_on == "drift":
+        raise InputError(
+            "with refits on drift each refit waits for the folds before it: nothing can be done at once",
+            "parameter training.refit_on, option --engine",
+            "Use --engine local, or set training.refit_on to calendar.",
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class BacktestOrder:
+    """Everything that a backtest is a function of, small enough to be sent along with each task.
+
+    Attributes
+    ----------
+    matrix : Path
+        Folder of the matrix; absolute.
+    digest : str
+        Of the matrix.
+    training, models, backtest : sections of the parameters
+    seed, explain : int
+    """
+
+    matrix: Path
+    digest: str
+    training: TrainingSection
+    models: ModelsSection
+    backtest: BacktestSection
+    seed: int
+    explain: int
+
+    @classmethod
+    def of(
+        cls,
+        matrix: Matrix,
+        *,
+        training: TrainingSection,
+        models: ModelsSection,
+        backtest: BacktestSection,
+        seed: int,
+        explain: int,
+    ) -> BacktestOrder:
+        """Make an order.
+
+        Raises
+        ------
+        InputError
+            If the matrix is not in a folder, or refits wait for each other.
+        """
+        refuse_waiting(training)
+        path = getattr(matrix, "path", None)
+        if path is None:
+            raise InputError("the matrix is in no folder that others could read", "matrix", "Use the engine local.")
+        return cls(Path(path).resolve(), matrix.digest, training, models, backtest, seed, explain)
+
+    def open(self) -> Matrix:
+        """Open the matrix.
+
+        Raises
+        ------
+        InputError
+            If this machine does not see it.
+        """
+        try:
+            matrix = FeatureMatrix.open(self.matrix)
+        except InputError as error:
+            raise InputError(f"a worker cannot read the matrix: {error.what}", error.where, _SHARED) from None
+        if matrix.digest != self.digest:
+            raise InputError("a worker sees another matrix", str(self.matrix), _SHARED)
+        return matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """A refit to do.
+
+    Attributes
+    ----------
+    fold : int
+    span : timedelta
+    why_span : str
+    once_for : tuple of int
+        See :meth:`models.sliding.SlidingTrainer.refit_apart`.
+    """
+
+    fold: int
+    span: timedelta
+    why_span: str
+    once_for: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SpanTask:
+    """Judges the candidate spans of a refit, as if none were in use; can be sent to another machine."""
+
+    order: BacktestOrder
+    name: str = "span"
+
+    def __call__(self, fold: int) -> SpanChoice:
+        """Do one."""
+        with _TURN:
+            begun = _joined(self.order)
+            refit_ms = begun.schedule.refits_ms[fold]
+            choice = begun.trainer.choose_span(refit_ms, begun.trainer.labels_at(refit_ms), None)
+            assert choice is not None  # the schedule begins where a span fits
+            return choice
+
+
+@dataclass(frozen=True, slots=True)
+class RefitTask:
+    """Does a refit; can be sent to another machine.
+
+    Attributes
+    ----------
+    order : BacktestOrder
+    kept : FoldStore or None
+        Where finished refits are kept, for this process to find; None: they are returned.
+    """
+
+    order: BacktestOrder
+    kept: FoldStore | None
+    name: str = "refit"
+
+    def __call__(self, refit: Refit) -> Fold | None:
+        """Do one."""
+        with _TURN:
+            sliding = _joined(self.order).sliding
+            done = sliding.refit_apart(refit.fold, refit.span, refit.why_span, once_for=refit.once_for)
+        if self.kept is None:
+            return done
+        self.kept.save(refit.fold, done.table, done.facts)
+        return None
+
+
+def refits_ahead(
+    engine: Engine,
+    order: BacktestOrder,
+    begun: Begun,
+    *,
+    finished: FoldStore | None,
+    kept: FoldStore | None,
+    progress: Callable[[int, int, str], None] | None,
+) -> Ahead:
+    """Do all refits that are not done yet.
+
+    Parameters
+    ----------
+    engine : Engine
+    order : BacktestOrder
+    begun : Begun
+        The same backtest, as this process sees it.
+    finished : FoldStore, optional
+        Finished folds; their refits are not done again.
+    kept : FoldStore, optional
+        Where finished refits are kept; all machines see its folder.
+    progress : callable, optional
+        Called with the refits done, all of them, and what is being done.
+
+    Returns
+    -------
+    Ahead
+    """
+    total = len(begun.schedule.refits_ms)
+    done, settled = _folds(kept, total), {fold: each.facts for fold, each in _folds(finished, total).items()}
+    if len(settled) == total:
+        return NOTHING_AHEAD
+
+    def tell() -> None:
+        if progress is not None:
+            progress(len(done), total, "refits")
+
+    def take(refit: Refit, result: Fold | None) -> None:
+        found = result if kept is None or result is not None else None
+        if found is None and kept is not None:
+            loaded = kept.load(refit.fold)
+            found = None if loaded is None else Fold(*loaded)
+        if found is None:
+            raise InputError(
+                f"a worker kept refit {refit.fold} where this process does not see it", "folder of the output", _SHARED
+            )
+        done[refit.fold] = found
+        tell()
+
+    def run(refits: Sequence[Refit]) -> None:
+        engine.each(RefitTask(order, kept), refits, take, most=1)
+
+    try:
+        tell()
+        once = next((fold for fold in sorted(settled) if settled[fold]["scored"] is not None), None)
+        first = next(fold for fold in range(total) if fold not in settled) if once is None else once
+        todo = [fold for fold in range(total) if fold not in done and (fold not in settled or fold == first)]
+        spans = _spans(engine, order, begun, todo, {**settled, **{fold: each.facts for fold, each in done.items()}})
+        run([Refit(fold, *spans[fold], tuple(range(total)) if fold == first else ()) for fold in todo])
+        fitted = (fold for fold in sorted(done) if done[fold].facts["unfit"] is None)
+        first = next(fitted, first) if once is None else once
+        if done[first].facts["unfit"] is None and not done[first].facts["once_for"]:
+            run([Refit(first, *spans[first], tuple(range(total)))])
+    finally:
+        engine.everywhere(leave_backtests)
+    return Ahead(done)
+
+
+def _folds(store: FoldStore | None, total: int) -> dict[int, Fold]:
+    found = {} if store is None else {fold: store.load(fold) for fold in range(total)}
+    return {fold: Fold(*each) for fold, each in found.items() if each is not None}
+
+
+def _spans(
+    engine: Engine, order: BacktestOrder, begun: Begun, todo: Sequence[int], known: Mapping[int, Mapping[str, Any]]
+) -> dict[int, tuple[timedelta, str]]:
+    """Give each fold's span and why it is that one; ``known`` are the facts of folds that were done earlier."""
+    trainer, refits_ms = begun.trainer, begun.schedule.refits_ms
+    best: dict[int, SpanChoice] = {}
+    compared = []
+    for fold in todo:
+        if fold in known:
+            continue
+        if len(trainer.spans_at(refits_ms[fold])) > 1:
+            compared.append(fold)
+        else:
+            only = trainer.choose_span(refits_ms[fold], trainer.labels_at(refits_ms[fold]), None)
+            assert only is not None  # the schedule begins where a span fits
+            best[fold] = only
+    engine.each(SpanTask(order), compared, best.__setitem__, most=1)
+    found: dict[int, tuple[timedelta, str]] = {}
+    for fold in range(len(refits_ms)):
+        if fold in known:
+            found[fold] = timedelta(milliseconds=known[fold]["span_ms"]), known[fold]["why_span"]
+        else:
+            current = found[fold - 1][0] if fold else None
+            choice = stay_or_go(best[fold], current, trainer.training.hysteresis)
+            found[fold] = choice.span, choice.why
+    return found
+
+
+_TURN = threading.Lock()
+"""Learners limit the threads of the whole process: one refit at a time in each."""
+_JOINED: dict[str, Begun] = {}
+
+
+def _joined(order: BacktestOrder) -> Begun:
+    """Give this process's beginning of an order; it holds the last one only."""
+    from models.sliding import begin_backtest  # noqa: PLC0415 - it builds on this module
+
+    key = repr(order)
+    if key not in _JOINED:
+        _JOINED.clear()
+        _JOINED[key] = begin_backtest(
+            order.open(),
+            training=order.training,
+            models=order.models,
+            backtest=order.backtest,
+            seed=order.seed,
+            explain=order.explain,
+        )
+    return _JOINED[key]
+
+
+def leave_backtests() -> None:
+    """Let go of what this process holds of backtests of others."""
+    with _TURN:
+        _JOINED.clear()

@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from features.build_tasks import Build, BuildTask
+from features.building import build_matrix
+from features.config import DecisionSection, LabelSection
+from features.engine import LocalEngine
+from features.errors import InputError
+from features.matrix import FeatureMatrix
+from pipeline import dask_engine
+from pipeline.dask_engine import DaskEngine, refuse_others, require_dask, running_versions
+from predrain.command import app
+from telemetry.store import Dataset
+from tests.features.small_fleet import (
+    HOUR,
+    SMALL,
+    Training,
+    events_of,
+    gpus,
+    inventory_of,
+    samples_of,
+    write_dataset,
+    xid,
+)
+
+pytest.importorskip("distributed")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with DaskEngine(workers=2) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    inventory = inventory_of(gpus(24, a_node=2))
+    events = events_of([xid(5, "gpu01", "node0"), xid(30, "gpu07", "node3"), xid(44, "gpu02", "node1", "63")])
+    return write_dataset(
+        tmp_path_factory.mktemp("fleet") / "fleet",
+        inventory,
+        hours=48,
+        samples=samples_of(inventory, 48),
+        events=events,
+        buckets=8,
+    )
+
+
+def build(dataset: Dataset, out: Path, engine=None, progress=None) -> FeatureMatrix:
+    return build_matrix(
+        dataset,
+        out,
+        decision=DecisionSection(every=3 * HOUR),
+        labels=LabelSection(horizon=6 * HOUR),
+        features=SMALL,
+        training=Training(),
+        seed=5,
+        progress=progress,
+        engine=engine,
+    )
+
+
+@pytest.fixture(scope="module")
+def here(dataset, tmp_path_factory) -> FeatureMatrix:
+    return build(dataset, tmp_path_factory.mktemp("here") / "matrix")
+
+
+def content(matrix: FeatureMatrix) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(matrix.path.iterdir())}
+
+
+def test_a_cluster_makes_the_same_matrix_byte_for_byte(cluster, dataset, here, tmp_path):
+    told = []
+    matrix = build(dataset, tmp_path / "matrix", cluster, lambda done, total: told.append((done, total)))
+    assert matrix.digest == here.digest
+    assert content(matrix) == content(here)
+    assert told[-1][0] == told[-1][1]
+    assert [path.name for path in tmp_path.iterdir()] == ["matrix"]
+
+
+def test_buckets_of_a_killed_worker_are_computed_again(cluster, dataset, here, tmp_path):
+    killed = []
+
+    def kill_one(_done: int, _total: int) -> None:
+        if not killed:
+            killed.append(sorted(cluster._client.run(os.getpid).values())[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    matrix = build(dataset, tmp_path / "matrix", cluster, kill_one)
+    assert killed
+    assert content(matrix) == content(here)
+
+
+def test_an_error_of_a_worker_is_told_with_its_place(cluster, dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(Dataset, "digest", property(lambda self: self.meta.digest[::-1]))
+    with pytest.raises(InputError, match=r"a worker sees another dataset .*machine .*fleet\)"):
+        build(dataset, tmp_path / "matrix", cluster)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_that_does_not_see_the_folder_says_so(dataset, tmp_path, monkeypatch):
+    class Elsewhere(LocalEngine):
+        def each(self, job: BuildTask, items, told, *, most):
+            sent = pickle.loads(pickle.dumps(job))
+            owner = next(tmp_path.glob(".matrix.spill/*/owner"))
+            owner.write_text("a folder of that name on a machine of its own")
+            super().each(sent, items, told, most=most)
+
+    with pytest.raises(InputError, match=r"a worker does not see the folder that the matrix is built in \(machine "):
+        build(dataset, tmp_path / "matrix", Elsewhere())
+
+
+def test_a_task_is_sent_without_the_build(dataset, tmp_path):
+    sizes = []
+
+    class Weighs(LocalEngine):
+        def each(self, job: BuildTask, items, told, *, most):
+            assert isinstance(job._build, Build)
+            sizes.append(len(pickle.dumps(job)))
+            super().each(job, items, told, most=most)
+
+    build(dataset, tmp_path / "matrix", Weighs())
+    assert len(sizes) == 2
+    assert max(sizes) < 20_000
+
+
+def test_finished_buckets_of_a_killed_driver_are_kept_for_a_cluster(cluster, dataset, here, tmp_path):
+    class Dies(LocalEngine):
+        def each(self, job, items, told, *, most):
+            for item in list(items)[:3]:
+                job(item)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        build(dataset, tmp_path / "matrix", Dies())
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.glob(".matrix.spill/*/bucket-*")}
+    written = []
+
+    def look(_done: int, _total: int) -> None:
+        written.append([path.stat().st_mtime_ns == at for path, at in kept.items() if path.exists()])
+
+    matrix = build(dataset, tmp_path / "matrix", cluster, look)
+    assert len(written[0]) == 12
+    assert all(map(all, written))
+    assert content(matrix) == content(here)
+
+
+def test_without_dask_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(dask_engine.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(InputError, match=r"needs dask and distributed.*pip install 'predrain\[dask\]'"):
+        require_dask()
+
+
+def test_a_scheduler_that_does_not_answer_is_named(monkeypatch):
+    monkeypatch.setattr(dask_engine, "CONNECT_S", 0.5)
+    with pytest.raises(InputError, match=r"no Dask scheduler answers: .*--dask-address tcp://127.0.0.1:9"):
+        DaskEngine("tcp://127.0.0.1:9")
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(InputError, match=r"'head:8786' is no address .*Write it as tcp://HOST:PORT"):
+        DaskEngine("head:8786")
+
+
+def test_workers_of_other_versions_are_refused():
+    here = running_versions()
+    refuse_others({"tcp://10.0.0.1:1": here})
+    with pytest.raises(
+        InputError, match=rf"a worker runs numpy 1\.0 instead of {here['numpy']} \(worker tcp://10.0.0.2:1"
+    ):
+        refuse_others({"tcp://10.0.0.1:1": here, "tcp://10.0.0.2:1": {**here, "numpy": "1.0"}})
+
+
+def slow(item: tuple[Path, int]) -> int:
+    folder, number = item
+    (folder / f"{number}-{os.getpid()}").touch()
+    time.sleep(0.4)
+    return number * number
+
+
+def test_what_a_killed_worker_was_doing_is_done_again(cluster, tmp_path):
+    pids = cluster._client.run(os.getpid).values()
+    told = {}
+
+    def note(item: tuple[Path, int], result: int) -> None:
+        if not told:
+            busy = {
+                int(path.name.split("-")[1]) for path in tmp_path.iterdir() if not path.name.startswith(f"{item[1]}-")
+            }
+            os.kill((busy & set(pids)).pop(), signal.SIGKILL)
+        told[item[1]] = result
+
+    cluster.each(slow, [(tmp_path, number) for number in range(5)], note, most=1)
+    assert told == {number: number * number for number in range(5)}
+    tries = [path.name.split("-")[0] for path in tmp_path.iterdir()]
+    assert len(tries) > len(set(tries))
+
+
+def dies(number: int) -> int:
+    os._exit(number)
+
+
+def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
+    monkeypatch.setattr(cluster._client.cluster.scheduler, "allowed_failures", 0)
+    with pytest.raises(InputError, match=r"every worker that took dies 7 was lost on the way \(workers of"):
+        cluster.each(dies, [7], lambda item, result: None, most=1)
+
+
+def test_a_backtest_whose_refits_wait_for_each_other_is_refused_before_anything_is_begun(tmp_path):
+    params = tmp_path / "drift.yaml"
+    params.write_text("training: {refit_on: drift}")
+    options = ["--params", str(params), "--engine", "dask", "--dask-address", "tcp://127.0.0.1:9"]
+    told = CliRunner().invoke(app, ["backtest", "--matrix", str(tmp_path), "--out", str(tmp_path / "o"), *options])
+    assert told.exit_code == 1
+    assert "each refit waits for the folds before it" in told.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--dask-workers", "2"], "need --engine dask"),
+        (["--engine", "dask", "--dask-workers", "2", "--dask-address", "tcp://h:1"], "give either --dask-address or"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["features", "backtest"])
+def test_options_that_contradict_each_other_are_refused(verb, options, message, tmp_path):
+    told = CliRunner().invoke(app, [verb, "--dataset", str(tmp_path), "--out", str(tmp_path / "m"), *options])
+    assert told.exit_code == 2
+    assert message in told.output

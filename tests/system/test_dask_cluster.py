@@ -1,0 +1,106 @@
+"""Features and a backtest on a Dask cluster of processes of their own, one of which is killed on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from features.matrix import FeatureMatrix
+from tests.features.small_fleet import events_of, gpus, inventory_of, write_dataset, xid
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 120.0
+pytestmark = pytest.mark.system
+pytest.importorskip("distributed")
+
+PARAMS = """
+models:
+  learners: [lightgbm, logistic]
+  parallel: {members: [lightgbm, logistic]}
+  cascade: {stages: [lightgbm, logistic]}
+  settings: {lightgbm: {n_estimators: 10}}
+features: {groups: [history, static], history_windows: [1d, 7d]}
+training: {spans: [5d, 7d], refit_every: 3d, augmentation: 1}
+backtest: {bootstrap: 5}
+"""
+
+
+def predrain(*arguments: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "from predrain.command import main; main()", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def until(ready: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not ready():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    said = tmp_path / "scheduler.json"
+    with contextlib.ExitStack() as running, (tmp_path / "cluster.log").open("wb") as log:
+
+        def start(module: str, *options: str) -> subprocess.Popen[bytes]:
+            command = [sys.executable, "-m", f"distributed.cli.{module}", "--scheduler-file", str(said), *options]
+            process = subprocess.Popen(command, cwd=ROOT, env=os.environ, stdout=log, stderr=log)
+            running.callback(process.wait)
+            running.callback(process.kill)
+            return process
+
+        start("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--dashboard-address", "127.0.0.1:0")
+        until(said.exists)
+        options = ("--no-nanny", "--nthreads", "1", "--no-dashboard", "--local-directory", str(tmp_path))
+        workers = [start("dask_worker", *options) for _ in range(2)]
+        yield json.loads(said.read_text())["address"], workers
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(105)
+    hours = 24 * 18
+    events = []
+    for at in np.sort(rng.uniform(5, hours - 5, 50)):
+        gpu = int(rng.integers(0, 16))
+        events.append(xid(float(at), f"gpu{gpu:02d}", f"node{gpu // 4}", "79"))
+    write_dataset(tmp_path / "fleet", inventory_of(gpus(16)), hours=hours, events=events_of(events))
+    return tmp_path / "fleet"
+
+
+def test_a_backtest_on_a_cluster_that_loses_a_worker_is_the_same_bit_for_bit(cluster, dataset, tmp_path):
+    address, workers = cluster
+    params = tmp_path / "small.yaml"
+    params.write_text(PARAMS)
+    here, there = tmp_path / "here", tmp_path / "there"
+    common = ("backtest", "--dataset", str(dataset), "--params", str(params), "--no-report")
+    predrain(*common, "--out", str(here))
+    command = [sys.executable, "-c", "from predrain.command import main; main()", *common, "--out", str(there)]
+    options = ["--engine", "dask", "--dask-address", address]
+    with subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as driver:
+        until(lambda: driver.poll() is not None or any(there.glob(".folds/*-refits/fold-*.parquet")))
+        workers[0].kill()
+        said, _ = driver.communicate(timeout=DEADLINE_S)
+    assert driver.returncode == 0, said.decode()
+    assert FeatureMatrix.open(there / "matrix").digest == FeatureMatrix.open(here / "matrix").digest
+    for name in ("predictions.parquet", "predictions_all.parquet"):
+        pd.testing.assert_frame_equal(pd.read_parquet(there / name), pd.read_parquet(here / name), check_exact=True)
+    assert json.loads((there / "metrics.json").read_text()) == json.loads((here / "metrics.json").read_text())
+    assert not (there / ".folds").exists()

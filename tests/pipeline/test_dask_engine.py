@@ -31,8 +31,6 @@ from tests.features.small_fleet import (
     xid,
 )
 
-pytest.importorskip("distributed")
-
 
 @pytest.fixture(scope="module")
 def cluster():

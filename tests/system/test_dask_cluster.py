@@ -21,8 +21,6 @@ from tests.features.small_fleet import events_of, gpus, inventory_of, write_data
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 120.0
 pytestmark = pytest.mark.system
-pytest.importorskip("distributed")
-
 PARAMS = """
 models:
   learners: [lightgbm, logistic]

@@ -20,6 +20,9 @@ _log = logging.getLogger(__name__)
 LEAST_WINDOW_MS: Final = 60_000
 """No window is made shorter than this: from then on the series are split."""
 
+_PAST_END_MS: Final = 1
+# VictoriaMetrics leaves out a block of samples that begins at the very instant a query ends, so the end is put past it.
+
 _LONGEST_PATTERN: Final = 200_000
 # Servers take forms of 10 MB; a pattern of this many characters is still compiled in milliseconds.
 
@@ -58,9 +61,9 @@ async def fetch_metric(
         while after_ms < span.until_ms:
             longest_ms = span.length_ms if pieces.window_ms is None else max(pieces.window_ms, LEAST_WINDOW_MS)
             window = Span(after_ms, min(span.until_ms, after_ms + longest_ms))
-            query = ranged(selector(metric, (matchers, matcher)), window.length_ms)
+            query = ranged(selector(metric, (matchers, matcher)), window.length_ms + _PAST_END_MS)
             try:
-                matrix = await client.samples(query, window.until_ms)
+                matrix = await client.samples(query, window.until_ms + _PAST_END_MS)
             except TooMuch as refusal:
                 if window.length_ms > LEAST_WINDOW_MS:
                     pieces.window_ms = max(LEAST_WINDOW_MS, -(-window.length_ms // 2))

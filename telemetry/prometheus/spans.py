@@ -2,7 +2,8 @@
 
 A span (a, b] holds the samples after a and up to b, b included. Spans that share a bound therefore count each sample
 once, whatever a server does at the bounds of a range selector: Prometheus before version 3 gives both, since then the
-upper only, and both answers hold all of (a, b].
+upper only, and VictoriaMetrics may leave out b itself, so what is asked for ends past it. All answers hold all of
+(a, b].
 """
 
 from __future__ import annotations

@@ -60,6 +60,7 @@ class FakePrometheus:
     def __init__(self) -> None:
         self.series: list[tuple[Labels, list[tuple[int, float]]]] = []
         self.left_open = False
+        self.right_open = False
         self.max_samples: int | None = None
         self.warnings: list[str] = []
         self.pretty = False
@@ -103,7 +104,9 @@ class FakePrometheus:
             if not matches(labels, selector):
                 continue
             inside = [
-                (ms, v) for ms, v in samples if ms <= until and (ms > after or (ms == after and not self.left_open))
+                (ms, v)
+                for ms, v in samples
+                if (after < ms < until) or (ms == after and not self.left_open) or (ms == until and not self.right_open)
             ]
             if inside:
                 values = [[ms // 1000 if ms % 1000 == 0 else ms / 1000, _text(value)] for ms, value in inside]

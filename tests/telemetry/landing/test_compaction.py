@@ -4,10 +4,8 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -26,7 +24,7 @@ from telemetry.importing import ImportResult
 from telemetry.landing.compaction import CompactResult, FoldSettings, compact
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.store import Dataset
-from tests.killed import exit_code_of
+from tests.killed import die_at, exit_code_of
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -333,19 +331,7 @@ def test_another_step_is_refused(tmp_path: Path):
 
 def fold_killed_at(folder: Path, at: int) -> None:
     """Fold, and die before the call of that number among those that change the disk; 9 if it died, 7 if not."""
-    calls = 0
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                os._exit(9)
-            return function(*given, **named)
-
-        return call
-
-    for owner, name in (
+    places = (
         (Path, "rename"),
         (Path, "replace"),
         (Path, "unlink"),
@@ -353,8 +339,8 @@ def fold_killed_at(folder: Path, at: int) -> None:
         (telemetry.writer, "write_part"),
         (telemetry.landing.compaction, "_retire"),
         (telemetry.landing.folder, "write_bytes"),
-    ):
-        setattr(owner, name, counted(getattr(owner, name)))
+    )
+    die_at(at, places)
     compact(folder / "dataset", settings=fold_settings(), now=NOW)
     os._exit(7)
 

@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,7 +12,7 @@ import pytest
 from telemetry.errors import InputError
 from telemetry.landing import folder
 from telemetry.landing.folder import NAMES_KEPT_S, Landing, landing_of
-from tests.killed import exit_code_of
+from tests.killed import die_at, exit_code_of
 
 WHEN = datetime(2026, 3, 1, tzinfo=UTC)
 
@@ -102,20 +100,8 @@ def test_of_many_writers_of_one_name_one_lands(tmp_path: Path):
 
 def land_killed_at(path: Path, at: int) -> None:
     """Land a file, and die before the call of that number among those that write it; 9 if it died, 7 if not."""
-    calls = 0
-
-    def counted(function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*given: Any, **named: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == at:
-                os._exit(9)
-            return function(*given, **named)
-
-        return call
-
-    for owner, name in ((folder.pq, "write_table"), (folder, "fsync_path"), (folder.os, "link")):
-        setattr(owner, name, counted(getattr(owner, name)))
+    places = ((folder.pq, "write_table"), (folder, "fsync_path"), (folder.os, "link"))
+    die_at(at, places)
     Landing(path, writer="killed").land("samples", samples(), name="mine")
     os._exit(7)
 

@@ -2,18 +2,46 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import ReadLease, recover_folder
 from telemetry.errors import InputError
-from telemetry.layout import bucket_folder, node_hash, part_paths, read_part
+from telemetry.layout import bucket_folder, merge_runs, node_hash, part_paths, read_part, sort_columns
 from telemetry.meta import DatasetMeta, read_meta
+from telemetry.runs import since_in_ms
 from telemetry.schema import samples_schema
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFile:
+    """A file of samples, as a dataset vouches for it.
+
+    Parameters
+    ----------
+    bucket, run : int
+    path : str
+        In the dataset, with slashes.
+    sha256 : str
+        Of its bytes, as hexadecimal text. Files that have the same one hold the same samples.
+    span : tuple of two datetime
+        Where its run begins and where the next one does; the dataset's span where a bucket is one run.
+    """
+
+    bucket: int
+    run: int
+    path: str
+    sha256: str
+    span: tuple[datetime, datetime]
 
 
 class Dataset:
@@ -75,7 +103,44 @@ class Dataset:
         """Return the bucket that a node's samples are in."""
         return node_hash(node) % self.meta.buckets
 
-    def read_bucket(self, bucket: int, columns: Sequence[str] | None = None) -> pa.Table:
+    def runs_of(self, bucket: int) -> list[int]:
+        """Return the numbers of the runs that a bucket has samples in, ascending; see :class:`telemetry.runs.Runs`."""
+        return sorted(self._names.get(bucket, {}))
+
+    def parts(self, bucket: int, *, since: datetime | None = None, until: datetime | None = None) -> list[Path]:
+        """Return the files that may hold a bucket's samples of ``since <= t < until`` (aware), in order of time."""
+        first, last = since_in_ms(since), since_in_ms(until)
+        wanted = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
+        return [path for run in wanted for path in self.parts_of_run(bucket, run)]
+
+    def parts_of_run(self, bucket: int, run: int) -> list[Path]:
+        """Return the files of one run of a bucket: one, or those that an older version wrote where time is one run."""
+        folder = bucket_folder(self._root, bucket)
+        return [folder / name for name in self._names.get(bucket, {}).get(run, [])]
+
+    def sample_files(self) -> list[SampleFile]:
+        """Return every file of samples by bucket and run, with the SHA-256 of its bytes and the time it covers."""
+        found = []
+        for bucket in self.buckets():
+            for run in self.runs_of(bucket):
+                for path in self.parts_of_run(bucket, run):
+                    name = path.relative_to(self._root).as_posix()
+                    span = self.meta.runs.span(run) or self.meta.span
+                    found.append(SampleFile(bucket, run, name, self.sha256_of(name), span))
+        return found
+
+    def sha256_of(self, name: str) -> str:
+        """Return the SHA-256 of a file of the dataset: as dataset.json says, or, in an older dataset, of its bytes."""
+        return self.meta.files.get(name) or sha256_of(self._root / name)
+
+    def read_bucket(
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> pa.Table:
         """Read one bucket.
 
         Parameters
@@ -84,6 +149,8 @@ class Dataset:
             0 .. ``meta.buckets`` - 1; one without samples gives an empty table.
         columns : sequence of str, optional
             Columns to read, in that order; default all.
+        since, until : datetime, optional
+            Only samples of ``since <= t < until`` (aware); runs outside are not opened.
 
         Returns
         -------
@@ -96,29 +163,108 @@ class Dataset:
         InputError
             If a column is not in the dataset, or files are missing (damaged, or replaced while being read).
         """
-        schema = self.schema
-        if columns is not None:
-            for name in columns:
-                if name not in schema.names:
-                    raise InputError(
-                        f"the dataset has no column {name!r}", str(self.path), f"Its columns are {schema.names}."
-                    )
-            schema = pa.schema([schema.field(name) for name in columns])
-        try:
-            tables = [read_part(path, columns) for path in part_paths(self._root, bucket)]
-        except FileNotFoundError:
-            tables = []
-        rows = sum(table.num_rows for table in tables)
+        names = self._columns(columns)
+        key, _ = sort_columns(self.meta.unit)
+        asked = names if key in names or len(self.runs_of(bucket)) < 2 else [*names, key]  # runs are merged by it
+        tables = self.read_runs(bucket, asked, since=since, until=until)
+        if not tables:
+            return pa.schema([self.schema.field(name) for name in names]).empty_table()
+        return (tables[0] if len(tables) == 1 else merge_runs(tables, self.meta.unit)).select(names)
+
+    def read_runs(
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[pa.Table]:
+        """Read one bucket as it lies on disk: a table a run, for those who need not have one of all.
+
+        Parameters
+        ----------
+        bucket, columns, since, until
+            As for :meth:`read_bucket`.
+
+        Returns
+        -------
+        list of pyarrow.Table
+            In order of time, none empty, each sorted and encoded as :meth:`read_bucket` says.
+
+        Raises
+        ------
+        InputError
+            As :meth:`read_bucket`.
+        """
+        names = self._columns(columns)
+        first, last = since_in_ms(since), since_in_ms(until)
+        tables = []
+        held = 0
+        runs = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
+        cut = first is not None or last is not None
+        for run in runs:
+            asked = names if not cut or "timestamp" in names else [*names, "timestamp"]
+            table = self.read_run(bucket, run, asked)
+            held += table.num_rows
+            if cut:
+                table = _within(table, first, last).select(names)
+            if table.num_rows:
+                tables.append(table)
         expected = self.meta.counts["samples_by_bucket"].get(str(bucket), 0)
-        if rows != expected:
-            raise InputError(
-                f"bucket {bucket} holds {rows} samples, dataset.json says {expected}",
-                str(bucket_folder(self.path, bucket)),
-                "The dataset is damaged or was replaced while it was read: run again, or import it again.",
-            )
+        if runs == self.runs_of(bucket) and held != expected:
+            raise self._damaged(f"bucket {bucket} holds {held} samples, dataset.json says {expected}", bucket)
+        return tables
+
+    def read_run(self, bucket: int, run: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read one run of a bucket, sorted and encoded as :meth:`read_bucket` says; empty where it has no samples.
+
+        Raises
+        ------
+        InputError
+            As :meth:`read_bucket`.
+        """
+        schema = pa.schema([self.schema.field(name) for name in self._columns(columns)])
+        tables = []
+        for path in self.parts_of_run(bucket, run):
+            try:
+                tables.append(read_part(path, schema.names))
+            except FileNotFoundError:
+                raise self._damaged(f"bucket {bucket} has lost {path.name}", bucket) from None
         if not tables:
             return schema.empty_table()
         return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables]).unify_dictionaries()
+
+    def _columns(self, columns: Sequence[str] | None) -> list[str]:
+        names = list(self.schema.names)
+        if columns is None:
+            return names
+        for name in columns:
+            if name not in names:
+                raise InputError(f"the dataset has no column {name!r}", str(self.path), f"Its columns are {names}.")
+        return list(columns)
+
+    def _damaged(self, what: str, bucket: int) -> InputError:
+        return InputError(
+            what,
+            str(bucket_folder(self.path, bucket)),
+            "The dataset is damaged or was replaced while it was read: run again, or import it again.",
+        )
+
+    @cached_property
+    def _names(self) -> dict[int, dict[int, list[str]]]:
+        """Names of the files of samples by bucket and run."""
+        found: dict[int, dict[int, list[str]]] = {}
+        for bucket in self.buckets():
+            if self.meta.run_days is None:  # as an older version wrote them: their number is not known
+                there = [path.name for path in part_paths(self._root, bucket)]
+                found[bucket] = {0: there} if there else {}
+        if self.meta.run_days is not None:
+            for path in sorted(self.meta.files):
+                folder, _, name = path.rpartition("/")
+                if folder.startswith("telemetry/bucket="):
+                    bucket = int(folder.removeprefix("telemetry/bucket="))
+                    found.setdefault(bucket, {})[self.meta.runs.of_file(name)] = [name]
+        return found
 
     def events(self) -> pd.DataFrame:
         """Return the events, sorted by (known_at, timestamp, node, gpu, code); see :data:`telemetry.schema.EVENTS`."""
@@ -139,3 +285,19 @@ class Dataset:
             raise InputError(
                 f"the dataset has no {name}", str(self.path), "It is damaged: import its sources again."
             ) from None
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes as hexadecimal text."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def _within(table: pa.Table, since_ms: int | None, until_ms: int | None) -> pa.Table:
+    times = table.column("timestamp").cast(pa.int64()).to_numpy()
+    inside = np.ones(len(times), dtype=bool)
+    if since_ms is not None:
+        inside &= times >= since_ms
+    if until_ms is not None:
+        inside &= times < until_ms
+    return table if inside.all() else table.filter(pa.array(inside))

@@ -49,7 +49,7 @@ def bucket_folder(root: Path, bucket: int) -> Path:
 
 
 def part_paths(root: Path, bucket: int) -> list[Path]:
-    """Return the existing part files of a bucket, in their order."""
+    """Return the existing part files of a bucket, in their order: by run, or as written where there is one run."""
     return sorted(bucket_folder(root, bucket).glob("part-*.parquet"))
 
 
@@ -115,6 +115,49 @@ def sort_samples(table: pa.Table, unit: Unit) -> tuple[pa.Table, int | None]:
     return table, None
 
 
+def normal_form(table: pa.Table) -> pa.Table:
+    """Return samples in the one form that equal samples have: a chunk a column, names in order and none unused.
+
+    Parquet keeps chunks and dictionaries as they come, so without it equal samples could become files that differ.
+    """
+    table = table.combine_chunks()
+    for index, field in enumerate(table.schema):
+        if field.type == NAME:
+            table = table.set_column(index, field, _in_order(table.column(index)))
+    return table
+
+
+def _in_order(column: pa.ChunkedArray) -> pa.Array:
+    if column.null_count:
+        texts = column.cast(pa.string()).combine_chunks()
+        found = pc.unique(texts.drop_null())
+        names = found.take(pc.array_sort_indices(found))
+        return pa.DictionaryArray.from_arrays(pc.index_in(texts, value_set=names), names)
+    codes, names = dictionary_codes(column)
+    used, indices = np.unique(codes, return_inverse=True)
+    dictionary = pa.array([names[code] for code in used.tolist()], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), dictionary)
+
+
+def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
+    """Make one table, sorted by (gpu, timestamp), of successive runs that are each sorted so.
+
+    Parameters
+    ----------
+    tables : sequence of pyarrow.Table
+        One at least, of the same columns, the unit's among them; in order of time.
+    unit : {"gpu", "node"}
+    """
+    whole = pa.concat_tables(tables).unify_dictionaries()
+    if len(tables) == 1:
+        return whole
+    codes, names = dictionary_codes(whole.column(sort_columns(unit)[0]))
+    if len(names) <= 1 << 16:
+        codes = codes.astype(np.uint16)  # NumPy sorts numbers of two bytes by counting: one pass, not a merge
+    # Rows of one unit come in order of time already, so a stable sort by unit alone is the merge.
+    return whole.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
+
+
 def write_part(path: Path, table: pa.Table) -> None:
     """Write one Parquet file of samples with the settings of this module.
 
@@ -143,6 +186,11 @@ def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read one part file; ``columns`` None reads all of them."""
     with pq.ParquetFile(path, read_dictionary=["node", "gpu"], memory_map=False) as file:
         return file.read(columns=None if columns is None else list(columns))
+
+
+def part_rows(path: Path) -> int:
+    """Return the rows of a part file, from its last bytes alone."""
+    return int(pq.read_metadata(path).num_rows)
 
 
 def _encodings(table: pa.Table) -> tuple[list[str], dict[str, str]]:

@@ -11,7 +11,8 @@ from typing import Any
 
 from telemetry.channel import Channel, channel_as_dict, channel_from_dict
 from telemetry.errors import InputError
-from telemetry.schema import SCHEMA_VERSION, Unit
+from telemetry.runs import Runs
+from telemetry.schema import RUNS_SCHEMA_VERSION, SCHEMA_VERSION, Unit
 
 META_NAME = "dataset.json"
 """Name of the file, written last: a folder that has it is a whole dataset."""
@@ -24,7 +25,7 @@ class DatasetMeta:
     Parameters
     ----------
     schema_version : int
-        Version of the layout, see :data:`telemetry.schema.SCHEMA_VERSION`.
+        Version of the layout, see :data:`telemetry.schema.SCHEMA_VERSION` and ``RUNS_SCHEMA_VERSION``.
     unit : {"gpu", "node"}
         What a row is about.
     step : datetime.timedelta
@@ -46,6 +47,11 @@ class DatasetMeta:
         Whether the sample table has the column ``sample_count``.
     digest : str
         SHA-256 over the content, independent of paths, sources and the clock.
+    run_days : int or None
+        Days of a run, see :class:`telemetry.runs.Runs`; None: a bucket is one run.
+    files : dict of str to str
+        SHA-256 of each file that the digest is made of, by its path in the dataset; empty in a dataset that an older
+        version wrote.
     """
 
     schema_version: int
@@ -59,6 +65,13 @@ class DatasetMeta:
     buckets: int
     sample_count: bool
     digest: str = field(default="")
+    run_days: int | None = None
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> Runs:
+        """How the dataset's time is cut."""
+        return Runs(self.run_days)
 
 
 def instant_text(value: datetime) -> str:
@@ -74,12 +87,14 @@ def content_of(meta: DatasetMeta) -> dict[str, Any]:
         "step_seconds": meta.step.total_seconds(),
         "span": [instant_text(instant) for instant in meta.span],
         "buckets": meta.buckets,
+        "run_days": meta.run_days,
         "sample_count": meta.sample_count,
         "channels": [channel_as_dict(channel) for channel in meta.channels.values()],
         "counts": meta.counts,
         "quarantine": dict(sorted(meta.quarantine.items())),
         "sources": meta.sources,
         "digest": meta.digest,
+        "files": dict(sorted(meta.files.items())),
     }
 
 
@@ -108,14 +123,14 @@ def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
     try:
         content: Mapping[str, Any] = json.loads(text)
         version = content["schema_version"]
-        if version == SCHEMA_VERSION:
+        if version in (SCHEMA_VERSION, RUNS_SCHEMA_VERSION):
             return _decode(content)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"dataset.json is damaged: {error}", str(path), "Import the sources again into this folder."
         ) from error
     raise InputError(
-        f"the dataset has schema version {version}, this predrain reads {SCHEMA_VERSION}",
+        f"the dataset has schema version {version}, this predrain reads {SCHEMA_VERSION} and {RUNS_SCHEMA_VERSION}",
         str(path),
         "Import the sources again, or use the version of predrain that wrote it.",
     )
@@ -136,4 +151,6 @@ def _decode(content: Mapping[str, Any]) -> DatasetMeta:
         buckets=content["buckets"],
         sample_count=content["sample_count"],
         digest=content["digest"],
+        run_days=Runs(content.get("run_days")).days,
+        files=dict(content.get("files", {})),
     )

@@ -14,7 +14,10 @@ import pyarrow as pa
 from telemetry.channel import Channel, Kind
 
 SCHEMA_VERSION: Final = 1
-"""Version of the dataset's layout; it rises when an older reader could no longer read a dataset."""
+"""Version of a dataset whose buckets are one run; it rises when an older reader could no longer read a dataset."""
+
+RUNS_SCHEMA_VERSION: Final = 2
+"""Version of a dataset cut into runs: a reader that does not know of them would take a bucket's files for sorted."""
 
 Unit = Literal["gpu", "node"]
 """What a row is about: a GPU, or the node where a fleet has no GPUs."""

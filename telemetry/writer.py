@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,31 +18,22 @@ import pyarrow.compute as pc
 
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
 from telemetry.channel import Channel, channel_as_dict
-from telemetry.dataset import Dataset
+from telemetry.dataset import Dataset, sha256_of
 from telemetry.errors import InputError
-from telemetry.layout import (
-    DEFAULT_BUCKETS,
-    bucket_folder,
-    node_hash,
-    part_paths,
-    read_part,
-    sort_columns,
-    sort_samples,
-    write_part,
-    write_small,
-)
+from telemetry.layout import DEFAULT_BUCKETS, node_hash, part_rows, sort_columns, sort_samples, write_small
 from telemetry.meta import META_NAME, DatasetMeta, encode_meta, instant_text
-from telemetry.schema import EVENTS, INVENTORY, JOBS, SCHEMA_VERSION, Unit, conform, samples_schema
-
-
-@dataclass(slots=True)
-class _Part:
-    """A part file and the keys of its first and last row."""
-
-    path: Path
-    rows: int
-    first: tuple[str, int]
-    last: tuple[str, int]
+from telemetry.parts import PIECES, Parts, PartsByRun, PartsOfOneRun, duplicate_error
+from telemetry.runs import Runs
+from telemetry.schema import (
+    EVENTS,
+    INVENTORY,
+    JOBS,
+    RUNS_SCHEMA_VERSION,
+    SCHEMA_VERSION,
+    Unit,
+    conform,
+    samples_schema,
+)
 
 
 class DatasetWriter:
@@ -67,6 +56,8 @@ class DatasetWriter:
         Number of buckets; a node's samples go to bucket :meth:`bucket_of`.
     sample_count : bool
         Whether samples carry ``sample_count``.
+    runs : Runs
+        How its time is cut, see :func:`telemetry.runs.choose_runs`; default: a bucket is one run.
 
     Raises
     ------
@@ -83,6 +74,7 @@ class DatasetWriter:
         unit: Unit = "gpu",
         buckets: int = DEFAULT_BUCKETS,
         sample_count: bool = False,
+        runs: Runs | None = None,
     ) -> None:
         path = Path(path)
         recover_folder(path)
@@ -98,10 +90,12 @@ class DatasetWriter:
         self._buckets = buckets
         self._sample_count = sample_count
         self._schema = samples_schema(self._channels, sample_count=sample_count)
-        self._parts: dict[int, list[_Part]] = {}
+        self._runs = Runs() if runs is None else runs
         self._adopted: dict[int, int] = {}
-        self._guard = threading.Lock()
+        self._known: dict[str, str] = {}
         self._swap = FolderSwap(path)
+        self._parts: Parts = self._new_parts()
+        self._written = False
 
     @property
     def folder(self) -> Path:
@@ -119,43 +113,60 @@ class DatasetWriter:
 
     def set_unit(self, unit: Unit) -> None:
         """Set the unit, before any sample is written."""
-        if self._parts or self._adopted:
+        if self._written or self._adopted:
             raise ValueError("samples were written already")
         self._unit = unit
+        self._parts = self._new_parts()
 
-    def declare(self, channels: Mapping[str, Channel], *, sample_count: bool) -> None:
-        """Set the channels anew, before any sample is written; for a writer made before the channels were known."""
-        if self._parts:
+    def declare(self, channels: Mapping[str, Channel], *, sample_count: bool, runs: Runs | None = None) -> None:
+        """Set channels and runs anew, before any sample is written; for a writer made before they were known."""
+        if self._written:
             raise ValueError("samples were written already")
         self._channels = dict(channels)
         self._sample_count = sample_count
         self._schema = samples_schema(self._channels, sample_count=sample_count)
+        self._runs = Runs() if runs is None else runs
+        self._parts = self._new_parts()
 
-    def adopt(self, dataset: Dataset, bucket: int) -> None:
-        """Take a bucket's parts over from a dataset of the same columns, without reading them again.
+    def adopt(self, dataset: Dataset, bucket: int, runs: Iterable[int] | None = None) -> None:
+        """Take a bucket's runs over from a dataset of the same columns, without reading or hashing them again.
 
         Parameters
         ----------
         dataset : Dataset
             May be the one that is going to be replaced.
         bucket : int
-            A bucket that nothing was written to.
+        runs : iterable of int, optional
+            Runs that nothing is written to; default: all of the bucket's.
         """
-        if dataset.schema != self._schema or dataset.meta.buckets != self._buckets or bucket in self._parts:
+        same = dataset.meta.buckets == self._buckets and dataset.meta.run_days == self._runs.days
+        if dataset.schema != self._schema or not same:
             raise ValueError(f"bucket {bucket} of {dataset.path} does not fit this dataset")
-        folder = bucket_folder(self._swap.path, bucket)
+        whole = dataset.runs_of(bucket)
+        chosen = whole if runs is None else sorted(runs)
+        rows = 0
         with disk_errors(self._swap.target):
-            folder.mkdir(parents=True, exist_ok=True)
-            for source in part_paths(dataset.path, bucket):
+            for source in (path for run in chosen for path in dataset.parts_of_run(bucket, run)):
+                name = f"telemetry/{source.parent.name}/{source.name}"
+                target = self._swap.path / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                if target.exists():
+                    raise ValueError(f"{name} was written already")
                 # Parts are never changed in place, so that two datasets may share one file.
                 try:
-                    (folder / source.name).hardlink_to(source)
+                    target.hardlink_to(source)
                 except OSError:
-                    shutil.copyfile(source, folder / source.name)
-        rows = dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0)
-        self._adopted[bucket] = rows
+                    shutil.copyfile(source, target)
+                    fsync_path(target)
+                self._known[name] = dataset.sha256_of(name)
+                if chosen != whole:
+                    rows += part_rows(target)
+        if chosen == whole:
+            rows = dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0)
+        if rows:
+            self._adopted[bucket] = rows
 
-    def write_samples(self, bucket: int, table: pa.Table) -> None:
+    def write_samples(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
         """Write samples of one bucket; any number of calls for each bucket, in any order.
 
         Parameters
@@ -165,6 +176,8 @@ class DatasetWriter:
         table : pyarrow.Table
             ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel is null. A table in the order
             (gpu, timestamp), or (node, timestamp), is written without a copy; another is sorted. NaN becomes null.
+        last : bool
+            Whether no further table of this bucket will come: its runs are then made at once, not at the end.
 
         Raises
         ------
@@ -179,15 +192,10 @@ class DatasetWriter:
         table = self._laid_out(table, bucket)
         table, duplicate = sort_samples(table, self._unit)
         if duplicate is not None:
-            raise self._duplicate(table, duplicate)
-        with self._guard:
-            parts = self._parts.setdefault(bucket, [])
-            path = bucket_folder(self._swap.path, bucket) / f"part-{len(parts):05d}.parquet"
-            part = _Part(path, table.num_rows, self._key(table, 0), self._key(table, table.num_rows - 1))
-            parts.append(part)
+            raise duplicate_error(table, duplicate, self._unit)
+        self._written = True
         with disk_errors(self._swap.target):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_part(path, table)
+            self._parts.add(bucket, table, last=last)
 
     def finish(
         self,
@@ -238,13 +246,14 @@ class DatasetWriter:
             None if jobs is None else conform(jobs, JOBS).sort_by([("started_at", "ascending"), ("job", "ascending")])
         )
         with disk_errors(self._swap.target):
-            self._merge_parts()
+            rows = self._parts.finish()
+            shutil.rmtree(root / PIECES, ignore_errors=True)
             write_small(root / "events.parquet", event_table)
             write_small(root / "inventory.parquet", inventory_table)
             if job_table is not None:
                 write_small(root / "jobs.parquet", job_table)
-            rows = {bucket: sum(part.rows for part in parts) for bucket, parts in self._parts.items()} | self._adopted
-            by_bucket = {str(bucket): rows[bucket] for bucket in sorted(rows)}
+            both = sorted(rows.keys() | self._adopted.keys())
+            by_bucket = {str(bucket): rows.get(bucket, 0) + self._adopted.get(bucket, 0) for bucket in both}
             all_counts: dict[str, Any] = {
                 "samples": sum(by_bucket.values()),
                 "events": event_table.num_rows,
@@ -256,7 +265,7 @@ class DatasetWriter:
                 **(counts or {}),
             }
             meta = DatasetMeta(
-                schema_version=SCHEMA_VERSION,
+                schema_version=SCHEMA_VERSION if self._runs.days is None else RUNS_SCHEMA_VERSION,
                 unit=self._unit,
                 step=self._step,
                 span=(span[0].astimezone(UTC), span[1].astimezone(UTC)),
@@ -266,11 +275,14 @@ class DatasetWriter:
                 sources=[dict(source) for source in sources],
                 buckets=self._buckets,
                 sample_count=self._sample_count,
+                run_days=self._runs.days,
+                files=self._hashed(root),
             )
-            meta = replace(meta, digest=_digest(root, meta))
+            meta = replace(meta, digest=_digest(meta))
             (root / META_NAME).write_bytes(encode_meta(meta))
             for path in sorted(root.rglob("*")):
-                fsync_path(path)
+                if path.relative_to(root).as_posix() not in self._known:  # an adopted file is on the disk already
+                    fsync_path(path)
             self._swap.commit()
         return Dataset.open(self._swap.target)
 
@@ -321,45 +333,22 @@ class DatasetWriter:
                 "Correct the values, or declare the channel with another kind.",
             ) from error
 
-    def _key(self, table: pa.Table, row: int) -> tuple[str, int]:
-        name, time = sort_columns(self._unit)
-        return table.column(name)[row].as_py(), table.column(time)[row].cast(pa.int64()).as_py()
+    def _new_parts(self) -> Parts:
+        if self._runs.days is None:
+            return PartsOfOneRun(self._swap.path, self._unit)
+        return PartsByRun(self._swap.path, self._unit, self._runs)
 
-    def _duplicate(self, table: pa.Table, row: int) -> InputError:
-        name, _ = sort_columns(self._unit)
-        unit, instant = table.column(name)[row].as_py(), table.column("timestamp")[row].as_py()
-        return InputError(
-            f"two samples of one {name} at one time",
-            f"{name} {unit!r} at {instant_text(instant)}",
-            "Keep one of them; `predrain import` does so and counts the others.",
-        )
-
-    def _merge_parts(self) -> None:
-        """Make the order of each bucket's parts the order of its rows; rewrite as one part where they interleave."""
-        for bucket, parts in sorted(self._parts.items()):
-            ordered = sorted(parts, key=lambda part: part.first)
-            if any(before.last >= after.first for before, after in pairwise(ordered)):
-                whole = pa.concat_tables([read_part(part.path) for part in parts]).unify_dictionaries()
-                whole, duplicate = sort_samples(whole.cast(self._schema), self._unit)
-                if duplicate is not None:
-                    raise self._duplicate(whole, duplicate)
-                for part in parts:
-                    part.path.unlink()
-                path = bucket_folder(self._swap.path, bucket) / "part-00000.parquet"
-                write_part(path, whole)
-                self._parts[bucket] = [_Part(path, whole.num_rows, self._key(whole, 0), self._key(whole, -1))]
-            elif ordered != parts:
-                for index, part in enumerate(ordered):
-                    part.path.rename(part.path.with_name(f"sorted-{index:05d}"))
-                for index in range(len(ordered)):
-                    folder = bucket_folder(self._swap.path, bucket)
-                    (folder / f"sorted-{index:05d}").rename(folder / f"part-{index:05d}.parquet")
+    def _hashed(self, root: Path) -> dict[str, str]:
+        """Return the SHA-256 of each file that the digest is made of; what was adopted is not read again."""
+        files = [*(root / "telemetry").rglob("*.parquet"), *root.glob("*.parquet")]
+        names = sorted(path.relative_to(root).as_posix() for path in files)
+        return {name: self._known.get(name) or sha256_of(root / name) for name in names}
 
 
 _EVENT_ORDER = ("known_at", "timestamp", "node", "gpu", "code", "type", "source", "detail")
 
 
-def _digest(root: Path, meta: DatasetMeta) -> str:
+def _digest(meta: DatasetMeta) -> str:
     """Hash what a reader could see of the dataset: its files' bytes and the settings that give them a meaning."""
     total = hashlib.sha256()
     settings = {
@@ -370,10 +359,9 @@ def _digest(root: Path, meta: DatasetMeta) -> str:
         "buckets": meta.buckets,
         "channels": [channel_as_dict(channel) for channel in meta.channels.values()],
     }
+    if meta.run_days is not None:
+        settings["run_days"] = meta.run_days
     total.update(json.dumps(settings, sort_keys=True).encode())
-    files = [*(root / "telemetry").rglob("*.parquet"), *root.glob("*.parquet")]
-    for path in sorted(files, key=lambda each: each.relative_to(root).as_posix()):
-        with path.open("rb") as stream:
-            content = hashlib.file_digest(stream, "sha256").hexdigest()
-        total.update(f"{path.relative_to(root).as_posix()} {content}\n".encode())
+    for name, content in sorted(meta.files.items()):
+        total.update(f"{name} {content}\n".encode())
     return total.hexdigest()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import telemetry.parts
 import telemetry.spill
 import telemetry.writer
 from telemetry.errors import InputError
@@ -169,7 +170,7 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     places = [
-        (telemetry.writer, "write_part"),
+        (telemetry.parts, "write_part"),
         (telemetry.writer, "write_small"),
         (telemetry.spill.pa.ipc, "new_file"),
         (telemetry.quarantine.pq, "ParquetWriter"),
@@ -189,7 +190,7 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
 
 def import_killed_at(folder: Path, parts: int) -> None:
     """Import more samples, and die before the part of that number is written."""
-    original, written = telemetry.writer.write_part, []
+    original, written = telemetry.parts.write_part, []
 
     def write_part(path: Path, table: pa.Table) -> None:
         if len(written) == parts:
@@ -197,7 +198,7 @@ def import_killed_at(folder: Path, parts: int) -> None:
         original(path, table)
         written.append(path)
 
-    telemetry.writer.write_part = write_part
+    telemetry.parts.write_part = write_part
     run_import(folder, samples=[folder / "more.csv"])
     os._exit(7)
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import telemetry.landing.compaction
 import telemetry.landing.folder
-import telemetry.writer
+import telemetry.parts
 from telemetry.channels import resolve_channels
 from telemetry.config import RetentionSection, TelemetrySection
 from telemetry.errors import InputError
@@ -336,7 +336,7 @@ def fold_killed_at(folder: Path, at: int) -> None:
         (Path, "replace"),
         (Path, "unlink"),
         (os, "replace"),
-        (telemetry.writer, "write_part"),
+        (telemetry.parts, "write_part"),
         (telemetry.landing.compaction, "_retire"),
         (telemetry.landing.folder, "write_bytes"),
     )

@@ -1,0 +1,128 @@
+"""Runs: the stretches of time that a bucket's samples are cut into, so that what is new leaves what is old alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+RUN_ROWS: Final = 1 << 17
+"""Rows that a run of a bucket should hold at least: below, opening a file costs as much as reading it."""
+
+MOST_RUN_DAYS: Final = 64
+"""A dataset whose runs would have to be longer is small: it stays one run."""
+
+DAY_MS: Final = 86_400_000
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How a dataset's time is cut.
+
+    Parameters
+    ----------
+    days : int or None
+        Length of a run in days of UTC, a power of two; run 0 begins on 1970-01-01. None: all time is run 0.
+
+    Raises
+    ------
+    ValueError
+        If ``days`` is no power of two.
+    """
+
+    days: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.days is not None and (self.days < 1 or self.days & (self.days - 1)):
+            raise ValueError(f"runs of {self.days} days: their length must be a power of two")
+
+    def of(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Return the number of the run of each instant, given in milliseconds since 1970."""
+        return np.zeros(len(ms), np.int64) if self.days is None else ms // (self.days * DAY_MS)
+
+    def begin_ms(self, run: int) -> int:
+        """Return where a run begins, in milliseconds since 1970; only where time is cut."""
+        assert self.days is not None
+        return run * self.days * DAY_MS
+
+    def span(self, run: int) -> tuple[datetime, datetime] | None:
+        """Return where a run begins and where the next one does, aware; None where all time is one run."""
+        if self.days is None:
+            return None
+        length = timedelta(days=self.days)
+        return _EPOCH + run * length, _EPOCH + (run + 1) * length
+
+    def overlaps(self, run: int, since_ms: int | None, until_ms: int | None) -> bool:
+        """Whether a run may hold an instant of ``since_ms <= t < until_ms``; None leaves a side open."""
+        if self.days is None:
+            return True
+        begin = self.begin_ms(run)
+        end = begin + self.days * DAY_MS
+        return (since_ms is None or end > since_ms) and (until_ms is None or begin < until_ms)
+
+    def file_name(self, run: int) -> str:
+        """Name the file of a run: by its first day, or ``part-00000.parquet`` where all time is one run."""
+        if self.days is None:
+            return "part-00000.parquet"
+        first = (_EPOCH + timedelta(days=run * self.days)).date().isoformat()
+        return f"part-{first.replace('-', '')}.parquet"
+
+    def of_file(self, name: str) -> int:
+        """Return the run of a file that :meth:`file_name` named.
+
+        Raises
+        ------
+        ValueError
+            If it is no such name.
+        """
+        if self.days is None:
+            return 0
+        digits = name.removeprefix("part-").removesuffix(".parquet")
+        first = datetime.fromisoformat(f"{digits[:-4]}-{digits[-4:-2]}-{digits[-2:]}").replace(tzinfo=UTC)
+        run, rest = divmod((first - _EPOCH).days, self.days)
+        if rest:
+            raise ValueError(f"{name} begins no run of {self.days} days")
+        return run
+
+
+def choose_runs(rows_a_day: float, days: float | None = None) -> Runs:
+    """Choose the runs of a dataset that is being made.
+
+    Parameters
+    ----------
+    rows_a_day : float
+        Samples that a bucket gets in a day.
+    days : float, optional
+        How long the dataset is, where it is known never to grow.
+
+    Returns
+    -------
+    Runs
+        The shortest ones with :data:`RUN_ROWS` in a bucket; one run where they would exceed :data:`MOST_RUN_DAYS`, or a
+        dataset that does not grow would have fewer than two.
+    """
+    length = 1
+    while length <= MOST_RUN_DAYS and length * rows_a_day < RUN_ROWS:
+        length *= 2
+    if length > MOST_RUN_DAYS or (days is not None and days < 2 * length):
+        return Runs(None)
+    return Runs(length)
+
+
+def since_in_ms(instant: datetime | None) -> int | None:
+    """Return the first millisecond that is not before an aware instant.
+
+    Raises
+    ------
+    ValueError
+        If it has no time zone.
+    """
+    if instant is None:
+        return None
+    if instant.tzinfo is None:
+        raise ValueError(f"{instant} is naive; give aware UTC")
+    return -((_EPOCH - instant) // timedelta(milliseconds=1))

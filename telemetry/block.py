@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -102,21 +102,27 @@ def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
     )
 
 
-def join(first: Block, second: Block) -> Block:
-    """Append one block to another with the same channels."""
+def join(blocks: Sequence[Block]) -> Block:
+    """Append blocks with the same channels to one another; one at least."""
+    if len(blocks) == 1:
+        return blocks[0]
+
+    def joined(values: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate(list(values))
+
     return Block(
-        unit=np.concatenate([first.unit, second.unit]),
-        node=np.concatenate([first.node, second.node]),
-        ms=np.concatenate([first.ms, second.ms]),
-        order=np.concatenate([first.order, second.order]),
-        mig=np.concatenate([first.mig, second.mig]),
-        count=np.concatenate([first.count, second.count]),
+        unit=joined(block.unit for block in blocks),
+        node=joined(block.node for block in blocks),
+        ms=joined(block.ms for block in blocks),
+        order=joined(block.order for block in blocks),
+        mig=joined(block.mig for block in blocks),
+        count=joined(block.count for block in blocks),
         series={
             name: Series(
-                np.concatenate([each.values, second.series[name].values]),
-                np.concatenate([each.valid, second.series[name].valid]),
+                joined(block.series[name].values for block in blocks),
+                joined(block.series[name].valid for block in blocks),
             )
-            for name, each in first.series.items()
+            for name in blocks[0].series
         },
     )
 

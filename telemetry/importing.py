@@ -38,7 +38,7 @@ from telemetry.mapping import ImportMapping, KernelLogMapping, load_mapping
 from telemetry.meta import META_NAME
 from telemetry.quarantine import Quarantine
 from telemetry.reading import expand_sources, is_kernel_log, kind_of
-from telemetry.sample_merge import MergePlan, SampleMerger, plan_merge, read_newest, write_newest
+from telemetry.sample_merge import SampleMerger, plan_merge, read_newest, write_newest
 from telemetry.samples import WRONG_CLOCK, SampleIntake, SamplePlan, no_usable_rows, plan_samples
 from telemetry.schema import EVENTS
 from telemetry.sources import Source, channels_digest, fingerprint, new_sources, text_digest
@@ -343,7 +343,8 @@ class _Import:
         existing = self.existing
         if plan is None:
             if existing is not None:
-                writer.declare(existing.meta.channels, sample_count=existing.meta.sample_count)
+                held = existing.meta
+                writer.declare(held.channels, sample_count=held.sample_count, runs=held.runs)
                 write_newest(writer.folder, read_newest(existing.path))
                 for bucket in existing.buckets():
                     writer.adopt(existing, bucket)
@@ -351,33 +352,23 @@ class _Import:
         merge = plan_merge(
             spill, existing, plan.channels, self.channels, self.step, stays, sample_count=plan.sample_count
         )
-        writer.declare(merge.channels, sample_count=merge.rolled)
+        writer.declare(merge.channels, sample_count=merge.rolled, runs=merge.runs)
         names = [file.name for file in files]
         keep_from = None if self.fold is None else self.fold.keep_from
         merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine, keep_from)
-        untouched = self._untouched(spill, merge, keep_from)
-        for bucket in untouched:
-            assert existing is not None
-            writer.adopt(existing, bucket)
-        for bucket, table in merger.run(spill, existing, untouched):
-            if self.progress is not None:
-                self.progress(len(files) + bucket + 1, len(files) + writer.buckets)
-            writer.write_samples(bucket, table)
+        for merged in merger.run(spill, existing):
+            if merged.kept:
+                assert existing is not None
+                writer.adopt(existing, merged.bucket, merged.kept)
+            if merged.table is not None:
+                if self.progress is not None:
+                    self.progress(len(files) + merged.bucket + 1, len(files) + writer.buckets)
+                writer.write_samples(merged.bucket, merged.table, last=True)
         self.counts.update(merger.counts)
         write_newest(writer.folder, merger.newest)
         if merger.first_ms is not None and merger.last_ms is not None:
             self.observed += [_instant(merger.first_ms), _instant(merger.last_ms)]
         return _stacked([empty_events(), *merger.events])
-
-    def _untouched(self, spill: Spill | None, merge: MergePlan, keep_from: datetime | None) -> list[int]:
-        """Return the existing buckets that stay as they are: no new rows, the same columns, nothing to drop."""
-        existing = self.existing
-        if existing is None or spill is None or keep_from is not None:
-            return []
-        same = list(existing.meta.channels.values()) == list(merge.channels.values())
-        if not same or existing.meta.sample_count != merge.rolled:
-            return []
-        return sorted(set(existing.buckets()) - set(spill.buckets()))
 
     def _check_kinds(self, channels: Mapping[str, Channel]) -> None:
         if self.existing is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,13 +20,15 @@ from telemetry.channel import Channel
 from telemetry.channels import with_rollups
 from telemetry.dataset import Dataset
 from telemetry.duplicates import merge_duplicates
-from telemetry.errors import InputError
 from telemetry.layout import write_small
 from telemetry.meta import instant_text
 from telemetry.quarantine import Quarantine, row_text
+from telemetry.reach import Reach, Reaching
 from telemetry.rollup import add_rollup_columns, cell_end, finer_units, roll_up
+from telemetry.runs import RowRate, Runs, choose_runs
 from telemetry.spill import ORDER_SHIFT, Spill
 from telemetry.stays import Stays
+from telemetry.stored_blocks import StoredBlocks
 from telemetry.xid_gauge import CHANNEL, SOURCE, event_rows, untold_edges
 
 NEWEST_NAME = "newest.parquet"
@@ -45,11 +47,32 @@ class MergePlan:
         Codes of units that are rolled up.
     rolled : bool
         Whether the dataset has roll-up columns and ``sample_count``.
+    runs : Runs
+        How its time is cut.
     """
 
     channels: dict[str, Channel]
     finer: npt.NDArray[np.int32]
     rolled: bool
+    runs: Runs
+
+
+@dataclass(frozen=True, slots=True)
+class MergedBucket:
+    """A bucket of the new dataset.
+
+    Parameters
+    ----------
+    bucket : int
+    table : pyarrow.Table or None
+        Samples of the runs that are made anew, sorted; None where there is none.
+    kept : list of int
+        Runs that are those of the existing dataset.
+    """
+
+    bucket: int
+    table: pa.Table | None
+    kept: list[int]
 
 
 def plan_merge(
@@ -62,7 +85,10 @@ def plan_merge(
     *,
     sample_count: bool,
 ) -> MergePlan:
-    """Find which units are finer than the step, and from that the dataset's columns.
+    """Find which units are finer than the step, and from that the dataset's columns; and how its time is cut.
+
+    A dataset that has samples keeps its runs. Others get runs by the rate of the new samples, see
+    :class:`telemetry.runs.RowRate`.
 
     Parameters
     ----------
@@ -81,10 +107,13 @@ def plan_merge(
     """
     step_ms = _milliseconds(step)
     finer: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
+    rate = RowRate(step)
     if spill is not None:
         for bucket in spill.buckets():
             table = spill.read(bucket, ["unit", "ms"])
-            finer.append(finer_units(table.column("unit").to_numpy(), table.column("ms").to_numpy(), step_ms))
+            unit, ms = table.column("unit").to_numpy(), table.column("ms").to_numpy()
+            finer.append(finer_units(unit, ms, step_ms))
+            rate.add(unit, ms)
     if existing is not None:
         known = stays.codes(list(read_newest(existing.path)))
         finer.append(known[known >= 0].astype(np.int32))
@@ -98,7 +127,11 @@ def plan_merge(
     order = with_rollups(every)
     channels = {name: channel for name, channel in order.items() if name in names}
     channels |= {name: channel for name, channel in old.items() if name not in channels}
-    return MergePlan(channels, units, rolled)
+    if existing is not None and existing.meta.counts["samples"]:
+        runs = existing.meta.runs
+    else:
+        runs = choose_runs(0.0 if spill is None else rate.of(len(stays.units)) / spill.bucket_number)
+    return MergePlan(channels, units, rolled, runs)
 
 
 @dataclass(slots=True)
@@ -141,41 +174,58 @@ class SampleMerger:
     _told: dict[tuple[int, int], list[int]] = field(default_factory=dict)
     events: list[pd.DataFrame] = field(default_factory=list)
 
-    def run(
-        self, spill: Spill | None, existing: Dataset | None, untouched: Sequence[int] = ()
-    ) -> Iterator[tuple[int, pa.Table]]:
-        """Yield each bucket's number and sorted samples; after the last one, the attributes are complete.
+    def run(self, spill: Spill | None, existing: Dataset | None) -> Iterator[MergedBucket]:
+        """Yield each bucket; after the last one, the attributes are complete.
 
         Parameters
         ----------
         spill : Spill or None
         existing : Dataset or None
-        untouched : sequence of int
-            Buckets of ``existing`` that are taken over as they are.
         """
         self._before = {} if existing is None else read_newest(existing.path)
         self.newest = dict(self._before)
         self._told = {} if existing is None else self._told_edges(existing)
+        reaching = None if existing is None else self._reaching(existing)
         buckets = set() if spill is None else set(spill.buckets())
         old_buckets = set() if existing is None else set(existing.buckets())
-        for bucket in sorted(buckets | (old_buckets - set(untouched))):
-            old = None if existing is None or bucket not in old_buckets else self._old_block(existing, bucket)
+        for bucket in sorted(buckets | old_buckets):
             new = None if spill is None or bucket not in buckets else read_block(spill.read(bucket), self.plan.channels)
-            table = self._merge(new, old)
+            reach = None if reaching is None else reaching.of(bucket, new)
+            if reach is not None and reach.dropped:
+                self.counts["samples_past_retention"] += reach.dropped
+            kept = [] if reach is None else reach.kept
+            if new is None and (reach is None or not reach.written):
+                yield MergedBucket(bucket, None, kept)
+                continue
+            table = self._merge(new, reach)
             times = table.column("timestamp").cast(pa.int64()).to_numpy()
             if len(times):
                 self.first_ms = min(int(times.min()), self.first_ms if self.first_ms is not None else int(times.min()))
                 self.last_ms = max(int(times.max()), self.last_ms if self.last_ms is not None else int(times.max()))
-            yield bucket, table
+            yield MergedBucket(bucket, table, kept)
 
-    def _merge(self, new: Block | None, old: Block | None) -> pa.Table:
-        blocks = [block for block in (old, new) if block is not None]
-        block = blocks[0] if len(blocks) == 1 else join(*blocks)
+    def _reaching(self, existing: Dataset) -> Reaching:
+        plan = self.plan
+        newest = np.array([self._before.get(name, -1) for name in self.stays.units], np.int64)
+        stored = StoredBlocks(existing, self.stays, self.nodes, plan.channels, plan.finer, newest, self.step)
+        same = list(existing.meta.channels.values()) == list(plan.channels.values())
+        counters = [name for name, channel in plan.channels.items() if channel.kind == "counter"]
+        return Reaching(
+            stored=stored,
+            finer=plan.finer,
+            newly_finer=plan.finer[newest[plan.finer] < 0],
+            counters=tuple(counters) if plan.rolled else (),
+            step=self.step,
+            everything=not same or existing.meta.sample_count != plan.rolled or existing.meta.runs != plan.runs,
+            keep_ms=None if self.keep_from is None else int(self.keep_from.timestamp() * 1000),
+        )
+
+    def _merge(self, new: Block | None, reach: Reach | None) -> pa.Table:
+        block = join([*([] if reach is None else reach.blocks), *([] if new is None else [new])])
         if self.keep_from is not None:
             kept = np.flatnonzero(block.ms >= int(self.keep_from.timestamp() * 1000))
             self.counts["samples_past_retention"] += len(block) - len(kept)
             block = block.take(kept)
-        self._reopen(block)
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))
         block = self._without_closed(block)
         before_merge = block
@@ -192,6 +242,9 @@ class SampleMerger:
             before = len(block)
             block = roll_up(block, self.plan.channels, self._to_roll(block), _milliseconds(self.step))
             self.counts["samples_rolled_up"] += before - len(block)
+        if reach is not None and self.plan.runs.days is not None:
+            made = np.isin(self.plan.runs.of(block.ms), sorted(reach.written))
+            block = block if made.all() else block.take(np.flatnonzero(made))
         return block_table(
             block,
             self.plan.channels,
@@ -200,17 +253,6 @@ class SampleMerger:
             unit_is_node=self.stays.unit == "node",
             sample_count=self.plan.rolled,
         )
-
-    def _reopen(self, block: Block) -> None:
-        """Give the old rows of unfinished cells the time of their newest raw sample."""
-        old = np.flatnonzero((block.order < 0) & np.isin(block.unit, self.plan.finer))
-        if len(old) == 0 or not self._before:
-            return
-        step_ms = _milliseconds(self.step)
-        newest = np.array([self._before.get(self.stays.units[code], -1) for code in block.unit[old].tolist()], np.int64)
-        unfinished = (newest >= 0) & (cell_end(newest, step_ms) == block.ms[old]) & (newest < block.ms[old])
-        block.ms = block.ms.copy()
-        block.ms[old[unfinished]] = newest[unfinished]
 
     def _to_roll(self, block: Block) -> npt.NDArray[np.bool_]:
         """Rows to bring to the step: those of finer units, without the existing dataset's finished cells."""
@@ -292,38 +334,6 @@ class SampleMerger:
             }
             file, row = self.files[order >> ORDER_SHIFT], order & ((1 << ORDER_SHIFT) - 1)
             self.quarantine.add(reason, "samples", file, row, row_text(content))
-
-    def _old_block(self, existing: Dataset, bucket: int) -> Block:
-        table = existing.read_bucket(bucket)
-        by_node = self.stays.unit == "node"
-        names = table.column("node" if by_node else "gpu").unify_dictionaries().combine_chunks()
-        nodes = table.column("node").unify_dictionaries().combine_chunks()
-        code = self.stays.codes(names.dictionary.to_pylist())
-        lost = [names.dictionary[index].as_py() for index in np.flatnonzero(code < 0).tolist()]
-        if lost:
-            raise InputError(
-                f"the dataset has samples of {lost[0]!r}, which the inventory does not name",
-                str(existing.path),
-                "Give --inventory with a row for it (with removed_at, if it is gone).",
-            )
-        known = {name: index for index, name in enumerate(self.nodes)}
-        for name in nodes.dictionary.to_pylist():
-            if name not in known:
-                known[name] = len(self.nodes)
-                self.nodes.append(name)
-        node_code = np.array([known[name] for name in nodes.dictionary.to_pylist()], np.int32)
-        length = table.num_rows
-        keyed = table.drop_columns(["timestamp", "node", "gpu"])
-        keys = {
-            "unit": pa.array(code[names.indices.to_numpy()].astype(np.int32)),
-            "node": pa.array(node_code[nodes.indices.to_numpy()]),
-            "ms": table.column("timestamp").cast(pa.int64()),
-            "order": pa.array(np.full(length, -1, np.int64)),
-            "mig": pa.array(np.zeros(length, dtype=bool)),
-        }
-        for name, column in keys.items():
-            keyed = keyed.append_column(name, column)
-        return read_block(keyed, self.plan.channels)
 
 
 def read_newest(root: Path) -> dict[str, int]:

@@ -74,6 +74,11 @@ class Spill:
             for writer in self._writers.values():
                 writer.close()
 
+    @property
+    def bucket_number(self) -> int:
+        """Number of buckets, with and without rows."""
+        return self._buckets
+
     def buckets(self) -> list[int]:
         """Return the buckets that got rows, ascending."""
         return sorted(self._writers)

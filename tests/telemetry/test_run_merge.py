@@ -1,0 +1,236 @@
+"""Adding to a dataset that is cut into runs: the same samples and events as in one run, and old runs left alone."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+import telemetry.dataset
+import telemetry.runs
+from telemetry.fold import Fold
+from telemetry.importing import ImportResult
+from telemetry.runs import RowRate, Runs
+from tests.telemetry.helpers import DAY, STEP, all_samples, events_frame, gpu, inventory_frame, run_import
+
+COUNTER = "ecc_sbe_volatile_total"
+CHANNELS = ("gpu_temp_c", COUNTER, "energy_mj", "xid_last")
+MIDNIGHTS = 5
+
+
+@contextmanager
+def runs_of(days: int | None) -> Iterator[None]:
+    """Let datasets that are made be cut into runs of a day, or not at all."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(telemetry.runs, "RUN_ROWS", 1e-9 if days else float("inf"))
+        yield
+
+
+def frame_of(rows: list[tuple[pd.Timestamp, int, dict[str, float | None]]]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "timestamp": [when.isoformat() for when, *_ in rows],
+            "node": [f"node-{number // 2}" for _, number, _ in rows],
+            "gpu": [gpu(number) for _, number, _ in rows],
+            **{name: [given.get(name) for *_, given in rows] for name in CHANNELS},
+        }
+    )
+
+
+def import_all(folder: Path, pieces: list[pd.DataFrame], keep: list[datetime | None] | None = None) -> ImportResult:
+    folder.mkdir()
+    result = None
+    for number, piece in enumerate(pieces):
+        keep_from = None if keep is None else keep[number]
+        fold = Fold(landed=(f"piece-{number}",), keep_from=keep_from)
+        result = run_import(folder, samples=piece, inventory=inventory_frame(), fold=fold)
+    assert result is not None
+    return result
+
+
+def events_of(result: ImportResult) -> list[tuple[object, ...]]:
+    events = result.dataset.events()
+    return sorted(zip(events["timestamp"], events["gpu"].astype(str), events["code"].astype(str), strict=True))
+
+
+def assert_same(cut: ImportResult, one: ImportResult) -> None:
+    assert (cut.dataset.meta.run_days, one.dataset.meta.run_days) == (1, None)
+    assert cut.dataset.meta.counts["samples_by_bucket"] == one.dataset.meta.counts["samples_by_bucket"]
+    if one.dataset.meta.counts["samples"]:
+        pd.testing.assert_frame_equal(all_samples(cut), all_samples(one))
+    assert events_of(cut) == events_of(one)
+    assert cut.dataset.meta.span == one.dataset.meta.span
+    assert cut.dataset.meta.quarantine == one.dataset.meta.quarantine
+    assert cut.counts == one.counts
+
+
+value = st.sampled_from([0.0, 1.0, 2.0, 5.0, 9.0])
+given_channels = st.fixed_dictionaries(
+    {}, optional={"gpu_temp_c": value, COUNTER: value, "energy_mj": value, "xid_last": st.sampled_from([0, 31, 79])}
+)
+# Instants near midnights, where runs meet; every two minutes (rolled up, where a unit has several) or every ten.
+instants = st.builds(
+    lambda day, place, fine: DAY + pd.Timedelta(days=day) + pd.Timedelta(minutes=place * (2 if fine else 10)),
+    st.integers(0, MIDNIGHTS),
+    st.integers(-6, 6),
+    st.booleans(),
+)
+rows = st.lists(st.tuples(instants, st.integers(0, 3), given_channels), min_size=1, max_size=25)
+pieces = st.lists(rows, min_size=2, max_size=5)
+# Without shrinking: each example is a dozen imports.
+MANY = settings(
+    max_examples=20, phases=[Phase.reuse, Phase.generate], deadline=None, suppress_health_check=list(HealthCheck)
+)
+
+
+@MANY
+@given(pieces=pieces)
+def test_in_whatever_order_samples_come_a_dataset_in_runs_says_what_one_run_would(pieces):
+    frames = [frame_of(piece) for piece in pieces]
+    with tempfile.TemporaryDirectory() as name:
+        with runs_of(1):
+            cut = import_all(Path(name) / "cut", frames)
+        with runs_of(None):
+            one = import_all(Path(name) / "one", frames)
+        assert_same(cut, one)
+
+
+@MANY
+@given(pieces=pieces, limits=st.lists(st.none() | st.integers(-1, MIDNIGHTS), min_size=5, max_size=5))
+def test_what_is_past_retention_leaves_both_alike(pieces, limits):
+    frames = [frame_of(piece) for piece in pieces]
+    keep = [None if day is None else (DAY + pd.Timedelta(days=day)).to_pydatetime() for day in limits]
+    keep[0] = None  # a first fold of which nothing is kept makes no dataset
+    with tempfile.TemporaryDirectory() as name:
+        with runs_of(1):
+            cut = import_all(Path(name) / "cut", frames, keep)
+        with runs_of(None):
+            one = import_all(Path(name) / "one", frames, keep)
+        assert_same(cut, one)
+
+
+def steady(hours: range, gpus: int = 4) -> pd.DataFrame:
+    times = [DAY + pd.Timedelta(minutes=10 * turn) for turn in range(6 * hours.start, 6 * hours.stop)]
+    return frame_of(
+        [
+            (when, number, {"gpu_temp_c": 40.0 + number, COUNTER: float((when - DAY) / STEP), "xid_last": 0})
+            for number in range(gpus)
+            for when in times
+        ]
+    )
+
+
+def test_growing_fold_by_fold_and_importing_at_once_make_the_same_files(tmp_path: Path):
+    with runs_of(1):
+        at_once = import_all(tmp_path / "at_once", [steady(range(72))])
+        grown = import_all(tmp_path / "grown", [steady(range(begin, begin + 9)) for begin in range(0, 72, 9)])
+    assert grown.dataset.meta.files == at_once.dataset.meta.files
+    assert grown.dataset.digest == at_once.dataset.digest
+    assert [path.name for path in grown.dataset.parts(grown.dataset.buckets()[0])] == [
+        "part-20260301.parquet",
+        "part-20260302.parquet",
+        "part-20260303.parquet",
+    ]
+
+
+def test_a_fold_rewrites_the_runs_that_get_rows_and_no_others(tmp_path: Path):
+    with runs_of(1):
+        before = import_all(tmp_path / "d", [steady(range(60))]).dataset
+    inodes = {path.relative_to(before.path): path.stat().st_ino for path in before.path.rglob("part-*")}
+    hashed = before.meta.files
+    after = run_import(tmp_path / "d", samples=steady(range(60, 62)), fold=Fold(landed=("more",))).dataset
+    assert after.meta.run_days == 1  # as the dataset has it, whatever this fold's rate would say
+    changed = {path.name for path in after.path.rglob("part-*") if path.stat().st_ino not in inodes.values()}
+    assert changed == {"part-20260303.parquet"}
+    assert {name for name in hashed if "part-" in name and after.meta.files[name] != hashed[name]} == {
+        name for name in hashed if name.endswith("part-20260303.parquet")
+    }
+
+
+def test_a_late_sample_at_the_end_of_a_run_corrects_the_first_rise_of_the_next(tmp_path: Path):
+    def raw(minute: int, counter: float) -> pd.DataFrame:
+        at = [DAY + pd.Timedelta(minutes=minute, seconds=seconds) for seconds in (-90, -60, -30, 0)]
+        return frame_of([(when, 0, {COUNTER: counter}) for when in at])
+
+    day = 24 * 60
+    with runs_of(1):
+        folder = tmp_path / "d"
+        before = import_all(folder, [raw(day - 60, 0), raw(day + 30, 100), raw(2 * day + 30, 100)]).dataset
+        after = run_import(folder, samples=raw(day - 10, 40), fold=Fold(landed=("late",)))
+    rises = all_samples(after).set_index("timestamp")[COUNTER + "_rise"]
+    assert rises[DAY + pd.Timedelta(minutes=day - 10)] == 40
+    assert rises[DAY + pd.Timedelta(minutes=day + 30)] == 60
+    same = {each.path: each.sha256 for each in before.sample_files()}
+    changed = [each.path for each in after.dataset.sample_files() if same[each.path] != each.sha256]
+    assert [path[-16:] for path in changed] == ["20260301.parquet", "20260302.parquet"]
+
+
+def test_old_runs_go_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    with runs_of(1):
+        before = import_all(tmp_path / "d", [steady(range(96))]).dataset
+    read = telemetry.dataset.read_part
+    opened = set()
+
+    def noted(path: Path, columns: list[str]) -> object:
+        opened.add(path.name)
+        return read(path, columns)
+
+    monkeypatch.setattr(telemetry.dataset, "read_part", noted)
+    keep_from = (DAY + pd.Timedelta(days=2)).to_pydatetime()
+    result = run_import(tmp_path / "d", samples=steady(range(96, 97)), fold=Fold(landed=("x",), keep_from=keep_from))
+    assert not opened & {"part-20260301.parquet", "part-20260302.parquet"}
+    assert result.counts["samples_past_retention"] == 4 * 2 * 144
+    bucket = before.buckets()[0]
+    assert result.dataset.runs_of(bucket) == [*before.runs_of(bucket)[2:], before.runs_of(bucket)[-1] + 1]
+    border = (DAY + pd.Timedelta(days=3, hours=5)).to_pydatetime()
+    cut = run_import(tmp_path / "d", samples=steady(range(97, 98)), fold=Fold(landed=("y",), keep_from=border))
+    assert all_samples(cut)["timestamp"].min() == pd.Timestamp(border)
+
+
+@pytest.mark.parametrize("hours", [1, 24 * 40])
+def test_the_rate_decides_not_the_number(hours: int):
+    rate = RowRate(STEP)
+    for bucket in range(4):
+        unit = np.repeat(np.arange(bucket * 25, bucket * 25 + 25, dtype=np.int32), 6 * hours)
+        ms = int(DAY.timestamp() * 1000) + 600_000 * np.tile(np.arange(6 * hours), 25)
+        rate.add(unit, ms)
+    assert rate.of(100) == pytest.approx(14_400)
+    assert rate.of(2000) == pytest.approx(288_000)  # of a fleet of which only these have sent yet
+
+
+def test_finer_samples_count_once_a_step_and_sparse_ones_as_they_come():
+    fine, sparse, stray = RowRate(STEP), RowRate(STEP), RowRate(STEP)
+    begin = int(DAY.timestamp() * 1000)
+    fine.add(np.zeros(361, np.int32), begin + 10_000 * np.arange(361))
+    assert fine.of(1) == pytest.approx(144)
+    sparse.add(np.zeros(240, np.int32), begin + 21_600_000 * np.arange(240))
+    assert 3.9 < sparse.of(1) < 5.4
+    stray.add(np.zeros(7, np.int32), np.array([0, *(begin + 600_000 * np.arange(6))]))
+    assert stray.of(1) == pytest.approx(144)
+    assert RowRate(STEP).of(10) == 0.0
+
+
+def test_events_alone_decide_nothing(tmp_path: Path):
+    with runs_of(1):
+        first = run_import(tmp_path, events=events_frame([("10:00", gpu(0), "xid", "79")])).dataset
+        assert first.meta.runs == Runs(None)
+        more = run_import(tmp_path, samples=steady(range(48))).dataset
+    assert more.meta.run_days == 1
+
+
+def test_new_channels_rewrite_every_run(tmp_path: Path):
+    with runs_of(1):
+        run_import(tmp_path, samples=steady(range(48)).drop(columns=["energy_mj"]))
+        whole = steady(range(48, 49))
+        whole["energy_mj"] = 5.0
+        dataset = run_import(tmp_path, samples=whole).dataset
+    assert dataset.read_bucket(dataset.buckets()[0], ["energy_mj"]).num_rows > 0
+    assert timedelta(days=1) * len(dataset.runs_of(dataset.buckets()[0])) == timedelta(days=3)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
+from telemetry.runs import Runs, choose_runs
 from telemetry.schema import EVENTS
 from telemetry.store import Dataset, DatasetWriter
 
@@ -45,6 +46,7 @@ def generate(
     step: timedelta = timedelta(minutes=10),
     seed: int = 7,
     buckets: int | None = None,
+    runs: Runs | None = None,
 ) -> Dataset:
     """Write a generated dataset.
 
@@ -60,6 +62,8 @@ def generate(
     seed : int
     buckets : int, optional
         Default: about two million samples each.
+    runs : Runs, optional
+        How its time is cut; default: as the simulator would.
 
     Returns
     -------
@@ -70,7 +74,8 @@ def generate(
     units = [(names[i // NODE], f"GPU-{i:06d}", i % NODE) for i in range(gpus)]
     count = buckets or max(8, -(-gpus * steps // 2_000_000))
     times = np.datetime64(START.replace(tzinfo=None), "ms") + np.arange(steps) * np.timedelta64(step, "ms")
-    with DatasetWriter(path, step=step, channels=channels, buckets=count) as writer:
+    runs = choose_runs(gpus * (timedelta(days=1) / step) / count, days) if runs is None else runs
+    with DatasetWriter(path, step=step, channels=channels, buckets=count, runs=runs) as writer:
         by_bucket: dict[int, list[tuple[str, str, int]]] = {}
         for unit in units:
             by_bucket.setdefault(writer.bucket_of(unit[0]), []).append(unit)
@@ -79,7 +84,8 @@ def generate(
             rng = np.random.default_rng([seed, bucket])
             own = sorted(by_bucket[bucket], key=lambda unit: unit[1])
             for begin in range(0, len(own), PART):
-                writer.write_samples(bucket, _table(own[begin : begin + PART], times, channels, rng))
+                table = _table(own[begin : begin + PART], times, channels, rng)
+                writer.write_samples(bucket, table, last=begin + PART >= len(own))
 
         with ThreadPoolExecutor(2) as pool:
             for done in [pool.submit(write, bucket) for bucket in sorted(by_bucket)]:

@@ -9,16 +9,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
-from numba import njit
 
 from features.layout import ChannelLayout
+from features.pieces import Pair, Piece, Stretch, pieces_of
 
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
-
-Pair = tuple[str, str]
-"""A node and a unit in it (the node itself where a dataset has no GPUs): whose samples a row may use."""
 
 BLOCK_SAMPLES = 100_000
 """Samples in a block unless one node alone has more: some 20 MB of values at 24 channels, which a cache can hold."""
@@ -87,17 +83,19 @@ class SampleBlock:
 
 
 def blocks_of(
-    table: pa.Table, layout: ChannelLayout, *, unit: str, block_samples: int = BLOCK_SAMPLES
+    samples: pa.Table | Sequence[pa.Table], layout: ChannelLayout, *, unit: str, block_samples: int = BLOCK_SAMPLES
 ) -> Iterator[SampleBlock]:
-    """Cut a table of samples into blocks; all units of a node are in the same block.
+    """Cut samples into blocks; all units of a node are in the same block.
 
     A GPU that has moved has samples under two nodes; they are two pairs, and a row uses those of its present node.
 
     Parameters
     ----------
-    table : pyarrow.Table
+    samples : pyarrow.Table or sequence of pyarrow.Table
         Samples with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. A channel
-        of the layout that the table lacks is unknown everywhere.
+        of the layout that a table lacks is unknown in all of its rows. Tables that follow each other in time and are
+        each sorted by pair and time (:meth:`telemetry.dataset.Dataset.read_runs`) go into the blocks without a copy in
+        between.
     layout : ChannelLayout
         Channels to take.
     unit : {"gpu", "node"}
@@ -110,27 +108,24 @@ def blocks_of(
     SampleBlock
         In order of node name.
     """
-    if table.num_rows == 0:
-        return
-    runs = _runs(table, unit)
-    if runs is None:
-        order = _sorting(table, unit)
-        table = table.take(order)
-        runs = _runs(table, unit)
-        assert runs is not None
-    by_node: dict[str, list[tuple[Pair, int, int]]] = {}
-    for pair, begin, end in sorted(runs):
-        by_node.setdefault(pair[0], []).append((pair, begin, end))
-    pending: list[tuple[Pair, int, int]] = []
+    tables = [samples] if isinstance(samples, pa.Table) else list(samples)
+    pieces = pieces_of([table for table in tables if table.num_rows], layout, unit)
+    by_node: dict[str, dict[Pair, list[Stretch]]] = {}
+    for piece in pieces:
+        for pair, stretch in piece.stretches:
+            by_node.setdefault(pair[0], {}).setdefault(pair, []).append(stretch)
+    pending: list[tuple[Pair, list[Stretch]]] = []
     size = 0
-    for node_runs in by_node.values():
-        node_size = sum(end - begin for _, begin, end in node_runs)
+    for node in sorted(by_node):
+        own = sorted(by_node[node].items(), key=lambda item: item[0])
+        node_size = sum(stretch.rows for _, stretches in own for stretch in stretches)
         if pending and size + node_size > block_samples:
-            yield _block(table, layout, pending)
+            yield _block(pieces, layout, pending)
             pending, size = [], 0
-        pending += node_runs
+        pending += own
         size += node_size
-    yield _block(table, layout, pending)
+    if pending:
+        yield _block(pieces, layout, pending)
 
 
 def table_of(frame: pd.DataFrame) -> pa.Table:
@@ -151,107 +146,20 @@ def key_columns(unit: str) -> tuple[str, ...]:
     return ("timestamp", "node") if unit == "node" else ("timestamp", "node", "gpu")
 
 
-def epoch_ms(column: pa.ChunkedArray) -> IntArray:
-    """Return a timestamp column as milliseconds since 1970."""
-    if pa.types.is_timestamp(column.type) and column.type.unit != "ms":
-        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
-    # A copy, because Arrow's memory is read-only, and the kernels would be compiled once more for read-only arrays.
-    return np.array(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
-
-
-def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], list[str]]:
-    if not pa.types.is_dictionary(column.type):
-        column = pc.dictionary_encode(column)
-    unified = column.unify_dictionaries()
-    if not unified.num_chunks:
-        return np.zeros(0, dtype=np.int64), []
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in unified.chunks])
-    return codes.astype(np.int64), unified.chunk(0).dictionary.to_pylist()
-
-
-def pair_codes(table: pa.Table, unit: str) -> tuple[npt.NDArray[np.int64], list[str], list[str]]:
-    """Return a code for each sample's pair (unit code times nodes plus node code), the nodes and the units."""
-    node_codes, nodes = _codes(table.column("node"))
-    if unit == "node":
-        return node_codes, nodes, nodes
-    unit_codes, units = _codes(table.column("gpu"))
-    return unit_codes * len(nodes) + node_codes, nodes, units
-
-
-def _runs(table: pa.Table, unit: str) -> list[tuple[Pair, int, int]] | None:
-    """Return the run of each pair, or None if a pair has two runs or its times fall."""
-    codes, nodes, units = pair_codes(table, unit)
-    times = epoch_ms(table.column("timestamp"))
-    starts = np.flatnonzero(np.concatenate(([True], codes[1:] != codes[:-1])))
-    same = codes[1:] == codes[:-1]
-    if bool((same & (times[1:] < times[:-1])).any()) or np.unique(codes[starts]).size != starts.size:
-        return None
-    stops = np.append(starts[1:], codes.size)
-    found = []
-    for begin, end in zip(starts.tolist(), stops.tolist(), strict=True):
-        code = int(codes[begin])
-        pair = (nodes[code], nodes[code]) if unit == "node" else (nodes[code % len(nodes)], units[code // len(nodes)])
-        found.append((pair, begin, end))
-    return found
-
-
-def _sorting(table: pa.Table, unit: str) -> IntArray:
-    codes, _, _ = pair_codes(table, unit)
-    return np.lexsort((epoch_ms(table.column("timestamp")), codes))
-
-
-def _block(table: pa.Table, layout: ChannelLayout, runs: Sequence[tuple[Pair, int, int]]) -> SampleBlock:
+def _block(pieces: Sequence[Piece], layout: ChannelLayout, chosen: Sequence[tuple[Pair, list[Stretch]]]) -> SampleBlock:
     spans: dict[Pair, tuple[int, int]] = {}
-    stretches: list[tuple[int, int]] = []
+    copies: dict[int, list[tuple[int, int, int]]] = {}
     at = 0
-    for pair, begin, end in runs:
-        spans[pair] = (at, at + end - begin)
-        at += end - begin
-        if stretches and stretches[-1][1] == begin:
-            stretches[-1] = (stretches[-1][0], end)
-        else:
-            stretches.append((begin, end))
-    pieces = [table.slice(begin, end - begin) for begin, end in stretches]
-    part = pieces[0] if len(pieces) == 1 else pa.concat_tables(pieces)
-    present = set(part.column_names)
+    for pair, stretches in chosen:
+        begin = at
+        for stretch in stretches:
+            copies.setdefault(stretch.piece, []).append((stretch.begin, at, stretch.rows))
+            at += stretch.rows
+        spans[pair] = (begin, at)
+    times = np.empty(at, dtype=np.int64)
     values = np.empty((len(layout.numbers), at), dtype=np.float64)
-    for series, name in zip(values, layout.numbers, strict=True):
-        if name in present:
-            _take(part.column(name), series)
-        else:
-            series[:] = np.nan
-    flags = np.zeros((len(layout.masks), at), dtype=np.uint64)
-    known = np.zeros((len(layout.masks), at), dtype=np.bool_)
-    for j, name in enumerate(layout.masks):
-        if name in present:
-            column = part.column(name)
-            known[j] = column.is_valid().to_numpy()
-            flags[j] = pc.fill_null(column.cast(pa.uint64()), pa.scalar(0, pa.uint64())).to_numpy()
-    return SampleBlock(epoch_ms(part.column("timestamp")), values, flags, known, spans)
-
-
-def _take(column: pa.ChunkedArray, series: FloatArray) -> None:
-    """Write a column into ``series``, NaN where it is null or not finite."""
-    if column.type not in (pa.float32(), pa.float64()):
-        column = column.cast(pa.float64())
-    at = 0
-    for chunk in column.chunks:
-        validity, content = chunk.buffers()
-        held = np.frombuffer(content, dtype=chunk.type.to_pandas_dtype())[chunk.offset : chunk.offset + len(chunk)]
-        bits = np.zeros(0, dtype=np.uint8) if validity is None else np.frombuffer(validity, dtype=np.uint8)
-        _spread(held, bits, chunk.offset, series[at : at + len(chunk)])
-        at += len(chunk)
-
-
-@njit(cache=True, nogil=True)
-def _spread(held: npt.NDArray[np.floating], validity: npt.NDArray[np.uint8], offset: int, out: FloatArray) -> None:
-    """Widen values; ``validity`` has a bit for each, from bit ``offset`` on, or is empty where all are valid."""
-    if validity.size == 0:
-        for i in range(out.size):
-            value = np.float64(held[i])
-            out[i] = value if np.isfinite(value) else np.nan
-    else:
-        for i in range(out.size):
-            value = np.float64(held[i])
-            known = (validity[(offset + i) >> 3] >> ((offset + i) & 7)) & 1
-            out[i] = value if known and np.isfinite(value) else np.nan
+    flags = np.empty((len(layout.masks), at), dtype=np.uint64)
+    known = np.empty((len(layout.masks), at), dtype=np.bool_)
+    for number, rows in copies.items():
+        pieces[number].copy(np.array(rows, dtype=np.int64), times, values, flags, known)
+    return SampleBlock(times, values, flags, known, spans)

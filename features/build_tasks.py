@@ -190,8 +190,8 @@ class Build:
         if self.spill.has(work.bucket):
             return
         service = self._service()
-        table = self.dataset.read_bucket(work.bucket, self._wanted)
-        blocks = blocks_of(table, self.plan.layout, unit=self.plan.unit)
+        runs = self.dataset.read_runs(work.bucket, self._wanted)
+        blocks = blocks_of(runs, self.plan.layout, unit=self.plan.unit)
         self.spill.keep(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, blocks))
 
     def part(self, number: int) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from features.blocks import IntArray, Pair
+from features.blocks import IntArray
+from features.pieces import Pair
 from features.service import NEVER, Timeline, milliseconds, text, units_of
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from features.ahead import ahead
-from features.blocks import FloatArray, IntArray, SampleBlock, blocks_of, epoch_ms, key_columns, pair_codes, table_of
+from features.blocks import FloatArray, IntArray, SampleBlock, blocks_of, key_columns, table_of
 from features.drains import out_of_use
 from features.errors import InputError
 from features.filling import Float32Array, Rows, SampleFiller, node_ranges, onset_amounts
@@ -24,6 +24,7 @@ from features.node_rows import NodeRows
 from features.onset import Kinds, Reference
 from features.panes import Panes
 from features.peers import fleet_medians, model_codes
+from features.pieces import epoch_ms, pair_codes
 from features.plan import FeaturePlan
 from features.service import duration_ms, instant_ms, instants, reported
 from features.static import StaticPlan

@@ -262,7 +262,7 @@ def write_sequences(
     out[:] = np.nan
     wanted = [*key_columns(dataset.meta.unit), *layout.numbers]
     for bucket in sorted({dataset.bucket_of(node) for node, _ in fleet.pairs}):
-        for block in blocks_of(dataset.read_bucket(bucket, wanted), layout, unit=dataset.meta.unit):
+        for block in blocks_of(dataset.read_runs(bucket, wanted), layout, unit=dataset.meta.unit):
             fill_steps(plan, layout, block, fleet, axis, out)
     out.flush()
     content = {"matrix": digest, "first_ms": axis.first_ms, "shape": list(shape), **plan.to_json()}

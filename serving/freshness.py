@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from features.blocks import epoch_ms, key_columns, pair_codes
+from features.blocks import key_columns
 from features.matrix import MatrixConfig
+from features.pieces import epoch_ms, pair_codes
 from features.service import duration_ms, milliseconds, text
 
 Floats = NDArray[np.float64]

@@ -21,6 +21,7 @@ from simulator.tables import events_frame, inventory_frame, jobs_frame
 from simulator.truth import counted, failures_frame, write_truth
 from telemetry.atomic import FolderSwap, disk_errors
 from telemetry.errors import InputError
+from telemetry.runs import choose_runs
 from telemetry.store import DatasetWriter
 
 Progress = Callable[[int, int], None]
@@ -134,7 +135,9 @@ def simulate(
             write_truth(
                 swap.path, simulation.history, failures, about, simulation.laws, simulation.parameters, clock, seed=seed
             )
-        with DatasetWriter(out, step=step, channels=channels(), buckets=_buckets(gpus, clock)) as writer:
+        buckets = _buckets(gpus, clock)
+        runs = choose_runs(gpus * (timedelta(days=1) / step) / buckets, days)
+        with DatasetWriter(out, step=step, channels=channels(), buckets=buckets, runs=runs) as writer:
             _write_samples(writer, simulation, threads or os.cpu_count() or 1, progress)
             dataset = writer.finish(
                 events=events_frame(simulation.history, seed),
@@ -180,9 +183,10 @@ def _write_samples(writer: DatasetWriter, simulation: Simulation, threads: int, 
     def write(bucket: int) -> None:
         nonlocal done
         devices = [device for number in by_bucket[bucket] for device in node_devices(simulation, number)]
-        for part in _parts(sorted(devices, key=lambda device: device.name)):
+        parts = _parts(sorted(devices, key=lambda device: device.name))
+        for number, part in enumerate(parts, start=1):
             table = sample_table(part, signs, seed=simulation.seed, start=clock.start, step=clock.step)
-            writer.write_samples(bucket, table)
+            writer.write_samples(bucket, table, last=number == len(parts))
             with guard:
                 done = min(total, done + sum(device.last - device.first for device in part))
                 if progress is not None:

@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from features.blocks import Pair, epoch_ms, key_columns, pair_codes
+from features.blocks import key_columns
 from features.errors import InputError
+from features.pieces import Pair, epoch_ms, pair_codes
 from telemetry.block import DTYPES, Block, Series
 from telemetry.channel import Channel
 from telemetry.values import parse_values

@@ -13,11 +13,12 @@ import pandas as pd
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from features.blocks import BLOCK_SAMPLES, Pair, SampleBlock
+from features.blocks import BLOCK_SAMPLES, SampleBlock
 from features.errors import InputError
 from features.layout import ChannelLayout
 from features.live import Blocks, FleetReference, fleet_reference, live_plan, live_rows, look_back
 from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.pieces import Pair
 from features.sequences import SequencePlan
 from features.service import duration_ms, instant_ms
 from serving.config import ScoringSettings

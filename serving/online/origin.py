@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from features.blocks import epoch_ms
 from features.errors import InputError
 from features.matrix import MatrixConfig
+from features.pieces import epoch_ms
 from features.service import instant_ms
 from serving.freshness import sample_columns
 from serving.live_config import ReadBundle, live_config

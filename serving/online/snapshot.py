@@ -28,10 +28,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from features.blocks import Pair, table_of
+from features.blocks import table_of
 from features.errors import InputError
 from features.live import look_back
 from features.matrix import MatrixConfig
+from features.pieces import Pair
 from serving.online.frame import Frame
 from serving.online.intake import Absorbed
 from serving.online.packing import Form, Packed

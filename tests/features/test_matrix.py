@@ -205,7 +205,7 @@ def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
 
 def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
     dataset, matrix = small
-    read, seen = Dataset.read_bucket, []
+    read, seen = Dataset.read_runs, []
 
     def killed(self, bucket, columns=None):
         if len(seen) == 1:
@@ -215,12 +215,12 @@ def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
     with monkeypatch.context() as patched:
-        patched.setattr(Dataset, "read_bucket", killed)
+        patched.setattr(Dataset, "read_runs", killed)
         with pytest.raises(KeyboardInterrupt):
             make_matrix(dataset, tmp_path / "m")
     again = []
     with monkeypatch.context() as patched:
-        patched.setattr(Dataset, "read_bucket", lambda self, *which: again.append(which[0]) or read(self, *which))
+        patched.setattr(Dataset, "read_runs", lambda self, *which: again.append(which[0]) or read(self, *which))
         resumed = make_matrix(dataset, tmp_path / "m")
     assert seen
     assert not set(again) & set(seen)

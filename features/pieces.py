@@ -1,0 +1,250 @@
+"""Pieces of samples as they were read, a run or a row group each, and the copying of their stretches into blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from numba import njit
+
+from features.layout import ChannelLayout
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+ByteArray = npt.NDArray[np.uint8]
+
+Pair = tuple[str, str]
+"""A node and a unit in it (the node itself where a dataset has no GPUs): whose samples a row may use."""
+
+_MOST_PIECES = 64
+# Of one table: cut into more chunks than this, it is made one first, for each costs calls for each block and column.
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Rows of one pair that follow each other in a piece: ``rows`` of them from ``begin`` on."""
+
+    piece: int
+    begin: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A column's values and their validity bits, from bit ``offset`` on; no bits where all are valid."""
+
+    held: npt.NDArray[Any]
+    bits: ByteArray
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A table in one chunk, as arrays that share its memory.
+
+    Parameters
+    ----------
+    times : int64 array
+        Milliseconds since 1970.
+    numbers, masks : list of (_Column or None)
+        By the layout's channels; None: the piece lacks it.
+    stretches : list of (Pair, Stretch)
+        In order of the rows.
+    """
+
+    times: IntArray
+    numbers: list[_Column | None]
+    masks: list[_Column | None]
+    stretches: list[tuple[Pair, Stretch]] = field(default_factory=list)
+
+    def copy(
+        self,
+        rows: IntArray,
+        times: IntArray,
+        values: FloatArray,
+        flags: npt.NDArray[np.uint64],
+        known: npt.NDArray[np.bool_],
+    ) -> None:
+        """Copy stretches into a block.
+
+        Parameters
+        ----------
+        rows : int64 array, shape (n, 3)
+            Where each stretch begins here, where it begins in the block, and how many rows it has.
+        times, values, flags, known
+            Of the block, see :class:`features.blocks.SampleBlock`.
+        """
+        _copy(self.times, rows, times)
+        for column, series in zip(self.numbers, values, strict=True):
+            if column is None:
+                _fill(series, rows, np.nan)
+            else:
+                _widen(column.held, column.bits, column.offset, rows, series)
+        for column, series, there in zip(self.masks, flags, known, strict=True):
+            if column is None:
+                _fill(series, rows, np.uint64(0))
+                _fill(there, rows, False)
+            else:
+                _masks(column.held, column.bits, column.offset, rows, series, there)
+
+
+def pieces_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[Piece]:
+    """Lay tables out as pieces in which the samples of each pair ascend in time, from piece to piece as well.
+
+    Parameters
+    ----------
+    tables : sequence of pyarrow.Table
+        See :func:`features.blocks.blocks_of`; none of them empty. Tables that are not in such an order are sorted into
+        one.
+    layout : ChannelLayout
+    unit : {"gpu", "node"}
+    """
+    pieces = _in_order(tables, layout, unit)
+    if pieces is None:
+        table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
+        codes, _, _ = pair_codes(table, unit)
+        order = np.lexsort((epoch_ms(table.column("timestamp")), codes))
+        pieces = _in_order([table.take(order)], layout, unit)
+        assert pieces is not None
+    return pieces
+
+
+def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[Piece] | None:
+    found: list[Piece] = []
+    newest: dict[Pair, int] = {}
+    for table in tables:
+        chunks = max(column.num_chunks for column in table.columns)
+        whole = table.combine_chunks() if chunks > _MOST_PIECES else table
+        for batch in whole.to_batches():
+            if not batch.num_rows:
+                continue
+            part = pa.Table.from_batches([batch])
+            times = epoch_ms(part.column("timestamp"))
+            stretches = _stretches(part, times, unit, len(found))
+            if stretches is None:
+                return None
+            for pair, stretch in stretches:
+                if times[stretch.begin] < newest.get(pair, times[stretch.begin]):
+                    return None
+                newest[pair] = int(times[stretch.begin + stretch.rows - 1])
+            numbers = [_number(part, name) for name in layout.numbers]
+            found.append(Piece(times, numbers, [_mask(part, name) for name in layout.masks], stretches))
+    return found
+
+
+def _stretches(part: pa.Table, times: IntArray, unit: str, number: int) -> list[tuple[Pair, Stretch]] | None:
+    """Return the stretch of each pair, or None if a pair has two or its times fall."""
+    codes, nodes, units = pair_codes(part, unit)
+    same = codes[1:] == codes[:-1]
+    starts = np.flatnonzero(np.concatenate(([True], ~same)))
+    if bool((same & (times[1:] < times[:-1])).any()) or np.unique(codes[starts]).size != starts.size:
+        return None
+    rows = np.diff(np.append(starts, codes.size))
+    found = []
+    for begin, count in zip(starts.tolist(), rows.tolist(), strict=True):
+        code = int(codes[begin])
+        pair = (nodes[code], nodes[code]) if unit == "node" else (nodes[code % len(nodes)], units[code // len(nodes)])
+        found.append((pair, Stretch(number, begin, count)))
+    return found
+
+
+def epoch_ms(column: pa.ChunkedArray) -> IntArray:
+    """Return a timestamp column as milliseconds since 1970."""
+    if pa.types.is_timestamp(column.type) and column.type.unit != "ms":
+        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False)
+    # A copy, because Arrow's memory is read-only, and the kernels would be compiled once more for read-only arrays.
+    return np.array(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], list[str]]:
+    if not pa.types.is_dictionary(column.type):
+        column = pc.dictionary_encode(column)
+    unified = column.unify_dictionaries()
+    if not unified.num_chunks:
+        return np.zeros(0, dtype=np.int64), []
+    codes = np.concatenate([chunk.indices.to_numpy() for chunk in unified.chunks])
+    return codes.astype(np.int64), unified.chunk(0).dictionary.to_pylist()
+
+
+def pair_codes(table: pa.Table, unit: str) -> tuple[npt.NDArray[np.int64], list[str], list[str]]:
+    """Return a code for each sample's pair (unit code times nodes plus node code), the nodes and the units."""
+    node_codes, nodes = _codes(table.column("node"))
+    if unit == "node":
+        return node_codes, nodes, nodes
+    unit_codes, units = _codes(table.column("gpu"))
+    return unit_codes * len(nodes) + node_codes, nodes, units
+
+
+def _number(part: pa.Table, name: str) -> _Column | None:
+    if name not in part.column_names:
+        return None
+    column = part.column(name)
+    return _column(column if column.type in (pa.float32(), pa.float64()) else column.cast(pa.float64()))
+
+
+def _mask(part: pa.Table, name: str) -> _Column | None:
+    return _column(part.column(name).cast(pa.uint64())) if name in part.column_names else None
+
+
+def _column(column: pa.ChunkedArray) -> _Column:
+    chunk = column.chunk(0)
+    validity, content = chunk.buffers()
+    held = np.frombuffer(content, dtype=chunk.type.to_pandas_dtype())[chunk.offset : chunk.offset + len(chunk)]
+    # Read-only like Arrow's memory, so that one kernel is compiled for both.
+    bits = np.frombuffer(b"" if validity is None else validity, dtype=np.uint8)
+    return _Column(held, bits, chunk.offset)
+
+
+@njit(cache=True, nogil=True)
+def _copy(held: IntArray, rows: IntArray, out: IntArray) -> None:
+    for k in range(rows.shape[0]):
+        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        out[at : at + count] = held[begin : begin + count]
+
+
+@njit(cache=True, nogil=True)
+def _fill(out: npt.NDArray[Any], rows: IntArray, value: Any) -> None:
+    for k in range(rows.shape[0]):
+        at, count = rows[k, 1], rows[k, 2]
+        out[at : at + count] = value
+
+
+@njit(cache=True, nogil=True)
+def _widen(held: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: IntArray, out: FloatArray) -> None:
+    """Copy stretches, widened to doubles; NaN where a value is missing or not finite."""
+    for k in range(rows.shape[0]):
+        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        if bits.size == 0:
+            for i in range(count):
+                value = np.float64(held[begin + i])
+                out[at + i] = value if np.isfinite(value) else np.nan
+        else:
+            for i in range(count):
+                value = np.float64(held[begin + i])
+                bit = offset + begin + i
+                known = (bits[bit >> 3] >> (bit & 7)) & 1
+                out[at + i] = value if known and np.isfinite(value) else np.nan
+
+
+@njit(cache=True, nogil=True)
+def _masks(
+    held: npt.NDArray[np.uint64],
+    bits: ByteArray,
+    offset: int,
+    rows: IntArray,
+    out: npt.NDArray[np.uint64],
+    there: npt.NDArray[np.bool_],
+) -> None:
+    """Copy stretches of bitmasks; 0 where one is missing."""
+    for k in range(rows.shape[0]):
+        begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
+        for i in range(count):
+            bit = offset + begin + i
+            known = bits.size == 0 or ((bits[bit >> 3] >> (bit & 7)) & 1) == 1
+            there[at + i] = known
+            out[at + i] = held[begin + i] if known else np.uint64(0)

@@ -1,0 +1,113 @@
+"""Samples in several runs give the blocks, and so the matrix, that the same samples give in one."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from features.blocks import SampleBlock, blocks_of
+from features.layout import ChannelLayout
+from telemetry.channels import CATALOGUE
+from telemetry.layout import merge_runs, sort_samples
+from telemetry.parts import split_by_run
+from telemetry.runs import DAY_MS, Runs
+from telemetry.schema import samples_schema
+from telemetry.store import Dataset, DatasetWriter
+from tests.features.small_fleet import gpus, inventory_of, make_matrix, samples_of, write_dataset
+
+CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}
+LAYOUT = ChannelLayout.of(CHANNELS)
+NUMBER = st.one_of(st.none(), st.floats(-10, 130, width=32), st.just(float("inf")))
+
+rows_strategy = st.lists(
+    st.tuples(
+        st.integers(0, 40),  # steps of five hours
+        st.sampled_from([("n2", "g1"), ("n1", "g2"), ("n1", "g3"), ("n3", "g10"), ("n1", "g10")]),
+        NUMBER,
+        st.one_of(st.none(), st.integers(0, 2**53)),
+        st.one_of(st.none(), st.integers(0, 2**62)),
+        st.one_of(st.none(), st.integers(0, 99)),
+    ),
+    min_size=1,
+    max_size=60,
+    unique_by=lambda row: (row[0], row[1][1]),
+)
+
+
+def table_of(rows) -> pa.Table:
+    schema = samples_schema(CHANNELS)
+    columns = [
+        pa.array([20_000 * DAY_MS + row[0] * 18_000_000 for row in rows], pa.int64()).cast(schema.field(0).type),
+        pa.array([row[1][0] for row in rows]).dictionary_encode().cast(schema.field(1).type),
+        pa.array([row[1][1] for row in rows]).dictionary_encode().cast(schema.field(2).type),
+        *(pa.array([row[2 + at] for row in rows], schema.field(3 + at).type) for at in range(4)),
+    ]
+    return sort_samples(pa.table(columns, schema=schema), "gpu")[0]
+
+
+def assert_equal(found: list[SampleBlock], expected: list[SampleBlock]) -> None:
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert dict(one.spans) == dict(other.spans)
+        assert one.values.tobytes() == other.values.tobytes()
+        for name in ("times", "flags", "flags_known"):
+            np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    rows=rows_strategy,
+    days=st.sampled_from([1, 2, 4]),
+    size=st.sampled_from([1, 10, 100_000]),
+    unit=st.sampled_from(["gpu", "node"]),
+    data=st.data(),
+)
+def test_blocks_of_runs_are_those_of_one_table(rows, days, size, unit, data):
+    if unit == "node":
+        rows = list({(row[0], row[1][0]): row for row in rows}.values())
+    whole = sort_samples(table_of(rows), unit)[0]
+    runs = list(split_by_run(whole, Runs(days)).values())
+    expected = list(blocks_of(whole, LAYOUT, unit=unit, block_samples=size))
+    assert_equal(list(blocks_of(runs, LAYOUT, unit=unit, block_samples=size)), expected)
+    assert merge_runs(runs, unit).equals(whole.unify_dictionaries())
+    # In whatever chunks and order they come, the samples of a pair are put in order of time.
+    cuts = [0, *sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=3))), len(rows)]
+    chunked = pa.concat_tables([whole.slice(low, high - low) for low, high in pairwise(cuts)])
+    assert_equal(list(blocks_of(chunked, LAYOUT, unit=unit, block_samples=size)), expected)
+    assert_equal(list(blocks_of(runs[::-1], LAYOUT, unit=unit, block_samples=size)), expected)
+    shuffled = whole.take(data.draw(st.permutations(range(len(rows)))))
+    assert_equal(list(blocks_of(shuffled, LAYOUT, unit=unit, block_samples=size)), expected)
+
+
+def test_no_samples_no_blocks():
+    assert list(blocks_of([], LAYOUT, unit="gpu")) == []
+    assert list(blocks_of([table_of([(0, ("n", "g"), 1.0, 1, 1, 1)]).slice(1)], LAYOUT, unit="gpu")) == []
+
+
+def test_a_matrix_of_runs_is_that_of_one_run_bit_for_bit(tmp_path):
+    inventory = inventory_of(gpus(8))
+    dataset = write_dataset(tmp_path / "one", inventory, samples=samples_of(inventory, 60))
+    matrix = make_matrix(dataset, tmp_path / "matrix-of-one")
+    with DatasetWriter(
+        tmp_path / "cut",
+        step=dataset.meta.step,
+        channels=dataset.meta.channels,
+        buckets=dataset.meta.buckets,
+        sample_count=dataset.meta.sample_count,
+        runs=Runs(1),
+    ) as writer:
+        for bucket in dataset.buckets():
+            writer.write_samples(bucket, dataset.read_bucket(bucket), last=True)
+        cut = writer.finish(
+            events=dataset.events(), inventory=dataset.inventory(), jobs=dataset.jobs(), span=dataset.meta.span
+        )
+    assert len(cut.runs_of(cut.buckets()[0])) >= 2
+    made = make_matrix(cut, tmp_path / "matrix")
+    assert made.values().tobytes() == matrix.values().tobytes()
+    read = Dataset.open(tmp_path / "cut")
+    for bucket in dataset.buckets():
+        assert read.read_bucket(bucket).equals(dataset.read_bucket(bucket).unify_dictionaries())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import numpy as np
@@ -69,7 +69,8 @@ def fleet_rows(
     Parameters
     ----------
     dataset : Dataset
-        Three of its buckets are in memory at a time at most: one is read, one cut, one computed.
+        Three of its buckets are in memory at a time at most: one is read, one cut, one computed. Of each only what is
+        as young as features look back, unless there are raw windows.
     config : MatrixConfig
         Of the bundle that is to score them.
     settings : ScoringSettings
@@ -89,6 +90,9 @@ def fleet_rows(
         If no unit is in service, or the dataset is damaged.
     """
     t_ms = instant_ms(t)
+    stale = stale_after(config, settings.stale_after)
+    # Raw windows take a counter's rise since the value before them, however old that is.
+    since = None if windows is not None else _oldest(dataset, config, t, stale)
     events, inventory = dataset.events(), dataset.inventory()
     everyone = in_service(inventory, t_ms)
     if not len(everyone):
@@ -100,7 +104,7 @@ def fleet_rows(
     watch = FreshnessWatch(config, t_ms)
     sampled = live_plan(config).reads_samples or windows is not None
     raw = None if windows is None else RawWindows(windows, config, everyone, inventory, t)
-    read = _buckets(dataset, config) if sampled else iter(())
+    read = _buckets(dataset, config, since) if sampled else iter(())
     tables = watch.pass_recent(read if raw is None else _taken(raw, read), t_ms - duration_ms(look_back(config)))
     frame = live_rows(tables if sampled else None, events, inventory, t, config)
     deque(tables, maxlen=0)  # what features do not read is still to be counted
@@ -113,9 +117,10 @@ def fleet_rows(
     if sampled:
         fresh = watch.of(keys["node"].tolist(), keys["unit"].tolist())
         why = fresh.why_unknown(
-            stale_after=stale_after(config, settings.stale_after),
+            stale_after=stale,
             least=settings.least_completeness,
             interval=config.decision.every,
+            looked_back=None if since is None else t - since,
         )
     return FleetRows(
         keys=keys,
@@ -141,7 +146,13 @@ def _taken(raw: RawWindows, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
         yield table
 
 
-def _buckets(dataset: Dataset, config: MatrixConfig) -> Iterator[pa.Table]:
+def _oldest(dataset: Dataset, config: MatrixConfig, t: datetime, stale: timedelta) -> datetime | None:
+    """Give the time before which no sample matters to a row or to its freshness; None: the dataset has none so old."""
+    most = max(look_back(config), stale + config.step, config.features.delay + config.decision.every)
+    return t - most if dataset.meta.span[0] < t - most else None
+
+
+def _buckets(dataset: Dataset, config: MatrixConfig, since: datetime | None) -> Iterator[pa.Table]:
     columns = sample_columns(config, dataset.meta.channels)
     for bucket in dataset.buckets():
-        yield dataset.read_bucket(bucket, columns)
+        yield dataset.read_bucket(bucket, columns, since=since)

@@ -36,7 +36,9 @@ class Freshness:
     sample_age_s: Floats
     completeness: Floats
 
-    def why_unknown(self, *, stale_after: timedelta, least: float, interval: timedelta) -> list[str | None]:
+    def why_unknown(
+        self, *, stale_after: timedelta, least: float, interval: timedelta, looked_back: timedelta | None = None
+    ) -> list[str | None]:
         """Say for each unit in words why it must not be scored; None: it may be.
 
         Parameters
@@ -47,12 +49,17 @@ class Freshness:
             Least completeness.
         interval : timedelta
             That ``completeness`` is over.
+        looked_back : timedelta, optional
+            How old the oldest sample is that would have been seen; None: there is none that was not.
         """
+        silent = "no sample yet"
+        if looked_back is not None:
+            silent = f"no sample in the last {_span(looked_back.total_seconds())}"
         limit = stale_after.total_seconds()
         words: list[str | None] = []
         for age, share in zip(self.sample_age_s.tolist(), self.completeness.tolist(), strict=True):
             if np.isnan(age):
-                words.append("no sample yet")
+                words.append(silent)
             elif age > limit:
                 words.append(f"the newest sample is {_span(age)} old, more than {_span(limit)}")
             elif share < least:

@@ -164,7 +164,7 @@ def fill(state: OnlineState, dataset: Dataset, *, since: datetime | None = None,
     columns = [*sample_columns(state.config, dataset.meta.channels), *(["sample_count"] * dataset.meta.sample_count)]
     taken = 0
     for bucket in dataset.buckets():
-        table = dataset.read_bucket(bucket, columns)
+        table = dataset.read_bucket(bucket, columns, since=first)
         table = table.filter(pa.array(np.asarray(epoch_ms(table.column("timestamp")) > instant_ms(first))))
         if table.num_rows:
             state.push(table, replayed=True)

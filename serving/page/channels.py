@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from telemetry.channel import ROLLUP_SUFFIXES, Channel
-from telemetry.layout import part_paths
 from telemetry.store import Dataset
 
 DAYS: Final = timedelta(days=5)
@@ -49,7 +48,7 @@ def channels_of(dataset: Dataset, node: str, unit: str) -> dict[str, Any]:
     values: dict[str, list[Floats]] = {each.name: [] for each in channels}
     moments: list[NDArray[np.int64]] = []
     columns = ["timestamp", "node", *(["gpu"] if meta.unit == "gpu" else []), *values]
-    for path in part_paths(dataset.path, dataset.bucket_of(node)):
+    for path in dataset.parts(dataset.bucket_of(node), since=since):
         # Files are sorted by unit, so that whole row groups are passed over by their statistics.
         table = pq.read_table(path, columns=columns, filters=where)
         moments.append(table.column("timestamp").cast("int64").to_numpy())

@@ -18,7 +18,6 @@ from telemetry.config import format_duration
 from telemetry.dataset import Dataset
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.meta import DatasetMeta
-from telemetry.schema import INSTANT
 
 LOOKED_AT: Final = timedelta(days=7)
 """The newest part of a dataset, which is looked at."""
@@ -132,12 +131,10 @@ def _tally_bucket(
 ) -> set[str]:
     """Count one bucket, a channel at a time, and return its units."""
     key = dataset.meta.unit
-    keys = dataset.read_bucket(bucket, ["timestamp", key])
-    recent = pc.greater_equal(keys["timestamp"], pa.scalar(pd.Timestamp(since)).cast(INSTANT))
-    keys = keys.filter(recent)
+    keys = dataset.read_bucket(bucket, ["timestamp", key], since=since)
     units = set(pc.unique(keys[key].cast(pa.string())).to_pylist())
     for name in columns:
-        values = dataset.read_bucket(bucket, [name])[name].filter(recent)
+        values = dataset.read_bucket(bucket, [name], since=since)[name]
         valid = pc.is_valid(values)
         tally = tallies[name]
         tally.rows += len(values)

@@ -16,6 +16,7 @@ NAMES = (
     "parse_exporter_page",
     "backfill_prometheus",
     "collect_exporters",
+    "fold_cost",
     "score_fleet",
     "batch_scoring",
     "http_predict",

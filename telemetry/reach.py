@@ -88,30 +88,28 @@ class Reaching:
         past = [run for run in stored if not runs.overlaps(run, self.keep_ms, None)]
         left = [run for run in stored if run not in past]
         reach = Reach(dropped=sum(part_rows(path) for run in past for path in dataset.parts_of_run(bucket, run)))
-        landed = [] if new is None else self._landed(new)
-        reach.written.update(landed)
+        landing = np.empty(0, np.int64) if new is None else self._landing(new)
+        reach.written.update(np.unique(landing).tolist())
         if self.everything or (new is not None and self._rolled_anew(bucket, new, left)):
             reach.written.update(left)
         elif self.keep_ms is not None:
             reach.written.update(run for run in left[:1] if self._begins_before(bucket, run, self.keep_ms))
         whole = {run: self.stored.read(bucket, run) for run in left if run in reach.written}
         seen: dict[int, Block] = {}
-        if new is not None:
+        told = new is not None and (bool(self.counters) or CHANNEL in new.series)
+        if new is not None and told and len(whole) < len(left):
             look = _Look(self, bucket, left, whole, seen)
-            for run in landed:
-                look.around(new, run)
+            for run in np.unique(landing).tolist():
+                look.around(new.take(np.flatnonzero(landing == run)), run)
             reach.written.update(whole)
         reach.blocks = [block for _, block in sorted({**seen, **whole}.items())]
         reach.kept = [run for run in left if run not in reach.written]
         return reach
 
-    def landing(self, new: Block) -> Instants:
+    def _landing(self, new: Block) -> Instants:
         """Return the run of each new row: of the end of its cell, where it is rolled up."""
         ends = cell_end(new.ms, self.step // timedelta(milliseconds=1))
         return self.stored.dataset.meta.runs.of(np.where(np.isin(new.unit, self.finer), ends, new.ms))
-
-    def _landed(self, new: Block) -> list[int]:
-        return [int(run) for run in np.unique(self.landing(new))]
 
     def _begins_before(self, bucket: int, run: int, ms: int) -> bool:
         times = self.stored.dataset.read_run(bucket, run, ["timestamp"]).column("timestamp")
@@ -146,10 +144,8 @@ class _Look:
 
     def around(self, new: Block, run: int) -> None:
         """Look around the new rows of one run; read runs are put where they belong."""
-        rows = np.flatnonzero(self.reaching.landing(new) == run)
-        units = np.unique(new.unit[rows])
-        wanted = new.take(rows)
-        first, last = _edges(wanted, units, self.channels)
+        units = np.unique(new.unit)
+        first, last = _edges(new, units, self.channels)
         own = _edges(self.whole[run], units, self.channels) if run in self.whole else None
         # Before: one row more, of whatever content, for a first latched XID after rows without one is news.
         sought = first != _NEVER

@@ -6,7 +6,7 @@ chosen (development uses seeds from 100 on). Writes docs/results.md and benchmar
 part is kept under benchmarks/work/results and taken from there as long as the code and the parameters that
 it was made from stay the same, so a killed run goes on where it stopped.
 
-    python benchmarks/results.py [--quick] [--scenarios base drift] [--seeds 2] [--first-seed 101]
+    python benchmarks/results.py [--quick] [--finished] [--scenarios base drift] [--seeds 2] [--first-seed 101]
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def against_paper(plan: Plan, ran: Ran) -> list[Gain]:
     for scenario in plan.scenarios:
         parts = [part for part in plan.of(scenario, PAPER) if part in ran.parts]
         twins = [next(each for each in plan.of(scenario, RECOMMENDED) if each.seed == part.seed) for part in parts]
-        if not parts:
+        if not parts or any(twin not in ran.parts for twin in twins):
             continue
         ours = Pool([ran.parts[twin] for twin in twins], plan.replicates)
         theirs = Pool([ran.parts[part] for part in parts], plan.replicates)
@@ -90,7 +90,8 @@ def make_page(plan: Plan, ran: Ran, command: str) -> tuple[str, dict[str, Any]]:
         sys.stderr.write(f"measured {scenario} in {time.monotonic() - begin:.0f} s\n")
     paper = against_paper(plan, ran)
     promises = promise_table(stored)
-    lines = [*page.opening(plan, command, ran.fresh, spent(ran), code_revision()), *page.claims(found, paper, promises)]
+    lines = page.opening(plan, command, len(ran.parts), ran.fresh, spent(ran), code_revision())
+    lines += page.claims(found, paper, promises)
     for scenario, measured in found.items():
         lines += page.scenario(scenario, measured, incidents(measured))
     for part, kept in ran.parts.items():
@@ -147,6 +148,7 @@ def main() -> None:
     parser.add_argument("--gpus", type=int, help="another number of GPUs")
     parser.add_argument("--days", type=int, help="another length")
     parser.add_argument("--jobs", type=int, default=2, help="fleets at a time, each up to 6 GB; default 2")
+    parser.add_argument("--finished", action="store_true", help="run nothing: the table of what is finished so far")
     parser.add_argument("--no-paper", action="store_true", help="leave the paper's profile out")
     parser.add_argument("--params", type=Path, nargs="+", default=[ROOT / "params.yaml"])
     parser.add_argument("--work", type=Path, help="folder of what is kept; default benchmarks/work/results")
@@ -163,7 +165,7 @@ def main() -> None:
     )
     work = args.work or ROOT / "benchmarks" / "work" / "results"
     begin = time.monotonic()
-    ran = run_plan(plan, args.params, work, jobs=args.jobs)
+    ran = run_plan(plan, args.params, work, jobs=args.jobs, finished=args.finished)
     if not ran.parts:
         raise SystemExit("nothing could be run:\n" + "\n".join(ran.left_out))
     text, facts = make_page(plan, ran, "python benchmarks/results.py --quick" if args.quick else "make results")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,6 +29,9 @@ def simulate(
     days: Annotated[int, typer.Option(help="Length in days.")] = 120,
     seed: Annotated[int, typer.Option(help="Seed; the same seed gives the same bytes.")] = 7,
     scenario: Annotated[str, typer.Option(help="One of the scenarios explained below.")] = "base",
+    start: Annotated[
+        datetime, typer.Option(formats=["%Y-%m-%d"], help="First day, from 00:00 UTC; the last one ends --days later.")
+    ] = datetime(2026, 1, 1),  # noqa: DTZ001 - typer reads days without a zone; they are days in UTC
     truth: Annotated[
         Path | None, typer.Option(help="Folder for the hidden truth; default: OUT-truth, a sibling. Never inside OUT.")
     ] = None,
@@ -49,6 +53,7 @@ def simulate(
             days=days,
             seed=seed,
             scenario=scenario,
+            start=start.replace(tzinfo=UTC),
             truth=truth,
             acceleration=acceleration,
             progress=advance,

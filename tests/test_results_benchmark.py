@@ -257,7 +257,7 @@ def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, mo
     def run(part, _params, _work, target, key):
         ran.append(part.name)
         target.mkdir(parents=True)
-        frame = fleet(part.seed, MODELS[:2], units=6, times=10)
+        frame = fleet(part.seed, MODELS, units=30, times=70, incidents=50, k=2)
         return store.keep(target, frame, truth_of(frame), {**FACTS, "key": key})
 
     monkeypatch.setattr(fleets, "_run", run)
@@ -265,13 +265,36 @@ def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, mo
     plan = make_plan(quick=True, first_seed=101, scenarios=["drift"], with_paper=False)
     files = [fleets_params(tmp_path, "seed: 1")]
     assert fleets.run_plan(plan, files, tmp_path / "work", jobs=1).fresh == 2
+    assert not fleets.run_plan(plan, files, tmp_path / "work", jobs=1, finished=True).left_out
     (tmp_path / "work" / "parts" / plan.parts[1].name / store.FACTS).unlink()  # as a kill leaves it
+    so_far = fleets.run_plan(plan, files, tmp_path / "work", jobs=1, finished=True)
+    assert list(so_far.parts) == [plan.parts[0]]
+    assert so_far.left_out == (f"{plan.parts[1].name}: not run yet",)
+    text, _ = make_page(plan, so_far, "make results")
+    assert "**Not all of it yet**: 1 of 2 parts" in text
+    assert f"- {plan.parts[1].name}: not run yet" in text
     again = fleets.run_plan(plan, files, tmp_path / "work", jobs=1)
     assert again.fresh == 1
     assert set(again.parts) == set(plan.parts)
     assert fleets.run_plan(plan, files, tmp_path / "work", jobs=1).fresh == 0
     assert fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 2")], tmp_path / "work", jobs=1).fresh == 2
     assert len(ran) == 5
+
+
+def test_the_first_seed_of_every_scenario_runs_before_the_second_of_any(tmp_path, monkeypatch):
+    ran = []
+
+    def run(part, _params, _work, target, key):
+        ran.append((part.scenario, part.seed, part.size.acceleration))
+        target.mkdir(parents=True)
+        frame = fleet(part.seed, MODELS[:1], units=6, times=10)
+        return store.keep(target, frame, truth_of(frame), {**FACTS, "key": key})
+
+    monkeypatch.setattr(fleets, "_run", run)
+    monkeypatch.setattr(fleets, "code_digest", lambda: "code")
+    plan = make_plan(quick=False, scenarios=["base", "drift"], seeds=2, with_paper=False)
+    fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 1")], tmp_path / "work", jobs=1)
+    assert ran == [("base", 1, 5), ("drift", 1, 5), ("base", 2, 5), ("drift", 2, 5), ("base", 1, 1)]
 
 
 def test_sequence_learners_without_their_library_are_left_out_by_name(tmp_path, monkeypatch):

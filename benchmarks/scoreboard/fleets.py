@@ -46,8 +46,15 @@ class Ran:
     fresh: int
 
 
-def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2) -> Ran:
+NOT_YET = "not run yet"
+"""Why a part is missing from the table of what is finished."""
+
+
+def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, finished: bool = False) -> Ran:
     """Run every part that no earlier call left finished, several fleets at a time.
+
+    The first seed of every scenario comes first, then the second: what a run that is cut off leaves is a smaller table
+    of the same shape.
 
     Parameters
     ----------
@@ -59,6 +66,8 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2) ->
         Folder for fleets and results. A killed call leaves it so that the next goes on at the parts that were cut off.
     jobs : int
         Fleets at a time, each in a process of its own; one needs up to 6 GB at the whole size.
+    finished : bool
+        Run nothing: take what is finished, and name the rest as left out.
 
     Returns
     -------
@@ -76,9 +85,13 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2) ->
         else:
             keys[part] = key_of(part, params, code)
     wanting: dict[str, list[Part]] = {}
-    for part, key in keys.items():
+    for part, key in sorted(keys.items(), key=lambda each: (each[0].size != plan.parts[0].size, each[0].seed)):
         if store.load(work / "parts" / part.name, key) is None:
             wanting.setdefault(part.fleet, []).append(part)
+    if finished:
+        parts = {part: store.load(work / "parts" / part.name, key) for part, key in keys.items()}
+        left_out += [f"{part.name}: {NOT_YET}" for part, found in parts.items() if found is None]
+        return Ran({part: found for part, found in parts.items() if found is not None}, tuple(left_out), 0)
     begin = time.monotonic()
     for at, fleet in enumerate(_run_fleets(wanting, keys, files, work, jobs), 1):
         sys.stderr.write(f"{at} of {len(wanting)} fleets: {fleet}, {time.monotonic() - begin:.0f} s\n")

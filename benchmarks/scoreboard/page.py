@@ -29,14 +29,20 @@ _KINDS = {"ensemble": 0, "learner": 1, "baseline": 2, "oracle": 3}
 _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once"}
 
 
-def opening(plan: Plan, command: str, fresh: int, spent: Mapping[str, float], revision: str) -> list[str]:
-    """Say first what the fleets are, then how the page was made."""
+def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str, float], revision: str) -> list[str]:
+    """Say first what the fleets are and whether all are there, then how the page was made."""
     size = plan.parts[0].size
     warning = (
         ["> **The quick table.** Small fleets and few seeds: it shows that the machinery works and proves nothing.", ""]
         if plan.quick
         else []
     )
+    if parts < len(plan.parts):
+        warning += [
+            f"> **Not all of it yet**: {parts} of {len(plan.parts)} parts, a part being one fleet replayed with one "
+            "profile. The others are named at the end; running the command again adds them.",
+            "",
+        ]
     paces = {part.size.acceleration for part in plan.parts}
     slow = (
         "; the last section shows by how much on one fleet at its own pace" if 1.0 in paces and len(paces) > 1 else ""
@@ -57,7 +63,7 @@ def opening(plan: Plan, command: str, fresh: int, spent: Mapping[str, float], re
         "",
         f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The parts took "
         f"{spent['cpu'] / 3600:.1f} hours of CPU and "
-        f"{spent['wall'] / 3600:.1f} of the clock in all ({fresh} of {len(plan.parts)} were run by the last call, the "
+        f"{spent['wall'] / 3600:.1f} of the clock in all ({fresh} of {parts} were run by the last call, the "
         f"others taken from earlier ones with the same code and parameters), at most {spent['peak_mb'] / 1024:.1f} GB "
         "of memory.",
         "",

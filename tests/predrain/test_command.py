@@ -96,6 +96,8 @@ def test_simulate_import_backtest_and_report_as_json(tmp_path: Path, small_param
         "2",
         "--acceleration",
         "90",
+        "--start",
+        "2026-02-02",
         "--out",
         "fleet",
         "--json",
@@ -103,6 +105,8 @@ def test_simulate_import_backtest_and_report_as_json(tmp_path: Path, small_param
     )
     assert simulated.returncode == 0, simulated.stderr
     assert json.loads(simulated.stdout)["gpus"] == 48
+    span = json.loads((tmp_path / "fleet" / "dataset.json").read_text())["span"]
+    assert span == ["2026-02-02T00:00:00.000Z", "2026-03-18T23:50:00.000Z"]
     assert (tmp_path / "fleet-truth" / "risk.parquet").is_file()
     done = predrain(
         "backtest", "--dataset", "fleet", "--out", "replay", "--params", small_params_file, "--json", cwd=tmp_path

@@ -99,7 +99,8 @@ def bucket_values(
     n = work.rows.size
     columns = own_columns(plan)
     values = np.empty((n, columns.size), dtype=np.float32)
-    peers = np.empty((len(plan.peers.names) if plan.peers else 0, rows.times.size, work.pairs.size), dtype=np.float32)
+    compared = len(plan.peers.names) if plan.peers else 0
+    peers = np.empty((compared, int(rows.grid.sum()), work.pairs.size), dtype=np.float32)
     amounts = np.empty((n, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32)
     filler = SampleFiller(
         plan,
@@ -122,4 +123,4 @@ def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
     service = np.zeros((0, len(fleet.pairs)), dtype=np.bool_)
     work = BucketWork(0, {}, none, none, 0)
     nothing = [SampleBlock.empty(plan.layout)]
-    bucket_values(plan, fleet, Rows(none, none, none), service, work, nothing)
+    bucket_values(plan, fleet, Rows.none(none), service, work, nothing)

@@ -145,7 +145,7 @@ class Build:
             history=history_columns(order.features, order.labels, unit=dataset.meta.unit),
         )
         self.fleet = Fleet.of(self.inventory)
-        self.rows = Rows.of(self.keys, self.fleet)
+        self.rows = Rows.of(self.keys, self.fleet, order.decision)
         self.augmented: npt.NDArray[np.bool_] = self.keys["augmented"].to_numpy(dtype=bool)
         self.slabs = cut_slabs(self.rows, self.augmented, PART_ROWS)
         self.work = buckets_of(dataset, self.fleet, self.rows) if self.plan.reads_samples else []

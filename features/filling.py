@@ -11,8 +11,10 @@ import pandas as pd
 from numba import njit
 
 from features.blocks import FloatArray, IntArray, RowSpans, SampleBlock
+from features.config import DecisionSection
 from features.fleet import Fleet
 from features.gaps import fresh_share
+from features.grid import grid_time
 from features.panes import Panes
 from features.plan import FeaturePlan
 from features.service import duration_ms, milliseconds
@@ -31,33 +33,51 @@ class Rows:
     time : int64 array, shape (rows,)
         Position of its decision time in ``times``.
     times : int64 array
-        Distinct decision times, ascending, in milliseconds.
+        Distinct decision times, ascending, in milliseconds; with each also the last one of the grid before it.
+    grid : bool array
+        Which of them are of the decision grid.
     """
 
     pair: IntArray
     time: IntArray
     times: IntArray
+    grid: npt.NDArray[np.bool_]
 
     @classmethod
-    def of(cls, frame: pd.DataFrame, fleet: Fleet) -> Rows:
+    def of(cls, frame: pd.DataFrame, fleet: Fleet, decision: DecisionSection) -> Rows:
         """Read the rows' keys (``decision_time``, ``node``, ``unit``)."""
-        times, time = np.unique(milliseconds(frame["decision_time"], "decision_time"), return_inverse=True)
+        decided = milliseconds(frame["decision_time"], "decision_time")
+        distinct = np.unique(decided)
+        before = grid_time(decision, distinct)
+        times = np.union1d(distinct, before)
         node_code, nodes = pd.factorize(frame["node"])
         unit_code, units = pd.factorize(frame["unit"])
         both, where = np.unique(node_code.astype(np.int64) * max(len(units), 1) + unit_code, return_inverse=True)
         node_names = [str(nodes[code // max(len(units), 1)]) for code in both.tolist()]
         unit_names = [str(units[code % max(len(units), 1)]) for code in both.tolist()]
         pair = fleet.numbers(node_names, unit_names)
-        return cls(pair[where] if len(both) else where.astype(np.int64), time.astype(np.int64), times)
+        pairs = pair[where] if len(both) else where.astype(np.int64)
+        return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, before))
+
+    @classmethod
+    def none(cls, times: IntArray) -> Rows:
+        """Give no rows at some times of the grid, for what is looked at without them."""
+        empty = np.zeros(0, dtype=np.int64)
+        return cls(empty, empty, times, np.ones(times.size, dtype=np.bool_))
 
     @property
     def milliseconds(self) -> IntArray:
         """Decision time of each row."""
         return self.times[self.time]
 
+    @property
+    def last_grid(self) -> IntArray:
+        """For each row, the position of the last grid time that is not later among the grid times."""
+        return (np.cumsum(self.grid, dtype=np.int64) - 1)[self.time]
+
     def take(self, chosen: IntArray) -> Rows:
         """Return some of the rows."""
-        return Rows(self.pair[chosen], self.time[chosen], self.times)
+        return Rows(self.pair[chosen], self.time[chosen], self.times, self.grid)
 
 
 class SampleFiller:
@@ -72,7 +92,7 @@ class SampleFiller:
     rows : Rows
     values : float32 array, shape (rows, plan's columns) or (rows, ``columns``), C order
         Filled in place.
-    first_pass : float32 array, shape (values, times, pairs), or None
+    first_pass : float32 array, shape (values, grid times, pairs), or None
         Where the first pass of ``peers`` is kept; None where that group is off.
     amounts : float32 array, shape (rows, amounts), or None
         Where the amounts of ``onset`` are kept; None where that group is off.
@@ -133,16 +153,14 @@ class SampleFiller:
 
         Parameters
         ----------
-        medians : float64 array, shape (values, times, models)
-            From :func:`features.peers.fleet_medians`.
+        medians : float64 array, shape (values, 1, models)
+            From :func:`features.peers.fleet_medians`, at the last grid time before all of the rows.
         model : int64 array, shape (pairs of the fleet,)
             Model of each pair; -1 where it has no median.
         """
-        peers, rows = self._plan.peers, self._rows
+        peers, pair = self._plan.peers, self._rows.pair
         assert peers is not None
-        assert self._first_pass is not None
-        at = self._plan.at["peers"]
-        peers.fill_fleet(self._first_pass, medians, rows.time, rows.pair, model[rows.pair], self._values, at)
+        peers.fill_fleet(medians, np.zeros_like(pair), model[pair], self._values, self._plan.at["peers"])
 
     def _fill(self, block: SampleBlock, spans: list[tuple[int, int]]) -> None:
         pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
@@ -214,7 +232,7 @@ def fill_block(
 
     Returns
     -------
-    float32 array, shape (values, times, pairs), or None
+    float32 array, shape (values, grid times, pairs), or None
         The first pass of ``peers``, where that group is on.
     """
     block, delay = panes.block, duration_ms(plan.features.delay)
@@ -248,6 +266,20 @@ def fill_block(
             )
     if plan.peers is None:
         return None
-    values = plan.peers.first_pass(panes, begins, ends, rows.times - delay, present)
+    compared = present & _compared(rows, first, last, present.shape)
+    values = plan.peers.first_pass(panes, begins, ends, rows.times - delay, compared)
     plan.peers.fill_node(values, rows.time, local, first, last, out, plan.at["peers"])
-    return np.moveaxis(values, 2, 0)
+    on_grid = values[rows.grid]
+    plan.peers.fill_own(on_grid, rows.last_grid, local, out, plan.at["peers"])
+    return np.moveaxis(on_grid, 2, 0)
+
+
+def _compared(rows: Rows, first: IntArray, last: IntArray, shape: tuple[int, ...]) -> npt.NDArray[np.bool_]:
+    """Which pairs are compared with at which times: all on the grid, off it those of the nodes that have rows then."""
+    wanted = np.zeros((shape[0], shape[1] + 1), dtype=np.int32)
+    off = ~rows.grid[rows.time]
+    np.add.at(wanted, (rows.time[off], first[off]), 1)
+    np.add.at(wanted, (rows.time[off], last[off]), -1)
+    found: npt.NDArray[np.bool_] = np.cumsum(wanted[:, :-1], axis=1) > 0
+    found[rows.grid] = True
+    return found

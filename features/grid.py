@@ -34,6 +34,11 @@ def decision_times(decision: DecisionSection, span: tuple[datetime, datetime]) -
     return instants(np.arange(start, last + 1, every, dtype=np.int64))
 
 
+def grid_time(decision: DecisionSection, times: Int64Array) -> Int64Array:
+    """Return the last decision time of the grid that is not later than each instant; all in milliseconds."""
+    return times - (times - instant_ms(decision.origin)) % duration_ms(decision.every)
+
+
 def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.DataFrame) -> pd.DataFrame:
     """List the units to score at each time: in service then, and not known then to be down.
 

@@ -15,37 +15,18 @@ from features.ahead import ahead
 from features.blocks import FloatArray, IntArray, SampleBlock, blocks_of, key_columns, table_of
 from features.drains import out_of_use
 from features.errors import InputError
-from features.filling import Float32Array, Rows, SampleFiller, node_ranges, onset_amounts
+from features.filling import Float32Array, Rows, SampleFiller, node_ranges
 from features.fleet import Fleet
+from features.fleet_reference import FleetReference, take_reference
 from features.grid import decision_rows
 from features.history import history_columns, history_values
 from features.matrix import ROW_COLUMNS, MatrixConfig
-from features.node_rows import NodeRows
 from features.onset import Kinds, Reference
-from features.panes import Panes
 from features.peers import fleet_medians, model_codes
 from features.pieces import epoch_ms, pair_codes
 from features.plan import FeaturePlan
-from features.service import duration_ms, instant_ms, instants, reported
+from features.service import instant_ms, instants, reported
 from features.static import StaticPlan
-
-
-@dataclass(frozen=True, slots=True)
-class FleetReference:
-    """What one node's rows need to know of the whole fleet at a decision time; see :func:`fleet_reference`.
-
-    Attributes
-    ----------
-    medians : DataFrame
-        For the group ``peers``: one row a model (index; empty where the inventory does not say), one float64 column a
-        channel; NaN where no unit has a value.
-    onset : DataFrame
-        For the group ``onset``, as :meth:`features.onset.Reference.to_frame` gives it, at the last decision time of
-        the grid; empty where the group is off.
-    """
-
-    medians: pd.DataFrame
-    onset: pd.DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +46,8 @@ class Blocks:
 def look_back(config: MatrixConfig) -> timedelta:
     """How old a sample can be at a decision time and still matter to a row of it, the fleet's reference included."""
     plan = live_plan(config)
-    return plan.look_back + (config.decision.every if plan.onset is not None else timedelta(0))
+    compared = plan.onset is not None or plan.peers is not None
+    return plan.look_back + (config.decision.every if compared else timedelta(0))
 
 
 def live_plan(config: MatrixConfig) -> FeaturePlan:
@@ -149,22 +131,25 @@ def live_rows(
         keys = keys[keys["node"].isin(set(nodes))].reset_index(drop=True)
     values = np.full((len(keys), len(plan.columns)), np.nan, dtype=np.float32)
     fleet = Fleet.of(inventory)
-    rows = Rows.of(keys, fleet)
+    rows = Rows.of(keys, fleet, config.decision)
     if plan.reads_samples and len(keys):
         tables = _tables(samples, config)
         filler, held, amounts = _fill(plan, tables, fleet, rows, values, nodes)
+        usual, compared = fleet_reference, plan.peers is not None or plan.onset is not None
+        if compared and usual is None and (nodes is not None or not rows.grid.all()):
+            if not isinstance(tables, tuple | Blocks):
+                raise ValueError(f"{t.isoformat()} is off the grid: give the samples as one table")
+            usual = take_reference(plan, config, _blocks(tables, plan), events, inventory, fleet, t)
         if plan.peers is not None:
-            medians, model = _reference(plan, fleet, inventory, held, fleet_reference)
-            filler.compare_with_fleet(medians, model)
+            filler.compare_with_fleet(*_medians(plan, fleet, inventory, held, usual))
         if plan.onset is not None:
             kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
-            if fleet_reference is None and nodes is None and _grid_time(t, config) == instant_ms(t):
-                usual = plan.onset.reference(amounts, kinds, rows.milliseconds)  # the rows are the fleet's own
-            elif isinstance(tables, tuple | Blocks):
-                usual = _onset_reference(plan, config, tables, events, inventory, fleet, t, fleet_reference)
+            last = int(rows.times[rows.grid][0])
+            if usual is None:
+                reference = plan.onset.reference(amounts, kinds, rows.milliseconds)  # the rows are the fleet's own
             else:
-                raise ValueError(f"{t.isoformat()} is off the grid: give the samples as one table")
-            plan.onset.finish(amounts, kinds, rows.milliseconds, usual, values, plan.at["onset"])
+                reference = Reference.from_frame(usual.onset, last)
+            plan.onset.finish(amounts, kinds, rows.milliseconds, reference, values, plan.at["onset"])
     history = [column for column in plan.columns if column.group == "history"]
     if history:
         at = plan.at["history"]
@@ -185,7 +170,7 @@ def fleet_reference(
     t: datetime,
     config: MatrixConfig,
 ) -> FleetReference:
-    """Take what the comparisons with the fleet need, from the whole fleet's samples.
+    """Take what the comparisons with the fleet need, from the whole fleet's samples, at the last time of the grid.
 
     Parameters
     ----------
@@ -196,56 +181,9 @@ def fleet_reference(
     -------
     FleetReference
     """
-    plan = live_plan(config)
-    fleet = Fleet.of(inventory)
-    tables = _tables(samples, config)
-    onset = pd.DataFrame()
-    if plan.onset is not None:
-        told = reported(events, config.features.delay)
-        onset = _onset_reference(plan, config, tables, told, inventory, fleet, t, None).to_frame()
-    if plan.peers is None:
-        return FleetReference(pd.DataFrame(index=pd.Index([], name="model")), onset)
-    times = np.array([instant_ms(t)], dtype=np.int64)
-    none = np.zeros(0, dtype=np.int64)
-    rows = Rows(none, none, times)
-    values = np.empty((0, len(plan.columns)), dtype=np.float32)
-    _, first_pass, _ = _fill(plan, tables, fleet, rows, values, None)
-    models, model = model_codes(fleet, inventory)
-    medians = fleet_medians(first_pass, model, len(models))[:, 0, :]
-    named = pd.DataFrame(medians.T, index=pd.Index(models, name="model"), columns=list(plan.peers.names))
-    return FleetReference(named, onset)
-
-
-def _onset_reference(
-    plan: FeaturePlan,
-    config: MatrixConfig,
-    tables: Iterable[pa.Table] | Blocks,
-    events: pd.DataFrame,
-    inventory: pd.DataFrame,
-    fleet: Fleet,
-    t: datetime,
-    given: FleetReference | None,
-) -> Reference:
-    """Take the fleet's percentiles at the last decision time of the grid that is not later than ``t``."""
-    assert plan.onset is not None
-    last = _grid_time(t, config)
-    if given is not None:
-        return Reference.from_frame(given.onset, last)
-    down = out_of_use(events, inventory, config.labels)
-    keys = decision_rows(instants(np.array([last], dtype=np.int64)), inventory, down)
-    rows = Rows.of(keys, fleet)
-    amounts = np.full((len(keys), len(plan.onset.amounts.columns)), np.nan, dtype=np.float32)
-    own = NodeRows(keys["node"].tolist())
-    for block in _blocks(tables, plan):
-        mine = own.of(name for name, _ in block.spans)
-        amounts[mine] = onset_amounts(plan, Panes(block, plan.panes), fleet, rows.take(mine))
-    kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
-    return plan.onset.reference(amounts, kinds, rows.milliseconds)
-
-
-def _grid_time(t: datetime, config: MatrixConfig) -> int:
-    every, origin = duration_ms(config.decision.every), instant_ms(config.decision.origin)
-    return instant_ms(t) - (instant_ms(t) - origin) % every
+    plan, fleet = live_plan(config), Fleet.of(inventory)
+    told = reported(events, config.features.delay)
+    return take_reference(plan, config, _blocks(_tables(samples, config), plan), told, inventory, fleet, t)
 
 
 def _fill(
@@ -257,7 +195,7 @@ def _fill(
     nodes: Collection[str] | None,
 ) -> tuple[SampleFiller, Float32Array, Float32Array]:
     names = plan.peers.names if plan.peers is not None else ()
-    first_pass = np.full((len(names), rows.times.size, len(fleet.pairs)), np.nan, dtype=np.float32)
+    first_pass = np.full((len(names), int(rows.grid.sum()), len(fleet.pairs)), np.nan, dtype=np.float32)
     width = len(plan.onset.amounts.columns) if plan.onset is not None else 0
     amounts = np.full((rows.pair.size, width), np.nan, dtype=np.float32)
     filler = SampleFiller(plan, fleet, rows, values, first_pass, amounts)
@@ -320,7 +258,7 @@ def _distinct(table: pa.Table, unit: str) -> pa.Table:
     return table.take(order[np.append(~same, True)])
 
 
-def _reference(
+def _medians(
     plan: FeaturePlan,
     fleet: Fleet,
     inventory: pd.DataFrame,

@@ -1,9 +1,13 @@
-"""Feature group ``peers``: how a unit differs from the others of its node and of its model at the same time.
+"""Feature group ``peers``: how a unit differs from the others of its node and of its model.
 
 Two passes. The first takes one value for each (decision time, unit, channel): a gauge's mean, or a counter's rise, over
-``features.peer_window``. The second compares: with the node's other units, whose values lie in the same block, and with
-the median of all units of the model, which needs every block's first pass. A live row does the same with one decision
-time, or is given the medians.
+``features.peer_window``. The second compares: with the node's other units at the same time, whose values lie in the
+same block, and with the median of all units of the model, which needs every block's first pass. A live row does the
+same with one decision time, or is given the medians.
+
+The fleet is looked at on the decision grid only: a row off the grid (an augmented one) has the comparison with the
+fleet of the last grid time before it, so that what the fleet costs does not grow with the number of incidents. Its own
+newest value is not held against an older median: the fleet's load changes through the day.
 """
 
 from __future__ import annotations
@@ -33,7 +37,7 @@ class PeerPlan:
     ======================  ====================================================================================
     X, node_deviation       value minus the median of the node's other units (units that share nodes only)
     X, node_rank            share of the node's other units with a lower value, ties counting half (gauges only)
-    X, fleet_deviation      value minus the median of all units of the same model in service
+    X, fleet_deviation      value minus the median of all units of the same model in service, at the last grid time
     ======================  ====================================================================================
 
     NaN where the unit or every peer has no value; a node of one unit has no node columns' values.
@@ -140,34 +144,41 @@ class PeerPlan:
             values, row_time, row_pair, row_first, row_last, self.deviation, self.rank, offset, out
         )  # fmt: skip
 
-    def fill_fleet(
-        self,
-        values: Float32Array,
-        medians: FloatArray,
-        row_time: IntArray,
-        row_pair: IntArray,
-        row_model: IntArray,
-        out: Float32Array,
-        offset: int = 0,
+    def fill_own(
+        self, values: Float32Array, at: IntArray, row_pair: IntArray, out: Float32Array, offset: int = 0
     ) -> None:
-        """Write the comparison with the fleet into ``out[:, offset:]``.
+        """Write each row's own value at its last grid time where :meth:`fill_fleet` is going to compare it.
 
         Parameters
         ----------
-        values : float32 array, shape (values, times, pairs)
-            Every unit's first pass.
-        medians : float64 array, shape (values, times, models)
+        values : float32 array, shape (grid times, pairs, values)
+            From :meth:`first_pass`.
+        at, row_pair : int64 arrays, shape (rows,)
+            Positions of each row in them.
+        out : float32 array, shape (rows, columns)
+        offset : int
+        """
+        for value, column in enumerate(self.fleet.tolist()):
+            out[:, offset + column] = values[at, row_pair, value]
+
+    def fill_fleet(
+        self, medians: FloatArray, at: IntArray, row_model: IntArray, out: Float32Array, offset: int = 0
+    ) -> None:
+        """Write the comparison with the fleet into ``out[:, offset:]``, where :meth:`fill_own` left the rows' values.
+
+        Parameters
+        ----------
+        medians : float64 array, shape (values, grid times, models)
             From :func:`fleet_medians`.
-        row_time, row_pair, row_model : int64 arrays, shape (rows,)
-            Positions of each row in them; a model of -1 has no reference.
+        at, row_model : int64 arrays, shape (rows,)
+            Positions in them: of each row's last grid time, and of its model; a model of -1 has no reference.
         out : float32 array, shape (rows, columns)
         offset : int
         """
         known = row_model >= 0
         for value, column in enumerate(self.fleet.tolist()):
-            own = values[value][row_time, row_pair].astype(np.float64)
-            reference = np.where(known, medians[value][row_time, row_model], np.nan)
-            out[:, offset + column] = own - reference
+            reference = np.where(known, medians[value][at, row_model], np.nan)
+            out[:, offset + column] = out[:, offset + column].astype(np.float64) - reference
 
 
 def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[list[str], IntArray]:
@@ -190,7 +201,7 @@ def fleet_medians(values: Float32Array, model: IntArray, n_models: int) -> Float
 
     Parameters
     ----------
-    values : float32 array, shape (values, times, pairs)
+    values : float32 array, shape (values, grid times, pairs)
         First pass; NaN where a unit has no value or is not in service.
     model : int64 array, shape (pairs,)
         Model of each pair, 0 to n_models - 1.
@@ -199,7 +210,7 @@ def fleet_medians(values: Float32Array, model: IntArray, n_models: int) -> Float
 
     Returns
     -------
-    float64 array, shape (values, times, models)
+    float64 array, shape (values, grid times, models)
         NaN where no unit of the model has a value.
     """
     medians = np.full((values.shape[0], values.shape[1], n_models), np.nan)

@@ -120,7 +120,8 @@ class SlabJoiner:
 
     def _fill_sampled(self, slab: Slab, rows: Rows, out: Float32Array) -> None:
         plan = self._plan
-        first, last = int(rows.time[0]), int(rows.time[-1]) + 1
+        at = rows.last_grid
+        first, last = int(at[0]), int(at[-1]) + 1
         names = plan.peers.names if plan.peers is not None else ()
         peers = np.empty((len(names), last - first, len(self._fleet.pairs)), dtype=np.float32)
         amounts = np.empty((slab.rows, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32)
@@ -134,8 +135,7 @@ class SlabJoiner:
             peers[:, :, work.pairs] = np.moveaxis(found, 0, 1)
         if plan.peers is not None:
             medians = fleet_medians(peers, self._model, len(self._models))
-            model = self._model[rows.pair]
-            plan.peers.fill_fleet(peers, medians, rows.time - first, rows.pair, model, out, plan.at["peers"])
+            plan.peers.fill_fleet(medians, at - first, self._model[rows.pair], out, plan.at["peers"])
         if plan.onset is not None:
             self._compare_onsets(slab, rows, amounts, out)
 

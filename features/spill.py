@@ -28,7 +28,7 @@ class BucketValues:
         The columns that need no other bucket.
     amounts : float32 array, shape (rows of the bucket, amounts)
         Of the group ``onset``, still to be held against the fleet; no columns where that group is off.
-    peers : float32 array, shape (times, values, pairs of the bucket)
+    peers : float32 array, shape (grid times, values, pairs of the bucket)
         First pass of the group ``peers``; no values where that group is off.
     """
 

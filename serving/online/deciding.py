@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from features.errors import InputError
-from features.live import FleetReference, live_plan
+from features.fleet_reference import FleetReference
+from features.live import live_plan
 from features.matrix import MatrixConfig
 from features.sequences import SequencePlan
 from policy.risk_record import ModelName, RiskRecord

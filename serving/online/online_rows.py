@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from features.blocks import BLOCK_SAMPLES, SampleBlock
 from features.errors import InputError
+from features.fleet_reference import FleetReference
 from features.layout import ChannelLayout
-from features.live import Blocks, FleetReference, fleet_reference, live_plan, live_rows, look_back
+from features.live import Blocks, fleet_reference, live_plan, live_rows, look_back
 from features.matrix import ROW_COLUMNS, MatrixConfig
 from features.pieces import Pair
 from features.sequences import SequencePlan

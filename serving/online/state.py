@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from features.errors import InputError
 from features.fleet import Fleet
-from features.live import FleetReference, live_plan, look_back
+from features.fleet_reference import FleetReference
+from features.live import live_plan, look_back
 from features.matrix import MatrixConfig
 from features.sequences import SequencePlan
 from features.service import duration_ms, instant_ms

@@ -97,7 +97,7 @@ def test_a_moved_unit_uses_the_samples_of_its_present_node(world):
     assert moved["telemetry__gpu_temp_c__mean__4h"].isna().all()
 
 
-def test_augmented_rows_are_compared_at_their_own_time(tmp_path):
+def test_augmented_rows_are_held_against_the_fleet_of_the_last_grid_time_and_their_node_of_their_own(tmp_path):
     from tests.features.small_fleet import events_of, xid
 
     inventory = inventory_of(gpus(8))
@@ -105,18 +105,25 @@ def test_augmented_rows_are_compared_at_their_own_time(tmp_path):
     dataset = write_dataset(
         tmp_path / "data", inventory, hours=20, samples=samples, events=events_of([xid(15.3, "gpu01", "node0")])
     )
-    frame = frame_of(make_matrix(dataset, tmp_path / "matrix"))
+    matrix = make_matrix(dataset, tmp_path / "matrix")
+    frame = frame_of(matrix)
     extra = frame[frame["augmented"]]
     assert len(extra)
-    assert extra["peers__gpu_temp_c__fleet_deviation__2h"].notna().all()
-    row = extra.iloc[0]
-    model = inventory.set_index("gpu")["model"]
-    alike = [
-        window_value(samples, gpu, inventory.set_index("gpu")["node"][gpu], row["decision_time"], "gpu_temp_c", "mean")
-        for gpu in model.index[model == model[row["gpu"]]]
-    ]
-    own = window_value(samples, row["gpu"], row["node"], row["decision_time"], "gpu_temp_c", "mean")
-    assert row["peers__gpu_temp_c__fleet_deviation__2h"] == pytest.approx(own - np.median(alike), abs=1e-4)
+    place = inventory.set_index("gpu")
+    every = matrix.config.decision.every
+    for row in extra.to_dict("records"):
+        time = row["decision_time"]
+
+        def taken(gpu, at):
+            return window_value(samples, gpu, place["node"][gpu], at, "gpu_temp_c", "mean")
+
+        grid = T0 + (time - T0) // every * every
+        alike = [taken(gpu, grid) for gpu in place.index[place["model"] == place["model"][row["gpu"]]]]
+        fleet = taken(row["gpu"], grid) - np.median([value for value in alike if not np.isnan(value)] or [np.nan])
+        assert row["peers__gpu_temp_c__fleet_deviation__2h"] == pytest.approx(fleet, abs=1e-4, nan_ok=True)
+        others = [taken(gpu, time) for gpu in place.index[place["node"] == row["node"]] if gpu != row["gpu"]]
+        node = taken(row["gpu"], time) - np.median(others)
+        assert row["peers__gpu_temp_c__node_deviation__2h"] == pytest.approx(node, abs=1e-4)
 
 
 def test_medians_are_taken_by_model_over_known_values():

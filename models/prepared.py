@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 import numpy as np
@@ -10,10 +11,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.utils.validation import check_is_fitted, validate_data
 from threadpoolctl import threadpool_limits
 
-from models.signed_log import scaled, signed_log
+from models.signed_log import scale_logs, scaled, signed_log
 
 _IQR_TO_SIGMA = 1.349
 """Interquartile range of a normal distribution over its standard deviation."""
+
+_COLUMNS = 16
+"""Columns of float32 that a cache line holds."""
 
 
 class SignedLogScaler(TransformerMixin, BaseEstimator):
@@ -42,12 +46,22 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:  # noqa: ARG002  scikit-learn's signature
         """Learn the centre and scale of each column of ``X``, shape (n_rows, n_features); NaN allowed."""
         X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
+        return self._learn(signed_log(X))
+
+    def fit_transform(self, X: Any, y: Any = None) -> np.ndarray:  # noqa: ARG002  scikit-learn's signature
+        """Fit, then give ``X`` transformed; takes the logarithms once."""
+        X = validate_data(self, X, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         logs = signed_log(X)
+        self._learn(logs)
+        return scale_logs(logs, self.center_, self.scale_, self.clip)
+
+    def _learn(self, logs: np.ndarray) -> Self:
         known = ~np.isnan(logs).all(axis=0)
         center = np.zeros(logs.shape[1])
         scale = np.ones(logs.shape[1])
         if known.any():
-            low, middle, high, deviation = np.array([_location_and_spread(logs[:, i]) for i in np.flatnonzero(known)]).T
+            found = [_location_and_spread(column) for column in _columns(logs, np.flatnonzero(known))]
+            low, middle, high, deviation = np.array(found).T
             spread = (high - low) / _IQR_TO_SIGMA
             # Most counters are 0 nearly always: their quartiles coincide, and the deviation takes over.
             spread = np.where(spread > 1e-9, spread, np.where(deviation > 1e-9, deviation, 1.0))
@@ -118,7 +132,7 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         batch = getattr(self.classifier_, "batch_size", None)
         if isinstance(batch, int):  # a network cannot take more rows at once than it has after its validation split
             self.classifier_.set_params(batch_size=max(1, min(batch, len(X) // 2)))
-        prepared = self.scaler_.fit(X).transform(X)
+        prepared = self.scaler_.fit_transform(X)
         with threadpool_limits(limits=1):
             if sample_weight is None:
                 self.classifier_.fit(prepared, y)
@@ -143,6 +157,12 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+def _columns(values: np.ndarray, chosen: np.ndarray) -> Iterator[np.ndarray]:
+    """Give some columns one after the other; taken by the dozen, since each row that is touched costs the same."""
+    for begin in range(0, len(chosen), _COLUMNS):
+        yield from np.ascontiguousarray(values[:, chosen[begin : begin + _COLUMNS]].T)
 
 
 def _location_and_spread(column: np.ndarray) -> np.ndarray:

@@ -70,7 +70,7 @@ _XGBOOST: dict[str, Any] = {
 }
 
 _RANDOM_FOREST: dict[str, Any] = {
-    "n_estimators": 100,
+    "n_estimators": 50,
     "max_depth": 7,
     "min_samples_leaf": 10,
     "max_features": "sqrt",

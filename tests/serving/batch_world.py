@@ -85,6 +85,8 @@ def make_world(folder: Path) -> World:
 
 def telemetry(inventory: pd.DataFrame) -> pd.DataFrame:
     samples = samples_of(inventory, HOURS, seed=3)
+    # What is pushed out of range becomes null; a dataset holds it as it was given.
+    samples["gpu_util_pct"] = samples["gpu_util_pct"].clip(0, 100)
     at, gpu = samples["timestamp"], samples["gpu"]
     late = at > T0 + 12 * HOUR
     numbers = np.arange(len(samples))

@@ -101,7 +101,7 @@ def reading(dataset: Dataset) -> float:
 
     def read() -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            list(pool.map(lambda bucket: dataset.read_bucket(bucket).num_rows, dataset.buckets()))
+            list(pool.map(lambda bucket: sum(run.num_rows for run in dataset.read_runs(bucket)), dataset.buckets()))
 
     return timed(read)
 

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from benchmarks.scoreboard.fleets import Ran, run_plan  # noqa: E402
 from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Plan, make_plan  # noqa: E402
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
+from benchmarks.scoreboard.store import Stored  # noqa: E402
 from pipeline.artefacts import write_json  # noqa: E402
 from pipeline.provenance import code_revision  # noqa: E402
 from telemetry.atomic import write_bytes  # noqa: E402
@@ -70,7 +73,20 @@ def incidents(measured: Measured) -> int:
     return int(measured.table["incidents"].max())
 
 
-def make_page(plan: Plan, ran: Ran, command: str) -> tuple[str, dict[str, Any]]:
+def measure_all(asked: Mapping[str, Sequence[Stored]], replicates: int, jobs: int) -> dict[str, Measured]:
+    """Measure pools of fleets, several at a time, each in a process of its own; a single job stays in this one."""
+    if jobs == 1:
+        return {name: _measure(parts, replicates) for name, parts in asked.items()}
+    with ProcessPoolExecutor(max_workers=jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running = {name: pool.submit(_measure, tuple(parts), replicates) for name, parts in asked.items()}
+        return {name: each.result() for name, each in running.items()}
+
+
+def _measure(parts: Sequence[Stored], replicates: int) -> Measured:
+    return measure(Pool(list(parts), replicates))
+
+
+def make_page(plan: Plan, ran: Ran, command: str, jobs: int = 1) -> tuple[str, dict[str, Any]]:
     """Measure every scenario and write it all down.
 
     Returns
@@ -83,29 +99,27 @@ def make_page(plan: Plan, ran: Ran, command: str) -> tuple[str, dict[str, Any]]:
         for scenario in plan.scenarios
     }
     stored = {scenario: parts for scenario, parts in stored.items() if parts}
-    found: dict[str, Measured] = {}
-    for scenario, parts in stored.items():
-        begin = time.monotonic()
-        found[scenario] = measure(Pool(parts, plan.replicates))
-        sys.stderr.write(f"measured {scenario} in {time.monotonic() - begin:.0f} s\n")
+    titles = {scenario: scenario for scenario in stored}
+    asked = dict(stored)
+    for part, kept in ran.parts.items():
+        if part.profile == PAPER:
+            name, title = f"{part.scenario} paper", f"{part.scenario}, the paper's profile"
+        elif part.size.acceleration == 1:
+            name, title = (
+                f"{part.scenario} acceleration 1",
+                f"{part.scenario} at its own failure rates (acceleration 1)",
+            )
+        else:
+            continue
+        asked[name], titles[name] = [kept], title
+    found = measure_all(asked, plan.replicates, jobs)
+    usual = {name: found[name] for name in stored}
     paper = against_paper(plan, ran)
     promises = promise_table(stored)
     lines = page.opening(plan, command, len(ran.parts), ran.fresh, spent(ran), code_revision())
-    lines += page.claims(found, paper, promises)
-    for scenario, measured in found.items():
-        lines += page.scenario(scenario, measured, incidents(measured))
-    for part, kept in ran.parts.items():
-        if part.profile == PAPER:
-            measured = measure(Pool([kept], plan.replicates))
-            lines += page.scenario(f"{part.scenario}, the paper's profile", measured, incidents(measured))
-            found[f"{part.scenario} paper"] = measured
-    slow = [part for part in ran.parts if part.size.acceleration == 1 and part.profile == RECOMMENDED]
-    for part in slow:
-        measured = measure(Pool([ran.parts[part]], plan.replicates))
-        lines += page.scenario(
-            f"{part.scenario} at its own failure rates (acceleration 1)", measured, incidents(measured)
-        )
-        found[f"{part.scenario} acceleration 1"] = measured
+    lines += page.claims(usual, paper, promises)
+    for name, measured in found.items():
+        lines += page.scenario(titles[name], measured, incidents(measured))
     if ran.left_out:
         lines += ["## Left out", "", *[f"- {why}" for why in ran.left_out], ""]
     return "\n".join(lines), facts_of(found, paper, plan, ran)
@@ -168,7 +182,8 @@ def main() -> None:
     ran = run_plan(plan, args.params, work, jobs=args.jobs, finished=args.finished)
     if not ran.parts:
         raise SystemExit("nothing could be run:\n" + "\n".join(ran.left_out))
-    text, facts = make_page(plan, ran, "python benchmarks/results.py --quick" if args.quick else "make results")
+    command = "python benchmarks/results.py --quick" if args.quick else "make results"
+    text, facts = make_page(plan, ran, command, args.jobs)
     out = args.out or (None if args.quick else ROOT / "docs" / "results.md")
     if out is not None:
         write_bytes(out, (text.rstrip("\n") + "\n").encode())

@@ -17,6 +17,7 @@ NAMES = (
     "backfill_prometheus",
     "collect_exporters",
     "fold_cost",
+    "extend_matrix",
     "score_fleet",
     "batch_scoring",
     "http_predict",

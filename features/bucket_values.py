@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
-from features.blocks import IntArray, SampleBlock
+from features.blocks import IntArray, SampleBlock, key_columns
 from features.filling import Rows, SampleFiller, node_ranges
 from features.fleet import Fleet
 from features.plan import FeaturePlan
+from features.service import instant_ms
 from features.spill import BucketValues
+from telemetry.layout import part_rows
 from telemetry.store import Dataset
 
 
@@ -30,7 +34,7 @@ class BucketWork:
     rows : int64 array
         Positions of its rows in the matrix, ascending.
     samples : int
-        How many it holds.
+        How many are read.
     """
 
     bucket: int
@@ -40,8 +44,11 @@ class BucketWork:
     samples: int
 
 
-def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows) -> list[BucketWork]:
-    """Divide a matrix's rows among the buckets of its dataset, in order of their numbers."""
+def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows, *, since: datetime | None = None) -> list[BucketWork]:
+    """Divide a matrix's rows among the buckets of its dataset, in order of their numbers.
+
+    Samples before ``since`` (aware) are not going to be read.
+    """
     by_bucket: dict[int, dict[str, tuple[int, int]]] = {}
     bucket_of_pair = np.zeros(len(fleet.pairs), dtype=np.int64)
     for node, (first, last) in node_ranges(fleet):
@@ -57,10 +64,45 @@ def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows) -> list[BucketWork]:
             nodes,
             np.flatnonzero(bucket_of_pair == bucket),
             order[bounds[bucket] : bounds[bucket + 1]],
-            dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0),
+            _samples(dataset, bucket, since),
         )
         for bucket, nodes in sorted(by_bucket.items())
     ]
+
+
+def _samples(dataset: Dataset, bucket: int, since: datetime | None) -> int:
+    if since is None:
+        return int(dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0))
+    return sum(part_rows(path) for path in dataset.parts(bucket, since=since))
+
+
+def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: datetime | None) -> list[pa.Table]:
+    """Read what rows of a bucket look at.
+
+    Parameters
+    ----------
+    plan : FeaturePlan
+    dataset : Dataset
+    bucket : int
+    first : datetime, optional
+        Decision time of the first row, aware; None: everything is read.
+
+    Returns
+    -------
+    list of pyarrow.Table
+        In order of time, a table a run. Runs that only the group ``onset`` looks back into have its columns alone.
+    """
+    keys = key_columns(plan.unit)
+    columns = [*keys, *plan.layout.numbers, *plan.layout.masks]
+    if first is None:
+        return dataset.read_runs(bucket, columns)
+    runs, since = dataset.meta.runs, first - plan.look_back
+    near = np.array([instant_ms(first - plan.near_look_back)], dtype=np.int64)
+    run = runs.span(int(runs.of(near)[0]))
+    if plan.onset is None or run is None or run[0] <= since:
+        return dataset.read_runs(bucket, columns, since=since)
+    far = dataset.read_runs(bucket, [*keys, *plan.onset.series(plan.layout)], since=since, until=run[0])
+    return [*far, *dataset.read_runs(bucket, columns, since=run[0])]
 
 
 def own_columns(plan: FeaturePlan) -> IntArray:

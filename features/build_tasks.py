@@ -13,8 +13,8 @@ import json
 import os
 import socket
 import threading
-from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -23,28 +23,23 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from features.blocks import array_of, blocks_of, key_columns
-from features.bucket_values import bucket_values, buckets_of, compile_kernels
+from features.blocks import array_of, blocks_of
+from features.bucket_values import bucket_values, buckets_of, compile_kernels, read_samples
+from features.build_rows import rows_of
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.drains import out_of_use
 from features.errors import InputError
 from features.filling import Rows
 from features.fleet import Fleet
-from features.grid import augmented_rows, decision_rows, decision_times
 from features.history import History, history_columns
-from features.incidents import known_onsets
-from features.matrix import ROW_COLUMNS
+from features.matrix import ROW_COLUMNS, read_meta
+from features.part_files import StandingParts, write_part
 from features.plan import FeaturePlan
-from features.service import reported
-from features.slabs import SlabJoiner, cut_slabs
+from features.service import instants, reported, units_of
+from features.slabs import SlabJoiner, SlabTimes, cut_slabs
 from features.spill import Spill
 from features.static import StaticPlan
 from telemetry.store import Dataset
-
-PART_ROWS = 32_768
-"""Rows in a part file, at least; a part begins with a decision time of the grid, whole."""
 
 _SHARED = "Give every machine of the cluster the same folders under the same paths, and the same version of predrain."
 
@@ -67,6 +62,10 @@ class BuildOrder:
     seed : int
     digest : str
         Of the matrix: :func:`digest_of` where the build began.
+    base : str
+        Digest of the matrix that stands at the target, where it is extended; else empty.
+    since : int, optional
+        Its rows that were decided and established before this instant (ms) are taken over.
     token : str
         Of the spill, by which a machine knows that it sees the same folder and not one of its own by that name.
     """
@@ -82,7 +81,32 @@ class BuildOrder:
     negative_ratio: int
     seed: int
     digest: str = ""
+    base: str = ""
+    since: int | None = None
     token: str = ""
+
+    @property
+    def spill_key(self) -> str:
+        """Digest that names the spill: what the buckets give depends on the rows that are computed."""
+        return hashlib.sha256(f"{self.digest} {self.base} {self.since}".encode()).hexdigest()
+
+
+def plan_of(order: BuildOrder, dataset: Dataset, events: pd.DataFrame, inventory: pd.DataFrame) -> FeaturePlan:
+    """Plan the columns of the matrix of a dataset."""
+    return FeaturePlan.of(
+        order.features,
+        dataset.meta.channels,
+        unit=dataset.meta.unit,
+        step=dataset.meta.step,
+        decision=order.decision,
+        static=StaticPlan.of(inventory, events, order.features.static),
+        history=history_columns(order.features, order.labels, unit=dataset.meta.unit),
+    )
+
+
+def slab_times(order: BuildOrder, inventory: pd.DataFrame) -> SlabTimes:
+    """Choose how the matrix of a fleet is cut into parts."""
+    return SlabTimes.of(order.decision, len(pd.unique(units_of(inventory))))
 
 
 @functools.cache
@@ -102,8 +126,12 @@ def digest_of(order: BuildOrder) -> str:
     str
         SHA-256, hexadecimal.
     """
+    return hashlib.sha256(f"{order.dataset_digest} {settings_digest(order)}".encode()).hexdigest()
+
+
+def settings_digest(order: BuildOrder) -> str:
+    """Digest what a matrix is a function of beside the dataset, as :func:`digest_of` does."""
     settings = {
-        "dataset": order.dataset_digest,
         "decision": order.decision.model_dump(mode="json"),
         "labels": order.labels.model_dump(mode="json"),
         "features": order.features.model_dump(mode="json"),
@@ -134,21 +162,41 @@ class Build:
     def __init__(self, order: BuildOrder, dataset: Dataset, spill: Spill) -> None:
         self.order, self.dataset, self.spill = order, dataset, spill
         self.events, self.inventory = reported(dataset.events(), order.features.delay), dataset.inventory()
-        self.keys = _rows(order, dataset, self.inventory, self.events)
-        self.plan = FeaturePlan.of(
-            order.features,
-            dataset.meta.channels,
-            unit=dataset.meta.unit,
-            step=dataset.meta.step,
+        self.plan = plan_of(order, dataset, self.events, self.inventory)
+        self.keys = rows_of(
+            dataset,
+            self.events,
+            self.inventory,
             decision=order.decision,
-            static=StaticPlan.of(self.inventory, self.events, order.features.static),
-            history=history_columns(order.features, order.labels, unit=dataset.meta.unit),
+            labels=order.labels,
+            augmentation=order.augmentation,
+            negative_ratio=order.negative_ratio,
+            seed=order.seed,
+            since=order.since,
         )
         self.fleet = Fleet.of(self.inventory)
         self.rows = Rows.of(self.keys, self.fleet, order.decision)
         self.augmented: npt.NDArray[np.bool_] = self.keys["augmented"].to_numpy(dtype=bool)
-        self.slabs = cut_slabs(self.rows, self.augmented, PART_ROWS)
-        self.work = buckets_of(dataset, self.fleet, self.rows) if self.plan.reads_samples else []
+        times = slab_times(order, self.inventory)
+        self.slabs = cut_slabs(self.rows, times)
+        self.standing: StandingParts | None = None
+        if order.since is not None:
+            meta = read_meta(order.target)
+            if meta.digest != order.base:
+                raise InputError(
+                    "the matrix that was to be extended is another one now",
+                    str(order.target),
+                    "Do not replace a matrix while it is extended; run again.",
+                )
+            self.standing = StandingParts(order.target, {part.file: part for part in meta.parts}, order.since)
+            self.slabs = self.standing.slabs(self.slabs, times)
+        self._first: datetime | None = None
+        if self.standing is not None and len(self.keys):
+            self._first = instants(self.rows.times[:1])[0].to_pydatetime()
+        self.work = []
+        if self.plan.reads_samples and len(self.keys):
+            since = None if self._first is None else self._first - self.plan.look_back
+            self.work = buckets_of(dataset, self.fleet, self.rows, since=since)
         self._guard = threading.Lock()
 
     @classmethod
@@ -175,7 +223,7 @@ class Build:
                 f"{here}: {order.dataset}",
                 "Do not replace a dataset while it is read. " + _SHARED,
             )
-        spill = Spill.join(order.target, order.digest, order.token)
+        spill = Spill.join(order.target, order.spill_key, order.token)
         if spill is None or not order.folder.is_dir():
             raise InputError(
                 "a worker does not see the folder that the matrix is built in",
@@ -190,30 +238,26 @@ class Build:
         if self.spill.has(work.bucket):
             return
         service = self._service()
-        runs = self.dataset.read_runs(work.bucket, self._wanted)
+        runs = read_samples(self.plan, self.dataset, work.bucket, self._first)
         blocks = blocks_of(runs, self.plan.layout, unit=self.plan.unit)
         self.spill.keep(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, blocks))
 
     def part(self, number: int) -> None:
-        """Write a part of the matrix: the whole file appears, or nothing."""
+        """Write a part of the matrix: the whole file appears, or, where it has no rows, none."""
         slab = self.slabs[number]
-        names = [column.name for column in self.plan.columns]
         with self._guard:
-            joiner, table = self._joiner, self._key_table
+            joiner, keys = self._joiner, self._key_table
         columns = joiner.columns(slab)
-        arrays: dict[str, Any] = {name: table.column(name).slice(slab.begin, slab.rows) for name in ROW_COLUMNS}
-        arrays.update({name: pa.array(columns[j]) for j, name in enumerate(names)})
+        arrays: dict[str, Any] = {name: keys.column(name).slice(slab.begin, slab.rows) for name in ROW_COLUMNS}
+        arrays.update({column.name: pa.array(columns[j]) for j, column in enumerate(self.plan.columns)})
+        table = pa.table(arrays)
+        if self.standing is not None:
+            table = self.standing.join(slab.file, table)
+        if not table.num_rows:
+            return
         temporary = self.spill.temporary()
-        pq.write_table(
-            pa.table(arrays),
-            temporary,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=["node", "gpu", "unit"],
-            column_encoding=_encodings(names),
-            write_statistics=False,
-        )
-        temporary.replace(self.order.folder / part_name(number))
+        write_part(temporary, table)
+        temporary.replace(self.order.folder / slab.file)
 
     def _service(self) -> npt.NDArray[np.bool_]:
         with self._guard:
@@ -224,10 +268,6 @@ class Build:
         """Pairs in service at the decision times; whoever has it has the kernels compiled as well."""
         compile_kernels(self.plan, self.fleet)
         return self.fleet.in_service(self.rows.times)
-
-    @property
-    def _wanted(self) -> list[str]:
-        return [*key_columns(self.plan.unit), *self.plan.layout.numbers, *self.plan.layout.masks]
 
     @cached_property
     def _joiner(self) -> SlabJoiner:
@@ -279,18 +319,13 @@ class BuildTask:
         return {"_order": self._order, "_what": self._what, "name": self.name, "_build": None}
 
 
-def part_name(number: int) -> str:
-    """Name a part file."""
-    return f"part-{number:05d}.parquet"
-
-
 _JOINED: dict[tuple[Path, str], Build] = {}
 _JOINING = threading.Lock()
 
 
 def _joined(order: BuildOrder) -> Build:
     """Give this process's build of an order; it holds the last one only."""
-    key = (order.target, order.digest)
+    key = (order.target, order.spill_key)
     with _JOINING:
         if key not in _JOINED or not _JOINED[key].spill.is_there():
             _JOINED.clear()
@@ -302,42 +337,6 @@ def leave_builds() -> None:
     """Let go of what this process holds of builds of others."""
     with _JOINING:
         _JOINED.clear()
-
-
-def _rows(order: BuildOrder, dataset: Dataset, inventory: pd.DataFrame, events: pd.DataFrame) -> pd.DataFrame:
-    span = dataset.meta.span
-    down = out_of_use(events, inventory, order.labels)
-    times = decision_times(order.decision, span)
-    grid = decision_rows(times, inventory, down)
-    extra = grid.head(0)
-    if order.augmentation:  # finding the onsets is a tenth of a small build
-        extra = augmented_rows(
-            known_onsets(events, inventory, order.labels),
-            inventory,
-            down,
-            decision=order.decision,
-            labels=order.labels,
-            step=dataset.meta.step,
-            span=span,
-            augmentation=order.augmentation,
-            negative_ratio=order.negative_ratio,
-            seed=order.seed,
-        )
-    if not len(grid):
-        raise InputError(
-            f"no unit is in service at any decision time from {span[0].isoformat()} to {span[1].isoformat()}",
-            f"dataset {dataset.path}",
-            "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
-        )
-    if not len(extra):
-        return grid  # sorted as it is
-    both = pd.concat([grid, extra], ignore_index=True)
-    return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
-
-
-def _encodings(names: list[str]) -> Mapping[str, str]:
-    # Floats compress by a quarter better when their bytes are split into streams, at no cost in time.
-    return {**dict.fromkeys(names, "BYTE_STREAM_SPLIT"), "decision_time": "DELTA_BINARY_PACKED"}
 
 
 def _key_array(column: pd.Series) -> pa.Array:

@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pyarrow.parquet as pq
 
-from features.build_tasks import Build, BuildOrder, BuildTask, digest_of, leave_builds, part_name
+from features.build_tasks import (
+    Build,
+    BuildOrder,
+    BuildTask,
+    digest_of,
+    leave_builds,
+    plan_of,
+    settings_digest,
+    slab_times,
+)
+from features.built_from import BUILT_FROM_NAME, BuiltFrom, first_other_row
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.engine import Engine, LocalEngine
 from features.errors import InputError
-from features.matrix import META_NAME, FeatureMatrix, MatrixConfig, MatrixMeta
+from features.grid import decision_times
+from features.matrix import EVENTS_NAME, INVENTORY_NAME, META_NAME, FeatureMatrix, MatrixConfig, MatrixMeta, MatrixPart
+from features.part_files import read_part_facts
 from features.sequences import ARRAY_NAME, SequencePlan, write_sequences
+from features.service import instant_ms, reported
 from features.spill import Spill
+from features.vocabulary import FeatureColumn
 from telemetry.atomic import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
 from telemetry.config import format_duration
 from telemetry.schema import EVENTS, INVENTORY, conform
@@ -93,15 +107,17 @@ def build_matrix(
         negative_ratio=training.negative_ratio,
         seed=seed,
     )
-    digest = digest_of(order)
-    standing = _standing(out, digest)
-    if standing is not None:
+    order = replace(order, digest=digest_of(order))
+    standing = _standing(out)
+    if standing is not None and standing.digest == order.digest:
         return standing
     _check(dataset, decision, features)
     with FolderSwap(out) as swap, disk_errors(out):
-        spill = Spill(swap.target, digest)
+        if standing is not None:
+            order = _extending(order, dataset, standing)
+        spill = Spill(swap.target, order.spill_key)
         try:
-            build = Build(replace(order, digest=digest, token=spill.token), dataset, spill)
+            build = Build(replace(order, token=spill.token), dataset, spill)
             _write(build, engine, progress or _silent)
         except Exception:
             spill.remove()  # what was killed goes on; what failed may have failed by it
@@ -117,7 +133,8 @@ def _silent(done: int, total: int) -> None:
     """Report nothing."""
 
 
-def _standing(out: Path, digest: str) -> FeatureMatrix | None:
+def _standing(out: Path) -> FeatureMatrix | None:
+    """Open the matrix that stands, if it is whole."""
     recover_folder(out)
     if not (out / META_NAME).exists():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -131,11 +148,40 @@ def _standing(out: Path, digest: str) -> FeatureMatrix | None:
         matrix = FeatureMatrix.open(out)
     except InputError:
         return None  # of another version, or damaged: it is built anew
-    names = [name for name, _ in matrix.meta.parts]
+    names = [part.file for part in matrix.meta.parts]
     if matrix.config.features.sequence.channels:
         names.append(ARRAY_NAME)
-    whole = all((out / name).exists() for name in names)
-    return matrix if whole and matrix.digest == digest else None
+    return matrix if all((out / name).exists() for name in names) else None
+
+
+def _extending(order: BuildOrder, dataset: Dataset, standing: FeatureMatrix) -> BuildOrder:
+    """Let an order take over what it can of the matrix that stands at its target."""
+    before = BuiltFrom.read(standing.path)
+    events, inventory = reported(dataset.events(), order.features.delay), dataset.inventory()
+    expected = settings_digest(order), slab_times(order, inventory).length
+    if before is None or (before.settings, before.slab) != expected:
+        return order
+    config, meta = standing.config, dataset.meta
+    plan = plan_of(order, dataset, events, inventory)
+    if not _mean_the_same(config.columns, plan.columns) or (config.channels, config.step) != (meta.channels, meta.step):
+        return order
+    since = first_other_row(
+        before,
+        dataset,
+        delay=order.features.delay,
+        events=(pq.read_table(standing.path / EVENTS_NAME), conform(events, EVENTS)),
+        inventory=(standing.inventory, conform(inventory, INVENTORY).to_pandas()),
+    )
+    begins = decision_times(order.decision, meta.span)
+    if not len(begins) or since <= instant_ms(begins[0]):
+        return order
+    return replace(order, base=standing.digest, since=since)
+
+
+def _mean_the_same(before: Sequence[FeatureColumn], after: Sequence[FeatureColumn]) -> bool:
+    """Tell whether values in columns mean what they meant: new categories have codes behind the old ones."""
+    known = [replace(new, categories=new.categories[: len(old.categories)]) for old, new in zip(before, after)]  # noqa: B905
+    return len(before) == len(after) and known == list(before)
 
 
 def _check(dataset: Dataset, decision: DecisionSection, features: FeatureSection) -> None:
@@ -191,15 +237,28 @@ def _write(build: Build, engine: Engine, progress: Progress) -> None:
     if features.sequence.channels:
         windows = SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
         write_sequences(dataset, build.fleet, windows, order.decision, folder, digest=order.digest)
-    pq.write_table(conform(build.events, EVENTS), folder / "events.parquet", compression="zstd")
-    pq.write_table(conform(build.inventory, INVENTORY), folder / "inventory.parquet", compression="zstd")
+    pq.write_table(conform(build.events, EVENTS), folder / EVENTS_NAME, compression="zstd")
+    pq.write_table(conform(build.inventory, INVENTORY), folder / INVENTORY_NAME, compression="zstd")
+    slab = slab_times(order, build.inventory).length
+    write_bytes(folder / BUILT_FROM_NAME, BuiltFrom.of(dataset, settings_digest(order), slab).encode())
+    parts = _gather_parts(build)
     counts = {
-        "rows": len(build.keys),
-        "augmented": int(build.augmented.sum()),
+        "rows": sum(part.rows for part in parts),
+        "augmented": sum(part.augmented for part in parts),
         "features": len(build.plan.columns),
     }
-    parts = tuple((part_name(number), slab.rows) for number, slab in enumerate(build.slabs))
     write_bytes(folder / META_NAME, MatrixMeta(order.digest, config, counts, parts).encode())
+
+
+def _gather_parts(build: Build) -> tuple[MatrixPart, ...]:
+    """Take over the parts that hold as they are; give all of them, in order of time."""
+    folder, written = build.order.folder, {slab.file for slab in build.slabs}
+    found = [read_part_facts(folder / file) for file in written if (folder / file).exists()]
+    if build.standing is not None:
+        for file in build.standing.parts.keys() - written:
+            build.standing.take_over(file, folder)
+            found.append(build.standing.parts[file])
+    return tuple(sorted(found, key=lambda part: part.file))
 
 
 class _Steps:

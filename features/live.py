@@ -144,12 +144,12 @@ def live_rows(
             filler.compare_with_fleet(*_medians(plan, fleet, inventory, held, usual))
         if plan.onset is not None:
             kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
-            last = int(rows.times[rows.grid][0])
+            last = rows.times[rows.grid][rows.last_grid]
             if usual is None:
                 reference = plan.onset.reference(amounts, kinds, rows.milliseconds)  # the rows are the fleet's own
             else:
-                reference = Reference.from_frame(usual.onset, last)
-            plan.onset.finish(amounts, kinds, rows.milliseconds, reference, values, plan.at["onset"])
+                reference = Reference.from_frame(usual.onset, int(last[0]))
+            plan.onset.finish(amounts, kinds, last, reference, values, plan.at["onset"])
     history = [column for column in plan.columns if column.group == "history"]
     if history:
         at = plan.at["history"]

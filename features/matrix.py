@@ -3,10 +3,11 @@
 ::
 
     MATRIX/
-      part-NNNNN.parquet   keys and float32 features of a range of decision times
+      part-TIME.parquet    keys and float32 features of a stretch of decision times
       events.parquet       the dataset's events and inventory, so that labels as of any time can be
       inventory.parquet    told from this folder alone
       sequences.npy, .json raw windows, where features.sequence asks for them
+      built-from.json      what its samples were, so that a longer dataset extends it
       matrix.json          columns, settings, provenance; written last
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
@@ -36,11 +37,14 @@ from features.vocabulary import FeatureColumn
 from telemetry.atomic import recover_folder
 from telemetry.channel import Channel, channel_as_dict, channel_from_dict
 
-MATRIX_SCHEMA_VERSION = 1
+MATRIX_SCHEMA_VERSION = 2
 """Version of the folder's layout."""
 
 META_NAME = "matrix.json"
 """Name of the file that makes a folder a whole matrix."""
+
+EVENTS_NAME, INVENTORY_NAME = "events.parquet", "inventory.parquet"
+"""Names of the files with the dataset's events and inventory."""
 
 ROW_COLUMNS = ("decision_time", "node", "gpu", "unit", "augmented", "established_at")
 """Key columns of the rows."""
@@ -127,6 +131,26 @@ class MatrixConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class MatrixPart:
+    """A file of rows.
+
+    Parameters
+    ----------
+    file : str
+        Named by the time of the decision grid at which its rows begin, see :func:`features.slabs.part_name`.
+    rows, augmented : int
+        Rows, and how many of them are augmented.
+    established : datetime
+        When the last of them was established, aware.
+    """
+
+    file: str
+    rows: int
+    augmented: int
+    established: datetime
+
+
+@dataclass(frozen=True, slots=True)
 class MatrixMeta:
     """The content of matrix.json.
 
@@ -137,14 +161,14 @@ class MatrixMeta:
     config : MatrixConfig
     counts : dict of str to int
         ``rows``, ``augmented`` and ``features``.
-    parts : tuple of (str, int)
-        Files in order, with their rows.
+    parts : tuple of MatrixPart
+        Files in order of time.
     """
 
     digest: str
     config: MatrixConfig
     counts: dict[str, int]
-    parts: tuple[tuple[str, int], ...] = field(default=())
+    parts: tuple[MatrixPart, ...] = field(default=())
 
     def encode(self) -> bytes:
         """Return the bytes of matrix.json."""
@@ -152,7 +176,7 @@ class MatrixMeta:
             "schema_version": MATRIX_SCHEMA_VERSION,
             "digest": self.digest,
             "counts": self.counts,
-            "parts": [{"file": name, "rows": rows} for name, rows in self.parts],
+            "parts": [{**asdict(part), "established": part.established.isoformat()} for part in self.parts],
             **self.config.to_json(),
         }
         return (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode()
@@ -172,7 +196,10 @@ def read_meta(path: Path) -> MatrixMeta:
         content = json.loads(file.read_text(encoding="utf-8"))
         version = content["schema_version"]
         if version == MATRIX_SCHEMA_VERSION:
-            parts = tuple((part["file"], part["rows"]) for part in content["parts"])
+            parts = tuple(
+                MatrixPart(**{**part, "established": datetime.fromisoformat(part["established"])})
+                for part in content["parts"]
+            )
             return MatrixMeta(content["digest"], MatrixConfig.from_json(content), content["counts"], parts)
     except (FileNotFoundError, NotADirectoryError):
         raise InputError("not a feature matrix: it has no matrix.json", str(path), again) from None
@@ -249,7 +276,7 @@ class FeatureMatrix:
         for training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
         decision time on the grid; a training set as of R takes only rows established by R).
         """
-        parts = [pq.read_table(self.path / name, columns=list(ROW_COLUMNS)) for name, _ in self.meta.parts]
+        parts = [pq.read_table(self.path / part.file, columns=list(ROW_COLUMNS)) for part in self.meta.parts]
         table = pa.concat_tables(parts)
         for name in ("node", "gpu", "unit"):
             # each part has codes of its own: as categories they would meet as Python objects, ten times as large
@@ -260,12 +287,12 @@ class FeatureMatrix:
     @cached_property
     def events(self) -> pd.DataFrame:
         """The dataset's events."""
-        return pq.read_table(self.path / "events.parquet").to_pandas()
+        return pq.read_table(self.path / EVENTS_NAME).to_pandas()
 
     @cached_property
     def inventory(self) -> pd.DataFrame:
         """The dataset's inventory."""
-        return pq.read_table(self.path / "inventory.parquet").to_pandas()
+        return pq.read_table(self.path / INVENTORY_NAME).to_pandas()
 
     def values(
         self,
@@ -306,15 +333,15 @@ class FeatureMatrix:
         sorted_wanted = None if wanted is None or order is None else wanted[order]
         out = np.empty((total if wanted is None else wanted.size, len(names)), dtype=np.float32)
         begin = 0
-        for file, rows in self.meta.parts:
-            end = begin + rows
+        for each in self.meta.parts:
+            end = begin + each.rows
             if sorted_wanted is None or order is None:
-                _read_part(self.path / file, names, None, out[begin:end])
+                _read_part(self.path / each.file, names, None, out[begin:end])
             else:
                 low, high = np.searchsorted(sorted_wanted, [begin, end])
                 if high > low:
                     part = np.empty((int(high - low), len(names)), dtype=np.float32)
-                    _read_part(self.path / file, names, sorted_wanted[low:high] - begin, part)
+                    _read_part(self.path / each.file, names, sorted_wanted[low:high] - begin, part)
                     out[order[low:high]] = part
             begin = end
         return out

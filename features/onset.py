@@ -65,11 +65,17 @@ class Reference:
     values: FloatArray
 
     def to_frame(self) -> pd.DataFrame:
-        """Give the newest time's percentiles: ``model``, ``driver`` (null: all) and one column an amount."""
+        """Give the newest time's percentiles: ``model``, ``driver`` (null: all) and one column an amount.
+
+        NaN where nobody was in service at any time.
+        """
         keys = sorted(self.kinds, key=self.kinds.__getitem__)
+        newest: FloatArray = (
+            self.values[-1] if self.times.size else np.full_like(self.values, np.nan, shape=self.values.shape[1:])
+        )
         content: dict[str, object] = {"model": [key[0] for key in keys], "driver": [key[1] for key in keys]}
         for column in range(self.values.shape[2]):
-            content[f"amount_{column}"] = self.values[-1, :, column]
+            content[f"amount_{column}"] = newest[:, column]
         return pd.DataFrame(content)
 
     @classmethod
@@ -182,8 +188,7 @@ class OnsetPlan:
             The dataset's nominal sample interval.
         """
         spans = sorted({span for pair in pairs for span in pair})
-        counted = tuple(channel for channel in layout.counters if channel.unit not in _NOT_ERRORS)
-        amounts = WindowPlan.amounts(layout, spans, {channel.name for channel in counted})
+        amounts = WindowPlan.amounts(layout, spans, _errors(layout))
         if not amounts.columns:
             return None
         at = {(str(column.channel), column.window): position for position, column in enumerate(amounts.columns)}
@@ -222,6 +227,15 @@ class OnsetPlan:
             windows=len(pairs),
         )
 
+    @staticmethod
+    def series(layout: ChannelLayout) -> tuple[str, ...]:
+        """Name the columns of samples that the group reads."""
+        errors = _errors(layout)
+        rises = [
+            name for name, at in zip(layout.rises, layout.rise_of, strict=True) if layout.counters[at].name in errors
+        ]
+        return (*(name for name in layout.numbers if name in errors), *rises, *layout.masks)
+
     def fill(self, panes: Panes, rows: RowSpans, out: Float32Array) -> None:
         """Take the amounts of rows into ``out``, shape (rows, amounts)."""
         self.amounts.fill(panes, rows, out)
@@ -258,7 +272,7 @@ class OnsetPlan:
         self,
         amounts: Float32Array,
         kinds: Kinds,
-        time: IntArray,
+        last: IntArray,
         reference: Reference,
         out: Float32Array,
         offset: int,
@@ -267,23 +281,27 @@ class OnsetPlan:
 
         Parameters
         ----------
-        amounts, kinds, time
+        amounts, kinds
             Of the rows to write, as :meth:`reference` takes them.
+        last : int64 array, shape (rows,)
+            Last decision time of the grid that is not later than each row's, milliseconds: what it is held against. Not
+            held against anything where the reference has no such time.
         reference : Reference
-            Each row is held against its last time that is not later than the row's.
         out : float32 array, shape (rows, columns)
         offset : int
         """
-        at = np.searchsorted(reference.times, time, side="right") - 1
+        at = np.searchsorted(reference.times, last, side="right") - 1
+        there = at >= 0
+        there[there] = reference.times[at[there]] == last[there]
         position = np.array([reference.kinds.get(name, -1) for name in kinds.names], dtype=np.int64)
         surges = self.now.size
-        for begin in range(0, time.size, _TILE):
-            tile = slice(begin, min(begin + _TILE, time.size))
+        for begin in range(0, last.size, _TILE):
+            tile = slice(begin, min(begin + _TILE, last.size))
             logs = self._logs(amounts[tile])
             usual = np.full(logs.shape, np.nan)
             for level in kinds.levels:
                 kind = position[level[tile]]
-                known = (at[tile] >= 0) & (kind >= 0)
+                known = there[tile] & (kind >= 0)
                 found = np.full(logs.shape, np.nan)
                 found[known] = reference.values[at[tile][known], kind[known]]
                 usual = np.where(np.isnan(usual), found, usual)
@@ -307,6 +325,11 @@ class OnsetPlan:
 
 
 _TILE = 65_536
+
+
+def _errors(layout: ChannelLayout) -> set[str]:
+    """Name the counters of errors."""
+    return {channel.name for channel in layout.counters if channel.unit not in _NOT_ERRORS}
 
 
 def _join(values: FloatArray) -> tuple[FloatArray, FloatArray]:

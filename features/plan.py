@@ -144,6 +144,11 @@ class FeaturePlan:
         """How old a sample can be, counted from the decision time, and still matter to a row."""
         return _reach(self.features, with_onset=self.onset is not None) + self.features.delay
 
+    @property
+    def near_look_back(self) -> timedelta:
+        """As :attr:`look_back`, for all groups but ``onset``, which reads counters of errors and bitmasks alone."""
+        return _reach(self.features, with_onset=False) + self.features.delay
+
 
 def _reach(features: FeatureSection, *, with_onset: bool) -> timedelta:
     """Return the largest age that any group looks at."""

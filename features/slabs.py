@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import numpy as np
 import numpy.typing as npt
@@ -13,28 +14,74 @@ from numba import njit
 
 from features.blocks import IntArray
 from features.bucket_values import BucketWork, own_columns
+from features.config import DecisionSection
 from features.filling import Rows
 from features.fleet import Fleet
 from features.history import History
 from features.onset import Kinds
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
+from features.service import duration_ms, instant_ms, instants
 from features.spill import Spill
 
 Float32Array = npt.NDArray[np.float32]
 
 
+SLAB_ROWS = 32_768
+"""Rows of the decision grid in a slab, at most, unless one decision time alone has more."""
+
+
 @dataclass(frozen=True, slots=True)
-class Slab:
-    """Rows of whole decision times.
+class SlabTimes:
+    """How decision times are cut into slabs: stretches of absolute time that begin with a time of the grid.
+
+    What is looked up at the last time of the grid so lies in the same slab, and rows that come later, or are found out
+    later, leave the borders where they are.
 
     Attributes
     ----------
-    begin, end : int
-        Rows, the last one excluded. The first is of the decision grid (but in the first slab, where the grid may begin
-        later): what is looked up at the last time of the grid lies in the same slab.
+    length, origin : int
+        Slabs are ``origin + [k * length, (k + 1) * length)``, milliseconds since 1970.
     """
 
+    length: int
+    origin: int
+
+    @classmethod
+    def of(cls, decision: DecisionSection, units: int) -> SlabTimes:
+        """Choose slabs of :data:`SLAB_ROWS` for a fleet of so many units: a power of two of decision times."""
+        times = 1
+        while 2 * times * units <= SLAB_ROWS:
+            times *= 2
+        return cls(times * duration_ms(decision.every), instant_ms(decision.origin))
+
+    def number(self, time: IntArray) -> IntArray:
+        """Return the number of the slab that each decision time (ms) lies in."""
+        return (time - self.origin) // self.length
+
+    def file_name(self, number: int) -> str:
+        """Name the part that a slab becomes."""
+        begin = instants(np.array([self.origin + number * self.length], dtype=np.int64))[0]
+        return f"part-{begin:%Y%m%dT%H%M%S}.parquet"
+
+    def begin(self, file: str) -> int:
+        """Return where the slab of a part begins, in milliseconds since 1970."""
+        return instant_ms(datetime.strptime(file, "part-%Y%m%dT%H%M%S.parquet").replace(tzinfo=UTC))
+
+
+@dataclass(frozen=True, slots=True)
+class Slab:
+    """Rows of a stretch of decision times.
+
+    Attributes
+    ----------
+    file : str
+        The part that they become.
+    begin, end : int
+        Rows, the last one excluded.
+    """
+
+    file: str
     begin: int
     end: int
 
@@ -44,19 +91,14 @@ class Slab:
         return self.end - self.begin
 
 
-def cut_slabs(rows: Rows, augmented: npt.NDArray[np.bool_], least: int) -> list[Slab]:
-    """Cut rows, sorted by time, into slabs of at least ``least`` rows (the last one may have fewer)."""
-    total = rows.time.size
-    new_time = np.concatenate(([True], rows.time[1:] != rows.time[:-1]))
-    starts = np.flatnonzero(new_time & ~augmented)
-    found: list[Slab] = []
-    begin = 0
-    while begin < total:
-        at = np.searchsorted(starts, begin + least)
-        end = int(starts[at]) if at < starts.size else total
-        found.append(Slab(begin, end))
-        begin = end
-    return found
+def cut_slabs(rows: Rows, times: SlabTimes) -> list[Slab]:
+    """Cut rows, sorted by time, into slabs; those without rows are left out."""
+    number, begins = np.unique(times.number(rows.milliseconds), return_index=True)
+    ends = np.append(begins, rows.time.size)[1:].tolist()
+    return [
+        Slab(times.file_name(each), begin, end)
+        for each, begin, end in zip(number.tolist(), begins.tolist(), ends, strict=True)
+    ]
 
 
 class SlabJoiner:
@@ -103,6 +145,8 @@ class SlabJoiner:
     def columns(self, slab: Slab) -> Float32Array:
         """Give the values of a slab, shape (columns, rows); the same thread's next call writes over them."""
         plan, rows = self._plan, self._rows.take(np.arange(slab.begin, slab.end))
+        if not slab.rows:
+            return np.empty((len(plan.columns), 0), dtype=np.float32)
         size = len(plan.columns) * slab.rows
         if size > getattr(self._kept, "room", np.empty(0)).size:
             self._kept.room = np.empty(size, dtype=np.float32)
@@ -145,7 +189,8 @@ class SlabJoiner:
         kinds = Kinds.of(self._fleet, self._inventory, self._events, rows.pair, time)
         grid: IntArray = np.flatnonzero(~self._augmented[slab.begin : slab.end])
         reference = onset.reference(amounts[grid], kinds.take(grid), time[grid])
-        onset.finish(amounts, kinds, time, reference, out, self._plan.at["onset"])
+        last = rows.times[rows.grid][rows.last_grid]
+        onset.finish(amounts, kinds, last, reference, out, self._plan.at["onset"])
 
 
 @njit(cache=True, nogil=True)

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import ReadLease, recover_folder
+from telemetry.day_digests import read_day_digests
 from telemetry.errors import InputError
 from telemetry.layout import bucket_folder, merge_runs, node_hash, part_paths, read_part, sort_columns
 from telemetry.meta import DatasetMeta, read_meta
@@ -128,6 +129,10 @@ class Dataset:
                     span = self.meta.runs.span(run) or self.meta.span
                     found.append(SampleFile(bucket, run, name, self.sha256_of(name), span))
         return found
+
+    def day_digests(self, file: SampleFile) -> dict[int, str] | None:
+        """Return the digest of each day of a file; see :func:`telemetry.day_digests.read_day_digests`."""
+        return read_day_digests(self._root / file.path)
 
     def sha256_of(self, name: str) -> str:
         """Return the SHA-256 of a file of the dataset: as dataset.json says, or, in an older dataset, of its bytes."""

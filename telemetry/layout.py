@@ -7,7 +7,7 @@ their bytes split into streams, instants as deltas, zstd at level 1; a row of 20
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
     return whole.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
 
 
-def write_part(path: Path, table: pa.Table) -> None:
+def write_part(path: Path, table: pa.Table, footer: Mapping[str, str]) -> None:
     """Write one Parquet file of samples with the settings of this module.
 
     Parameters
@@ -166,12 +166,13 @@ def write_part(path: Path, table: pa.Table) -> None:
     path : pathlib.Path
     table : pyarrow.Table
         Sorted samples in the layout of :func:`telemetry.schema.samples_schema`.
+    footer : mapping of str to str
+        Metadata of the file, which the table that is read from it does not have.
     """
     dictionary, encoding = _encodings(table)
-    pq.write_table(
-        table,
+    with pq.ParquetWriter(
         path,
-        row_group_size=ROW_GROUP_ROWS,
+        table.schema,
         compression="zstd",
         compression_level=1,
         use_dictionary=dictionary,
@@ -179,13 +180,15 @@ def write_part(path: Path, table: pa.Table) -> None:
         write_statistics=["timestamp", "node", "gpu"],
         data_page_size=1 << 20,
         write_page_index=False,
-    )
+    ) as writer:
+        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        writer.add_key_value_metadata(dict(footer))
 
 
 def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read one part file; ``columns`` None reads all of them."""
     with pq.ParquetFile(path, read_dictionary=["node", "gpu"], memory_map=False) as file:
-        return file.read(columns=None if columns is None else list(columns))
+        return file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
 
 
 def part_rows(path: Path) -> int:

@@ -14,6 +14,7 @@ from typing import Final, Protocol
 import numpy as np
 import pyarrow as pa
 
+from telemetry.day_digests import footer
 from telemetry.errors import InputError
 from telemetry.layout import bucket_folder, normal_form, read_part, sort_columns, sort_samples, write_part
 from telemetry.meta import instant_text
@@ -202,4 +203,4 @@ def _write_new(path: Path, table: pa.Table) -> None:
     if path.exists():  # perhaps another dataset's, by a link: to write into it would change that dataset
         raise ValueError(f"{path.parent.name}/{path.name} is there already")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_part(path, table)
+    write_part(path, table, footer(table))

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from features import build_tasks, building
+from features import build_tasks, building, part_files, slabs
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.incidents import find_incidents
@@ -80,7 +80,7 @@ def test_values_align_with_rows_and_columns(small):
 def test_rows_and_columns_can_be_chosen(small, monkeypatch, tmp_path):
     dataset, matrix = small
     whole = matrix.values()
-    monkeypatch.setattr(build_tasks, "PART_ROWS", 10)
+    monkeypatch.setattr(slabs, "SLAB_ROWS", 10)
     parted = make_matrix(dataset, tmp_path / "parted")
     assert len(parted.meta.parts) > 3
     np.testing.assert_array_equal(parted.values(), whole)
@@ -112,7 +112,7 @@ def test_two_builds_are_identical_byte_for_byte(small, tmp_path):
     dataset, matrix = small
     again = make_matrix(dataset, tmp_path / "again")
     names = sorted(path.name for path in matrix.path.iterdir())
-    assert names == ["events.parquet", "inventory.parquet", "matrix.json", "part-00000.parquet"]
+    assert names == ["built-from.json", "events.parquet", "inventory.parquet", "matrix.json", matrix.meta.parts[0].file]
     assert names == sorted(path.name for path in again.path.iterdir())
     for name in names:
         assert (matrix.path / name).read_bytes() == (again.path / name).read_bytes(), name
@@ -189,7 +189,7 @@ def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(build_tasks.pq, "write_table", full)
+        patched.setattr(part_files.pq, "ParquetWriter", full)
         with pytest.raises(InputError, match=r"the disk is full \(while writing .*m\)"):
             make_matrix(dataset, tmp_path / "m", labels=LabelSection(horizon=3 * HOUR))
     assert FeatureMatrix.open(tmp_path / "m").digest == old
@@ -241,9 +241,9 @@ def test_what_a_killed_build_of_other_settings_left_is_not_taken(small, tmp_path
 
 
 def test_a_slab_begins_with_the_grid(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(build_tasks, "PART_ROWS", 7)
+    monkeypatch.setattr(slabs, "SLAB_ROWS", 7)
     matrix = make_matrix(small[0], tmp_path / "m")
-    begins = np.cumsum([0, *(rows for _, rows in matrix.meta.parts)])[:-1]
+    begins = np.cumsum([0, *(part.rows for part in matrix.meta.parts)])[:-1]
     assert len(begins) > 3
     assert not matrix.rows["augmented"].to_numpy()[begins[1:]].any()
     np.testing.assert_array_equal(matrix.values(), small[1].values())
@@ -262,7 +262,7 @@ def test_another_folder_is_never_replaced(small, tmp_path):
     [
         (None, "not a feature matrix: it has no matrix.json"),
         ("{", "matrix.json is damaged"),
-        (json.dumps({"schema_version": 99}), "the matrix has schema version 99, this predrain reads 1"),
+        (json.dumps({"schema_version": 99}), "the matrix has schema version 99, this predrain reads 2"),
     ],
 )
 def test_a_folder_that_is_no_matrix_is_explained(tmp_path, content, message):
@@ -369,7 +369,7 @@ def test_a_node_without_samples_has_rows_that_say_so(tmp_path):
 
 
 def test_parts_hold_keys_and_floats(small):
-    schema = pq.read_schema(small[1].path / "part-00000.parquet")
+    schema = pq.read_schema(small[1].path / small[1].meta.parts[0].file)
     assert str(schema.field("decision_time").type) == "timestamp[ms, tz=UTC]"
     assert {str(schema.field(column.name).type) for column in small[1].columns} == {"float"}
     assert len(CHANNELS) == len(small[1].config.channels)

@@ -138,6 +138,17 @@ def test_live_rows_are_the_matrix_rows_on_and_off_the_grid(world):
         np.testing.assert_array_equal(live.loc[stored.index, names].to_numpy(), stored[names].to_numpy())
 
 
+def test_off_the_grid_a_fleet_that_was_not_there_at_the_last_decision_is_held_against_nothing(world):
+    matrix, frame, samples, events, inventory = world
+    t = sorted(frame[~frame["augmented"]]["decision_time"].unique())[4]
+    later = t + timedelta(minutes=30)
+    new = inventory.assign(installed_at=t + timedelta(minutes=1))
+    recent = samples[(samples["timestamp"] <= later) & (samples["timestamp"] > later - look_back(matrix.config))]
+    live = live_rows(recent, events[events["known_at"] <= later], new, later, matrix.config)
+    assert len(live) == inventory["gpu"].nunique()
+    assert live["onset__errors__surge_max__1h"].isna().all()
+
+
 def test_one_node_needs_only_its_own_samples_and_the_fleets_reference(world):
     matrix, frame, *data = world
     t = sorted(frame[~frame["augmented"]]["decision_time"].unique())[-2]

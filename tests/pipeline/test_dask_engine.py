@@ -22,6 +22,7 @@ from telemetry.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
     SMALL,
+    T0,
     Training,
     events_of,
     gpus,
@@ -94,6 +95,24 @@ def test_buckets_of_a_killed_worker_are_computed_again(cluster, dataset, here, t
 
     matrix = build(dataset, tmp_path / "matrix", cluster, kill_one)
     assert killed
+    assert content(matrix) == content(here)
+
+
+def test_a_cluster_extends_a_matrix_as_this_machine_does(cluster, dataset, here, tmp_path):
+    inventory = inventory_of(gpus(24, a_node=2))
+    whole = samples_of(inventory, 48)
+    shorter = write_dataset(
+        tmp_path / "fleet",
+        inventory,
+        hours=47,
+        samples=whole[whole["timestamp"] <= T0 + 47 * HOUR],
+        events=events_of([xid(5, "gpu01", "node0"), xid(30, "gpu07", "node3"), xid(44, "gpu02", "node1", "63")]),
+        buckets=8,
+    )
+    build(shorter, tmp_path / "matrix")
+    counted = []
+    matrix = build(dataset, tmp_path / "matrix", cluster, lambda _done, total: counted.append(total))
+    assert counted[-1] < dataset.meta.counts["samples"] + matrix.meta.counts["rows"]
     assert content(matrix) == content(here)
 
 

@@ -1,0 +1,172 @@
+"""What a day more costs: the feature matrix of 120 days of a fleet, extended by a day, beside building it anew.
+
+A fleet of 2,000 GPUs is simulated for 121 days, with the failures as calibrated, and cut at the end of day 120. The
+matrix of the 120 days is built with the feature groups and windows of params.yaml and extended; that of the 121 days is
+built anew beside it. What is counted is seconds of the processor, in processes of their own; the second and the third
+have loaded the compiled kernels before.
+
+    python benchmarks/extend_matrix.py [--quick] [--gpus N] [--windows 6h 24h 72h] [--work FOLDER]
+
+Checked before anything is told: the extended matrix has the bytes of the one that was built anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+import pandas as pd  # noqa: E402
+
+from features.bucket_values import compile_kernels  # noqa: E402
+from features.building import build_matrix  # noqa: E402
+from features.config import FeatureSection  # noqa: E402
+from features.fleet import Fleet  # noqa: E402
+from features.live import live_plan  # noqa: E402
+from features.matrix import FeatureMatrix  # noqa: E402
+from pipeline.params import load_params  # noqa: E402
+from simulator.simulate import simulate  # noqa: E402
+from telemetry.config import parse_duration  # noqa: E402
+from telemetry.store import Dataset, DatasetWriter  # noqa: E402
+
+GPUS = 2_000
+DAYS = 120
+SEED = 7
+
+MOST_SHARE = 0.03
+"""What a day may cost of the whole."""
+
+
+def cut(dataset: Dataset, out: Path, until: datetime) -> None:
+    """Write what a dataset held at an instant (aware)."""
+    meta, instant = dataset.meta, pd.Timestamp(until)
+    with DatasetWriter(
+        out, step=meta.step, channels=meta.channels, unit=meta.unit, buckets=meta.buckets, runs=meta.runs
+    ) as writer:
+        for bucket in dataset.buckets():
+            table = dataset.read_bucket(bucket, until=until)
+            if table.num_rows:
+                writer.write_samples(bucket, table, last=True)
+        events, inventory = dataset.events(), dataset.inventory()
+        inventory = inventory[inventory["installed_at"] < instant]
+        writer.finish(
+            events=events[events["known_at"] < instant],
+            inventory=inventory.assign(removed_at=inventory["removed_at"].where(inventory["removed_at"] < instant)),
+            span=(meta.span[0], until - meta.step),
+        )
+
+
+def build(dataset: Path, out: Path, windows: list[str]) -> None:
+    """Build or extend the matrix at a place in this process, and print what it took as JSON."""
+    params = load_params([ROOT / "params.yaml"])
+    features = params.features
+    if windows:
+        features = FeatureSection(groups=("telemetry",), windows=tuple(parse_duration(each) for each in windows))
+    opened = Dataset.open(dataset)
+    for standing in out.parent.glob("*/matrix.json"):  # the compiler's tables and the kernels, once a process
+        compile_kernels(live_plan(FeatureMatrix.open(standing.parent).config), Fleet.of(opened.inventory()))
+    begin = time.perf_counter(), time.process_time()
+    matrix = build_matrix(
+        opened,
+        out,
+        decision=params.decision,
+        labels=params.labels,
+        features=features,
+        training=params.training,
+        seed=params.seed,
+    )
+    told = {
+        "wall": time.perf_counter() - begin[0],
+        "cpu": time.process_time() - begin[1],
+        "peak_mb": peak_mb(),
+        **matrix.meta.counts,
+    }
+    print(json.dumps(told))
+
+
+def peak_mb() -> float:
+    """Return the most memory that this program has held; not what the one that began it held before."""
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
+
+
+def in_process(dataset: Path, out: Path, windows: list[str]) -> dict[str, float]:
+    """Build in a process of its own."""
+    command = [sys.executable, __file__, "--build", str(dataset), "--out", str(out), "--windows", *windows]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
+    if done.returncode:
+        sys.exit(done.stderr)
+    told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return told
+
+
+def equal(one: Path, other: Path) -> bool:
+    """Whether two folders hold the same files."""
+    names = sorted(path.name for path in one.iterdir())
+    same = names == sorted(path.name for path in other.iterdir())
+    return same and all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
+
+
+def main() -> None:
+    """Simulate, measure, check, print the table and the line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="128 GPUs")
+    parser.add_argument("--gpus", type=int, default=GPUS)
+    parser.add_argument("--windows", nargs="*", default=[], help="telemetry alone, with these windows")
+    parser.add_argument("--work", type=Path, help="where the files go, and stay; default: a folder that disappears")
+    parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.build:
+        build(args.build, args.out, args.windows)
+        return
+    gpus = 128 if args.quick else args.gpus
+    with tempfile.TemporaryDirectory() as name:
+        folder = args.work or Path(name)
+        longer, shorter = folder / f"longer-{gpus}", folder / f"shorter-{gpus}"
+        if not (shorter / "dataset.json").exists():
+            simulate(longer, gpus=gpus, days=DAYS + 1, seed=SEED, scenario="base")
+            cut(Dataset.open(longer), shorter, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=DAYS))
+        costs = {
+            f"{DAYS} days": in_process(shorter, folder / "matrix", args.windows),
+            "a day more": in_process(longer, folder / "matrix", args.windows),
+            f"{DAYS + 1} days anew": in_process(longer, folder / "anew", args.windows),
+        }
+        if not equal(folder / "matrix", folder / "anew"):
+            sys.exit("the extended matrix is not the one that is built anew: nothing is told")
+        samples, columns = Dataset.open(longer).meta.counts["samples"], costs["a day more"]["features"]
+    print(f"{samples:,} simulated samples of {gpus:,} GPUs, {columns:,.0f} columns")
+    print(f"\n{'':<16}{'wall s':>8}{'CPU s':>8}{'peak MB':>9}{'rows':>12}{'off the grid':>14}")
+    for what, cost in costs.items():
+        print(
+            f"{what:<16}{cost['wall']:>8.2f}{cost['cpu']:>8.2f}{cost['peak_mb']:>9.0f}{cost['rows']:>12,.0f}"
+            f"{cost['augmented']:>14,.0f}"
+        )
+    print(f"load of the machine {os.getloadavg()[0]:.1f}")
+    share = costs["a day more"]["cpu"] / costs[f"{DAYS + 1} days anew"]["cpu"]
+    line = {
+        "name": "extend_matrix",
+        "value": round(costs["a day more"]["cpu"], 2),
+        "unit": f"CPU s for a day more of {gpus:,} GPUs",
+        "peer": "building anew",
+        "ratio": round(1 / share, 1),
+        "limit_share": None,
+        "checked": True,
+    }
+    print(json.dumps(line))
+    if not args.quick and share > MOST_SHARE:
+        sys.exit(f"a day is to cost {MOST_SHARE:.0%} of the whole at most, not {share:.1%}")
+
+
+if __name__ == "__main__":
+    main()

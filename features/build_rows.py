@@ -1,0 +1,87 @@
+"""Which rows a build computes: all of a matrix, or those that a standing one does not have yet."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from features.config import DecisionSection, LabelSection
+from features.drains import out_of_use
+from features.errors import InputError
+from features.grid import augmented_rows, decision_rows, decision_times, grid_time
+from features.incidents import known_onsets
+from features.service import instants, milliseconds
+from telemetry.store import Dataset
+
+
+def rows_of(
+    dataset: Dataset,
+    events: pd.DataFrame,
+    inventory: pd.DataFrame,
+    *,
+    decision: DecisionSection,
+    labels: LabelSection,
+    augmentation: int,
+    negative_ratio: int,
+    seed: int,
+    since: int | None,
+) -> pd.DataFrame:
+    """List rows of a dataset, on the decision grid and off it.
+
+    Parameters
+    ----------
+    dataset : Dataset
+    events : DataFrame
+        From :func:`features.service.reported`.
+    inventory : DataFrame
+    decision, labels : sections of the parameters
+    augmentation, negative_ratio, seed : int
+    since : int, optional
+        Only rows decided, or established, at this instant (ms) or later; of the times off the grid among them that are
+        older, also the fleet at the last time of the grid before, which they are held against.
+
+    Returns
+    -------
+    DataFrame
+        Key columns, sorted by (decision_time, augmented, unit).
+
+    Raises
+    ------
+    InputError
+        If all rows are asked for and no unit is in service at any decision time.
+    """
+    span = dataset.meta.span
+    down = out_of_use(events, inventory, labels)
+    times = decision_times(decision, span)
+    extra = decision_rows(times[:0], inventory, down)
+    if augmentation:  # finding the onsets is a tenth of a small build
+        onsets = known_onsets(events, inventory, labels)
+        if since is not None:
+            onsets = onsets[milliseconds(onsets["known_at"], "known_at") >= since]
+        extra = augmented_rows(
+            onsets,
+            inventory,
+            down,
+            decision=decision,
+            labels=labels,
+            step=dataset.meta.step,
+            span=span,
+            augmentation=augmentation,
+            negative_ratio=negative_ratio,
+            seed=seed,
+        )
+    if since is not None:
+        at = milliseconds(times, "decision time")
+        before = grid_time(decision, milliseconds(extra["decision_time"], "decision_time"))
+        times = instants(at[(at >= since) | np.isin(at, before)])
+    grid = decision_rows(times, inventory, down)
+    if not len(grid) and since is None:
+        raise InputError(
+            f"no unit is in service at any decision time from {span[0].isoformat()} to {span[1].isoformat()}",
+            f"dataset {dataset.path}",
+            "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
+        )
+    if not len(extra):
+        return grid  # sorted as it is
+    both = pd.concat([grid, extra], ignore_index=True)
+    return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)

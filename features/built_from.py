@@ -1,0 +1,223 @@
+"""What a matrix was built from, kept beside it, so that a longer dataset extends it instead of building it anew.
+
+A row depends on nothing that was not known at its decision time, and an augmented row exists from the time that it was
+established. So two datasets that say the same until an instant have the same rows until then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from features.service import NEVER, duration_ms, instant_ms, milliseconds
+from telemetry.dataset import SampleFile
+from telemetry.runs import DAY_MS
+from telemetry.store import Dataset
+
+BUILT_FROM_NAME = "built-from.json"
+"""Name of the file in a matrix's folder."""
+
+_NEWEST_RUNS = 2  # of each bucket: their days are known one by one, for these are the ones that grow
+
+
+@dataclass(frozen=True, slots=True)
+class BuiltFrom:
+    """Everything but events and inventory, which a matrix holds as they are.
+
+    Attributes
+    ----------
+    settings : str
+        Digest of parameters and code.
+    slab : int
+        Length of the stretches of time that parts cover, milliseconds.
+    layout : dict of str to Any
+        How the dataset's samples are divided among files.
+    span : tuple of datetime
+        First and last instant of the dataset.
+    files : dict of str to str
+        SHA-256 of each file of samples, by its path in the dataset.
+    days : dict of str to (dict of int to str)
+        For the newest runs' files the digest of each day, see :func:`telemetry.day_digests.day_digests`.
+    """
+
+    settings: str
+    slab: int
+    layout: dict[str, Any]
+    span: tuple[datetime, datetime]
+    files: dict[str, str]
+    days: dict[str, dict[int, str]]
+
+    @classmethod
+    def of(cls, dataset: Dataset, settings: str, slab: int) -> BuiltFrom:
+        """Note what a dataset is made of."""
+        files = dataset.sample_files()
+        newest: dict[int, set[int]] = {}
+        for each in files:
+            newest.setdefault(each.bucket, set()).add(each.run)
+        recent = {(bucket, run) for bucket, runs in newest.items() for run in sorted(runs)[-_NEWEST_RUNS:]}
+        found = {each.path: dataset.day_digests(each) for each in files if (each.bucket, each.run) in recent}
+        return cls(
+            settings=settings,
+            slab=slab,
+            layout=_layout(dataset),
+            span=dataset.meta.span,
+            files={each.path: each.sha256 for each in files},
+            days={path: days for path, days in found.items() if days is not None},
+        )
+
+    @classmethod
+    def read(cls, folder: Path) -> BuiltFrom | None:
+        """Read what stands beside a matrix; None where nothing does that can be used."""
+        try:
+            content = json.loads((folder / BUILT_FROM_NAME).read_text(encoding="utf-8"))
+            first, last = (datetime.fromisoformat(each) for each in content["span"])
+            days = {path: {int(day): digest for day, digest in of.items()} for path, of in content["days"].items()}
+            return cls(content["settings"], content["slab"], content["layout"], (first, last), content["files"], days)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def encode(self) -> bytes:
+        """Return the bytes of the file."""
+        content = {
+            "settings": self.settings,
+            "slab": self.slab,
+            "layout": self.layout,
+            "span": [instant.isoformat() for instant in self.span],
+            "files": dict(sorted(self.files.items())),
+            "days": {path: {str(day): digest for day, digest in of.items()} for path, of in sorted(self.days.items())},
+        }
+        return (json.dumps(content, indent=1) + "\n").encode()
+
+    def first_other_sample(self, dataset: Dataset) -> int:
+        """Return an instant (ms) before which the samples of a dataset are the same.
+
+        :data:`~features.service.NEVER` where all are, ``-NEVER`` where nothing can be said.
+        """
+        if self.layout != _layout(dataset):
+            return -NEVER
+        files = {each.path: each for each in dataset.sample_files()}
+        first = NEVER
+        for path in {*self.files, *files}:
+            here = files.get(path)
+            if here is None or self.files.get(path) != here.sha256:
+                first = min(first, self._first_other_day(path, here, dataset))
+        return first
+
+    def _first_other_day(self, path: str, here: SampleFile | None, dataset: Dataset) -> int:
+        """Return when the first day begins on which a file is not what it was; where no days are known, its run."""
+        before: Mapping[int, str] | None = self.days.get(path) if path in self.files else {}
+        after = {} if here is None else dataset.day_digests(here)
+        if before is None or after is None:
+            runs = dataset.meta.runs
+            return -NEVER if runs.days is None else runs.begin_ms(runs.of_file(path.rpartition("/")[2]))
+        other = [day for day in {*before, *after} if before.get(day) != after.get(day)]
+        return min(other) * DAY_MS if other else NEVER
+
+
+def first_other_row(
+    before: BuiltFrom,
+    dataset: Dataset,
+    *,
+    delay: timedelta,
+    events: tuple[pa.Table, pa.Table],
+    inventory: tuple[pd.DataFrame, pd.DataFrame],
+) -> int:
+    """Return an instant before which nothing was known that is different now: rows until then are the same.
+
+    Parameters
+    ----------
+    before : BuiltFrom
+        What the standing matrix was built from.
+    dataset : Dataset
+        What a matrix is wanted of.
+    delay : timedelta
+        ``features.delay``.
+    events : pair of pyarrow.Table
+        The standing matrix's and the present ones, from :func:`features.service.reported`.
+    inventory : pair of DataFrame
+        Likewise.
+
+    Returns
+    -------
+    int
+        Milliseconds since 1970: rows decided before, and augmented rows established before, stand as they are.
+        ``-NEVER``: none; :data:`~features.service.NEVER`: all.
+    """
+    if before.span[0] != dataset.meta.span[0]:  # where the grid begins
+        return -NEVER
+    instants = [_first_other_event(*events), _first_other_stay(*inventory)]
+    sample = before.first_other_sample(dataset)
+    instants.append(sample + duration_ms(delay) if abs(sample) < NEVER else sample)
+    if before.span[1] != dataset.meta.span[1]:
+        instants.append(instant_ms(min(before.span[1], dataset.meta.span[1])) + 1)  # where the grid ends
+    return min(instants)
+
+
+def _layout(dataset: Dataset) -> dict[str, Any]:
+    meta = dataset.meta
+    return {"unit": meta.unit, "buckets": meta.buckets, "run_days": meta.run_days, "columns": dataset.schema.names}
+
+
+def _first_other_event(before: pa.Table, after: pa.Table) -> int:
+    """Return when the first event was known behind the rows in which two tables, ordered by that, begin alike."""
+    before, after = _plain(before), _plain(after)
+    if before.schema != after.schema:
+        return -NEVER
+    alike, least = min(before.num_rows, after.num_rows), 0
+    if not before.slice(0, alike).equals(after.slice(0, alike)):
+        while least + 1 < alike:  # the first `least` rows are alike, the first `alike` are not
+            middle = (least + alike) // 2
+            if before.slice(least, middle - least).equals(after.slice(least, middle - least)):
+                least = middle
+            else:
+                alike = middle
+        alike = least
+    rest = [table.column("known_at").slice(alike).cast(pa.int64()).to_numpy() for table in (before, after)]
+    return min((int(known.min()) for known in rest if known.size), default=NEVER)
+
+
+def _plain(table: pa.Table) -> pa.Table:
+    """Spell out dictionaries: two that say the same in another order are not equal to Arrow."""
+    fields = [
+        field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+        for field in table.schema
+    ]
+    return table.cast(pa.schema(fields)).replace_schema_metadata(None).combine_chunks()
+
+
+def _first_other_stay(before: pd.DataFrame, after: pd.DataFrame) -> int:
+    """Return when the first stay that is not the same began, or ended, where its end alone is different."""
+    if list(before.columns) != list(after.columns):
+        return -NEVER
+    old, new = _stays(before), _stays(after)
+    first = NEVER
+    for stay, installed in {
+        **{key: at for key, (at, _) in old.items()},
+        **{key: at for key, (at, _) in new.items()},
+    }.items():
+        gone, come = old.get(stay, (0, Counter()))[1], new.get(stay, (0, Counter()))[1]
+        if gone == come:
+            continue
+        single = gone.total() == 1 == come.total()
+        first = min(first, *gone, *come) if single else min(first, -NEVER if installed == NEVER else installed)
+    return first
+
+
+def _stays(inventory: pd.DataFrame) -> dict[tuple[Any, ...], tuple[int, Counter[int]]]:
+    """List stays: what each says but its end, when it began, and its ends."""
+    installed = milliseconds(inventory["installed_at"], "installed_at").tolist()
+    removed = milliseconds(inventory["removed_at"], "removed_at").tolist()
+    said = inventory.drop(columns="removed_at").astype(object)
+    found: dict[tuple[Any, ...], tuple[int, Counter[int]]] = {}
+    rows = said.where(said.notna(), None).itertuples(index=False, name=None)
+    for row, at, end in zip(rows, installed, removed, strict=True):
+        found.setdefault(row, (at, Counter()))[1][end] += 1
+    return found

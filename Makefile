@@ -15,7 +15,7 @@ run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo f
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 	@$(BIN)/predrain report --show data/backtest
 
-results: $(VENV)/.runtime  ## the one table of results over 22 simulated fleets; resumable, up to 4 hours; writes docs/results.md
+results: $(VENV)/.runtime  ## the one table of results over 29 simulated fleets; resumable, up to 4 hours; writes docs/results.md
 	$(BIN)/python benchmarks/results.py
 
 test: $(VENV)/.dev  ## the tests that need no server

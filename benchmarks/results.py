@@ -1,10 +1,10 @@
 """The one table of results: what the models are worth on simulated fleets, and what may be claimed.
 
 Five seeds each of ``base``, ``drift`` and ``announced``, two of the other scenarios, the paper's profile on one seed of
-``base`` and ``drift``, and one fleet at the failure rates as calibrated; seeds from 1 on, on which no parameter was
-chosen (development uses seeds from 100 on). Writes docs/results.md and benchmarks/work/results/results.json. A finished
-part is kept under benchmarks/work/results and taken from there as long as the code and the parameters that
-it was made from stay the same, so a killed run goes on where it stopped.
+``base`` and ``drift``, and five seeds each of ``base`` and ``drift`` at the failure rates as calibrated; seeds from 1
+on, on which no parameter was chosen (development uses seeds from 100 on). Writes docs/results.md and
+benchmarks/work/results/results.json. A finished part is kept under benchmarks/work/results and taken from there as long
+as the code and the parameters that it was made from stay the same, so a killed run goes on where it stopped.
 
     python benchmarks/results.py [--quick] [--finished] [--scenarios base drift] [--seeds 2] [--first-seed 101]
 """
@@ -32,7 +32,9 @@ from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Plan, make_plan  # no
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
 from benchmarks.scoreboard.store import Stored  # noqa: E402
+from models.config import PromisesSection  # noqa: E402
 from pipeline.artefacts import write_json  # noqa: E402
+from pipeline.params import load_params  # noqa: E402
 from pipeline.provenance import code_revision  # noqa: E402
 from telemetry.atomic import write_bytes  # noqa: E402
 
@@ -86,7 +88,9 @@ def _measure(parts: Sequence[Stored], replicates: int) -> Measured:
     return measure(Pool(list(parts), replicates))
 
 
-def make_page(plan: Plan, ran: Ran, command: str, jobs: int = 1) -> tuple[str, dict[str, Any]]:
+def make_page(
+    plan: Plan, ran: Ran, command: str, section: PromisesSection, jobs: int = 1
+) -> tuple[str, dict[str, Any]]:
     """Measure every scenario and write it all down.
 
     Returns
@@ -94,32 +98,20 @@ def make_page(plan: Plan, ran: Ran, command: str, jobs: int = 1) -> tuple[str, d
     (str, dict)
         The page, and the same numbers for a program.
     """
-    stored = {
-        scenario: [ran.parts[part] for part in plan.of(scenario, RECOMMENDED) if part in ran.parts]
-        for scenario in plan.scenarios
-    }
-    stored = {scenario: parts for scenario, parts in stored.items() if parts}
-    titles = {scenario: scenario for scenario in stored}
+    stored = {name: [ran.parts[part] for part in parts if part in ran.parts] for name, parts in plan.pools().items()}
+    stored = {name: parts for name, parts in stored.items() if parts}
     asked = dict(stored)
-    for part, kept in ran.parts.items():
-        if part.profile == PAPER:
-            name, title = f"{part.scenario} paper", f"{part.scenario}, the paper's profile"
-        elif part.size.acceleration == 1:
-            name, title = (
-                f"{part.scenario} acceleration 1",
-                f"{part.scenario} at its own failure rates (acceleration 1)",
-            )
-        else:
-            continue
-        asked[name], titles[name] = [kept], title
+    asked |= {
+        f"{part.scenario}, the paper's profile": [kept] for part, kept in ran.parts.items() if part.profile == PAPER
+    }
     found = measure_all(asked, plan.replicates, jobs)
     usual = {name: found[name] for name in stored}
     paper = against_paper(plan, ran)
-    promises = promise_table(stored)
+    promises = promise_table(stored, section, jobs)
     lines = page.opening(plan, command, len(ran.parts), ran.fresh, spent(ran), code_revision())
     lines += page.claims(usual, paper, promises)
     for name, measured in found.items():
-        lines += page.scenario(titles[name], measured, incidents(measured))
+        lines += page.scenario(name, measured, incidents(measured))
     if ran.left_out:
         lines += ["## Left out", "", *[f"- {why}" for why in ran.left_out], ""]
     return "\n".join(lines), facts_of(found, paper, plan, ran)
@@ -127,8 +119,7 @@ def make_page(plan: Plan, ran: Ran, command: str, jobs: int = 1) -> tuple[str, d
 
 def facts_of(found: Mapping[str, Measured], paper: Sequence[Gain], plan: Plan, ran: Ran) -> dict[str, Any]:
     """Gather the numbers for a program: tables by scenario, gains, trends, costs."""
-    usual = {name: each for name, each in found.items() if name in ("base", "drift")}
-    gains = [*(profile_gains(usual) if usual else []), *paper]
+    gains = [each for together in page.gained(found) for each in profile_gains(together)] + list(paper)
     return {
         "quick": plan.quick,
         "replicates": plan.replicates,
@@ -183,7 +174,8 @@ def main() -> None:
     if not ran.parts:
         raise SystemExit("nothing could be run:\n" + "\n".join(ran.left_out))
     command = "python benchmarks/results.py --quick" if args.quick else "make results"
-    text, facts = make_page(plan, ran, command, args.jobs)
+    section = load_params(args.params).models.promises
+    text, facts = make_page(plan, ran, command, section, args.jobs)
     out = args.out or (None if args.quick else ROOT / "docs" / "results.md")
     if out is not None:
         write_bytes(out, (text.rstrip("\n") + "\n").encode())

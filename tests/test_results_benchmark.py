@@ -16,8 +16,12 @@ from benchmarks.scoreboard.claims import SHORT, SHOWN, UNPROVEN, WORSE, gain
 from benchmarks.scoreboard.fleets import Ran
 from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Part, Plan, Size, code_digest, key_of, make_plan
 from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, measure
-from benchmarks.scoreboard.promised import promise_lines
+from benchmarks.scoreboard.promised import keep_labels, promise_lines, promise_table, promises_of
+from features.matrix import FeatureMatrix
+from models.config import PromisesSection
 from models.evaluation import evaluate
+from models.oracle import read_truth
+from models.promises import walk_promises
 from pipeline.params import Params
 from tests.models.fleet_predictions import fleet, truth_of
 
@@ -124,12 +128,15 @@ def test_the_key_knows_code_parameters_and_fleet_but_not_the_evaluation():
     assert len(code_digest()) == 64
 
 
-def test_the_plan_names_every_seed_once_and_ends_at_the_true_rate():
+def test_the_plan_names_every_seed_once_and_ends_at_the_true_rates():
     plan = make_plan(quick=False)
     assert len(set(plan.parts)) == len(plan.parts)
-    assert [len(plan.of(name, RECOMMENDED)) for name in plan.scenarios] == [5, 5, 5, 2, 2]
+    assert {name: len(parts) for name, parts in plan.pools().items()} == {
+        "base": 5, "drift": 5, "announced": 5, "epidemic": 2, "noprecursor": 2,
+        "base at its own rates": 5, "drift at its own rates": 5,
+    }  # fmt: skip
     assert [part.scenario for part in plan.parts if part.profile == PAPER] == ["base", "drift"]
-    assert plan.parts[-1].size.acceleration == 1
+    assert plan.paces == (5, 1)
     assert all(part.size.gpus >= 2000 for part in plan.parts)
     quick = make_plan(quick=True, first_seed=101)
     assert min(part.seed for part in quick.parts) == 101
@@ -199,7 +206,7 @@ def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two)
         Part("drift", 102, RECOMMENDED, size): two[1][1],
     }
     plan = Plan(tuple(parts), replicates=40, quick=True)
-    text, facts = make_page(plan, Ran(parts, ("drift-101-paper: no file",), 2), "make results")
+    text, facts = make_page(plan, Ran(parts, ("drift-101-paper: no file",), 2), "make results", PromisesSection())
     assert text.index("simulated") < text.index("## What may be claimed")
     assert "The quick table" in text
     assert "nothing here may be quoted" in text
@@ -270,7 +277,7 @@ def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, mo
     so_far = fleets.run_plan(plan, files, tmp_path / "work", jobs=1, finished=True)
     assert list(so_far.parts) == [plan.parts[0]]
     assert so_far.left_out == (f"{plan.parts[1].name}: not run yet",)
-    text, _ = make_page(plan, so_far, "make results")
+    text, _ = make_page(plan, so_far, "make results", PromisesSection())
     assert "**Not all of it yet**: 1 of 2 parts" in text
     assert f"- {plan.parts[1].name}: not run yet" in text
     again = fleets.run_plan(plan, files, tmp_path / "work", jobs=1)
@@ -294,7 +301,9 @@ def test_the_first_seed_of_every_scenario_runs_before_the_second_of_any(tmp_path
     monkeypatch.setattr(fleets, "code_digest", lambda: "code")
     plan = make_plan(quick=False, scenarios=["base", "drift"], seeds=2, with_paper=False)
     fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 1")], tmp_path / "work", jobs=1)
-    assert ran == [("base", 1, 5), ("drift", 1, 5), ("base", 2, 5), ("drift", 2, 5), ("base", 1, 1)]
+    assert ran == [("base", 1, 5), ("drift", 1, 5), ("base", 2, 5), ("drift", 2, 5)] + [
+        (scenario, seed, 1) for seed in (1, 2) for scenario in ("base", "drift")
+    ]
 
 
 def test_sequence_learners_without_their_library_are_left_out_by_name(tmp_path, monkeypatch):
@@ -314,3 +323,26 @@ def fleets_params(folder, text):
     path = folder / "params.yaml"
     path.write_text(text)
     return path
+
+
+def test_what_was_promised_on_a_part_is_told_from_what_it_kept(small_backtest, small_fleet, tmp_path, monkeypatch):
+    predictions = pd.read_parquet(small_backtest / "predictions_all.parquet")
+    truth = read_truth(small_fleet.with_name("fleet-truth"))
+    section = PromisesSection(targets=(0.05, 0.3))
+    matrix = FeatureMatrix.open(small_backtest / "matrix")
+    folds = pd.DataFrame({"variant": "sliding", "fold": sorted(predictions["fold"].unique())})
+    direct = walk_promises(predictions, folds, matrix, section, k=3).pooled
+    direct = direct[direct["model"] == "lightgbm"].reset_index(drop=True)
+
+    keep_labels(matrix, tmp_path)
+    part = store.keep(tmp_path, predictions, truth, {**FACTS, "profile": "lightgbm", "k": 3})
+    found = promises_of(part, section)
+    assert found["best"].min() > 0  # too few outcomes for a promise, enough for what could be promised
+    pd.testing.assert_frame_equal(found, direct)
+    table = promise_table({"base": [part]}, section)
+    assert table["scenario"].unique().tolist() == ["base"]
+
+    monkeypatch.setattr("benchmarks.scoreboard.promised.walk_promises", None)
+    pd.testing.assert_frame_equal(promises_of(part, section), found)  # taken, not walked again
+    with pytest.raises(TypeError):  # other rules walk anew
+        promises_of(part, section.model_copy(update={"confidence": 0.5}))

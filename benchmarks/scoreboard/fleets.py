@@ -16,11 +16,11 @@ from pathlib import Path
 
 from benchmarks.scoreboard import store
 from benchmarks.scoreboard.plan import Part, Plan, code_digest, key_of, params_of
+from benchmarks.scoreboard.promised import keep_labels
 from benchmarks.scoreboard.store import Stored
 from features.matrix import FeatureMatrix
 from models.config import SEQUENCE
 from models.oracle import read_truth
-from models.promises import walk_promises
 from models.sliding import run_backtest
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
@@ -178,8 +178,6 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
         checkpoint=scratch / "folds",
     )
     clock.lap("backtest")
-    promises = walk_promises(result.predictions, result.folds, matrix, params.models.promises, k=result.k)
-    clock.lap("promises")
     spans = result.folds[result.folds["variant"] == "sliding"].sort_values("fold")["span"]
     facts = {
         "key": key,
@@ -194,9 +192,9 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "cores": os.cpu_count(),
     }
-    extras = {"promises": promises.pooled, "promise_folds": promises.folds}
     target.mkdir(parents=True)
-    store.keep(target, result.predictions, read_truth(fleet / "dataset-truth"), facts, extras)
+    keep_labels(matrix, target)
+    store.keep(target, result.predictions, read_truth(fleet / "dataset-truth"), facts)
     _forget(scratch.parent)
 
 

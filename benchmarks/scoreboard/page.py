@@ -15,7 +15,7 @@ from benchmarks.scoreboard.claims import (
     relative,
     trend_sentences,
 )
-from benchmarks.scoreboard.plan import Plan
+from benchmarks.scoreboard.plan import OWN_PACE, Plan
 from benchmarks.scoreboard.pooled import Measured
 from benchmarks.scoreboard.promised import promise_lines
 from models.comparison import SLIDING, TRAIN_ONCE
@@ -24,6 +24,9 @@ from pipeline.report.wording import NONE, between, count, hours, join, number, p
 
 DEVELOPMENT = 100
 """Seeds from here on are for development; parameters may have been chosen on them."""
+
+GAINED = ("base", "drift")
+"""Scenarios on which gains and their growth are asked for."""
 
 _KINDS = {"ensemble": 0, "learner": 1, "baseline": 2, "oracle": 3}
 _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once"}
@@ -43,10 +46,7 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
             "profile. The others are named at the end; running the command again adds them.",
             "",
         ]
-    paces = {part.size.acceleration for part in plan.parts}
-    slow = (
-        "; the last section shows by how much on one fleet at its own pace" if 1.0 in paces and len(paces) > 1 else ""
-    )
+    slow = f": see the fleets{OWN_PACE}, where nothing is multiplied" if len(plan.paces) > 1 else ""
     development = min(part.seed for part in plan.parts) >= DEVELOPMENT
     seeds = (
         f"The seeds are those of development (from {DEVELOPMENT} on): nothing here may be quoted."
@@ -76,10 +76,16 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
     ]
 
 
+def gained(found: Mapping[str, Measured]) -> list[dict[str, Measured]]:
+    """Give the pools that gains are asked for on, accelerated and at their own rates apart."""
+    named = ([f"{scenario}{pace}" for scenario in GAINED] for pace in ("", OWN_PACE))
+    groups = [{name: found[name] for name in names if name in found} for names in named]
+    return [group for group in groups if group]
+
+
 def claims(found: Mapping[str, Measured], against_paper: Sequence[Gain], promises: pd.DataFrame) -> list[str]:
     """Give the claims: gains, growth, calibration, promises."""
-    gained = {scenario: each for scenario, each in found.items() if scenario in ("base", "drift")}
-    gains = [*(profile_gains(gained) if gained else []), *against_paper]
+    gains = [each for together in gained(found) for each in profile_gains(together)] + list(against_paper)
     lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
     if gains:
         lines += [
@@ -97,8 +103,9 @@ def claims(found: Mapping[str, Measured], against_paper: Sequence[Gain], promise
     if not against_paper:
         lines += ["The paper's profile was not run, so nothing is said of it.", ""]
     lines += ["### Does sliding training gain with time", ""]
-    for scenario, measured in gained.items():
-        lines += [f"- {sentence}" for sentence in trend_sentences(measured, scenario)]
+    for together in gained(found):
+        for name, measured in together.items():
+            lines += [f"- {sentence}" for sentence in trend_sentences(measured, name)]
     lines += ["", "### Are the risks right out of time", ""]
     lines += [
         "| scenario | mean risk over base rate | Brier skill | calibration error | holds |",

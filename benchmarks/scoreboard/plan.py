@@ -18,14 +18,18 @@ RECOMMENDED = "recommended"
 PAPER = "paper"
 """The paper's setting: params.yaml and params/paper.yaml on top of it."""
 
-ROOMS = ("telemetry", "features", "models", "policy", "simulator")
-"""Rooms whose code shapes what a fleet leaves."""
+ROOMS = ("telemetry", "features", "models", "simulator")
+"""Rooms whose code shapes the predictions that a fleet leaves."""
+
+PROMISING = ("policy/bounds.py", "policy/costs.py", "policy/evidence.py", "policy/thresholds.py", "models/promises.py")
+"""Sources that make promises out of predictions: changing them spoils no fleet, only what was promised on it."""
 
 ONLY_READ = frozenset(
     f"models/{name}.py"
     for name in (
         "alert_reasons", "assessment", "attribution", "bootstrap", "bundle", "comparison", "evaluation", "explanation",
-        "lead_time", "metrics", "model_card", "native", "precedents", "pyfunc", "registry", "scored", "trends",
+        "lead_time", "metrics", "model_card", "native", "precedents", "promises", "pyfunc", "registry", "scored",
+        "trends",
     )
 )  # fmt: skip
 """Sources that only read predictions, or what bundles and explanations are made by: changing them spoils no fleet."""
@@ -98,25 +102,41 @@ class Plan:
     replicates: int
     quick: bool
 
-    def of(self, scenario: str, profile: str, acceleration: float | None = None) -> list[Part]:
+    def of(self, scenario: str, profile: str, pace: float | None = None) -> list[Part]:
         """Give the parts of a scenario and profile, by seed; those of the usual acceleration unless told."""
-        usual = self.parts[0].size.acceleration if acceleration is None else acceleration
-        return [
-            part
-            for part in self.parts
-            if (part.scenario, part.profile, part.size.acceleration) == (scenario, profile, usual)
-        ]
+        wanted = (scenario, profile, self.paces[0] if pace is None else pace)
+        return [part for part in self.parts if (part.scenario, part.profile, part.size.acceleration) == wanted]
 
     @property
     def scenarios(self) -> tuple[str, ...]:
         """Scenarios in order."""
         return tuple(dict.fromkeys(part.scenario for part in self.parts))
 
+    @property
+    def paces(self) -> tuple[float, ...]:
+        """Accelerations in order; the first is the usual one."""
+        return tuple(dict.fromkeys(part.size.acceleration for part in self.parts))
+
+    def pools(self) -> dict[str, list[Part]]:
+        """Give the recommended profile's parts that are measured together, by a name for the page."""
+        pools = {
+            scenario if pace == self.paces[0] else f"{scenario}{OWN_PACE}": self.of(scenario, RECOMMENDED, pace)
+            for pace in self.paces
+            for scenario in self.scenarios
+        }
+        return {name: parts for name, parts in pools.items() if parts}
+
 
 FULL = Size(gpus=2000, days=120, acceleration=5.0)
 QUICK = Size(gpus=384, days=80, acceleration=10.0)
 SEEDS: dict[str, int] = {"base": 5, "drift": 5, "announced": 5, "epidemic": 2, "noprecursor": 2}
 """Seeds of each scenario in the whole table."""
+
+OWN_SEEDS: dict[str, int] = {"base": 5, "drift": 5}
+"""Seeds of each scenario that are replayed at its own failure rates too, in the whole table."""
+
+OWN_PACE = " at its own rates"
+"""What the page adds to the name of a scenario whose failures are not accelerated."""
 
 PAPER_SCENARIOS = {False: ("base", "drift"), True: ("drift",)}
 """Scenarios whose first fleet is replayed with the paper's profile too, in the whole table and in the quick one."""
@@ -154,7 +174,8 @@ def make_plan(
     Returns
     -------
     Plan
-        The parts; at the end the first fleet of ``base`` at the failure rates as calibrated.
+        The parts; at the end the fleets of :data:`OWN_SEEDS` at the failure rates as calibrated: acceleration makes
+        failures frequent enough to tell models apart, and so many that a model needs no second fit.
     """
     usual = QUICK if quick else FULL
     size = Size(gpus or usual.gpus, days or usual.days, usual.acceleration)
@@ -165,8 +186,10 @@ def make_plan(
             parts.append(Part(scenario, seed, RECOMMENDED, size))
             if with_paper and seed == first_seed and scenario in PAPER_SCENARIOS[quick]:
                 parts.append(Part(scenario, seed, PAPER, size))
-    if not quick and "base" in (scenarios or table):
-        parts.append(Part("base", first_seed, RECOMMENDED, Size(size.gpus, size.days, 1.0)))
+    own = {} if quick else {name: number for name, number in OWN_SEEDS.items() if name in (scenarios or table)}
+    for scenario, number in own.items():
+        for seed in range(first_seed, first_seed + min(number, seeds or 99)):
+            parts.append(Part(scenario, seed, RECOMMENDED, Size(size.gpus, size.days, 1.0)))
     return Plan(tuple(parts), replicates=100 if quick else 500, quick=quick)
 
 
@@ -180,12 +203,19 @@ def params_of(profile: str, files: Sequence[Path]) -> Params | None:
 
 def code_digest(rooms: Iterable[str] = ROOMS, root: Path = ROOT) -> str:
     """Return the SHA-256 over the sources that shape what a fleet leaves."""
+    paths = [path for room in rooms for path in sorted((root / room).rglob("*.py"))]
+    return _digest([path for path in paths if str(path.relative_to(root)) not in ONLY_READ], root)
+
+
+def promising_digest(root: Path = ROOT) -> str:
+    """Return the SHA-256 over :data:`PROMISING`."""
+    return _digest([root / name for name in PROMISING], root)
+
+
+def _digest(paths: Iterable[Path], root: Path) -> str:
     total = hashlib.sha256()
-    for room in rooms:
-        for path in sorted((root / room).rglob("*.py")):
-            name = str(path.relative_to(root))
-            if name not in ONLY_READ:
-                total.update(name.encode() + b"\0" + path.read_bytes() + b"\0")
+    for path in paths:
+        total.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()
 
 
@@ -193,5 +223,6 @@ def key_of(part: Part, params: Params, code: str) -> str:
     """Return what a part's result depends on, as one digest: code, parameters, fleet."""
     content = params.model_dump(mode="json", exclude={"simulate", "data"})
     content["backtest"].pop("bootstrap")
+    content["models"].pop("promises")  # made of the part when the page is
     told = json.dumps([code, content, part.name], sort_keys=True)
     return hashlib.sha256(told.encode()).hexdigest()

@@ -1,12 +1,33 @@
-"""Promises made and kept, counted over all fleets."""
+"""Promises made and kept, counted over all fleets.
+
+A part keeps what promises are made of: the profile's risks, and a matrix without features, which tells labels as of any
+time. So what was promised can be told anew, by other rules, without replaying a fleet.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import multiprocessing
+import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
+from benchmarks.scoreboard.plan import promising_digest
 from benchmarks.scoreboard.store import Stored
+from features.matrix import EVENTS_NAME, INVENTORY_NAME, META_NAME, ROW_COLUMNS, FeatureMatrix, MatrixPart
+from models.comparison import SLIDING
+from models.config import PromisesSection
+from models.promises import walk_promises
+from pipeline.artefacts import write_json
 from pipeline.report.wording import count, percent
 
 ANNOUNCED = "announced"
@@ -19,26 +40,107 @@ TARGET, NEEDED_RECALL, NEEDED_FLEETS = 0.85, 0.10, 4
 """Precision to be promised on ``announced``, incidents to be caught with it, and on how many of five fleets."""
 
 
-def promise_table(parts: Mapping[str, Sequence[Stored]]) -> pd.DataFrame:
+_LABELS, _ROWS = "labels", "part-all.parquet"
+
+
+def keep_labels(matrix: FeatureMatrix, part: Path) -> None:
+    """Keep a matrix of the decision grid without features, from which labels as of any time can be told.
+
+    Parameters
+    ----------
+    matrix : FeatureMatrix
+        What the part is replayed on.
+    part : Path
+        The part's folder; exists.
+    """
+    folder = part / _LABELS
+    folder.mkdir()
+    for name in (EVENTS_NAME, INVENTORY_NAME):
+        shutil.copyfile(matrix.path / name, folder / name)
+    grid = [("augmented", "=", False)]
+    files = [matrix.path / each.file for each in matrix.meta.parts]
+    rows = pa.concat_tables([pq.read_table(file, columns=list(ROW_COLUMNS), filters=grid) for file in files])
+    pq.write_table(rows.unify_dictionaries(), folder / _ROWS, compression="zstd")
+    established = max(each.established for each in matrix.meta.parts)
+    meta = replace(
+        matrix.meta,
+        counts={**matrix.meta.counts, "rows": len(rows), "augmented": 0},
+        parts=(MatrixPart(_ROWS, len(rows), 0, established),),
+    )
+    (folder / META_NAME).write_bytes(meta.encode())
+
+
+def promises_of(part: Stored, section: PromisesSection) -> pd.DataFrame:
+    """Walk the promises of a part's profile, or take those that the same rules made earlier.
+
+    Parameters
+    ----------
+    part : Stored
+        The part; what is found is kept beside it.
+    section : PromisesSection
+        ``models.promises``.
+
+    Returns
+    -------
+    DataFrame
+        :attr:`models.promises.Promises.pooled` of the profile; empty where the part kept no labels.
+    """
+    if not (part.path / _LABELS).is_dir():
+        return pd.DataFrame()
+    told = json.dumps([promising_digest(), section.model_dump(mode="json"), part.facts["key"]], sort_keys=True)
+    key = hashlib.sha256(told.encode()).hexdigest()
+    frame_path, key_path = part.path / "promises.parquet", part.path / "promises.json"
+    if key_path.is_file() and json.loads(key_path.read_text(encoding="utf-8"))["key"] == key:
+        return pd.read_parquet(frame_path)
+    key_path.unlink(missing_ok=True)
+    rows, profile = part.rows(), part.facts["profile"]
+    predictions = pd.DataFrame(
+        {
+            "model": profile,
+            "variant": SLIDING,
+            "decision_time": pd.to_datetime(rows["time_ms"], unit="ms", utc=True).astype("datetime64[ms, UTC]"),
+            "unit": pd.Categorical.from_codes(rows["unit"], categories=part.units()),
+            "fold": rows["fold"],
+            "risk": part.scores(profile, SLIDING)["risk"],
+        }
+    )
+    folds = pd.DataFrame({"variant": SLIDING, "fold": np.unique(rows["fold"])})
+    matrix = FeatureMatrix.open(part.path / _LABELS)
+    found = walk_promises(predictions, folds, matrix, section, k=int(part.facts["k"])).pooled
+    found.to_parquet(frame_path, index=False)
+    write_json({"key": key}, key_path)  # last: without it they are made again
+    return found
+
+
+def promise_table(parts: Mapping[str, Sequence[Stored]], section: PromisesSection, jobs: int = 1) -> pd.DataFrame:
     """Gather what each fleet's profile promised.
 
     Parameters
     ----------
     parts : mapping of str to sequence of Stored
         The recommended profile's parts by scenario.
+    section : PromisesSection
+        ``models.promises``.
+    jobs : int
+        Parts at a time, each in a process of its own.
 
     Returns
     -------
     DataFrame
         ``scenario``, ``fleet`` and the columns of :attr:`models.promises.Promises.pooled`; empty where there are none.
     """
-    frames = []
-    for scenario, stored in parts.items():
-        for part in stored:
-            frame = part.frame("promises")
-            if frame is not None:
-                mine = frame[frame["model"] == part.facts["profile"]]
-                frames.append(mine.assign(scenario=scenario, fleet=part.path.name))
+    named = [(scenario, part) for scenario, stored in parts.items() for part in stored]
+    walk = partial(promises_of, section=section)
+    if jobs == 1:
+        found = [walk(part) for _, part in named]
+    else:
+        with ProcessPoolExecutor(max_workers=jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            found = list(pool.map(walk, [part for _, part in named]))
+    frames = [
+        frame.assign(scenario=scenario, fleet=part.path.name)
+        for (scenario, part), frame in zip(named, found, strict=True)
+        if len(frame)
+    ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 

@@ -5,6 +5,7 @@
     PART/rows.parquet            decision time, unit, label, incident of each row, by decision time and unit
     PART/scores/MODEL.VARIANT.parquet   rank (int32), risk (float32), alert, in the order of the rows
     PART/units.json              names of the units, sorted
+    PART/labels/                 rows and events without features, see benchmarks/scoreboard/promised.py
     PART/facts.json              budget, counts, seconds, memory; written last: without it the part is not finished
 """
 
@@ -65,11 +66,6 @@ class Stored:
         table = pq.read_table(self.path / _SCORES / f"{model}.{variant}.parquet")
         return {name: table[name].to_numpy() for name in table.column_names}
 
-    def frame(self, name: str) -> pd.DataFrame | None:
-        """Read a further frame that the part left, such as its promises; None where it left none."""
-        path = self.path / f"extra_{name}.parquet"
-        return pd.read_parquet(path) if path.is_file() else None
-
 
 def load(path: Path, key: str | None = None) -> Stored | None:
     """Give a finished part, or None where it is not finished or was made from something else.
@@ -93,13 +89,7 @@ def load(path: Path, key: str | None = None) -> Stored | None:
     return Stored(path, facts) if key is None or facts["key"] == key else None
 
 
-def keep(
-    path: Path,
-    predictions: pd.DataFrame,
-    truth: pd.DataFrame,
-    facts: Mapping[str, Any],
-    extras: Mapping[str, pd.DataFrame] | None = None,
-) -> Stored:
+def keep(path: Path, predictions: pd.DataFrame, truth: pd.DataFrame, facts: Mapping[str, Any]) -> Stored:
     """Condense a backtest's predictions and its oracle into a part.
 
     Parameters
@@ -112,8 +102,6 @@ def keep(
         True risks.
     facts : mapping
         Facts to keep; ``k`` and ``key`` among them.
-    extras : mapping of str to DataFrame, optional
-        Further frames.
 
     Returns
     -------
@@ -162,8 +150,6 @@ def keep(
     best_order = np.lexsort((_codes(best["unit"], place), milliseconds(best["decision_time"])))
     _write_scores(best, path, f"{ORACLE}.{ORACLE}", best_order)
     coverage = float(np.isfinite(best["risk"].to_numpy(dtype=np.float64)).mean())
-    for name, frame in (extras or {}).items():
-        frame.to_parquet(path / f"extra_{name}.parquet", index=False)
     (path / "units.json").write_text(json.dumps(units), encoding="utf-8")
     told = {**facts, "oracle_coverage": coverage}
     (path / f".{FACTS}").write_text(json.dumps(told, indent=1, sort_keys=True), encoding="utf-8")

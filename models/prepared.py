@@ -20,6 +20,11 @@ _COLUMNS = 16
 """Columns of float32 that a cache line holds."""
 
 
+_STEPS = 100
+"""Steps of a network in a pass over its rows, at least: few rows come in smaller batches, so that they teach as much.
+The library divides a network's penalty by the rows of a batch, so the penalty shrinks with it and weighs the same."""
+
+
 class SignedLogScaler(TransformerMixin, BaseEstimator):
     """Take the signed logarithm of each feature, centre and scale it robustly, clip it, and put 0 for NaN.
 
@@ -91,7 +96,8 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
     Parameters
     ----------
     classifier : scikit-learn classifier or None
-        What is fitted on the prepared features; must take ``sample_weight``. None: logistic regression.
+        What is fitted on the prepared features; must take ``sample_weight``. None: logistic regression. The batches of
+        a network hold a hundredth of the rows at most.
     clip : float, default 5.0
         See :class:`SignedLogScaler`.
 
@@ -130,8 +136,9 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         self.scaler_ = SignedLogScaler(self.clip)
         self.classifier_ = LogisticRegression() if self.classifier is None else clone(self.classifier)
         batch = getattr(self.classifier_, "batch_size", None)
-        if isinstance(batch, int):  # a network cannot take more rows at once than it has after its validation split
-            self.classifier_.set_params(batch_size=max(1, min(batch, len(X) // 2)))
+        if isinstance(batch, int):
+            taken = max(1, min(batch, len(X) // _STEPS))
+            self.classifier_.set_params(batch_size=taken, alpha=self.classifier_.alpha * taken / batch)
         prepared = self.scaler_.fit_transform(X)
         with threadpool_limits(limits=1):
             if sample_weight is None:

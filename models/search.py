@@ -150,8 +150,9 @@ def _draw(learner: str, rng: np.random.Generator) -> dict[str, Any]:
     if learner == "mlp":
         return {
             "hidden_layer_sizes": pick(((16,), (32,), (64,), (32, 16))),
-            "alpha": pick((1.0, 5.0, 20.0, 80.0)),
-            "epochs": pick((10, 20, 40)),
+            "alpha": pick((2.0, 8.0, 30.0)),
+            "learning_rate_init": pick((1e-3, 2e-3)),
+            "epochs": pick((5, 10, 20)),
         }
     return {}
 

@@ -16,7 +16,6 @@ from features.fleet import Fleet
 from features.plan import FeaturePlan
 from features.service import instant_ms
 from features.spill import BucketValues
-from telemetry.layout import part_rows
 from telemetry.store import Dataset
 
 
@@ -64,16 +63,10 @@ def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows, *, since: datetime | 
             nodes,
             np.flatnonzero(bucket_of_pair == bucket),
             order[bounds[bucket] : bounds[bucket + 1]],
-            _samples(dataset, bucket, since),
+            dataset.rows_in(bucket, since=since),
         )
         for bucket, nodes in sorted(by_bucket.items())
     ]
-
-
-def _samples(dataset: Dataset, bucket: int, since: datetime | None) -> int:
-    if since is None:
-        return int(dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0))
-    return sum(part_rows(path) for path in dataset.parts(bucket, since=since))
 
 
 def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: datetime | None) -> list[pa.Table]:

@@ -78,7 +78,7 @@ def rows_of(
     if not len(grid) and since is None:
         raise InputError(
             f"no unit is in service at any decision time from {span[0].isoformat()} to {span[1].isoformat()}",
-            f"dataset {dataset.path}",
+            f"dataset {dataset.place}",
             "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
         )
     if not len(extra):

@@ -39,7 +39,7 @@ from features.service import instants, reported, units_of
 from features.slabs import SlabJoiner, SlabTimes, cut_slabs
 from features.spill import Spill
 from features.static import StaticPlan
-from telemetry.store import Dataset
+from telemetry.store import Dataset, Place
 
 _SHARED = "Give every machine of the cluster the same folders under the same paths, and the same version of predrain."
 
@@ -50,8 +50,8 @@ class BuildOrder:
 
     Attributes
     ----------
-    dataset : Path
-        Absolute.
+    dataset : Path or S3Place
+        Absolute; on storage one version.
     dataset_digest : str
     target : Path
         Where the matrix will stand; absolute.
@@ -70,7 +70,7 @@ class BuildOrder:
         Of the spill, by which a machine knows that it sees the same folder and not one of its own by that name.
     """
 
-    dataset: Path
+    dataset: Place
     dataset_digest: str
     target: Path
     folder: Path

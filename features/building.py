@@ -96,7 +96,7 @@ def build_matrix(
     out = Path(out)
     engine = engine or LocalEngine()
     order = BuildOrder(
-        dataset=dataset.path.resolve(),
+        dataset=dataset.pinned,
         dataset_digest=dataset.digest,
         target=Path(os.path.realpath(out)),
         folder=building_path(Path(os.path.realpath(out))),
@@ -198,7 +198,7 @@ def _check(dataset: Dataset, decision: DecisionSection, features: FeatureSection
         if value % step:
             raise InputError(
                 f"{format_duration(value)} is not a multiple of the dataset's step of {format_duration(step)}",
-                f"parameter {name}, dataset {dataset.path}",
+                f"parameter {name}, dataset {dataset.place}",
                 "Choose a multiple, or import the dataset with another telemetry.step.",
             )
 

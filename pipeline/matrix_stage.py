@@ -10,19 +10,21 @@ from features.engine import Engine
 from features.matrix import FeatureMatrix
 from pipeline.params import Params
 from telemetry.errors import InputError
-from telemetry.store import Dataset
+from telemetry.store import Dataset, Place
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""
 
 
 def make_matrix(
-    dataset: Path, params: Params, out: Path, *, progress: Progress | None = None, engine: Engine | None = None
+    dataset: Place, params: Params, out: Path, *, progress: Progress | None = None, engine: Engine | None = None
 ) -> FeatureMatrix:
     """Compute the feature matrix of a dataset, or take the one at ``out`` if it is the same.
 
     Parameters
     ----------
+    dataset : Path or S3Place
+        Its folder, or where it is on S3-compatible storage.
     engine : Engine, optional
         Who does the work; default: this machine's cores. The matrix is the same, byte for byte.
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
+from predrain.console import DATASET_HELP, JsonOption, ParamsOption, params_files, progress, read_place, reported, show
 from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
+
+if TYPE_CHECKING:
+    from telemetry.object_store.place import Place
 
 
 def backtest(
@@ -17,13 +20,13 @@ def backtest(
         Path, typer.Option(help="Folder for metrics.json, predictions.parquet, predictions_all.parquet, report/.")
     ],
     dataset: Annotated[
-        Path | None, typer.Option(help="Folder of a dataset; its features are computed into OUT/matrix.")
+        str | None, typer.Option(help=f"{DATASET_HELP}  Its features are computed into OUT/matrix.")
     ] = None,
     matrix: Annotated[Path | None, typer.Option(help="Folder of a feature matrix, instead of a dataset.")] = None,
     truth: Annotated[
         Path | None,
         typer.Option(
-            help="The simulator's truth, read by the evaluation only. Default: DATASET-truth where it exists."
+            help="The simulator's truth, read by the evaluation only. Default: DATASET-truth beside the folder, if any."
         ),
     ] = None,
     params: ParamsOption = None,
@@ -52,17 +55,14 @@ def backtest(
         from pipeline.terminal import summary_of
 
         loaded = load_params(params_files(params))
-        if dataset is not None:
-            dataset = dataset.resolve()
-            refuse_inside(out, dataset)
+        place = None if dataset is None else read_place(dataset, out)
         if engine is not EngineName.local:
             refuse_waiting(loaded.training)  # before hours of features
         chosen = running.enter_context(chosen_engine(engine, dask_address, dask_workers))
-        if dataset is not None:
+        if place is not None:
             with progress("features") as advance:
-                found = make_matrix(dataset, loaded, out / "matrix", progress=advance, engine=chosen)
-            sibling = dataset.with_name(dataset.name + "-truth")
-            truth = truth or (sibling if sibling.is_dir() else None)
+                found = make_matrix(place, loaded, out / "matrix", progress=advance, engine=chosen)
+            truth = truth or _truth_beside(place)
         else:
             assert matrix is not None
             found = FeatureMatrix.open(matrix)
@@ -71,6 +71,15 @@ def backtest(
         if report:
             write_report_for(out)
         show(summary_of(out), as_json=as_json)
+
+
+def _truth_beside(dataset: Place) -> Path | None:
+    """Find the simulator's truth; a published dataset has none, for nothing but the dataset is published."""
+    if not isinstance(dataset, Path):
+        return None
+    dataset = dataset.resolve()
+    sibling = dataset.with_name(dataset.name + "-truth")
+    return sibling if sibling.is_dir() else None
 
 
 def add_to(app: typer.Typer) -> None:

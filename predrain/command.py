@@ -11,6 +11,7 @@ from predrain import (
     act,
     backtest,
     collect,
+    dataset,
     doctor,
     features_verb,
     import_files,
@@ -52,6 +53,7 @@ def options(
 simulate.add_to(app)
 import_files.add_to(app)
 collect.add_to(app)
+dataset.add_to(app)
 prepare.add_to(app)
 features_verb.add_to(app)
 train.add_to(app)

@@ -7,9 +7,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from telemetry.object_store.place import Place
 
 DONE, FAILED, USAGE = 0, 1, 2
 """Exit codes of every verb."""
@@ -23,6 +26,9 @@ ParamsOption = Annotated[
     ),
 ]
 """The ``--params`` option of every verb that reads parameters."""
+
+DATASET_HELP = "A dataset: its folder, or s3://BUCKET/PREFIX where one was published."
+"""Help of the ``--dataset`` option of verbs that only read the dataset."""
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object on stdout.")]
 """The ``--json`` option of every verb that a program may call."""
@@ -55,6 +61,23 @@ def reported() -> Iterator[None]:
         fail(f"{error.strerror or error} ({error.filename or 'no file named'}). What was there before is unchanged.")
     except KeyboardInterrupt:
         fail("interrupted. What was there before is unchanged; run the same command again to go on.")
+
+
+def read_place(written: str, out: Path) -> Place:
+    """Read where the dataset is, and refuse to write results into it: the next import would replace it as a whole.
+
+    Raises
+    ------
+    InputError
+        If ``written`` is no place of a dataset, or ``out`` is the dataset's folder, lies in it, or is on storage.
+    """
+    from telemetry.object_store.place import place_of, refuse_storage
+
+    refuse_storage(out)
+    place = place_of(written)
+    if isinstance(place, Path):
+        refuse_inside(out, place)
+    return place
 
 
 def refuse_inside(out: Path, dataset: Path) -> None:

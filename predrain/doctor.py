@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from telemetry.channel import Channel
     from telemetry.doctor.observation import Observation
+    from telemetry.store import Place
 
 _BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")
 
@@ -26,8 +27,8 @@ def doctor(
     source: Annotated[
         str | None,
         typer.Argument(
-            help="An exporter's page (URL, host:port or a saved file), a dataset's folder, or what a collector wrote "
-            "about its targets (DATASET.live or its state/exporters.json)."
+            help="An exporter's page (URL, host:port or a saved file), a dataset (its folder or s3://BUCKET/PREFIX), "
+            "or what a collector wrote about its targets (DATASET.live or its state/exporters.json)."
         ),
     ] = None,
     prometheus: Annotated[
@@ -165,9 +166,12 @@ def _source(
 ) -> Observation:
     from telemetry.errors import InputError
     from telemetry.landing.folder import landing_of
+    from telemetry.object_store.place import place_of
 
-    path = Path(source)
     now = datetime.now(UTC)
+    if source.startswith("s3://"):
+        return _dataset(place_of(source, "SOURCE"), known, now)
+    path = Path(source)
     if not path.exists() and "://" not in source and landing_of(path).is_dir():
         raise InputError(
             "there is no dataset yet, only what collectors have landed for it",
@@ -175,10 +179,7 @@ def _source(
             f"Fold it first: `predrain collect compact --dataset {source}`.",
         )
     if path.is_dir() and not (path / "state").is_dir():
-        from telemetry.doctor.dataset_source import observe_dataset
-
-        with progress("reading") as advance:
-            return observe_dataset(path, channels=known, now=now, progress=advance)
+        return _dataset(path, known, now)
     if path.is_dir() or path.suffix == ".json":
         from telemetry.doctor.collector_source import observe_collector
 
@@ -204,6 +205,13 @@ def _source(
             timeout_s=timing["timeout_s"],
             progress=advance,
         )
+
+
+def _dataset(place: Place, known: Mapping[str, Channel], now: datetime) -> Observation:
+    from telemetry.doctor.dataset_source import observe_dataset
+
+    with progress("reading") as advance:
+        return observe_dataset(place, channels=known, now=now, progress=advance)
 
 
 @contextmanager

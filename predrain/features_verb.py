@@ -7,12 +7,12 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
+from predrain.console import DATASET_HELP, JsonOption, ParamsOption, params_files, progress, read_place, reported, show
 from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
 
 
 def features(
-    dataset: Annotated[Path, typer.Option(help="Folder of a dataset.")],
+    dataset: Annotated[str, typer.Option(help=DATASET_HELP)],
     out: Annotated[Path, typer.Option(help="Folder of the feature matrix to write.")],
     params: ParamsOption = None,
     engine: EngineOption = EngineName.local,
@@ -29,10 +29,10 @@ def features(
         from pipeline.matrix_stage import make_matrix
         from pipeline.params import load_params
 
-        refuse_inside(out, dataset)
+        place = read_place(dataset, out)
         loaded = load_params(params_files(params))
         with chosen_engine(engine, dask_address, dask_workers) as chosen:
-            matrix = make_matrix(dataset, loaded, out, progress=advance, engine=chosen)
+            matrix = make_matrix(place, loaded, out, progress=advance, engine=chosen)
         show(
             {
                 "matrix": str(out),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from predrain.console import FAILED, JsonOption, ParamsOption, params_files, refuse_inside, reported, show
+from predrain.console import DATASET_HELP, FAILED, JsonOption, ParamsOption, params_files, read_place, reported, show
 from predrain.promote import DEFAULT_STORE
 
 if TYPE_CHECKING:
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from serving.result import ScoringResult
     from serving.status import Attempt
     from serving.writing import ScoresFolder
+    from telemetry.store import Place
 
 _SHORTEST = timedelta(seconds=1)
 
 
 def score(
-    dataset: Annotated[Path, typer.Option(help="Folder of the dataset.")],
+    dataset: Annotated[str, typer.Option(help=DATASET_HELP)],
     model: Annotated[str, typer.Option(help="Folder of a bundle, or `champion`: that of the registry.")],
     out: Annotated[Path, typer.Option(help="Folder of the scores; decisions are added to those in it.")],
     at: Annotated[
@@ -65,11 +66,11 @@ def score(
         pause = None if every is None else _pause(every)
         if when is not None and pause is not None:
             raise typer.BadParameter("--at names one decision time, --every goes on with those to come")
-        refuse_inside(out, dataset)
+        place = read_place(dataset, out)
         scores = ScoresFolder(out)
         with _failures_marked(scores):
             settings = scoring_settings(load_params(params_files(params)))
-        rounds = _Rounds(dataset, model, registry or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE, name)
+        rounds = _Rounds(place, model, registry or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE, name)
         work = lambda: rounds.run(scores, settings, when)  # noqa: E731 - a name for what both ways repeat
         failed = _once(scores, work, as_json) if pause is None else _follow(scores, work, pause, as_json)
     if failed:
@@ -79,7 +80,7 @@ def score(
 class _Rounds:
     """Scores with the model that is present at each round; what is heavy is imported, and the model read, but once."""
 
-    def __init__(self, dataset: Path, model: str, registry: str, name: str) -> None:
+    def __init__(self, dataset: Place, model: str, registry: str, name: str) -> None:
         self._dataset = dataset
         self._model = (model, registry, name)
         self._source: Any = None

@@ -107,11 +107,14 @@ def serve(
         from serving.http.service import Service
         from serving.http.settings import ServiceSettings
         from serving.http.tracing import Tracing
+        from telemetry.object_store.place import refuse_storage
 
         handler = logging.StreamHandler()
         handler.setFormatter(JsonLines())
         logging.basicConfig(level=logging.INFO, handlers=[handler])
         be_responsive()
+        if dataset is not None:
+            refuse_storage(dataset)
         refuse_open_port(host, has_tokens=tokens is not None)
         settings = ServiceSettings()
         if stale_after is not None:

@@ -98,7 +98,7 @@ def fleet_rows(
     if not len(everyone):
         raise InputError(
             f"no unit is in service at {t.isoformat()}",
-            f"dataset {dataset.path}",
+            f"dataset {dataset.place}",
             "Check the inventory's installed_at and removed_at.",
         )
     watch = FreshnessWatch(config, t_ms)

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import TracebackType
 
 from telemetry.errors import InputError
+from telemetry.object_store.place import refuse_storage
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LOCKS = (errno.EBADF, errno.ENOLCK, errno.EOPNOTSUPP)
@@ -118,10 +119,11 @@ class FolderSwap:
     Raises
     ------
     InputError
-        If another process is building the same target, or the place may not be written to.
+        If another process is building the same target, or the place is no folder or may not be written to.
     """
 
     def __init__(self, target: Path) -> None:
+        refuse_storage(target)
         self.target = Path(os.path.realpath(target))
         self.path = building_path(self.target)
         self._lock: int | None = None

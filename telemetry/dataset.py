@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,10 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import ReadLease, recover_folder
+from telemetry.dataset_files import DatasetFiles, FolderFiles, StoredFiles
 from telemetry.day_digests import read_day_digests
 from telemetry.errors import InputError
-from telemetry.layout import bucket_folder, merge_runs, node_hash, part_paths, read_part, sort_columns
-from telemetry.meta import DatasetMeta, read_meta
+from telemetry.layout import bucket_name, merge_runs, node_hash, part_rows, read_part, sort_columns
+from telemetry.meta import META_NAME, DatasetMeta, decode_meta, read_meta
+from telemetry.object_store.place import Place, S3Place, refuse_storage
 from telemetry.runs import since_in_ms
 from telemetry.schema import samples_schema
 
@@ -46,45 +47,82 @@ class SampleFile:
 
 
 class Dataset:
-    """A dataset on disk, opened for reading; make it with :meth:`open`.
+    """A dataset in a folder or on S3-compatible storage, opened for reading; make it with :meth:`open`.
 
     Parameters
     ----------
-    path : pathlib.Path
-        The dataset's folder.
+    place : pathlib.Path or S3Place
+        The dataset's folder; on storage the version that is read, whatever is current there by now.
     meta : DatasetMeta
         What its dataset.json says.
-    lease : ReadLease, optional
-        Keeps the files in place while another run replaces the dataset: this object goes on reading the old one.
+    files : DatasetFiles
+        Its files. This object goes on reading the same ones while another run replaces the dataset.
     """
 
-    def __init__(self, path: Path, meta: DatasetMeta, lease: ReadLease | None = None) -> None:
-        self.path = path
+    def __init__(self, place: Place, meta: DatasetMeta, files: DatasetFiles) -> None:
+        self.place = place
         self.meta = meta
-        self._lease = lease
-        self._root = path if lease is None else lease.path
+        self._files = files
 
     @classmethod
-    def open(cls, path: Path, *, lease: bool = True) -> Dataset:
-        """Open the dataset at ``path``; a swap that a killed writer left half done is undone first.
+    def open(cls, place: Place, *, lease: bool = True) -> Dataset:
+        """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
 
         Parameters
         ----------
-        path : pathlib.Path
+        place : pathlib.Path or S3Place
+            On storage the connection is what the environment says (:func:`telemetry.object_store.connection.connect`),
+            and the version is found once, here.
         lease : bool
-            Whether the files shall stay while this object lives, even if another run replaces the dataset.
+            Whether the files in a folder shall stay while this object lives, even if another run replaces the dataset.
 
         Raises
         ------
         InputError
-            If there is no dataset at ``path``, or it cannot be read by this version.
+            If there is no dataset at ``place``, it cannot be read by this version, or the storage cannot be read.
         """
-        path = Path(path)
+        if isinstance(place, S3Place):
+            stored = StoredFiles.find(place)
+            meta = decode_meta(stored.read_checked(META_NAME).decode(), f"{stored.place}/{META_NAME}")
+            return cls(stored.place, meta, stored)
+        path = Path(place)
+        refuse_storage(path)
         recover_folder(path)
         if not lease or not path.is_dir():
-            return cls(path, read_meta(path))
+            return cls(path, read_meta(path), FolderFiles(path))
         held = ReadLease(path)
-        return cls(path, read_meta(held.path, path), held)
+        return cls(path, read_meta(held.path, path), FolderFiles(path, held))
+
+    @property
+    def path(self) -> Path:
+        """The dataset's folder, for those that do more than read.
+
+        Raises
+        ------
+        ValueError
+            If it is not in a folder.
+        """
+        if not isinstance(self.place, Path):
+            raise ValueError(f"{self.place} is not in a folder")
+        return self.place
+
+    @property
+    def root(self) -> Path:
+        """A path by which the very files that this object reads are found, whatever takes the folder's name.
+
+        Raises
+        ------
+        ValueError
+            If the dataset is not in a folder.
+        """
+        if not isinstance(self._files, FolderFiles):
+            raise ValueError(f"{self.place} is not in a folder")
+        return self._files.root
+
+    @property
+    def pinned(self) -> Place:
+        """Where another process finds this dataset: its folder, absolute, or its version on storage."""
+        return self.place if isinstance(self.place, S3Place) else self.place.resolve()
 
     @property
     def digest(self) -> str:
@@ -116,27 +154,37 @@ class Dataset:
 
     def parts_of_run(self, bucket: int, run: int) -> list[Path]:
         """Return the files of one run of a bucket: one, or those that an older version wrote where time is one run."""
-        folder = bucket_folder(self._root, bucket)
-        return [folder / name for name in self._names.get(bucket, {}).get(run, [])]
+        return [self.root / name for name in self._names_of(bucket, run)]
+
+    def rows_in(self, bucket: int, *, since: datetime | None = None) -> int:
+        """Return the samples in the files that :meth:`parts` gives; of all of them as dataset.json says."""
+        if since is None:
+            return int(self.meta.counts["samples_by_bucket"].get(str(bucket), 0))
+        rows = 0
+        for run in self.runs_of(bucket):
+            for name in self._names_of(bucket, run) if self.meta.runs.overlaps(run, since_in_ms(since), None) else ():
+                with self._files.opened(name) as stream:
+                    rows += part_rows(stream)
+        return rows
 
     def sample_files(self) -> list[SampleFile]:
         """Return every file of samples by bucket and run, with the SHA-256 of its bytes and the time it covers."""
         found = []
         for bucket in self.buckets():
             for run in self.runs_of(bucket):
-                for path in self.parts_of_run(bucket, run):
-                    name = path.relative_to(self._root).as_posix()
+                for name in self._names_of(bucket, run):
                     span = self.meta.runs.span(run) or self.meta.span
                     found.append(SampleFile(bucket, run, name, self.sha256_of(name), span))
         return found
 
     def day_digests(self, file: SampleFile) -> dict[int, str] | None:
         """Return the digest of each day of a file; see :func:`telemetry.day_digests.read_day_digests`."""
-        return read_day_digests(self._root / file.path)
+        with self._files.opened(file.path) as stream:
+            return read_day_digests(stream)
 
     def sha256_of(self, name: str) -> str:
         """Return the SHA-256 of a file of the dataset: as dataset.json says, or, in an older dataset, of its bytes."""
-        return self.meta.files.get(name) or sha256_of(self._root / name)
+        return self.meta.files.get(name) or self._files.sha256_of(name)
 
     def read_bucket(
         self,
@@ -230,11 +278,12 @@ class Dataset:
         """
         schema = pa.schema([self.schema.field(name) for name in self._columns(columns)])
         tables = []
-        for path in self.parts_of_run(bucket, run):
+        for name in self._names_of(bucket, run):
             try:
-                tables.append(read_part(path, schema.names))
+                with self._files.opened(name) as stream:
+                    tables.append(read_part(stream, schema.names, ahead=self._files.far))
             except FileNotFoundError:
-                raise self._damaged(f"bucket {bucket} has lost {path.name}", bucket) from None
+                raise self._damaged(f"bucket {bucket} has lost {name.rpartition('/')[2]}", bucket) from None
         if not tables:
             return schema.empty_table()
         return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables]).unify_dictionaries()
@@ -245,30 +294,33 @@ class Dataset:
             return names
         for name in columns:
             if name not in names:
-                raise InputError(f"the dataset has no column {name!r}", str(self.path), f"Its columns are {names}.")
+                raise InputError(f"the dataset has no column {name!r}", str(self.place), f"Its columns are {names}.")
         return list(columns)
 
     def _damaged(self, what: str, bucket: int) -> InputError:
         return InputError(
             what,
-            str(bucket_folder(self.path, bucket)),
+            f"{self.place}/{bucket_name(bucket)}",
             "The dataset is damaged or was replaced while it was read: run again, or import it again.",
         )
 
+    def _names_of(self, bucket: int, run: int) -> list[str]:
+        return self._names.get(bucket, {}).get(run, [])
+
     @cached_property
     def _names(self) -> dict[int, dict[int, list[str]]]:
-        """Names of the files of samples by bucket and run."""
+        """Names of the files of samples in the dataset, by bucket and run."""
         found: dict[int, dict[int, list[str]]] = {}
         for bucket in self.buckets():
             if self.meta.run_days is None:  # as an older version wrote them: their number is not known
-                there = [path.name for path in part_paths(self._root, bucket)]
+                there = self._files.parts_in(bucket_name(bucket))
                 found[bucket] = {0: there} if there else {}
         if self.meta.run_days is not None:
             for path in sorted(self.meta.files):
                 folder, _, name = path.rpartition("/")
                 if folder.startswith("telemetry/bucket="):
                     bucket = int(folder.removeprefix("telemetry/bucket="))
-                    found.setdefault(bucket, {})[self.meta.runs.of_file(name)] = [name]
+                    found.setdefault(bucket, {})[self.meta.runs.of_file(name)] = [path]
         return found
 
     def events(self) -> pd.DataFrame:
@@ -281,21 +333,16 @@ class Dataset:
 
     def jobs(self) -> pd.DataFrame | None:
         """Return the jobs, or None where the dataset has none; see :data:`telemetry.schema.JOBS`."""
-        return self._small("jobs.parquet") if (self._root / "jobs.parquet").exists() else None
+        return self._small("jobs.parquet") if self._files.has("jobs.parquet") else None
 
     def _small(self, name: str) -> pd.DataFrame:
         try:
-            return pq.read_table(self._root / name).to_pandas()
+            with self._files.opened(name) as stream:
+                return pq.read_table(stream).to_pandas()
         except FileNotFoundError:
             raise InputError(
-                f"the dataset has no {name}", str(self.path), "It is damaged: import its sources again."
+                f"the dataset has no {name}", str(self.place), "It is damaged: import its sources again."
             ) from None
-
-
-def sha256_of(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes as hexadecimal text."""
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _within(table: pa.Table, since_ms: int | None, until_ms: int | None) -> pa.Table:

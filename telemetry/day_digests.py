@@ -68,9 +68,9 @@ def footer(table: pa.Table) -> dict[str, str]:
     return {FOOTER_KEY: json.dumps(day_digests(table), separators=(",", ":"))}
 
 
-def read_day_digests(path: Path) -> dict[int, str] | None:
+def read_day_digests(source: Path | pa.NativeFile) -> dict[int, str] | None:
     """Read the digests of a file of samples from its footer alone; None in a file that an older version wrote."""
-    found = (pq.read_metadata(path).metadata or {}).get(FOOTER_KEY.encode())
+    found = (pq.read_metadata(source).metadata or {}).get(FOOTER_KEY.encode())
     return None if found is None else {int(day): digest for day, digest in json.loads(found).items()}
 
 

@@ -43,14 +43,14 @@ def node_hash(node: str) -> int:
     return int.from_bytes(hashlib.blake2b(node.encode(), digest_size=8).digest(), "little")
 
 
+def bucket_name(bucket: int) -> str:
+    """Return the name of the folder of a bucket's parts in a dataset, with slashes."""
+    return f"telemetry/bucket={bucket:02d}"
+
+
 def bucket_folder(root: Path, bucket: int) -> Path:
     """Return the folder of a bucket's parts under a dataset's root."""
-    return root / "telemetry" / f"bucket={bucket:02d}"
-
-
-def part_paths(root: Path, bucket: int) -> list[Path]:
-    """Return the existing part files of a bucket, in their order: by run, or as written where there is one run."""
-    return sorted(bucket_folder(root, bucket).glob("part-*.parquet"))
+    return root / bucket_name(bucket)
 
 
 def sort_columns(unit: Unit) -> tuple[str, str]:
@@ -185,15 +185,25 @@ def write_part(path: Path, table: pa.Table, footer: Mapping[str, str]) -> None:
         writer.add_key_value_metadata(dict(footer))
 
 
-def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Read one part file; ``columns`` None reads all of them."""
-    with pq.ParquetFile(path, read_dictionary=["node", "gpu"], memory_map=False) as file:
+def read_part(source: Path | pa.NativeFile, columns: Sequence[str] | None = None, *, ahead: bool = False) -> pa.Table:
+    """Read one part file.
+
+    Parameters
+    ----------
+    source : pathlib.Path or pyarrow.NativeFile
+    columns : sequence of str, optional
+        Default: all of them.
+    ahead : bool
+        Whether to ask for all bytes of the columns at once, in few large and simultaneous reads: for files that are
+        far away. It holds them all in memory until they are decoded.
+    """
+    with pq.ParquetFile(source, read_dictionary=["node", "gpu"], memory_map=False, pre_buffer=ahead) as file:
         return file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
 
 
-def part_rows(path: Path) -> int:
+def part_rows(source: Path | pa.NativeFile) -> int:
     """Return the rows of a part file, from its last bytes alone."""
-    return int(pq.read_metadata(path).num_rows)
+    return int(pq.read_metadata(source).num_rows)
 
 
 def _encodings(table: pa.Table) -> tuple[list[str], dict[str, str]]:

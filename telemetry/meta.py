@@ -120,6 +120,17 @@ def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
             str(named or root),
             "Give the folder that `predrain import` or `predrain simulate` wrote.",
         ) from None
+    return decode_meta(text, str(path))
+
+
+def decode_meta(text: str, where: str) -> DatasetMeta:
+    """Decode the text of a dataset.json; errors say that it stands at ``where``.
+
+    Raises
+    ------
+    InputError
+        If it is damaged, or a newer predrain wrote it.
+    """
     try:
         content: Mapping[str, Any] = json.loads(text)
         version = content["schema_version"]
@@ -127,11 +138,11 @@ def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
             return _decode(content)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
-            f"dataset.json is damaged: {error}", str(path), "Import the sources again into this folder."
+            f"dataset.json is damaged: {error}", where, "Import the sources again into this folder."
         ) from error
     raise InputError(
         f"the dataset has schema version {version}, this predrain reads {SCHEMA_VERSION} and {RUNS_SCHEMA_VERSION}",
-        str(path),
+        where,
         "Import the sources again, or use the version of predrain that wrote it.",
     )
 

@@ -2,6 +2,7 @@
 
 from telemetry.dataset import Dataset
 from telemetry.meta import DatasetMeta
+from telemetry.object_store.place import Place
 from telemetry.writer import DatasetWriter
 
-__all__ = ["Dataset", "DatasetMeta", "DatasetWriter"]
+__all__ = ["Dataset", "DatasetMeta", "DatasetWriter", "Place"]

@@ -18,7 +18,8 @@ import pyarrow.compute as pc
 
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
 from telemetry.channel import Channel, channel_as_dict
-from telemetry.dataset import Dataset, sha256_of
+from telemetry.dataset import Dataset
+from telemetry.dataset_files import sha256_of
 from telemetry.errors import InputError
 from telemetry.layout import DEFAULT_BUCKETS, node_hash, part_rows, sort_columns, sort_samples, write_small
 from telemetry.meta import META_NAME, DatasetMeta, encode_meta, instant_text

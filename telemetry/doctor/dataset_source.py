@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -18,6 +17,7 @@ from telemetry.config import format_duration
 from telemetry.dataset import Dataset
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.meta import DatasetMeta
+from telemetry.object_store.place import Place
 
 LOOKED_AT: Final = timedelta(days=7)
 """The newest part of a dataset, which is looked at."""
@@ -38,7 +38,7 @@ class _Tally:
 
 
 def observe_dataset(
-    path: Path,
+    place: Place,
     *,
     channels: Mapping[str, Channel],
     now: datetime,
@@ -48,8 +48,8 @@ def observe_dataset(
 
     Parameters
     ----------
-    path : pathlib.Path
-        The dataset's folder.
+    place : pathlib.Path or S3Place
+        Where the dataset is.
     channels : mapping of str to Channel
         The catalogue, with the user's declarations.
     now : datetime
@@ -62,7 +62,7 @@ def observe_dataset(
     InputError
         If there is no dataset, or it is damaged.
     """
-    dataset = Dataset.open(path)
+    dataset = Dataset.open(place)
     meta = dataset.meta
     buckets = _spread(dataset.buckets())
     columns = [name for name in meta.channels if name in channels]
@@ -93,7 +93,7 @@ def observe_dataset(
     heard = looked_at[looked_at[meta.unit].isin(sending)]
     return Observation(
         kind="dataset",
-        where=str(path),
+        where=str(place),
         at=now,
         units=len(sending),
         nodes=int(in_service["node"].nunique()),
@@ -206,7 +206,7 @@ def _findings(dataset: Dataset, events: pd.DataFrame, now: datetime) -> list[Fin
         found.append(
             Finding(
                 f"{aside:,} rows or values were set aside, most for: {first}",
-                f"Look at {dataset.path / 'quarantine'} and correct the source or the mapping.",
+                f"Look at {dataset.place}/quarantine and correct the source or the mapping.",
             )
         )
     return found

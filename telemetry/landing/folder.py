@@ -19,6 +19,7 @@ from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.landing.tables import KINDS, Kind, lay_out
+from telemetry.object_store.place import refuse_storage
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,180}\Z")
 _NAMED: Final = "named-"
@@ -30,7 +31,14 @@ _STALE_TEMPORARY_S = 3600
 
 
 def landing_of(dataset: Path) -> Path:
-    """Return the landing folder of a dataset: its sibling ``DATASET.live``."""
+    """Return the landing folder of a dataset: its sibling ``DATASET.live``.
+
+    Raises
+    ------
+    InputError
+        If the dataset is not in a folder.
+    """
+    refuse_storage(dataset)
     real = Path(os.path.realpath(dataset))
     return real.with_name(real.name + ".live")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-import telemetry.dataset
 from serving.config import ScoringSettings
 from serving.fleet_rows import fleet_rows
 from serving.live_config import live_config
+from telemetry.dataset_files import FolderFiles
 from telemetry.runs import Runs
 from telemetry.schema import INSTANT
 from telemetry.store import Dataset, DatasetWriter
@@ -45,18 +46,20 @@ def test_rows_of_the_newest_runs_are_those_of_all_samples(tmp_path: Path, monkey
     one, cut = (with_a_past(world.dataset, tmp_path / str(days), days) for days in (None, 1))
     t = T0 + HOURS * HOUR - 3 * HOUR
     opened: list[str] = []
-    read = telemetry.dataset.read_part
+    opens = FolderFiles.opened
 
-    def noted(path: Path, columns: list[str]) -> pa.Table:
-        opened.append(path.name)
-        return read(path, columns)
+    def noted(files: FolderFiles, name: str) -> AbstractContextManager[pa.NativeFile]:
+        opened.append(name.rpartition("/")[2])
+        return opens(files, name)
 
     everything = fleet_rows(world.dataset, live_config(world.bundle, world.dataset.meta), ScoringSettings(), t)
     whole = fleet_rows(one, live_config(world.bundle, one.meta), ScoringSettings(), t)
-    monkeypatch.setattr(telemetry.dataset, "read_part", noted)
+    monkeypatch.setattr(FolderFiles, "opened", noted)
     newest = fleet_rows(cut, live_config(world.bundle, cut.meta), ScoringSettings(), t)
     assert len(cut.meta.files) > len(one.meta.files)
-    assert set(opened) <= {"part-20251231.parquet", "part-20260101.parquet", "part-20260102.parquet"}
+    parts = {name for name in opened if name.startswith("part-")}
+    assert parts
+    assert parts <= {"part-20251231.parquet", "part-20260101.parquet", "part-20260102.parquet"}
     for found in (whole, newest):
         np.testing.assert_array_equal(found.values, whole.values)
         pd.testing.assert_frame_equal(found.keys, everything.keys)

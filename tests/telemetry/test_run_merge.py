@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import telemetry.dataset
 import telemetry.runs
+from telemetry.dataset_files import FolderFiles
 from telemetry.fold import Fold
 from telemetry.importing import ImportResult
 from telemetry.runs import RowRate, Runs
@@ -176,16 +176,17 @@ def test_a_late_sample_at_the_end_of_a_run_corrects_the_first_rise_of_the_next(t
 def test_old_runs_go_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with runs_of(1):
         before = import_all(tmp_path / "d", [steady(range(96))]).dataset
-    read = telemetry.dataset.read_part
+    opens = FolderFiles.opened
     opened = set()
 
-    def noted(path: Path, columns: list[str]) -> object:
-        opened.add(path.name)
-        return read(path, columns)
+    def noted(files: FolderFiles, name: str) -> object:
+        opened.add(name.rpartition("/")[2])
+        return opens(files, name)
 
-    monkeypatch.setattr(telemetry.dataset, "read_part", noted)
+    monkeypatch.setattr(FolderFiles, "opened", noted)
     keep_from = (DAY + pd.Timedelta(days=2)).to_pydatetime()
     result = run_import(tmp_path / "d", samples=steady(range(96, 97)), fold=Fold(landed=("x",), keep_from=keep_from))
+    assert "part-20260304.parquet" in opened
     assert not opened & {"part-20260301.parquet", "part-20260302.parquet"}
     assert result.counts["samples_past_retention"] == 4 * 2 * 144
     bucket = before.buckets()[0]

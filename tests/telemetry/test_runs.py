@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import telemetry.parts
 from telemetry.channels import CATALOGUE
+from telemetry.dataset_files import FolderFiles, sha256_of
 from telemetry.errors import InputError
 from telemetry.runs import DAY_MS, MOST_RUN_DAYS, RUN_ROWS, Runs, choose_runs
 from telemetry.schema import RUNS_SCHEMA_VERSION, SCHEMA_VERSION
@@ -165,9 +166,9 @@ def test_what_is_read_is_what_a_plain_list_says(rows, days, since, until, column
 def test_runs_outside_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     dataset = write(tmp_path / "d", [table_of([(hour, "g1", 1.0, 1) for hour in range(HOURS)])], 1)
     opened = []
-    read = telemetry.dataset.read_part
+    opens = FolderFiles.opened
     monkeypatch.setattr(
-        telemetry.dataset, "read_part", lambda path, *more: opened.append(path.name) or read(path, *more)
+        FolderFiles, "opened", lambda files, name: opened.append(name.rpartition("/")[2]) or opens(files, name)
     )
     found = dataset.read_bucket(1, since=BEGIN + timedelta(days=7, hours=3), until=BEGIN + timedelta(days=8, hours=1))
     assert found.num_rows == 22
@@ -182,7 +183,7 @@ def test_each_file_is_told_with_its_time_and_its_bytes(tmp_path: Path):
     assert first.span == (datetime(2026, 2, 28, tzinfo=UTC), datetime(2026, 3, 4, tzinfo=UTC))
     assert second.span[0] == first.span[1]
     for each in (first, second):
-        assert each.sha256 == telemetry.dataset.sha256_of(dataset.path / each.path)
+        assert each.sha256 == sha256_of(dataset.path / each.path)
     one = write(tmp_path / "one", [table_of([(0, "g1", 1.0, 1)])], None)
     assert [(each.run, each.span) for each in one.sample_files()] == [(0, SPAN)]
 

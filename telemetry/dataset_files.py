@@ -1,0 +1,157 @@
+"""The files of a dataset that is open for reading: in a folder, or on S3-compatible storage."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Protocol
+
+import pyarrow as pa
+from pyarrow.fs import FileSystem
+
+from telemetry.atomic import ReadLease
+from telemetry.errors import InputError
+from telemetry.object_store.connection import connect, storage_errors
+from telemetry.object_store.place import S3Place
+from telemetry.object_store.published import Manifest, open_object, read_manifest, resolve
+
+
+class DatasetFiles(Protocol):
+    """Gives the files of one state of a dataset, whatever takes its place meanwhile."""
+
+    @property
+    def far(self) -> bool:
+        """Whether each read is a request, so that what is wanted of a file should be asked for at once."""
+
+    def opened(self, name: str) -> AbstractContextManager[pa.NativeFile]:
+        """Open a file by its name in the dataset, for reading at any position.
+
+        Raises
+        ------
+        FileNotFoundError
+            If a folder has no such file.
+        InputError
+            If storage has it not as it was published, or cannot be read, also while the file is open.
+        """
+
+    def has(self, name: str) -> bool:
+        """Whether there is a file of that name."""
+
+    def parts_in(self, folder: str) -> list[str]:
+        """Return the names of the part files in a folder of the dataset, in their order."""
+
+    def sha256_of(self, name: str) -> str:
+        """Return the SHA-256 of a file's bytes as hexadecimal text."""
+
+
+class FolderFiles:
+    """The files in a folder.
+
+    Parameters
+    ----------
+    folder : pathlib.Path
+    lease : ReadLease, optional
+        Keeps them in place.
+    """
+
+    far = False
+
+    def __init__(self, folder: Path, lease: ReadLease | None = None) -> None:
+        self._lease = lease
+        self.root = folder if lease is None else lease.path
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[pa.NativeFile]:
+        """See :class:`DatasetFiles`."""
+        with pa.OSFile(str(self.root / name)) as stream:
+            yield stream
+
+    def has(self, name: str) -> bool:
+        """See :class:`DatasetFiles`."""
+        return (self.root / name).exists()
+
+    def parts_in(self, folder: str) -> list[str]:
+        """See :class:`DatasetFiles`."""
+        return sorted(f"{folder}/{path.name}" for path in (self.root / folder).glob("part-*.parquet"))
+
+    def sha256_of(self, name: str) -> str:
+        """See :class:`DatasetFiles`."""
+        return sha256_of(self.root / name)
+
+
+class StoredFiles:
+    """The files of one version on S3-compatible storage.
+
+    Parameters
+    ----------
+    storage : pyarrow.fs.FileSystem
+    place : S3Place
+        Of the version.
+    manifest : Manifest
+        Its own.
+    """
+
+    far = True
+
+    def __init__(self, storage: FileSystem, place: S3Place, manifest: Manifest) -> None:
+        self._storage, self.place, self.manifest = storage, place, manifest
+
+    @classmethod
+    def find(cls, place: S3Place) -> StoredFiles:
+        """Find the version to read, through the connection that the environment describes.
+
+        Raises
+        ------
+        InputError
+            If there is none, or the storage cannot be read.
+        """
+        storage = connect()
+        place = resolve(storage, place)
+        return cls(storage, place, read_manifest(storage, place))
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[pa.NativeFile]:
+        """See :class:`DatasetFiles`."""
+        file = self.manifest.files.get(name)
+        if file is None:
+            raise FileNotFoundError(name)
+        with storage_errors(self.place, name), open_object(self._storage, self.place, name, file) as stream:
+            yield stream
+
+    def has(self, name: str) -> bool:
+        """See :class:`DatasetFiles`."""
+        return name in self.manifest.files
+
+    def parts_in(self, folder: str) -> list[str]:
+        """See :class:`DatasetFiles`."""
+        begin = f"{folder}/part-"
+        return sorted(name for name in self.manifest.files if name.startswith(begin) and name.endswith(".parquet"))
+
+    def sha256_of(self, name: str) -> str:
+        """See :class:`DatasetFiles`."""
+        return self.manifest.files[name].sha256
+
+    def read_checked(self, name: str) -> bytes:
+        """Read a small file whole, and hold it against the manifest.
+
+        Raises
+        ------
+        InputError
+            If it is missing or something else than was published.
+        """
+        with self.opened(name) as stream:
+            content: bytes = stream.read()
+        if hashlib.sha256(content).hexdigest() != self.sha256_of(name):
+            raise InputError(
+                "a file is not what was published", f"{self.place}/{name}", "It is damaged: publish the dataset again."
+            )
+        return content
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes as hexadecimal text."""
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,136 @@
+"""The connection to S3-compatible storage: what the environment says, timeouts, retries, and errors in words."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from pyarrow.fs import AwsStandardS3RetryStrategy, S3FileSystem
+
+from telemetry.errors import InputError
+from telemetry.object_store.place import S3Place
+
+CONNECT_TIMEOUT_S: Final = 10.0
+"""A server that takes no connection for so long counts as absent."""
+
+STALL_TIMEOUT_S: Final = 30.0
+"""An answer of which nothing comes for so long is given up; a slow one that goes on coming is not."""
+
+ATTEMPTS: Final = 5
+"""Of each request, with pauses that grow between them: for lost connections, timeouts, 5xx and "slow down"."""
+
+_REFUSED = ("ACCESS_DENIED", "INVALID_ACCESS_KEY_ID", "SIGNATURE_DOES_NOT_MATCH", "INVALID_CLIENT_TOKEN_ID")
+_NOT_TRUSTED = ("curlCode: 60", "curlCode: 77")
+# Of curl: what the peer shows is not vouched for, and the file of authorities cannot be read.
+
+
+def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
+    """Connect as the environment says, as other S3 clients do.
+
+    Parameters
+    ----------
+    environment : mapping of str to str, optional
+        Default: the process's own. ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` (http or https; none: Amazon's own),
+        ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, and ``AWS_CA_BUNDLE`` (a PEM file) are read here. Credentials are
+        found by Amazon's own library in the process's environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
+        ``AWS_SESSION_TOKEN``, ``AWS_PROFILE`` and its files, a web identity, or the machine's role.
+
+    Notes
+    -----
+    Nothing is sent yet. The time an answer may stall is called ``request_timeout`` in pyarrow, whose documentation says
+    that it counts on Windows and macOS only; on Linux curl gives up on a transfer of less than a byte a second by it.
+
+    Raises
+    ------
+    InputError
+        If the endpoint is not an address.
+    """
+    given = os.environ if environment is None else environment
+    endpoint = given.get("AWS_ENDPOINT_URL_S3") or given.get("AWS_ENDPOINT_URL") or None
+    region = given.get("AWS_REGION") or given.get("AWS_DEFAULT_REGION") or None
+    options: dict[str, Any] = {}
+    if endpoint is not None:
+        parts = urlsplit(endpoint)
+        if parts.scheme not in ("http", "https") or not parts.netloc or parts.path.strip("/") or parts.query:
+            raise InputError(
+                f"{endpoint!r} is not the address of a server", "AWS_ENDPOINT_URL", "Write http(s)://HOST[:PORT]."
+            )
+        options |= {"endpoint_override": parts.netloc, "scheme": parts.scheme}
+        # Without a region the library would ask a metadata service that only Amazon's machines have.
+        region = region or "us-east-1"
+    if given.get("AWS_CA_BUNDLE"):
+        options["tls_ca_file_path"] = given["AWS_CA_BUNDLE"]
+    return S3FileSystem(
+        region=region,
+        connect_timeout=CONNECT_TIMEOUT_S,
+        request_timeout=STALL_TIMEOUT_S,
+        retry_strategy=AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+        # What is small is sent in one request instead of three.
+        allow_delayed_open=True,
+        **options,
+    )
+
+
+@contextlib.contextmanager
+def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
+    """Say in words what went wrong with the storage.
+
+    Parameters
+    ----------
+    place : S3Place
+    name : str
+        Which object under it, for the message.
+
+    Raises
+    ------
+    InputError
+        For every error of the storage, but for FileNotFoundError, which its caller knows the meaning of.
+    """
+    where = f"{place}/{name}".rstrip("/")
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        text = str(error)
+        if "AWS Error" not in text:
+            raise
+        if "NO_SUCH_BUCKET" in text:
+            raise InputError(
+                f"there is no bucket {place.bucket!r}", where, "Check its name and AWS_ENDPOINT_URL, or make it."
+            ) from error
+        if "NO_SUCH_KEY" in text:
+            raise InputError(
+                "a file of the dataset was removed while it was read",
+                where,
+                "Run again: that reads the current version.",
+            ) from error
+        if any(code in text for code in _REFUSED) or "HTTP status 403" in text:
+            raise InputError(
+                "the storage refuses these credentials, or they may not do this",
+                f"{where}: {_short(text)}",
+                "Check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (or AWS_PROFILE), and what they may do there.",
+            ) from error
+        if any(code in text for code in _NOT_TRUSTED):
+            raise InputError(
+                "the storage's certificate is not trusted",
+                f"{where}: {_short(text)}",
+                "Name the PEM file of its authority in AWS_CA_BUNDLE.",
+            ) from error
+        if "NETWORK_CONNECTION" in text or "REQUEST_TIMEOUT" in text:
+            raise InputError(
+                f"the storage does not answer, after {ATTEMPTS} attempts",
+                f"{where}: {_short(text)}",
+                "Check AWS_ENDPOINT_URL and the network, then run again.",
+            ) from error
+        raise InputError(
+            "the storage answered with an error", f"{where}: {_short(text)}", "Run again; if it stays, ask who runs it."
+        ) from error
+
+
+def _short(text: str) -> str:
+    """Leave out what stands before the error itself, and the request's number, which is another each time."""
+    return text[text.index("AWS Error") :].partition(" (Request ID")[0]

@@ -1,0 +1,161 @@
+"""A server that speaks S3, in a process of its own, and a proxy before it that lets requests fail."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import importlib.util
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from pyarrow.fs import S3FileSystem
+
+READY_WITHIN_S = 60.0
+OF_THE_TRANSFER = ("connection", "transfer-encoding", "content-length", "expect", "server", "date")
+KEYS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}
+
+
+@dataclass(frozen=True)
+class Storage:
+    """A running server, what the environment must say to reach it, and a connection that is not ours."""
+
+    address: str
+    environment: dict[str, str]
+    direct: S3FileSystem
+
+
+@contextlib.contextmanager
+def object_storage(log: Path, *, certificate: Path | None = None, **settings: str) -> Iterator[Storage]:
+    """Run a server until the block ends; with a certificate, a PEM file with its key, it speaks TLS."""
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto, which speaks S3, is not installed: pip install 'moto[s3]'")
+    port = free_port()
+    secure = [] if certificate is None else ["-s", "-c", str(certificate), "-k", str(certificate)]
+    scheme = "http" if certificate is None else "https"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port), *secure],
+            stdout=output,
+            stderr=output,
+            env=os.environ | settings,
+        )
+        try:
+            deadline = time.monotonic() + READY_WITHIN_S
+            while not listens(port):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+            address = f"127.0.0.1:{port}"
+            direct = S3FileSystem(
+                access_key="key",
+                secret_key="secret",
+                region="us-east-1",
+                endpoint_override=address,
+                scheme=scheme,
+                allow_bucket_creation=True,
+            )
+            yield Storage(address, {"AWS_ENDPOINT_URL": f"{scheme}://{address}", **KEYS}, direct)
+        finally:
+            process.terminate()
+            process.wait(10)
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listens(port: int) -> bool:
+    """Whether somebody answers there."""
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+@dataclass
+class Requests:
+    """What came by a proxy, and what it does to a request: None, or the name of a fault."""
+
+    fault: Callable[[int, str, str], str | None] = lambda _number, _method, _path: None
+    seen: list[tuple[str, str]] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+
+@contextlib.contextmanager
+def proxy(storage: Storage) -> Iterator[tuple[dict[str, str], Requests]]:
+    """Stand before a server; gives the environment that leads here, and the requests.
+
+    Faults: ``busy`` answers 503, ``lost`` closes the connection unanswered, ``cut`` closes it amid the answer.
+    """
+    requests = Requests()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def forward(self) -> None:
+            number = next(requests.numbers)
+            requests.seen.append((self.command, self.path))
+            body = self.body()
+            fault = requests.fault(number, self.command, self.path)
+            if fault == "lost":
+                self.close_connection = True
+                return
+            if fault == "busy":
+                self.send_response(503)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
+            upstream = http.client.HTTPConnection(storage.address, timeout=30)
+            headers = {name: value for name, value in self.headers.items() if name.lower() not in OF_THE_TRANSFER}
+            upstream.request(self.command, self.path, body, headers)
+            answer = upstream.getresponse()
+            content = answer.read()
+            self.send_response(answer.status)
+            for name, value in answer.getheaders():
+                if name.lower() not in OF_THE_TRANSFER:
+                    self.send_header(name, value)
+            length = answer.getheader("Content-Length") if self.command == "HEAD" else str(len(content))
+            self.send_header("Content-Length", length or "0")
+            self.end_headers()
+            if fault == "cut":
+                content = content[: len(content) // 2]
+                self.close_connection = True
+            self.wfile.write(content)
+            upstream.close()
+
+        def body(self) -> bytes:
+            if self.headers.get("Transfer-Encoding") != "chunked":
+                return self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            found = b""
+            while size := int(self.rfile.readline(), 16):
+                found += self.rfile.read(size)
+                self.rfile.readline()
+            self.rfile.readline()
+            return found
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = forward
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.daemon_threads = True
+        running = threading.Thread(target=server.serve_forever, daemon=True)
+        running.start()
+        try:
+            yield storage.environment | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{server.server_address[1]}"}, requests
+        finally:
+            server.shutdown()
+            running.join()

@@ -1,0 +1,167 @@
+"""Datasets on S3-compatible storage, as a user of the command meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from features.matrix import FeatureMatrix
+from tests.features.small_fleet import events_of, gpus, inventory_of, samples_of, write_dataset, xid
+from tests.object_storage import Storage, object_storage
+from tests.serving.batch_world import make_world
+
+PLACE = "s3://telemetry/fleets/east"
+PARAMS = """
+models:
+  learners: [lightgbm, logistic]
+  parallel: {members: [lightgbm, logistic]}
+  cascade: {stages: [lightgbm, logistic]}
+  settings: {lightgbm: {n_estimators: 10}}
+features: {groups: [telemetry, history, static], windows: [6h], history_windows: [1d, 7d]}
+training: {spans: [5d, 7d], refit_every: 3d, augmentation: 1}
+backtest: {bootstrap: 5}
+"""
+
+
+@pytest.fixture(scope="module")
+def storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Storage]:
+    with object_storage(tmp_path_factory.mktemp("storage") / "server.log") as running:
+        running.direct.create_dir("telemetry")
+        yield running
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, storage: Storage) -> Path:
+    """A folder with parameters and a dataset, which is published."""
+    folder = tmp_path_factory.mktemp("home")
+    (folder / "params.yaml").write_text(PARAMS)
+    rng = np.random.default_rng(105)
+    hours = 24 * 18
+    inventory = inventory_of(gpus(16))
+    events = []
+    for at in np.sort(rng.uniform(5, hours - 5, 50)):
+        gpu = int(rng.integers(0, 16))
+        events.append(xid(float(at), f"gpu{gpu:02d}", f"node{gpu // 4}", "79"))
+    write_dataset(
+        folder / "fleet", inventory, hours=hours, samples=samples_of(inventory, hours), events=events_of(events)
+    )
+    done = told(storage, "dataset", "push", "fleet", PLACE, cwd=folder)
+    assert done["files sent"] > 3
+    return folder
+
+
+def predrain(storage: Storage, *arguments: str, cwd: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from predrain.command import main; main()", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=300,
+        check=False,
+        env=os.environ | storage.environment | {"COLUMNS": "200"} | more,
+    )
+
+
+def told(storage: Storage, *arguments: str, cwd: Path, **more: str) -> dict:
+    done = predrain(storage, *arguments, "--json", cwd=cwd, **more)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("verb", ["push", "pull", "versions", "prune"])
+def test_every_verb_has_help_with_an_example(storage: Storage, tmp_path: Path, verb: str) -> None:
+    shown = predrain(storage, "dataset", verb, "--help", cwd=tmp_path)
+    assert shown.returncode == 0
+    assert f"Example: predrain dataset {verb}" in shown.stdout
+
+
+def test_features_and_a_backtest_of_a_published_dataset_are_those_of_the_folder(storage: Storage, home: Path) -> None:
+    told(storage, "features", "--dataset", "fleet", "--out", "matrix-here", cwd=home)
+    told(storage, "features", "--dataset", PLACE, "--out", "matrix-there", cwd=home)
+    told(storage, "backtest", "--dataset", PLACE, "--out", "replay", "--no-report", cwd=home)
+    digest = FeatureMatrix.open(home / "matrix-here").digest
+    assert FeatureMatrix.open(home / "matrix-there").digest == digest
+    assert FeatureMatrix.open(home / "replay" / "matrix").digest == digest
+    assert (home / "replay" / "predictions.parquet").is_file()
+
+
+def test_workers_of_a_cluster_read_the_published_dataset_by_themselves(storage: Storage, home: Path) -> None:
+    pytest.importorskip("distributed")
+    told(storage, "features", "--dataset", "fleet", "--out", "matrix-alone", cwd=home)
+    options = ("--engine", "dask", "--dask-workers", "1")
+    told(storage, "features", "--dataset", PLACE, "--out", "matrix-dask", *options, cwd=home)
+    assert FeatureMatrix.open(home / "matrix-dask").digest == FeatureMatrix.open(home / "matrix-alone").digest
+
+
+def test_a_fleet_is_scored_from_storage_as_from_the_folder(storage: Storage, tmp_path: Path) -> None:
+    world = make_world(tmp_path)
+    place = "s3://telemetry/fleets/scored"
+    told(storage, "dataset", "push", str(world.dataset.path), place, cwd=tmp_path)
+    found = []
+    for out, dataset in (("here", str(world.dataset.path)), ("there", place)):
+        told(storage, "score", "--dataset", dataset, "--model", str(world.bundle.path), "--out", out, cwd=tmp_path)
+        (file,) = (tmp_path / out).rglob("*.parquet")
+        found.append(pd.read_parquet(file).drop(columns="issued_at"))
+    pd.testing.assert_frame_equal(found[1], found[0], check_exact=True)
+    assert found[0]["risk"].notna().sum() > 3
+
+
+def test_a_published_dataset_is_looked_at_like_a_folder(storage: Storage, home: Path) -> None:
+    here = predrain(storage, "doctor", "fleet", "--json", cwd=home)
+    there = predrain(storage, "doctor", PLACE, "--json", cwd=home)
+    assert (there.returncode, there.stderr) == (here.returncode, here.stderr)
+    ours, theirs = json.loads(here.stdout), json.loads(there.stdout)
+    for each in (ours, theirs):
+        del each["source"]["at"]
+    assert (ours["source"].pop("where"), theirs["source"].pop("where")) == ("fleet", PLACE)
+    assert theirs == ours
+
+
+def test_versions_are_listed_fetched_and_removed_by_name(storage: Storage, home: Path, tmp_path: Path) -> None:
+    place = "s3://telemetry/fleets/west"
+    first = told(storage, "dataset", "push", str(home / "fleet"), place, cwd=tmp_path)["published"]
+    write_dataset(tmp_path / "small", inventory_of(gpus(4)))
+    second = told(storage, "dataset", "push", "small", place, cwd=tmp_path)["published"]
+    listed = told(storage, "dataset", "versions", place, cwd=tmp_path)["versions"]
+    assert {f"{place}/versions/{each['version']}": each["current"] for each in listed} == {first: False, second: True}
+    told(storage, "dataset", "pull", first, "copy", cwd=tmp_path)
+    assert (tmp_path / "copy" / "dataset.json").read_bytes() == (home / "fleet" / "dataset.json").read_bytes()
+    removed = told(storage, "dataset", "prune", place, "--keep", "1", cwd=tmp_path)["removed"]
+    assert [f"{place}/versions/{each['version']}" for each in removed] == [first]
+    shown = predrain(storage, "dataset", "versions", place, cwd=tmp_path)
+    assert "current, " in shown.stdout
+    assert len(shown.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("simulate", "--gpus", "8", "--days", "1", "--out", PLACE),
+        ("features", "--dataset", "fleet", "--out", PLACE),
+        ("collect", "compact", "--dataset", PLACE),
+        ("serve", "--scores", "scores", "--dataset", PLACE),
+    ],
+)
+def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: Path, arguments) -> None:
+    refused = predrain(storage, *arguments, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "this needs a folder and not S3-compatible storage" in refused.stderr
+    assert "predrain dataset push" in refused.stderr
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith("s3")] == []
+
+
+def test_an_error_of_the_storage_is_one_line_and_exit_code_1(storage: Storage, tmp_path: Path) -> None:
+    failed = predrain(storage, "features", "--dataset", "s3://nobody/fleet", "--out", "matrix", cwd=tmp_path)
+    assert failed.returncode == 1
+    assert failed.stderr.splitlines() == [
+        "predrain: error: there is no bucket 'nobody' (s3://nobody/fleet). "
+        "Check its name and AWS_ENDPOINT_URL, or make it."
+    ]

@@ -1,0 +1,190 @@
+"""What goes wrong between here and a bucket: it is tried again, given up in time, and said in words."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.errors import InputError
+from telemetry.object_store import connection
+from telemetry.object_store.connection import connect
+from telemetry.object_store.place import S3Place, place_of, storage_place
+from telemetry.object_store.push import push
+from telemetry.object_store.versions import versions_at
+from telemetry.store import Dataset
+from tests.object_storage import KEYS, free_port, object_storage, proxy
+
+
+@pytest.mark.parametrize(
+    ("written", "place"),
+    [
+        ("fleet", Path("fleet")),
+        ("/srv/fleet", Path("/srv/fleet")),
+        ("s3://fleets/east", S3Place("fleets", "east")),
+        ("s3://fleets/a/b/", S3Place("fleets", "a/b")),
+        ("s3://fleets/a/versions/0123456789abcdef", S3Place("fleets", "a", "0123456789abcdef")),
+        ("s3://fleets/versions/0123456789abcdef", S3Place("fleets", "versions/0123456789abcdef")),
+    ],
+)
+def test_a_place_is_read_and_written_alike(written, place):
+    assert place_of(written) == place
+    assert str(place) == written.rstrip("/")
+
+
+NAMES = st.text("abcxyz0189._=-", min_size=1, max_size=8)
+
+
+@given(
+    bucket=st.from_regex(r"[a-z0-9][a-z0-9.-]{1,20}[a-z0-9]", fullmatch=True),
+    prefix=st.lists(NAMES, min_size=1, max_size=4).map("/".join),
+    version=st.none() | st.from_regex(r"[0-9a-f]{16}", fullmatch=True),
+)
+def test_what_is_written_of_a_place_leads_back_to_it(bucket, prefix, version):
+    place = S3Place(bucket, prefix, version)
+    assert place_of(str(place)) == place
+
+
+@pytest.mark.parametrize("written", ["s3://fleets", "s3://", "s3://fleets/a//b", "s3:///east", "s3://a b/east"])
+def test_what_names_no_prefix_in_a_bucket_is_refused(written):
+    with pytest.raises(
+        InputError, match=r"does not name a prefix in a bucket \(--dataset\)\. Write s3://BUCKET/PREFIX"
+    ):
+        place_of(written)
+
+
+def test_storage_of_another_kind_is_refused():
+    with pytest.raises(InputError, match="'gs://fleets/east' is neither a folder nor an address of S3-compatible"):
+        place_of("gs://fleets/east")
+
+
+@pytest.mark.parametrize("written", ["fleet", "s3://fleets/a/versions/0123456789abcdef"])
+def test_a_publication_goes_to_a_prefix_and_not_elsewhere(written):
+    with pytest.raises(InputError, match="Give the dataset's prefix in a bucket"):
+        storage_place(written, "PLACE")
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:9000", "ftp://host", "http://", "http://host/path"])
+def test_an_endpoint_that_is_no_address_is_refused(endpoint):
+    with pytest.raises(InputError, match=r"is not the address of a server \(AWS_ENDPOINT_URL\)"):
+        connect({"AWS_ENDPOINT_URL": endpoint})
+
+
+def test_a_missing_bucket_is_named(place, write):
+    missing = S3Place("no-such-bucket", "east")
+    for use in (lambda: Dataset.open(missing), lambda: push(write("fleet", 24).path, missing)):
+        with pytest.raises(InputError, match=r"there is no bucket 'no-such-bucket' .*AWS_ENDPOINT_URL, or make it"):
+            use()
+
+
+def test_a_prefix_without_a_dataset_is_told_from_a_missing_bucket(place):
+    with pytest.raises(InputError, match=f"no dataset was published here .*predrain dataset push FOLDER {place}"):
+        Dataset.open(place)
+    assert versions_at(place) == []
+
+
+def test_wrong_credentials_are_told_from_everything_else(place, write, tmp_path, monkeypatch):
+    with object_storage(tmp_path / "guarded.log", INITIAL_NO_AUTH_ACTION_COUNT="0") as guarded:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", guarded.environment["AWS_ENDPOINT_URL"])
+        for use in (lambda: Dataset.open(place), lambda: push(write("fleet", 24).path, place)):
+            with pytest.raises(InputError, match=r"refuses these credentials.*Check AWS_ACCESS_KEY_ID"):
+                use()
+
+
+def test_a_storage_with_an_authority_of_its_own_is_trusted_by_name_only(tmp_path, monkeypatch):
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "storage")])
+    now = datetime.now(UTC)
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1, now - timedelta(days=1), now + timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    plain = serialization.NoEncryption()
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain)
+    (tmp_path / "both.pem").write_bytes(pem + made.public_bytes(serialization.Encoding.PEM))
+    (tmp_path / "authority.pem").write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    place = S3Place("fleets", "east")
+    with object_storage(tmp_path / "secure.log", certificate=tmp_path / "both.pem") as secure:
+        for name, value in secure.environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(InputError, match=r"certificate is not trusted .*AWS_CA_BUNDLE"):
+            versions_at(place)
+        monkeypatch.setenv("AWS_CA_BUNDLE", str(tmp_path / "authority.pem"))
+        with pytest.raises(InputError, match="there is no bucket 'fleets'"):
+            versions_at(place)
+
+
+def test_a_refused_connection_is_given_up(monkeypatch):
+    monkeypatch.setattr(connection, "ATTEMPTS", 2)
+    for name, value in (KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{free_port()}"}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(InputError, match=r"does not answer, after 2 attempts .*connect.*Check AWS_ENDPOINT_URL"):
+        Dataset.open(S3Place("fleets", "east"))
+
+
+def test_a_server_that_says_nothing_is_given_up_after_bounded_attempts(monkeypatch):
+    monkeypatch.setattr(connection, "ATTEMPTS", 2)
+    monkeypatch.setattr(connection, "STALL_TIMEOUT_S", 1.0)
+    taken = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+
+        def take() -> None:
+            while True:
+                try:
+                    taken.append(silent.accept()[0])
+                except OSError:
+                    return
+
+        threading.Thread(target=take, daemon=True).start()
+        for name, value in (KEYS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{silent.getsockname()[1]}"}).items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(InputError, match="does not answer, after 2 attempts"):
+            Dataset.open(S3Place("fleets", "east"))
+        silent.shutdown(socket.SHUT_RDWR)
+    assert len(taken) == 2
+    for each in taken:
+        each.close()
+
+
+@pytest.mark.parametrize("fault", ["busy", "lost", "cut"])
+def test_requests_that_fail_now_and_then_are_sent_again(place, write, storage, monkeypatch, fault):
+    here = write("fleet", 48)
+    with proxy(storage) as (environment, requests):
+        failed = []
+
+        def every_fourth(number: int, method: str, path: str) -> str | None:
+            if number % 4 == 2 and method != "HEAD":
+                failed.append((method, path))
+                return fault
+            return None
+
+        requests.fault = every_fourth
+        monkeypatch.setenv("AWS_ENDPOINT_URL", environment["AWS_ENDPOINT_URL"])
+        push(here.path, place)
+        there = Dataset.open(place)
+        assert there.events().equals(here.events())
+        assert all(there.read_bucket(bucket).equals(here.read_bucket(bucket)) for bucket in here.buckets())
+    assert {"GET", "PUT"} <= {method for method, _ in failed}
+
+
+def test_a_storage_that_fails_for_good_is_given_up_and_the_publication_before_stays(place, write, storage, monkeypatch):
+    monkeypatch.setattr(connection, "ATTEMPTS", 2)
+    before, after = write("before", 24), write("after", 48)
+    push(before.path, place)
+    with proxy(storage) as (environment, requests):
+        requests.fault = lambda _number, method, _path: "busy" if method == "PUT" else None
+        monkeypatch.setenv("AWS_ENDPOINT_URL", environment["AWS_ENDPOINT_URL"])
+        with pytest.raises(InputError, match=r"the storage answered with an error .*Run again"):
+            push(after.path, place)
+        assert Dataset.open(place).digest == before.digest

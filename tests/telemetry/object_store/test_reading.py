@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from datetime import timedelta
 from pathlib import Path
@@ -63,6 +64,18 @@ def test_features_from_storage_are_those_from_the_folder_byte_for_byte(place, wr
     theirs = make_matrix(Dataset.open(place), tmp_path / "there")
     assert theirs.digest == ours.digest
     assert content(theirs) == content(ours)
+
+
+def test_a_dataset_of_an_older_version_is_published_and_read(place, write):
+    path = write("fleet", 48, run_days=None).path
+    said = json.loads((path / "dataset.json").read_text())
+    del said["files"], said["run_days"]
+    (path / "dataset.json").write_text(json.dumps(said))
+    here = Dataset.open(path)
+    push(path, place)
+    there = Dataset.open(place)
+    assert there.sample_files() == here.sample_files()
+    assert all(there.read_bucket(bucket).equals(here.read_bucket(bucket)) for bucket in here.buckets())
 
 
 def test_a_matrix_is_extended_from_storage_as_from_the_folder(place, write, tmp_path):

@@ -155,14 +155,17 @@ def gauge_nodes(
                 _empty(sums)
                 first = index.starts[start + pane]
                 _add_samples(times, series, lows, highs, first, index.starts[start + pane + 1], sums)
-                own[base + pane] = sums
+                for field in range(_FIELDS):
+                    own[base + pane, field] = sums[field]
             for level in range(1, levels):
                 at = base + level_offset(panes, level)
                 below = base + level_offset(panes, level - 1)
                 for pane in range(panes >> level):
-                    sums[:] = own[below + 2 * pane + 1]
+                    for field in range(_FIELDS):
+                        sums[field] = own[below + 2 * pane + 1, field]
                     _add_node(own, below + 2 * pane, sums)
-                    own[at + pane] = sums
+                    for field in range(_FIELDS):
+                        own[at + pane, field] = sums[field]
     return nodes
 
 

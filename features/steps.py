@@ -74,10 +74,17 @@ def _sum_counter(series: FloatArray, rises: FloatArray, first: int, last: int, i
 
 
 @njit(cache=True, nogil=True)
+def _take_counter(nodes: FloatArray, node: int, into: FloatArray) -> None:
+    for field in range(_FIELDS):  # as in _join_counters
+        into[field] = nodes[node, field]
+
+
+@njit(cache=True, nogil=True)
 def _join_counters(newer: FloatArray, older: FloatArray, into: FloatArray) -> None:
     has_newer = not np.isnan(newer[_NEWEST])
     has_older = not np.isnan(older[_NEWEST])
-    into[:] = newer
+    for field in range(_FIELDS):  # a slice is taken for one that may overlap, which costs ten times as much
+        into[field] = newer[field]
     if not has_newer:
         into[_HEAD] += older[_HEAD]
         into[_HEAD_STEPS] += older[_HEAD_STEPS]
@@ -117,6 +124,7 @@ def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index:
     """
     nodes = np.empty((rise_at.size, index.nodes, _FIELDS))
     for c in range(rise_at.size):
+        series = values[counter_at + c]
         rises = values[rise_at[c]] if rise_at[c] >= 0 else values[0, :0]
         for run in range(index.run_first.size):
             base = index.run_node[run]
@@ -124,7 +132,7 @@ def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index:
             panes = index.run_panes[run]
             for pane in range(panes):
                 _sum_counter(
-                    values[counter_at + c],
+                    series,
                     rises,
                     index.starts[start + pane],
                     index.starts[start + pane + 1],
@@ -184,7 +192,7 @@ def counter_windows(
                 while at < visits.stops[row, edge]:
                     node = visits.node[at]
                     if node >= 0:
-                        piece[:] = own[node]
+                        _take_counter(own, node, piece)
                     else:
                         _sum_counter(series, rises, visits.first[at], visits.last[at], piece)
                     at += 1
@@ -261,6 +269,12 @@ def _sum_enum(series: FloatArray, first: int, last: int, into: FloatArray) -> No
 
 
 @njit(cache=True, nogil=True)
+def _take_enum(nodes: FloatArray, node: int, into: FloatArray) -> None:
+    for field in range(_ENUM_FIELDS):
+        into[field] = nodes[node, field]
+
+
+@njit(cache=True, nogil=True)
 def enum_nodes(values: FloatArray, enum_at: int, n_enums: int, index: PaneIndex, levels: int) -> FloatArray:
     """Sum up the panes of enums as :func:`counter_nodes` does those of counters; shape (enums, nodes, fields)."""
     nodes = np.empty((n_enums, index.nodes, _ENUM_FIELDS))
@@ -281,9 +295,11 @@ def enum_nodes(values: FloatArray, enum_at: int, n_enums: int, index: PaneIndex,
                     newer = nodes[c, below + 2 * pane + 1]
                     older = nodes[c, below + 2 * pane]
                     into = nodes[c, own + pane]
-                    into[:] = newer
+                    for field in range(_ENUM_FIELDS):
+                        into[field] = newer[field]
                     if newer[_ENUM_KNOWN] == 0.0:
-                        into[:] = older
+                        for field in range(_ENUM_FIELDS):
+                            into[field] = older[field]
                     elif older[_ENUM_KNOWN] > 0.0:
                         changed = 1.0 if newer[_ENUM_OLDEST] != older[_ENUM_NEWEST] else 0.0
                         into[_ENUM_CHANGES] += older[_ENUM_CHANGES] + changed
@@ -333,7 +349,7 @@ def enum_windows(
                 while at < visits.stops[row, edge]:
                     node = visits.node[at]
                     if node >= 0:
-                        piece[:] = own[node]
+                        _take_enum(own, node, piece)
                     else:
                         _sum_enum(series, visits.first[at], visits.last[at], piece)
                     at += 1

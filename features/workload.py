@@ -150,9 +150,11 @@ def _utilisation_nodes(series: FloatArray, index: PaneIndex, levels: int) -> Flo
             for pane in range(panes >> level):
                 into = nodes[own + pane]
                 older = nodes[below + 2 * pane]
-                into[:] = nodes[below + 2 * pane + 1]
+                for field in range(_USE_FIELDS):
+                    into[field] = nodes[below + 2 * pane + 1, field]
                 if into[_KNOWN] == 0.0:
-                    into[:] = older
+                    for field in range(_USE_FIELDS):
+                        into[field] = older[field]
                 elif older[_KNOWN] > 0.0:
                     into[_CHANGES] += 1.0 if into[_OLDEST_IDLE] != older[_NEWEST_IDLE] else 0.0
                     into[:_NEWEST_IDLE] += older[:_NEWEST_IDLE]
@@ -182,7 +184,8 @@ def _utilisation(
         for edge in range(edges):
             while at < visits.stops[row, edge]:
                 if visits.node[at] >= 0:
-                    piece[:] = nodes[visits.node[at]]
+                    for field in range(_USE_FIELDS):
+                        piece[field] = nodes[visits.node[at], field]
                 else:
                     _sum_use(series, visits.first[at], visits.last[at], piece)
                 at += 1
@@ -251,7 +254,8 @@ def _power_nodes(series: FloatArray, lows: FloatArray, highs: FloatArray, index:
             for pane in range(panes >> level):
                 into = nodes[own + pane]
                 older = nodes[below + 2 * pane]
-                into[:] = nodes[below + 2 * pane + 1]
+                for field in range(_POWER_FIELDS):
+                    into[field] = nodes[below + 2 * pane + 1, field]
                 into[_LOW] = min(into[_LOW], older[_LOW])
                 into[_HIGH] = max(into[_HIGH], older[_HIGH])
                 if not np.isnan(older[_NEWEST]):
@@ -296,7 +300,8 @@ def _power(
         for edge in range(edges):
             while at < visits.stops[row, edge]:
                 if visits.node[at] >= 0:
-                    piece[:] = nodes[visits.node[at]]
+                    for field in range(_POWER_FIELDS):
+                        piece[field] = nodes[visits.node[at], field]
                 else:
                     _sum_power(series, lows, highs, visits.first[at], visits.last[at], piece)
                 at += 1

@@ -109,10 +109,33 @@ def blocks_of(
         In order of node name.
     """
     tables = [samples] if isinstance(samples, pa.Table) else list(samples)
-    pieces = pieces_of([table for table in tables if table.num_rows], layout, unit)
+    yield from cut_blocks(pieces_of(tables, layout, unit), layout, block_samples=block_samples)
+
+
+def cut_blocks(
+    pieces: Sequence[Piece], layout: ChannelLayout, *, since: int | None = None, block_samples: int = BLOCK_SAMPLES
+) -> Iterator[SampleBlock]:
+    """Cut pieces of samples into blocks, as :func:`blocks_of` does; the same ones may be cut in several ways.
+
+    Parameters
+    ----------
+    pieces : sequence of Piece
+        From :func:`features.pieces.pieces_of`.
+    layout : ChannelLayout
+        Channels to take: those that the pieces were made for, or some of them.
+    since : int, optional
+        Samples before this instant (milliseconds since 1970) are left out.
+    block_samples : int
+        Aim for the samples in a block.
+
+    Yields
+    ------
+    SampleBlock
+        In order of node name.
+    """
     by_node: dict[str, dict[Pair, list[Stretch]]] = {}
     for piece in pieces:
-        for pair, stretch in piece.stretches:
+        for pair, stretch in piece.stretches if since is None else piece.since(since):
             by_node.setdefault(pair[0], {}).setdefault(pair, []).append(stretch)
     pending: list[tuple[Pair, list[Stretch]]] = []
     size = 0
@@ -161,5 +184,5 @@ def _block(pieces: Sequence[Piece], layout: ChannelLayout, chosen: Sequence[tupl
     flags = np.empty((len(layout.masks), at), dtype=np.uint64)
     known = np.empty((len(layout.masks), at), dtype=np.bool_)
     for number, rows in copies.items():
-        pieces[number].copy(np.array(rows, dtype=np.int64), times, values, flags, known)
+        pieces[number].copy(layout, np.array(rows, dtype=np.int64), times, values, flags, known)
     return SampleBlock(times, values, flags, known, spans)

@@ -8,11 +8,11 @@ from datetime import datetime
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from features.blocks import IntArray, SampleBlock, key_columns
+from features.blocks import IntArray, SampleBlock, blocks_of, cut_blocks, key_columns
 from features.filling import Rows, SampleFiller, node_ranges
 from features.fleet import Fleet
+from features.pieces import pieces_of
 from features.plan import FeaturePlan
 from features.service import instant_ms
 from features.spill import BucketValues
@@ -69,7 +69,25 @@ def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows, *, since: datetime | 
     ]
 
 
-def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: datetime | None) -> list[pa.Table]:
+@dataclass(frozen=True, slots=True)
+class BucketBlocks:
+    """The samples that rows of a bucket look at.
+
+    Attributes
+    ----------
+    plan : FeaturePlan
+        Of the columns that ``blocks`` fill: all, or those that are not the group ``onset``'s.
+    blocks : iterable of SampleBlock
+    onset : iterable of SampleBlock, optional
+        Where ``onset`` looks back further than the other groups: what it looks at, its own channels alone.
+    """
+
+    plan: FeaturePlan
+    blocks: Iterable[SampleBlock]
+    onset: Iterable[SampleBlock] | None = None
+
+
+def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: datetime | None) -> BucketBlocks:
     """Read what rows of a bucket look at.
 
     Parameters
@@ -79,23 +97,35 @@ def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: dateti
     bucket : int
     first : datetime, optional
         Decision time of the first row, aware; None: everything is read.
-
-    Returns
-    -------
-    list of pyarrow.Table
-        In order of time, a table a run. Runs that only the group ``onset`` looks back into have its columns alone.
     """
     keys = key_columns(plan.unit)
     columns = [*keys, *plan.layout.numbers, *plan.layout.masks]
     if first is None:
-        return dataset.read_runs(bucket, columns)
-    runs, since = dataset.meta.runs, first - plan.look_back
-    near = np.array([instant_ms(first - plan.near_look_back)], dtype=np.int64)
-    run = runs.span(int(runs.of(near)[0]))
-    if plan.onset is None or run is None or run[0] <= since:
-        return dataset.read_runs(bucket, columns, since=since)
-    far = dataset.read_runs(bucket, [*keys, *plan.onset.series(plan.layout)], since=since, until=run[0])
-    return [*far, *dataset.read_runs(bucket, columns, since=run[0])]
+        return BucketBlocks(plan, blocks_of(dataset.read_runs(bucket, columns), plan.layout, unit=plan.unit))
+    near, far = first - plan.near.look_back, first - plan.look_back
+    # whole runs are read: samples of one that are too old are passed over when blocks are cut, which costs no copy
+    begin = _run_begin(dataset, near)
+    runs = dataset.read_runs(bucket, columns, since=begin)
+    if plan.onset is None or far >= near:
+        pieces = pieces_of(runs, plan.layout, plan.unit)
+        return BucketBlocks(plan, cut_blocks(pieces, plan.layout, since=instant_ms(near)))
+    alone = plan.onset.alone.layout
+    if begin is not None and far < begin:
+        columns = [*keys, *alone.numbers, *alone.masks]
+        runs = [*dataset.read_runs(bucket, columns, since=_run_begin(dataset, far), until=begin), *runs]
+    pieces = pieces_of(runs, plan.layout, plan.unit)
+    return BucketBlocks(
+        plan.near,
+        cut_blocks(pieces, plan.layout, since=instant_ms(near)),
+        cut_blocks(pieces, alone, since=instant_ms(far)),
+    )
+
+
+def _run_begin(dataset: Dataset, time: datetime) -> datetime | None:
+    """Return when the run that holds an instant begins; None where all time is one."""
+    runs = dataset.meta.runs
+    span = runs.span(int(runs.of(np.array([instant_ms(time)], dtype=np.int64))[0]))
+    return None if span is None else span[0]
 
 
 def own_columns(plan: FeaturePlan) -> IntArray:
@@ -110,7 +140,7 @@ def bucket_values(
     rows: Rows,
     service: npt.NDArray[np.bool_],
     work: BucketWork,
-    blocks: Iterable[SampleBlock],
+    samples: BucketBlocks,
 ) -> BucketValues:
     """Compute what a bucket's samples say.
 
@@ -123,8 +153,8 @@ def bucket_values(
     service : bool array, shape (times, pairs of the fleet)
         From :meth:`features.fleet.Fleet.in_service` at ``rows.times``.
     work : BucketWork
-    blocks : iterable of SampleBlock
-        All samples of the bucket.
+    samples : BucketBlocks
+        Of the bucket.
 
     Returns
     -------
@@ -138,7 +168,7 @@ def bucket_values(
     peers = np.empty((compared, int(rows.grid.sum()), work.pairs.size), dtype=np.float32)
     amounts = np.empty((n, len(plan.onset.amounts.columns) if plan.onset else 0), dtype=np.float32)
     filler = SampleFiller(
-        plan,
+        samples.plan,
         fleet,
         own,
         values,
@@ -148,7 +178,9 @@ def bucket_values(
         pairs=work.pairs,
         columns=columns,
     )
-    filler.fill(blocks, work.nodes)
+    filler.fill(samples.blocks, work.nodes)
+    if samples.onset is not None:
+        filler.take_amounts(plan, samples.onset, work.nodes)
     return BucketValues(values, amounts, np.moveaxis(peers, 1, 0))
 
 
@@ -156,6 +188,5 @@ def compile_kernels(plan: FeaturePlan, fleet: Fleet) -> None:
     """Compile every kernel by filling nothing, so that threads need not wait for one another's compilation."""
     none = np.zeros(0, dtype=np.int64)
     service = np.zeros((0, len(fleet.pairs)), dtype=np.bool_)
-    work = BucketWork(0, {}, none, none, 0)
-    nothing = [SampleBlock.empty(plan.layout)]
-    bucket_values(plan, fleet, Rows.none(none), service, work, nothing)
+    work = BucketWork(0, {"": (0, 0)}, none, none, 0)  # a node without units: the kernels are called, with nothing
+    bucket_values(plan, fleet, Rows.none(none), service, work, BucketBlocks(plan, ()))

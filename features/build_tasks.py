@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from features.blocks import array_of, blocks_of
+from features.blocks import array_of
 from features.bucket_values import bucket_values, buckets_of, compile_kernels, read_samples
 from features.build_rows import rows_of
 from features.config import DecisionSection, FeatureSection, LabelSection
@@ -238,9 +238,8 @@ class Build:
         if self.spill.has(work.bucket):
             return
         service = self._service()
-        runs = read_samples(self.plan, self.dataset, work.bucket, self._first)
-        blocks = blocks_of(runs, self.plan.layout, unit=self.plan.unit)
-        self.spill.keep(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, blocks))
+        samples = read_samples(self.plan, self.dataset, work.bucket, self._first)
+        self.spill.keep(work.bucket, bucket_values(self.plan, self.fleet, self.rows, service, work, samples))
 
     def part(self, number: int) -> None:
         """Write a part of the matrix: the whole file appears, or, where it has no rows, none."""

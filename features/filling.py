@@ -15,9 +15,11 @@ from features.config import DecisionSection
 from features.fleet import Fleet
 from features.gaps import fresh_share
 from features.grid import grid_time
+from features.layout import ChannelLayout
 from features.panes import Panes
 from features.plan import FeaturePlan
 from features.service import duration_ms, milliseconds
+from features.windows import WindowPlan
 
 Float32Array = npt.NDArray[np.float32]
 
@@ -130,7 +132,7 @@ class SampleFiller:
         self._columns = np.arange(len(plan.columns)) if columns is None else columns
 
     def fill(self, blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]]) -> None:
-        """Fill the rows of some nodes.
+        """Fill the rows of some nodes, and take their amounts, where the plan has them.
 
         Parameters
         ----------
@@ -140,13 +142,30 @@ class SampleFiller:
             Range of each node's pairs. A node without a sample has rows like any other: everything about it is
             missing, and ``gaps`` says so.
         """
-        remaining = dict(nodes)
-        for block in blocks:
-            found = sorted({node for node, _ in block.spans} & remaining.keys())
-            if found:
-                self._fill(block, [remaining.pop(node) for node in found])
-        if remaining:
-            self._fill(SampleBlock.empty(self._plan.layout), sorted(remaining.values()))
+        for block, spans in _block_by_block(blocks, nodes, self._plan.layout):
+            chosen, panes = self._chosen(spans), Panes(block, self._plan.panes)
+            self._fill(panes, spans, chosen)
+            if self._plan.onset is not None and self._amounts is not None:
+                self._take(panes, chosen, self._plan.onset.amounts)
+
+    def take_amounts(
+        self, plan: FeaturePlan, blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]]
+    ) -> None:
+        """Take the amounts of the rows of some nodes, which :meth:`fill` leaves out where its plan has no ``onset``.
+
+        Parameters
+        ----------
+        plan : FeaturePlan
+            The one that has it.
+        blocks : iterable of SampleBlock
+            Of the layout that ``onset`` reads alone, with all samples of those nodes that it looks back into.
+        nodes : mapping of str to (int, int)
+            Range of each node's pairs.
+        """
+        assert plan.onset is not None
+        alone = plan.onset.alone
+        for block, spans in _block_by_block(blocks, nodes, alone.layout):
+            self._take(Panes(block, plan.panes), self._chosen(spans), alone)
 
     def compare_with_fleet(self, medians: FloatArray, model: IntArray) -> None:
         """Fill the comparison with the fleet, after every node's :meth:`fill`.
@@ -162,16 +181,20 @@ class SampleFiller:
         assert peers is not None
         peers.fill_fleet(medians, np.zeros_like(pair), model[pair], self._values, self._plan.at["peers"])
 
-    def _fill(self, block: SampleBlock, spans: list[tuple[int, int]]) -> None:
+    def _chosen(self, spans: list[tuple[int, int]]) -> IntArray:
+        return np.concatenate([self._order[self._starts[first] : self._starts[last]] for first, last in spans])
+
+    def _take(self, panes: Panes, chosen: IntArray, amounts: WindowPlan) -> None:
+        assert self._amounts is not None
+        delay = duration_ms(self._plan.features.delay)
+        self._amounts[chosen] = onset_amounts(amounts, delay, panes, self._fleet, self._rows.take(chosen))
+
+    def _fill(self, panes: Panes, spans: list[tuple[int, int]], chosen: IntArray) -> None:
         pairs = np.concatenate([np.arange(first, last, dtype=np.int64) for first, last in spans])
-        chosen = np.concatenate([self._order[self._starts[first] : self._starts[last]] for first, last in spans])
         filled = np.full((chosen.size, len(self._plan.columns)), np.nan, dtype=np.float32)
         rows = self._rows.take(chosen)
-        panes = Panes(block, self._plan.panes)
         taken = fill_block(self._plan, panes, self._fleet, pairs, rows, self._service, filled)
         _place(filled, self._columns, chosen, self._values)
-        if self._plan.onset is not None and self._amounts is not None:
-            self._amounts[chosen] = onset_amounts(self._plan, panes, self._fleet, rows)
         if self._first_pass is not None and taken is not None:
             self._first_pass[:, :, pairs if self._pairs is None else np.searchsorted(self._pairs, pairs)] = taken
 
@@ -192,15 +215,30 @@ def node_ranges(fleet: Fleet) -> Iterator[tuple[str, tuple[int, int]]]:
         at = last
 
 
-def onset_amounts(plan: FeaturePlan, panes: Panes, fleet: Fleet, rows: Rows) -> Float32Array:
-    """Take the amounts of the group ``onset`` for rows whose nodes stand in a block, shape (rows, amounts)."""
-    assert plan.onset is not None
+def _block_by_block(
+    blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]], layout: ChannelLayout
+) -> Iterator[tuple[SampleBlock, list[tuple[int, int]]]]:
+    """Yield each block with the pairs of the nodes in it; those of nodes in no block come last, with an empty one."""
+    remaining = dict(nodes)
+    for block in blocks:
+        found = sorted({node for node, _ in block.spans} & remaining.keys())
+        if found:
+            yield block, [remaining.pop(node) for node in found]
+    if remaining:
+        yield SampleBlock.empty(layout), sorted(remaining.values())
+
+
+def onset_amounts(amounts: WindowPlan, delay: int, panes: Panes, fleet: Fleet, rows: Rows) -> Float32Array:
+    """Take the amounts of the group ``onset`` for rows whose nodes stand in a block, shape (rows, amounts).
+
+    ``amounts`` is the plan for the block's layout, ``delay`` is ``features.delay`` in milliseconds.
+    """
     wanted = np.unique(rows.pair)
     begins, ends = panes.block.ranges([fleet.pairs[pair] for pair in wanted.tolist()])
     local = np.searchsorted(wanted, rows.pair)
-    spans = RowSpans(begins[local], ends[local], rows.milliseconds - duration_ms(plan.features.delay))
-    taken = np.full((rows.pair.size, len(plan.onset.amounts.columns)), np.nan, dtype=np.float32)
-    plan.onset.fill(panes, spans, taken)
+    spans = RowSpans(begins[local], ends[local], rows.milliseconds - delay)
+    taken = np.full((rows.pair.size, len(amounts.columns)), np.nan, dtype=np.float32)
+    amounts.fill(panes, spans, taken)
     return taken
 
 

@@ -76,13 +76,14 @@ def take_reference(
     amounts = np.full((len(keys), len(plan.onset.amounts.columns) if plan.onset else 0), np.nan, dtype=np.float32)
     names = plan.peers.names if plan.peers is not None else ()
     values = np.full((len(names), 1, len(fleet.pairs)), np.nan, dtype=np.float32)
+    delay = duration_ms(plan.features.delay)
     own, ranges, service = NodeRows(keys["node"].tolist()), dict(node_ranges(fleet)), fleet.in_service(last)
     for block in blocks:
         panes = Panes(block, plan.panes)
         nodes = {name for name, _ in block.spans} & ranges.keys()
         if plan.onset is not None:
             mine = own.of(nodes)
-            amounts[mine] = onset_amounts(plan, panes, fleet, rows.take(mine))
+            amounts[mine] = onset_amounts(plan.onset.amounts, delay, panes, fleet, rows.take(mine))
         if plan.peers is not None and nodes:
             pairs = np.sort(np.concatenate([np.arange(*ranges[name], dtype=np.int64) for name in nodes]))
             values[:, 0, pairs] = _first_pass(plan, panes, fleet, pairs, last, service).T

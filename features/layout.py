@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,23 @@ class ChannelLayout:
             high_of=tuple(gauge_at[owner] for _, owner in rolled["_max"]),
             rises=tuple(name for name, _ in rolled["_rise"]),
             rise_of=tuple(counter_at[owner] for _, owner in rolled["_rise"]),
+        )
+
+    def counting(self, counters: Collection[str]) -> ChannelLayout:
+        """Return the layout of the named counters with their rises, and of all bitmasks; in the same order."""
+        kept = [at for at, channel in enumerate(self.counters) if channel.name in counters]
+        rises = [(name, kept.index(at)) for name, at in zip(self.rises, self.rise_of, strict=True) if at in kept]
+        return ChannelLayout(
+            gauges=(),
+            counters=tuple(self.counters[at] for at in kept),
+            flags=self.flags,
+            enums=(),
+            lows=(),
+            low_of=(),
+            highs=(),
+            high_of=(),
+            rises=tuple(name for name, _ in rises),
+            rise_of=tuple(at for _, at in rises),
         )
 
     @property

@@ -20,10 +20,9 @@ import numpy.typing as npt
 import pandas as pd
 from numba import njit
 
-from features.blocks import FloatArray, IntArray, RowSpans
+from features.blocks import FloatArray, IntArray
 from features.fleet import Fleet
 from features.layout import ChannelLayout
-from features.panes import Panes
 from features.peers import model_codes
 from features.static import StaticPlan
 from features.vocabulary import FeatureColumn
@@ -152,6 +151,8 @@ class OnsetPlan:
     columns : tuple of FeatureColumn
     amounts : WindowPlan
         Rises and shares over every window and past.
+    alone : WindowPlan
+        The same, of blocks of samples that hold what the group reads and nothing else.
     now, past : int64 arrays, shape (surges,)
         Columns of ``amounts``: the window and its past.
     hours_now, hours_past : float64 arrays, shape (surges,)
@@ -164,6 +165,7 @@ class OnsetPlan:
 
     columns: tuple[FeatureColumn, ...]
     amounts: WindowPlan
+    alone: WindowPlan
     now: IntArray
     past: IntArray
     hours_now: FloatArray
@@ -188,7 +190,8 @@ class OnsetPlan:
             The dataset's nominal sample interval.
         """
         spans = sorted({span for pair in pairs for span in pair})
-        amounts = WindowPlan.amounts(layout, spans, _errors(layout))
+        errors = _errors(layout)
+        amounts = WindowPlan.amounts(layout, spans, errors)
         if not amounts.columns:
             return None
         at = {(str(column.channel), column.window): position for position, column in enumerate(amounts.columns)}
@@ -217,6 +220,7 @@ class OnsetPlan:
         return cls(
             columns=tuple(columns),
             amounts=amounts,
+            alone=WindowPlan.amounts(layout.counting(errors), spans, errors),
             now=np.array(now, dtype=np.int64),
             past=np.array(past_at, dtype=np.int64),
             hours_now=np.array(hours_now),
@@ -226,19 +230,6 @@ class OnsetPlan:
             window_of=np.array(number_of, dtype=np.int64),
             windows=len(pairs),
         )
-
-    @staticmethod
-    def series(layout: ChannelLayout) -> tuple[str, ...]:
-        """Name the columns of samples that the group reads."""
-        errors = _errors(layout)
-        rises = [
-            name for name, at in zip(layout.rises, layout.rise_of, strict=True) if layout.counters[at].name in errors
-        ]
-        return (*(name for name in layout.numbers if name in errors), *rises, *layout.masks)
-
-    def fill(self, panes: Panes, rows: RowSpans, out: Float32Array) -> None:
-        """Take the amounts of rows into ``out``, shape (rows, amounts)."""
-        self.amounts.fill(panes, rows, out)
 
     def reference(self, amounts: Float32Array, kinds: Kinds, time: IntArray) -> Reference:
         """Take the percentiles of grid rows.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,19 +51,32 @@ class Piece:
     ----------
     times : int64 array
         Milliseconds since 1970.
-    numbers, masks : list of (_Column or None)
-        By the layout's channels; None: the piece lacks it.
+    numbers, masks : mapping of str to _Column
+        Those of the layout's channels that it has.
     stretches : list of (Pair, Stretch)
         In order of the rows.
     """
 
     times: IntArray
-    numbers: list[_Column | None]
-    masks: list[_Column | None]
+    numbers: Mapping[str, _Column]
+    masks: Mapping[str, _Column]
     stretches: list[tuple[Pair, Stretch]] = field(default_factory=list)
+
+    def since(self, time: int) -> list[tuple[Pair, Stretch]]:
+        """Return what is left of the stretches without samples before an instant, in milliseconds since 1970."""
+        if not self.stretches or bool((self.times >= time).all()):
+            return self.stretches
+        begins = np.array([stretch.begin for _, stretch in self.stretches], dtype=np.int64)
+        older = np.add.reduceat(self.times < time, begins, dtype=np.int64)  # stretches follow each other without a gap
+        return [
+            (pair, Stretch(stretch.piece, stretch.begin + count, stretch.rows - count))
+            for (pair, stretch), count in zip(self.stretches, older.tolist(), strict=True)
+            if count < stretch.rows
+        ]
 
     def copy(
         self,
+        layout: ChannelLayout,
         rows: IntArray,
         times: IntArray,
         values: FloatArray,
@@ -74,18 +87,22 @@ class Piece:
 
         Parameters
         ----------
+        layout : ChannelLayout
+            Of the block: the one that the piece was made for, or some of its channels.
         rows : int64 array, shape (n, 3)
             Where each stretch begins here, where it begins in the block, and how many rows it has.
         times, values, flags, known
             Of the block, see :class:`features.blocks.SampleBlock`.
         """
         _copy(self.times, rows, times)
-        for column, series in zip(self.numbers, values, strict=True):
+        for name, series in zip(layout.numbers, values, strict=True):
+            column = self.numbers.get(name)
             if column is None:
                 _fill(series, rows, np.nan)
             else:
                 _widen(column.held, column.bits, column.offset, rows, series)
-        for column, series, there in zip(self.masks, flags, known, strict=True):
+        for name, series, there in zip(layout.masks, flags, known, strict=True):
+            column = self.masks.get(name)
             if column is None:
                 _fill(series, rows, np.uint64(0))
                 _fill(there, rows, False)
@@ -99,11 +116,12 @@ def pieces_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
     Parameters
     ----------
     tables : sequence of pyarrow.Table
-        See :func:`features.blocks.blocks_of`; none of them empty. Tables that are not in such an order are sorted into
+        See :func:`features.blocks.blocks_of`. Tables that are not in such an order are sorted into
         one.
     layout : ChannelLayout
     unit : {"gpu", "node"}
     """
+    tables = [table for table in tables if table.num_rows]
     pieces = _in_order(tables, layout, unit)
     if pieces is None:
         table = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="default")
@@ -132,8 +150,10 @@ def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
                 if times[stretch.begin] < newest.get(pair, times[stretch.begin]):
                     return None
                 newest[pair] = int(times[stretch.begin + stretch.rows - 1])
-            numbers = [_number(part, name) for name in layout.numbers]
-            found.append(Piece(times, numbers, [_mask(part, name) for name in layout.masks], stretches))
+            there = set(part.column_names)
+            numbers = {name: _number(part.column(name)) for name in layout.numbers if name in there}
+            masks = {name: _column(part.column(name).cast(pa.uint64())) for name in layout.masks if name in there}
+            found.append(Piece(times, numbers, masks, stretches))
     return found
 
 
@@ -180,15 +200,8 @@ def pair_codes(table: pa.Table, unit: str) -> tuple[npt.NDArray[np.int64], list[
     return unit_codes * len(nodes) + node_codes, nodes, units
 
 
-def _number(part: pa.Table, name: str) -> _Column | None:
-    if name not in part.column_names:
-        return None
-    column = part.column(name)
+def _number(column: pa.ChunkedArray) -> _Column:
     return _column(column if column.type in (pa.float32(), pa.float64()) else column.cast(pa.float64()))
-
-
-def _mask(part: pa.Table, name: str) -> _Column | None:
-    return _column(part.column(name).cast(pa.uint64())) if name in part.column_names else None
 
 
 def _column(column: pa.ChunkedArray) -> _Column:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -145,9 +145,10 @@ class FeaturePlan:
         return _reach(self.features, with_onset=self.onset is not None) + self.features.delay
 
     @property
-    def near_look_back(self) -> timedelta:
-        """As :attr:`look_back`, for all groups but ``onset``, which reads counters of errors and bitmasks alone."""
-        return _reach(self.features, with_onset=False) + self.features.delay
+    def near(self) -> FeaturePlan:
+        """The plan without the group ``onset``, which looks back further than the others; its columns stay unfilled."""
+        reach = duration_ms(_reach(self.features, with_onset=False))
+        return replace(self, onset=None, panes=replace(self.panes, reach=reach))
 
 
 def _reach(features: FeatureSection, *, with_onset: bool) -> timedelta:

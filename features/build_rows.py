@@ -8,6 +8,7 @@ import pandas as pd
 from features.config import DecisionSection, LabelSection
 from features.drains import out_of_use
 from features.errors import InputError
+from features.evidence import Record
 from features.grid import augmented_rows, decision_rows, decision_times, grid_time
 from features.incidents import known_onsets
 from features.service import instants, milliseconds
@@ -25,6 +26,7 @@ def rows_of(
     negative_ratio: int,
     seed: int,
     since: int | None,
+    record: Record,
 ) -> pd.DataFrame:
     """List rows of a dataset, on the decision grid and off it.
 
@@ -39,6 +41,8 @@ def rows_of(
     since : int, optional
         Only rows decided, or established, at this instant (ms) or later; of the times off the grid among them that are
         older, also the fleet at the last time of the grid before, which they are held against.
+    record : Record
+        Of these events and this inventory.
 
     Returns
     -------
@@ -51,25 +55,26 @@ def rows_of(
         If all rows are asked for and no unit is in service at any decision time.
     """
     span = dataset.meta.span
-    down = out_of_use(events, inventory, labels)
+    down = out_of_use(events, inventory, labels, record=record)
     times = decision_times(decision, span)
     extra = decision_rows(times[:0], inventory, down)
     if augmentation:  # finding the onsets is a tenth of a small build
-        onsets = known_onsets(events, inventory, labels)
+        onsets = known_onsets(events, inventory, labels, record=record)
         if since is not None:
             onsets = onsets[milliseconds(onsets["known_at"], "known_at") >= since]
-        extra = augmented_rows(
-            onsets,
-            inventory,
-            down,
-            decision=decision,
-            labels=labels,
-            step=dataset.meta.step,
-            span=span,
-            augmentation=augmentation,
-            negative_ratio=negative_ratio,
-            seed=seed,
-        )
+        if len(onsets):
+            extra = augmented_rows(
+                onsets,
+                inventory,
+                down,
+                decision=decision,
+                labels=labels,
+                step=dataset.meta.step,
+                span=span,
+                augmentation=augmentation,
+                negative_ratio=negative_ratio,
+                seed=seed,
+            )
     if since is not None:
         at = milliseconds(times, "decision time")
         before = grid_time(decision, milliseconds(extra["decision_time"], "decision_time"))

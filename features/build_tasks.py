@@ -29,6 +29,7 @@ from features.bucket_values import bucket_values, buckets_of, compile_kernels, r
 from features.build_rows import rows_of
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
+from features.evidence import Record
 from features.filling import Rows
 from features.fleet import Fleet
 from features.history import History, history_columns
@@ -91,17 +92,37 @@ class BuildOrder:
         return hashlib.sha256(f"{self.digest} {self.base} {self.since}".encode()).hexdigest()
 
 
-def plan_of(order: BuildOrder, dataset: Dataset, events: pd.DataFrame, inventory: pd.DataFrame) -> FeaturePlan:
-    """Plan the columns of the matrix of a dataset."""
-    return FeaturePlan.of(
-        order.features,
-        dataset.meta.channels,
-        unit=dataset.meta.unit,
-        step=dataset.meta.step,
-        decision=order.decision,
-        static=StaticPlan.of(inventory, events, order.features.static),
-        history=history_columns(order.features, order.labels, unit=dataset.meta.unit),
-    )
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is read of a dataset before any sample.
+
+    Attributes
+    ----------
+    events : DataFrame
+        From :func:`features.service.reported`.
+    inventory : DataFrame
+    plan : FeaturePlan
+        Of the matrix's columns.
+    """
+
+    events: pd.DataFrame
+    inventory: pd.DataFrame
+    plan: FeaturePlan
+
+    @classmethod
+    def of(cls, order: BuildOrder, dataset: Dataset) -> Known:
+        """Read events and inventory, and plan the columns of the matrix of a dataset."""
+        events, inventory = reported(dataset.events(), order.features.delay), dataset.inventory()
+        plan = FeaturePlan.of(
+            order.features,
+            dataset.meta.channels,
+            unit=dataset.meta.unit,
+            step=dataset.meta.step,
+            decision=order.decision,
+            static=StaticPlan.of(inventory, events, order.features.static),
+            history=history_columns(order.features, order.labels, unit=dataset.meta.unit),
+        )
+        return cls(events, inventory, plan)
 
 
 def slab_times(order: BuildOrder, inventory: pd.DataFrame) -> SlabTimes:
@@ -152,6 +173,8 @@ class Build:
         The order's.
     spill : Spill
         Where what the buckets gave is kept.
+    known : Known
+        Of the dataset.
 
     Raises
     ------
@@ -159,10 +182,10 @@ class Build:
         If no unit is in service at any decision time, or a parameter does not fit the dataset.
     """
 
-    def __init__(self, order: BuildOrder, dataset: Dataset, spill: Spill) -> None:
+    def __init__(self, order: BuildOrder, dataset: Dataset, spill: Spill, known: Known) -> None:
         self.order, self.dataset, self.spill = order, dataset, spill
-        self.events, self.inventory = reported(dataset.events(), order.features.delay), dataset.inventory()
-        self.plan = plan_of(order, dataset, self.events, self.inventory)
+        self.events, self.inventory, self.plan = known.events, known.inventory, known.plan
+        self._record = Record.of(self.events, self.inventory, order.labels)
         self.keys = rows_of(
             dataset,
             self.events,
@@ -173,6 +196,7 @@ class Build:
             negative_ratio=order.negative_ratio,
             seed=order.seed,
             since=order.since,
+            record=self._record,
         )
         self.fleet = Fleet.of(self.inventory)
         self.rows = Rows.of(self.keys, self.fleet, order.decision)
@@ -230,7 +254,7 @@ class Build:
                 f"{here}: {order.target.parent}",
                 _SHARED,
             )
-        return cls(order, dataset, spill)
+        return cls(order, dataset, spill, Known.of(order, dataset))
 
     def bucket(self, number: int) -> None:
         """Compute what a bucket's samples say, unless it is there already."""
@@ -273,7 +297,8 @@ class Build:
         features, history = self.order.features, None
         if "history" in features.groups:
             unit = self.dataset.meta.unit
-            history = History.of(self.events, self.inventory, features, self.order.labels, unit=unit)
+            labels, record = self.order.labels, self._record
+            history = History.of(self.events, self.inventory, features, labels, unit=unit, record=record)
         return SlabJoiner(
             self.plan,
             self.fleet,

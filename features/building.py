@@ -15,9 +15,9 @@ from features.build_tasks import (
     Build,
     BuildOrder,
     BuildTask,
+    Known,
     digest_of,
     leave_builds,
-    plan_of,
     settings_digest,
     slab_times,
 )
@@ -29,7 +29,7 @@ from features.grid import decision_times
 from features.matrix import EVENTS_NAME, INVENTORY_NAME, META_NAME, FeatureMatrix, MatrixConfig, MatrixMeta, MatrixPart
 from features.part_files import read_part_facts
 from features.sequences import ARRAY_NAME, SequencePlan, write_sequences
-from features.service import instant_ms, reported
+from features.service import instant_ms
 from features.spill import Spill
 from features.vocabulary import FeatureColumn
 from telemetry.atomic import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
@@ -113,11 +113,12 @@ def build_matrix(
         return standing
     _check(dataset, decision, features)
     with FolderSwap(out) as swap, disk_errors(out):
+        known = Known.of(order, dataset)
         if standing is not None:
-            order = _extending(order, dataset, standing)
+            order = _extending(order, dataset, standing, known)
         spill = Spill(swap.target, order.spill_key)
         try:
-            build = Build(replace(order, token=spill.token), dataset, spill)
+            build = Build(replace(order, token=spill.token), dataset, spill, known)
             _write(build, engine, progress or _silent)
         except Exception:
             spill.remove()  # what was killed goes on; what failed may have failed by it
@@ -154,23 +155,24 @@ def _standing(out: Path) -> FeatureMatrix | None:
     return matrix if all((out / name).exists() for name in names) else None
 
 
-def _extending(order: BuildOrder, dataset: Dataset, standing: FeatureMatrix) -> BuildOrder:
+def _extending(order: BuildOrder, dataset: Dataset, standing: FeatureMatrix, known: Known) -> BuildOrder:
     """Let an order take over what it can of the matrix that stands at its target."""
     before = BuiltFrom.read(standing.path)
-    events, inventory = reported(dataset.events(), order.features.delay), dataset.inventory()
-    expected = settings_digest(order), slab_times(order, inventory).length
+    expected = settings_digest(order), slab_times(order, known.inventory).length
     if before is None or (before.settings, before.slab) != expected:
         return order
     config, meta = standing.config, dataset.meta
-    plan = plan_of(order, dataset, events, inventory)
-    if not _mean_the_same(config.columns, plan.columns) or (config.channels, config.step) != (meta.channels, meta.step):
+    if not _mean_the_same(config.columns, known.plan.columns) or (config.channels, config.step) != (
+        meta.channels,
+        meta.step,
+    ):
         return order
     since = first_other_row(
         before,
         dataset,
         delay=order.features.delay,
-        events=(pq.read_table(standing.path / EVENTS_NAME), conform(events, EVENTS)),
-        inventory=(standing.inventory, conform(inventory, INVENTORY).to_pandas()),
+        events=(pq.read_table(standing.path / EVENTS_NAME), conform(known.events, EVENTS)),
+        inventory=(pq.read_table(standing.path / INVENTORY_NAME), conform(known.inventory, INVENTORY)),
     )
     begins = decision_times(order.decision, meta.span)
     if not len(begins) or since <= instant_ms(begins[0]):

@@ -14,10 +14,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 
-from features.service import NEVER, duration_ms, instant_ms, milliseconds
+from features.service import NEVER, duration_ms, instant_ms
 from telemetry.dataset import SampleFile
 from telemetry.runs import DAY_MS
 from telemetry.store import Dataset
@@ -128,7 +127,7 @@ def first_other_row(
     *,
     delay: timedelta,
     events: tuple[pa.Table, pa.Table],
-    inventory: tuple[pd.DataFrame, pd.DataFrame],
+    inventory: tuple[pa.Table, pa.Table],
 ) -> int:
     """Return an instant before which nothing was known that is different now: rows until then are the same.
 
@@ -142,8 +141,8 @@ def first_other_row(
         ``features.delay``.
     events : pair of pyarrow.Table
         The standing matrix's and the present ones, from :func:`features.service.reported`.
-    inventory : pair of DataFrame
-        Likewise.
+    inventory : pair of pyarrow.Table
+        Likewise, as a dataset holds it.
 
     Returns
     -------
@@ -193,31 +192,44 @@ def _plain(table: pa.Table) -> pa.Table:
     return table.cast(pa.schema(fields)).replace_schema_metadata(None).combine_chunks()
 
 
-def _first_other_stay(before: pd.DataFrame, after: pd.DataFrame) -> int:
+def _first_other_stay(before: pa.Table, after: pa.Table) -> int:
     """Return when the first stay that is not the same began, or ended, where its end alone is different."""
-    if list(before.columns) != list(after.columns):
+    if before.column_names != after.column_names:
         return -NEVER
-    old, new = _stays(before), _stays(after)
-    first = NEVER
-    for stay, installed in {
-        **{key: at for key, (at, _) in old.items()},
-        **{key: at for key, (at, _) in new.items()},
-    }.items():
-        gone, come = old.get(stay, (0, Counter()))[1], new.get(stay, (0, Counter()))[1]
-        if gone == come:
-            continue
-        single = gone.total() == 1 == come.total()
-        first = min(first, *gone, *come) if single else min(first, -NEVER if installed == NEVER else installed)
+    before, after = _plain(before), _plain(after)
+    if before.equals(after):
+        return NEVER
+    old, new = Counter(_stays(before)), Counter(_stays(after))
+    changed = {stay for stay, end in {*old, *new} if old[stay, end] != new[stay, end]}
+    gone, come = _ends(old, changed), _ends(new, changed)
+    first, installed_at = NEVER, [name for name in before.column_names if name != "removed_at"].index("installed_at")
+    for stay in changed:
+        installed, ends = stay[installed_at], [*gone[stay], *come[stay]]
+        single = len(gone[stay]) == 1 == len(come[stay])
+        first = min(first, *ends) if single else min(first, -NEVER if installed is None else installed)
     return first
 
 
-def _stays(inventory: pd.DataFrame) -> dict[tuple[Any, ...], tuple[int, Counter[int]]]:
-    """List stays: what each says but its end, when it began, and its ends."""
-    installed = milliseconds(inventory["installed_at"], "installed_at").tolist()
-    removed = milliseconds(inventory["removed_at"], "removed_at").tolist()
-    said = inventory.drop(columns="removed_at").astype(object)
-    found: dict[tuple[Any, ...], tuple[int, Counter[int]]] = {}
-    rows = said.where(said.notna(), None).itertuples(index=False, name=None)
-    for row, at, end in zip(rows, installed, removed, strict=True):
-        found.setdefault(row, (at, Counter()))[1][end] += 1
+def _stays(inventory: pa.Table) -> list[tuple[tuple[Any, ...], int]]:
+    """List stays: what each says but its end, and its end (ms)."""
+    said = [_values(inventory.column(name)) for name in inventory.column_names if name != "removed_at"]
+    ends = [NEVER if end is None else end for end in _values(inventory.column("removed_at"))]
+    return list(zip(zip(*said, strict=True), ends, strict=True))
+
+
+def _values(column: pa.ChunkedArray) -> list[Any]:
+    """Give a column as Python objects; instants in milliseconds."""
+    if pa.types.is_timestamp(column.type):
+        column = column.cast(pa.timestamp("ms", tz=column.type.tz), safe=False).cast(pa.int64())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _ends(
+    stays: Counter[tuple[tuple[Any, ...], int]], chosen: set[tuple[Any, ...]]
+) -> dict[tuple[Any, ...], list[int]]:
+    found: dict[tuple[Any, ...], list[int]] = {stay: [] for stay in chosen}
+    for (stay, end), count in stays.items():
+        if stay in chosen:
+            found[stay] += [end] * count
     return found

@@ -11,15 +11,17 @@ import numpy as np
 import pandas as pd
 
 from features.config import LabelSection
-from features.evidence import Facts
+from features.evidence import Record
 from features.incidents import down_intervals
-from features.service import NEVER, Stays, duration_ms, instants, milliseconds
+from features.service import NEVER, duration_ms, instants, milliseconds
 
 LONGEST_DRAIN = timedelta(days=31)
 """A drain that nobody took back counts no longer than this: the 95th percentile of repairs in StepFun's trace."""
 
 
-def out_of_use(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> pd.DataFrame:
+def out_of_use(
+    events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection, *, record: Record | None = None
+) -> pd.DataFrame:
     """When each unit was known to be down or drained.
 
     Our own controller's drains do not count: a unit that it drained is still watched, and its rows have no label.
@@ -30,6 +32,8 @@ def out_of_use(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSecti
         As a dataset holds them.
     labels : LabelSection
         What is label-worthy, and the spans.
+    record : Record, optional
+        Of the same, where it has been read already.
 
     Returns
     -------
@@ -37,7 +41,9 @@ def out_of_use(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSecti
         Columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from), disjoint.
         Whether a time lies in an interval depends only on facts known at that time.
     """
-    both = pd.concat([down_intervals(events, inventory, labels), _drained(events, inventory)], ignore_index=True)
+    record = record or Record.of(events, inventory, labels)
+    down = down_intervals(events, inventory, labels, record=record)
+    both = pd.concat([down, _drained(record)], ignore_index=True)
     both = both.sort_values(["unit", "down_from"], kind="stable", ignore_index=True)
     unit = both["unit"].to_numpy()
     start, end = milliseconds(both["down_from"], "down_from"), milliseconds(both["down_until"], "down_until")
@@ -59,9 +65,8 @@ def out_of_use(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSecti
     )
 
 
-def _drained(events: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
-    stays = Stays.of(inventory)
-    facts = Facts.of(events, stays)
+def _drained(record: Record) -> pd.DataFrame:
+    stays, facts = record.stays, record.facts
     begun, begun_unit = facts.at_units(facts.drains() & ~facts.own(), stays)
     ended, ended_unit = facts.at_units(facts.releases() | facts.ends() | facts.diagnostics(passed=True), stays)
     moments = [(int(u), int(facts.known[p]), int(facts.time[p]), True) for p, u in zip(begun, begun_unit, strict=True)]

@@ -256,6 +256,30 @@ def gather(facts: Facts, stays: Stays, labels: LabelSection) -> dict[int, UnitEv
     return {unit: out[unit] for unit in sorted(out) if out[unit].signs}
 
 
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What events say of the units of an inventory, read once for all who ask.
+
+    Attributes
+    ----------
+    stays : Stays
+    facts : Facts
+    evidence : dict of int to UnitEvidence
+        From :func:`gather`.
+    """
+
+    stays: Stays
+    facts: Facts
+    evidence: Mapping[int, UnitEvidence]
+
+    @classmethod
+    def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> Record:
+        """Read events and inventory as a dataset holds them."""
+        stays = Stays.of(inventory)
+        facts = Facts.of(events, stays)
+        return cls(stays, facts, gather(facts, stays, labels))
+
+
 def _collect_ends(
     facts: Facts,
     stays: Stays,

@@ -55,9 +55,11 @@ class Rows:
         node_code, nodes = pd.factorize(frame["node"])
         unit_code, units = pd.factorize(frame["unit"])
         both, where = np.unique(node_code.astype(np.int64) * max(len(units), 1) + unit_code, return_inverse=True)
-        node_names = [str(nodes[code // max(len(units), 1)]) for code in both.tolist()]
-        unit_names = [str(units[code % max(len(units), 1)]) for code in both.tolist()]
-        pair = fleet.numbers(node_names, unit_names)
+        node_names, unit_names = nodes.tolist(), units.tolist()
+        pair = fleet.numbers(
+            [str(node_names[code // max(len(units), 1)]) for code in both.tolist()],
+            [str(unit_names[code % max(len(units), 1)]) for code in both.tolist()],
+        )
         pairs = pair[where] if len(both) else where.astype(np.int64)
         return cls(pairs, np.searchsorted(times, decided), times, np.isin(times, before))
 

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.config import FAILURE_CLASSES, FeatureSection, LabelSection, Scope
-from features.evidence import Facts, xid_classes
+from features.evidence import Facts, Record, xid_classes
 from features.history_kernel import sweep_history
 from features.incidents import known_onsets
 from features.service import Int64Array, Stays, UnitKind, absent, duration_ms, milliseconds, text
@@ -118,6 +118,7 @@ def history_values(
     labels: LabelSection,
     *,
     unit: UnitKind = "gpu",
+    record: Record | None = None,
 ) -> NDArray[np.float32]:
     """Compute the group for decision rows; see :class:`History`.
 
@@ -131,13 +132,15 @@ def history_values(
         Scopes and windows; what an incident is.
     unit : {"gpu", "node"}
         The fleet's unit.
+    record : Record, optional
+        Of these events and this inventory, where it has been read already.
 
     Returns
     -------
     array of float32, shape (len(rows), len(history_columns(...)))
         A row at t depends only on events with ``known_at <= t`` and stays with ``installed_at <= t``.
     """
-    return History.of(events, inventory, features, labels, unit=unit).values(rows)
+    return History.of(events, inventory, features, labels, unit=unit, record=record).values(rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +182,12 @@ class History:
         labels: LabelSection,
         *,
         unit: UnitKind = "gpu",
+        record: Record | None = None,
     ) -> History:
         """Sort the events of a dataset; parameters as for :func:`history_values`."""
-        stays = Stays.of(inventory)
-        facts = Facts.of(events, stays)
-        onsets = known_onsets(events, inventory, labels)
+        record = record or Record.of(events, inventory, labels)
+        stays, facts = record.stays, record.facts
+        onsets = known_onsets(events, inventory, labels, record=record)
         unit_code = np.r_[facts.unit, stays.codes(text(onsets["unit"]))]
         node = np.r_[facts.node, text(onsets["node"])]
         time = np.r_[facts.time, milliseconds(onsets["timestamp"])]

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
-from features.evidence import Facts, Sign, UnitEvidence, gather
+from features.evidence import Facts, Record, Sign, UnitEvidence, gather
 from features.service import NEVER, Stays, duration_ms, instant_ms, instants
 
 LATE_REPAIR = timedelta(days=30)
@@ -86,7 +86,9 @@ def find_incidents(
     return _incident_frame(found, stays)
 
 
-def known_onsets(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> pd.DataFrame:
+def known_onsets(
+    events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection, *, record: Record | None = None
+) -> pd.DataFrame:
     """Incident onsets as they came to be known: what features may count.
 
     Facts are taken in the order in which they were known. A label-worthy event opens an onset unless, by what is known
@@ -99,6 +101,8 @@ def known_onsets(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSec
         As a dataset holds them.
     labels : LabelSection
         What is label-worthy, and the spans.
+    record : Record, optional
+        Of the same, where it has been read already.
 
     Returns
     -------
@@ -106,9 +110,10 @@ def known_onsets(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSec
         Columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
         ``failure_class``, ``code``; sorted by (known_at, timestamp, unit).
     """
-    stays = Stays.of(inventory)
+    record = record or Record.of(events, inventory, labels)
+    stays = record.stays
     found: list[tuple[int, int, int, Sign]] = []
-    for unit, evidence in gather(Facts.of(events, stays), stays, labels).items():
+    for unit, evidence in record.evidence.items():
         found += [(sign.established, sign.time, unit, sign) for sign in _openings(evidence, labels)]
     found.sort(key=lambda row: row[:3])
     codes = np.asarray([row[2] for row in found], dtype=np.int64)
@@ -127,7 +132,9 @@ def known_onsets(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSec
     )
 
 
-def down_intervals(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> pd.DataFrame:
+def down_intervals(
+    events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection, *, record: Record | None = None
+) -> pd.DataFrame:
     """When each unit was known to be down.
 
     A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
@@ -139,6 +146,8 @@ def down_intervals(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelS
         As a dataset holds them.
     labels : LabelSection
         What is label-worthy, and the spans.
+    record : Record, optional
+        Of the same, where it has been read already.
 
     Returns
     -------
@@ -146,10 +155,10 @@ def down_intervals(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelS
         Columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from), disjoint.
         Whether a time lies in an interval depends only on facts known at that time.
     """
-    stays = Stays.of(inventory)
+    record = record or Record.of(events, inventory, labels)
     rows: list[tuple[int, int, int]] = []
     quiet = duration_ms(labels.quiet)
-    for unit, evidence in gather(Facts.of(events, stays), stays, labels).items():
+    for unit, evidence in record.evidence.items():
         moments = [(sign.established, sign.time, True) for sign in evidence.signs]
         moments += [(known, time, False) for time, known in evidence.ends]
         moments.sort()
@@ -169,7 +178,7 @@ def down_intervals(events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelS
     codes = np.asarray([row[0] for row in rows], dtype=np.int64)
     return pd.DataFrame(
         {
-            "unit": pd.array(stays.units[codes] if rows else [], dtype="str"),
+            "unit": pd.array(record.stays.units[codes] if rows else [], dtype="str"),
             "down_from": instants(np.asarray([row[1] for row in rows], dtype=np.int64)),
             "down_until": instants(np.asarray([row[2] for row in rows], dtype=np.int64)),
         }

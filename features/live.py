@@ -15,6 +15,7 @@ from features.ahead import ahead
 from features.blocks import FloatArray, IntArray, SampleBlock, blocks_of, key_columns, table_of
 from features.drains import out_of_use
 from features.errors import InputError
+from features.evidence import Record
 from features.filling import Float32Array, Rows, SampleFiller, node_ranges
 from features.fleet import Fleet
 from features.fleet_reference import FleetReference, take_reference
@@ -125,7 +126,8 @@ def live_rows(
     """
     plan = live_plan(config)
     events = reported(events, config.features.delay)
-    down = out_of_use(events, inventory, config.labels)
+    record = Record.of(events, inventory, config.labels)
+    down = out_of_use(events, inventory, config.labels, record=record)
     keys = decision_rows(instants(np.array([instant_ms(t)], dtype=np.int64)), inventory, down)
     if nodes is not None:
         keys = keys[keys["node"].isin(set(nodes))].reset_index(drop=True)
@@ -154,7 +156,7 @@ def live_rows(
     if history:
         at = plan.at["history"]
         values[:, at : at + len(history)] = history_values(
-            keys, events, inventory, config.features, config.labels, unit=config.unit
+            keys, events, inventory, config.features, config.labels, unit=config.unit, record=record
         )
     if plan.static is not None:
         at = plan.at["static"]

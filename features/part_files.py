@@ -83,7 +83,11 @@ class StandingParts:
             return computed
         standing = pq.read_table(self.folder / file).replace_schema_metadata(None)
         times = [standing.column(name).cast(pa.int64()).to_numpy() for name in ("decision_time", "established_at")]
-        standing = standing.filter(pa.array(np.maximum(*times) < self.since))
+        held = np.maximum(*times) < self.since
+        standing = standing.filter(pa.array(held))
+        begin = computed.column("decision_time").cast(pa.int64()).to_numpy()[:1]
+        if not begin.size or not held.any() or times[0][held].max() < begin[0]:
+            return pa.concat_tables([standing, computed]).unify_dictionaries()  # what is computed comes after all else
         twice = _row_index(computed).isin(_row_index(standing))
         both = pa.concat_tables([standing, computed.filter(pa.array(~twice))]).unify_dictionaries()
         keys = both.select(["decision_time", "augmented"]).append_column("unit", both.column("unit").cast(pa.string()))

@@ -9,8 +9,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.blocks import SampleBlock, blocks_of
+from features.blocks import SampleBlock, blocks_of, cut_blocks
 from features.layout import ChannelLayout
+from features.pieces import pieces_of
 from telemetry.channels import CATALOGUE
 from telemetry.layout import merge_runs, sort_samples
 from telemetry.parts import split_by_run
@@ -81,6 +82,26 @@ def test_blocks_of_runs_are_those_of_one_table(rows, days, size, unit, data):
     assert_equal(list(blocks_of(runs[::-1], LAYOUT, unit=unit, block_samples=size)), expected)
     shuffled = whole.take(data.draw(st.permutations(range(len(rows)))))
     assert_equal(list(blocks_of(shuffled, LAYOUT, unit=unit, block_samples=size)), expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=rows_strategy,
+    days=st.sampled_from([1, 4]),
+    size=st.sampled_from([1, 100_000]),
+    since=st.integers(-1, 41),
+    unit=st.sampled_from(["gpu", "node"]),
+)
+def test_the_same_pieces_are_cut_for_younger_samples_and_for_fewer_channels(rows, days, size, since, unit):
+    if unit == "node":
+        rows = list({(row[0], row[1][0]): row for row in rows}.values())
+    whole = sort_samples(table_of(rows), unit)[0]
+    begin = 20_000 * DAY_MS + since * 18_000_000
+    younger = whole.filter(pa.array(whole.column("timestamp").cast(pa.int64()).to_numpy() >= begin))
+    pieces = pieces_of(list(split_by_run(whole, Runs(days)).values()), LAYOUT, unit)
+    for layout in (LAYOUT, LAYOUT.counting({"energy_mj"}), LAYOUT.counting(())):
+        expected = list(blocks_of(younger, layout, unit=unit, block_samples=size))
+        assert_equal(list(cut_blocks(pieces, layout, since=begin, block_samples=size)), expected)
 
 
 def test_no_samples_no_blocks():

@@ -197,7 +197,7 @@ def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):
 
 
 def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(build_tasks, "blocks_of", lambda *args, **kwargs: 1 / 0)
+    monkeypatch.setattr(build_tasks, "read_samples", lambda *args, **kwargs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         make_matrix(small[0], tmp_path / "m")
     assert list(tmp_path.iterdir()) == []

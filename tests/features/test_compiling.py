@@ -1,0 +1,29 @@
+"""Kernels are compiled, or loaded, before the first bucket, so that threads do not wait for one another."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+_COMPILE = """
+from datetime import timedelta
+from features import bits, gauges, steps
+from features.bucket_values import compile_kernels
+from features.config import DecisionSection, FeatureSection
+from features.fleet import Fleet
+from features.plan import FeaturePlan
+from tests.features.small_fleet import CHANNELS, gpus, inventory_of
+
+decision, step = DecisionSection(), timedelta(minutes=10)
+plan = FeaturePlan.of(FeatureSection(), CHANNELS, unit="gpu", step=step, decision=decision, static=None, history=[])
+kernels = gauges.gauge_windows, steps.counter_windows, steps.enum_windows, bits.flag_windows, steps.counter_nodes
+assert not any(kernel.nopython_signatures for kernel in kernels)
+compile_kernels(plan, Fleet.of(inventory_of(gpus(2))))
+print([len(kernel.nopython_signatures) for kernel in kernels])
+"""
+
+
+def test_every_kernel_of_a_bucket_is_there_before_any_bucket():
+    done = subprocess.run([sys.executable, "-c", _COMPILE], capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[1, 1, 1, 1, 1]"

@@ -2,8 +2,9 @@
 
 A fleet of 2,000 GPUs is simulated for 121 days, with the failures as calibrated, and cut at the end of day 120. The
 matrix of the 120 days is built with the feature groups and windows of params.yaml and extended; that of the 121 days is
-built anew beside it. What is counted is seconds of the processor, in processes of their own; the second and the third
-have loaded the compiled kernels before.
+built anew beside it. What is counted is seconds of the processor, in processes of their own, from the dataset to the
+matrix; each has built and extended the matrix of a small fleet before, so that modules and compiled kernels are loaded.
+What loading took stands in a column of its own: a process that extends one matrix and ends pays it too.
 
     python benchmarks/extend_matrix.py [--quick] [--gpus N] [--windows 6h 24h 72h] [--work FOLDER]
 
@@ -28,11 +29,8 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 import pandas as pd  # noqa: E402
 
-from features.bucket_values import compile_kernels  # noqa: E402
 from features.building import build_matrix  # noqa: E402
 from features.config import FeatureSection  # noqa: E402
-from features.fleet import Fleet  # noqa: E402
-from features.live import live_plan  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
@@ -42,6 +40,7 @@ from telemetry.store import Dataset, DatasetWriter  # noqa: E402
 GPUS = 2_000
 DAYS = 120
 SEED = 7
+SMALL_GPUS, SMALL_DAYS = 32, 40
 
 MOST_SHARE = 0.03
 """What a day may cost of the whole."""
@@ -66,26 +65,32 @@ def cut(dataset: Dataset, out: Path, until: datetime) -> None:
         )
 
 
-def build(dataset: Path, out: Path, windows: list[str]) -> None:
+def build(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> None:
     """Build or extend the matrix at a place in this process, and print what it took as JSON."""
     params = load_params([ROOT / "params.yaml"])
     features = params.features
     if windows:
         features = FeatureSection(groups=("telemetry",), windows=tuple(parse_duration(each) for each in windows))
-    opened = Dataset.open(dataset)
-    for standing in out.parent.glob("*/matrix.json"):  # the compiler's tables and the kernels, once a process
-        compile_kernels(live_plan(FeatureMatrix.open(standing.parent).config), Fleet.of(opened.inventory()))
+
+    def made(path: Path, at: Path) -> FeatureMatrix:
+        return build_matrix(
+            Dataset.open(path),
+            at,
+            decision=params.decision,
+            labels=params.labels,
+            features=features,
+            training=params.training,
+            seed=params.seed,
+        )
+
+    with tempfile.TemporaryDirectory() as name:
+        for each in small:
+            made(each, Path(name) / "matrix")
+    loaded = time.process_time()
     begin = time.perf_counter(), time.process_time()
-    matrix = build_matrix(
-        opened,
-        out,
-        decision=params.decision,
-        labels=params.labels,
-        features=features,
-        training=params.training,
-        seed=params.seed,
-    )
+    matrix = made(dataset, out)
     told = {
+        "loading": loaded,
         "wall": time.perf_counter() - begin[0],
         "cpu": time.process_time() - begin[1],
         "peak_mb": peak_mb(),
@@ -100,14 +105,24 @@ def peak_mb() -> float:
     return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
-def in_process(dataset: Path, out: Path, windows: list[str]) -> dict[str, float]:
+def in_process(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> dict[str, float]:
     """Build in a process of its own."""
-    command = [sys.executable, __file__, "--build", str(dataset), "--out", str(out), "--windows", *windows]
+    command = [sys.executable, __file__, "--build", str(dataset), "--out", str(out)]
+    command += ["--small", *map(str, small), "--windows", *windows]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
     if done.returncode:
         sys.exit(done.stderr)
     told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return told
+
+
+def simulated(folder: Path, gpus: int, days: int) -> tuple[Path, Path]:
+    """Simulate a fleet for so many days and one more, unless it is there; give the shorter dataset and the longer."""
+    longer, shorter = (folder / f"{gpus}-gpus-{length}-days" for length in (days + 1, days))
+    if not (shorter / "dataset.json").exists():
+        simulate(longer, gpus=gpus, days=days + 1, seed=SEED, scenario="base")
+        cut(Dataset.open(longer), shorter, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=days))
+    return shorter, longer
 
 
 def equal(one: Path, other: Path) -> bool:
@@ -126,30 +141,29 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="where the files go, and stay; default: a folder that disappears")
     parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--small", type=Path, nargs="*", default=[], help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.build:
-        build(args.build, args.out, args.windows)
+        build(args.build, args.out, args.small, args.windows)
         return
     gpus = 128 if args.quick else args.gpus
     with tempfile.TemporaryDirectory() as name:
         folder = args.work or Path(name)
-        longer, shorter = folder / f"longer-{gpus}", folder / f"shorter-{gpus}"
-        if not (shorter / "dataset.json").exists():
-            simulate(longer, gpus=gpus, days=DAYS + 1, seed=SEED, scenario="base")
-            cut(Dataset.open(longer), shorter, datetime(2026, 1, 1, tzinfo=UTC) + timedelta(days=DAYS))
+        shorter, longer = simulated(folder, gpus, DAYS)
+        small = [*simulated(folder, SMALL_GPUS, SMALL_DAYS)]
         costs = {
-            f"{DAYS} days": in_process(shorter, folder / "matrix", args.windows),
-            "a day more": in_process(longer, folder / "matrix", args.windows),
-            f"{DAYS + 1} days anew": in_process(longer, folder / "anew", args.windows),
+            f"{DAYS} days": in_process(shorter, folder / "matrix", small, args.windows),
+            "a day more": in_process(longer, folder / "matrix", small, args.windows),
+            f"{DAYS + 1} days anew": in_process(longer, folder / "anew", small, args.windows),
         }
         if not equal(folder / "matrix", folder / "anew"):
             sys.exit("the extended matrix is not the one that is built anew: nothing is told")
         samples, columns = Dataset.open(longer).meta.counts["samples"], costs["a day more"]["features"]
     print(f"{samples:,} simulated samples of {gpus:,} GPUs, {columns:,.0f} columns")
-    print(f"\n{'':<16}{'wall s':>8}{'CPU s':>8}{'peak MB':>9}{'rows':>12}{'off the grid':>14}")
+    print(f"\n{'':<16}{'wall s':>8}{'CPU s':>8}{'loading':>9}{'peak MB':>9}{'rows':>12}{'off the grid':>14}")
     for what, cost in costs.items():
         print(
-            f"{what:<16}{cost['wall']:>8.2f}{cost['cpu']:>8.2f}{cost['peak_mb']:>9.0f}{cost['rows']:>12,.0f}"
+            f"{what:<16}{cost['wall']:>8.2f}{cost['cpu']:>8.2f}{cost['loading']:>9.2f}{cost['peak_mb']:>9.0f}{cost['rows']:>12,.0f}"
             f"{cost['augmented']:>14,.0f}"
         )
     print(f"load of the machine {os.getloadavg()[0]:.1f}")

@@ -8,7 +8,6 @@ checks. A refit that finds one class only falls back on an earlier one, and is l
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,18 +20,17 @@ import pyarrow.compute as pc
 
 from features.engine import Engine
 from features.errors import InputError
-from features.matrix import FeatureMatrix
 from models.backtest_frames import VARIANTS, Fold
 from models.checkpoint import FoldStore
 from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.ranking import Ints
+from models.shared_folder import SHARED, TURN, open_shared
 from models.spans import SpanChoice, stay_or_go
 from models.training_set import Matrix
 
 if TYPE_CHECKING:
     from models.sliding import Begun
 
-_SHARED = "Give every machine of the cluster the same folders under the same paths."
 _OWN_FACTS = (
     "span_ms", "why_span", "unfit", "scored", "sliding", "horizons", "reasons", "library", "attributions",
 )  # fmt: skip
@@ -153,13 +151,7 @@ class BacktestOrder:
         InputError
             If this machine does not see it.
         """
-        try:
-            matrix = FeatureMatrix.open(self.matrix)
-        except InputError as error:
-            raise InputError(f"a worker cannot read the matrix: {error.what}", error.where, _SHARED) from None
-        if matrix.digest != self.digest:
-            raise InputError("a worker sees another matrix", str(self.matrix), _SHARED)
-        return matrix
+        return open_shared(self.matrix, self.digest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +182,7 @@ class SpanTask:
 
     def __call__(self, fold: int) -> SpanChoice:
         """Do one."""
-        with _TURN:
+        with TURN:
             begun = _joined(self.order)
             refit_ms = begun.schedule.refits_ms[fold]
             choice = begun.trainer.choose_span(refit_ms, begun.trainer.labels_at(refit_ms), None)
@@ -215,7 +207,7 @@ class RefitTask:
 
     def __call__(self, refit: Refit) -> Fold | None:
         """Do one."""
-        with _TURN:
+        with TURN:
             sliding = _joined(self.order).sliding
             done = sliding.refit_apart(refit.fold, refit.span, refit.why_span, once_for=refit.once_for)
         if self.kept is None:
@@ -268,7 +260,7 @@ def refits_ahead(
             found = None if loaded is None else Fold(*loaded)
         if found is None:
             raise InputError(
-                f"a worker kept refit {refit.fold} where this process does not see it", "folder of the output", _SHARED
+                f"a worker kept refit {refit.fold} where this process does not see it", "folder of the output", SHARED
             )
         done[refit.fold] = found
         tell()
@@ -325,8 +317,6 @@ def _spans(
     return found
 
 
-_TURN = threading.Lock()
-"""Learners limit the threads of the whole process: one refit at a time in each."""
 _JOINED: dict[str, Begun] = {}
 
 
@@ -350,5 +340,5 @@ def _joined(order: BacktestOrder) -> Begun:
 
 def leave_backtests() -> None:
     """Let go of what this process holds of backtests of others."""
-    with _TURN:
+    with TURN:
         _JOINED.clear()

@@ -25,6 +25,7 @@ from models.drift.check import reference_at
 from models.drift.reference import LabelledRows
 from models.drift.verdict import Findings
 from models.drift.watch import DriftWatch, refit_reason
+from models.fits import Fits
 from models.fitted import FittedModels, model_names
 from models.horizon_map import horizon_maps
 from models.precedent_table import precedent_frame
@@ -379,6 +380,7 @@ def fit_final(
     seed: int,
     until: datetime | None = None,
     progress: Progress | None = None,
+    fits: Fits | None = None,
 ) -> FittedModels:
     """Fit all models at the end of the data, for the bundle.
 
@@ -394,6 +396,8 @@ def fit_final(
         Fit as of this time (aware), with labels as they were known then; default: the end of the data.
     progress : callable, optional
         See :data:`Progress`.
+    fits : Fits, optional
+        Who fits learners on the rows chosen; default: this process.
 
     Returns
     -------
@@ -414,7 +418,7 @@ def fit_final(
     labels = Labels.of(frame)
     reach_of(rows, labels)
     k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
-    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, search_at_ms=refit_ms)
+    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, search_at_ms=refit_ms, fits=fits)
     choice = trainer.choose_span(refit_ms, labels, None)
     if choice is None:
         listed = ", ".join(format_days(span) for span in candidates(training))

@@ -17,14 +17,15 @@ from models.combining import Stacker
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, ModelsSection, TrainingSection
 from models.doubtful import doubtful_rows
 from models.failure_rate import rate_at
+from models.fits import FitRows, Fits, HeldOut, LocalFits, RowFits
 from models.fitted import FittedModels, fitted_learners, model_names
 from models.hard_negatives import with_hard_negatives
 from models.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
 from models.kept_bins import BinKeeper
-from models.learners import THREADS, fit_learners, make_learner
+from models.learners import THREADS, make_learner
 from models.odds import log_odds
 from models.on_bins import on_bins
-from models.ranking import Bools, Floats, Ints, seed_of
+from models.ranking import Bools, Ints, seed_of
 from models.row_reader import row_reader
 from models.schedule import format_days, format_instant, instant_of
 from models.search import Searched, search_all
@@ -84,6 +85,8 @@ class Trainer:
         The instant before which ``training.search`` may look, in milliseconds since the epoch; None: no search.
     refits_ms : tuple of int, optional
         The refits of a backtest, over which ``training.bins`` keeps edges; none: each fit finds its own.
+    fits : Fits, optional
+        Who fits learners on the rows chosen; default: this process.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class Trainer:
         seed: int,
         search_at_ms: int | None = None,
         refits_ms: tuple[int, ...] = (),
+        fits: Fits | None = None,
     ) -> None:
         self.matrix = matrix
         self.training = training
@@ -107,6 +111,7 @@ class Trainer:
         self._searched: dict[str, Searched] | None = None
         self.rows = Rows.of(matrix.rows)
         self.values = row_reader(matrix, training.memory * 2**20)
+        self._fits = LocalFits(self.values) if fits is None else fits
         self.first_ms = instant_ms(matrix.span[0])
         self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
         self._bins = BinKeeper(
@@ -180,10 +185,11 @@ class Trainer:
                     f"{where}: no incident gives it a positive row (0 positives; negatives stand beside those)"
                 )
             return Unfit(f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives")
-        X = self.values(chosen.rows)
         unfitted = {name: self._learner(name, refit_ms) for name in fitted_learners(self.models)}
-        learners = fit_learners(unfitted, X, chosen.label, chosen.weight, chosen.facts)
-        reference = self.values(split.slice_rows)
+        with self._fits.on(FitRows.of(chosen, self.rows.tie)) as fits:
+            learners = fits.learners(unfitted)
+            reference = self.values(split.slice_rows)
+            cascade = self._cascade(fits, learners, reference, split, refit_ms)
         fitted = FittedModels(
             refit_at=instant_of(refit_ms),
             train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
@@ -197,7 +203,7 @@ class Trainer:
             members=self.models.parallel.members,
             min_votes=self.models.parallel.min_votes,
             stacker=self._stacker(learners, reference, split),
-            cascade=self._cascade(learners, X, reference, split, refit_ms),
+            cascade=cascade,
             baselines=self._baselines(),
             n_positive=chosen.n_positive,
             n_negative=chosen.n_negative,
@@ -212,23 +218,16 @@ class Trainer:
 
     def _on_everything(self, held: FittedModels, whole: TrainingSet, refit_ms: int) -> FittedModels:
         """Fit the learners again on the whole span; what was set on its last slice stays as it was set."""
-        X = self.values(whole.rows)
-        learners = fit_learners(
-            {name: self._learner(name, refit_ms) for name in held.learners}, X, whole.label, whole.weight, whole.facts
-        )
+        unfitted = {name: self._learner(name, refit_ms) for name in held.learners}
         cascade = None
-        if held.cascade is not None:
-            cascade = self._new_cascade(refit_ms).fit(
-                X,
-                whole.label,
-                whole.weight,
-                times=self.rows.time[whole.rows],
-                groups=self.rows.tie[whole.rows],
-                thresholds=held.cascade.thresholds_,
-                fitted_first=learners[self.models.cascade.stages[0]],
-                hours_to_incident=whole.facts.hours_to_incident,
-                positions=whole.rows,
-            )
+        with self._fits.on(FitRows.of(whole, self.rows.tie)) as fits:
+            learners = fits.learners(unfitted)
+            if held.cascade is not None:
+                cascade = fits.cascade(
+                    self._new_cascade(refit_ms),
+                    first=learners[self.models.cascade.stages[0]],
+                    thresholds=held.cascade.thresholds_,
+                )
         return replace(
             held,
             learners=learners,
@@ -351,21 +350,14 @@ class Trainer:
         return Stacker.fit(scores + split.training.prior_shift, split.slice_label.astype(np.int64))
 
     def _cascade(
-        self, learners: dict[str, Any], X: Floats, reference: np.ndarray, split: _Split, refit_ms: int
+        self, fits: RowFits, learners: dict[str, Any], reference: np.ndarray, split: _Split, refit_ms: int
     ) -> CascadeEnsemble | None:
         if CASCADE not in self.names:
             return None
-        chosen = split.training
-        return self._new_cascade(refit_ms).fit(
-            X,
-            chosen.label,
-            chosen.weight,
-            times=self.rows.time[chosen.rows],
-            groups=self.rows.tie[chosen.rows],
-            validation=(reference, split.slice_label) if split.held_out else None,
-            fitted_first=learners[self.models.cascade.stages[0]],
-            hours_to_incident=chosen.facts.hours_to_incident,
-            positions=chosen.rows,
+        return fits.cascade(
+            self._new_cascade(refit_ms),
+            first=learners[self.models.cascade.stages[0]],
+            held=HeldOut(split.slice_rows, reference, split.slice_label) if split.held_out else None,
         )
 
     def _new_cascade(self, refit_ms: int) -> CascadeEnsemble:

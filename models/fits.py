@@ -1,0 +1,170 @@
+"""Who fits learners on the rows that were chosen: this process, or others that read the rows for themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from models.cascade import CascadeEnsemble
+from models.fit_facts import FitFacts
+from models.learners import fit_learners
+from models.ranking import Floats, Hashes, Ints
+from models.row_reader import RowReader
+from models.training_set import TrainingSet
+
+
+@dataclass(frozen=True, slots=True)
+class FitRows:
+    """The rows of a fit, without their features; each of shape (n_rows,).
+
+    Attributes
+    ----------
+    label : ndarray of int64
+        1 or 0; both occur.
+    weight : ndarray of float64
+        Weights.
+    groups : ndarray of uint64
+        Hash of the unit.
+    facts : FitFacts
+        Positions in the matrix, ascending; decision times; and hours to the incident where they are known.
+    """
+
+    label: Ints
+    weight: Floats
+    groups: Hashes
+    facts: FitFacts
+
+    @classmethod
+    def of(cls, chosen: TrainingSet, ties: Hashes) -> FitRows:
+        """Take the rows of a training set; ``ties`` are those of all rows of the matrix."""
+        return cls(chosen.label, chosen.weight, ties[chosen.rows], chosen.facts)
+
+    @property
+    def positions(self) -> Ints:
+        """Where the rows stand in the matrix."""
+        assert self.facts.rows is not None
+        return self.facts.rows
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Later rows that the thresholds of a cascade are set on.
+
+    Attributes
+    ----------
+    rows : ndarray of int64, shape (n_rows,)
+        Positions in the matrix.
+    values : ndarray of float32, shape (n_rows, n_features)
+        Features, for a fit in this process.
+    label : ndarray, shape (n_rows,)
+        1 or 0.
+    """
+
+    rows: Ints
+    values: np.ndarray
+    label: np.ndarray
+
+
+class RowFits(Protocol):
+    """Fits on one set of rows."""
+
+    def learners(self, unfitted: Mapping[str, Any]) -> dict[str, Any]:
+        """Fit learners, each on all rows; they come in the same order, of the same types as from one process."""
+
+    def cascade(
+        self,
+        unfitted: CascadeEnsemble,
+        *,
+        first: Any,
+        held: HeldOut | None = None,
+        thresholds: Sequence[float] | None = None,
+    ) -> CascadeEnsemble:
+        """Fit a cascade on all rows; ``first`` is its first stage, fitted; see :meth:`CascadeEnsemble.fit`."""
+
+
+class Fits(Protocol):
+    """Gives what fits on a set of rows."""
+
+    def on(self, rows: FitRows) -> AbstractContextManager[RowFits]:
+        """Open fits on rows; what is held for them goes at the end."""
+
+
+class LocalFits:
+    """Fits in this process.
+
+    Parameters
+    ----------
+    read : RowReader
+        Reads features of rows.
+    """
+
+    def __init__(self, read: RowReader) -> None:
+        self._read = read
+
+    @contextmanager
+    def on(self, rows: FitRows) -> Iterator[RowFits]:
+        """Read rows; see :meth:`Fits.on`."""
+        yield _LocalRowFits(rows, self._read(rows.positions))
+
+
+class _LocalRowFits:
+    def __init__(self, rows: FitRows, values: np.ndarray) -> None:
+        self._rows, self._values = rows, values
+
+    def learners(self, unfitted: Mapping[str, Any]) -> dict[str, Any]:
+        return fit_learners(unfitted, self._values, self._rows.label, self._rows.weight, self._rows.facts)
+
+    def cascade(
+        self,
+        unfitted: CascadeEnsemble,
+        *,
+        first: Any,
+        held: HeldOut | None = None,
+        thresholds: Sequence[float] | None = None,
+    ) -> CascadeEnsemble:
+        validation = None if held is None else (held.values, held.label)
+        return fit_cascade(
+            unfitted, self._values, self._rows, first=first, validation=validation, thresholds=thresholds
+        )
+
+
+def fit_cascade(
+    unfitted: CascadeEnsemble,
+    values: np.ndarray,
+    rows: FitRows,
+    *,
+    first: Any,
+    validation: tuple[np.ndarray, np.ndarray] | None,
+    thresholds: Sequence[float] | None,
+) -> CascadeEnsemble:
+    """Fit a cascade on rows.
+
+    Parameters
+    ----------
+    unfitted : CascadeEnsemble
+    values : ndarray of float32, shape (n_rows, n_features)
+    rows : FitRows
+    first, validation, thresholds
+        See :meth:`CascadeEnsemble.fit`.
+
+    Returns
+    -------
+    CascadeEnsemble
+        The same, fitted.
+    """
+    return unfitted.fit(
+        values,
+        rows.label,
+        rows.weight,
+        times=rows.facts.times,
+        groups=rows.groups,
+        validation=validation,
+        fitted_first=first,
+        thresholds=thresholds,
+        hours_to_incident=rows.facts.hours_to_incident,
+        positions=rows.positions,
+    )

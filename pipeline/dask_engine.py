@@ -89,7 +89,7 @@ class DaskEngine:
         self._closing = contextlib.ExitStack()
         try:
             self._client = self._connect(address, workers or os.cpu_count() or 1, threads)
-            self._check_workers()
+            self.check_workers()
         except BaseException:
             self._closing.close()
             raise
@@ -115,19 +115,19 @@ class DaskEngine:
         try:
             for future in futures:
                 future.add_done_callback(done.put)
-            watch = _Watch(self._client, self._place)
+            watch = _Watch(self._client, self.place)
             for _ in range(len(futures)):
                 future = self._next(done, watch)
                 told(futures[future], self._result(future, name, futures[future]))
                 future.release()
         finally:
             with contextlib.suppress(Exception):  # a cluster that is gone has nothing to cancel
-                _within(CONNECT_S, lambda: self._client.cancel([each for each in futures if not each.done()]))
+                within(CONNECT_S, lambda: self._client.cancel([each for each in futures if not each.done()]))
 
     def everywhere(self, job: Callable[[], Any]) -> None:
         """Call a function once in each process; see :meth:`features.engine.Engine.everywhere`."""
         with contextlib.suppress(Exception):
-            _within(CONNECT_S, lambda: self._client.run(job, on_error="ignore"))
+            within(CONNECT_S, lambda: self._client.run(job, on_error="ignore"))
 
     def close(self) -> None:
         """Leave the cluster; end it if it was started here."""
@@ -142,12 +142,27 @@ class DaskEngine:
         self.close()
 
     @property
-    def workers(self) -> Mapping[str, int]:
-        """Threads of each worker, by its address."""
-        return {str(address): int(threads) for address, threads in self._client.nthreads().items()}
+    def started_workers(self) -> bool:
+        """Whether the workers were started here."""
+        return self._address is None
 
     @property
-    def _place(self) -> str:
+    def client(self) -> Any:
+        """Dask's own client."""
+        return self._client
+
+    @property
+    def workers(self) -> Mapping[str, int]:
+        """Threads of each worker, by its address."""
+        try:
+            found = within(CONNECT_S, self._client.nthreads)
+        except Exception as error:
+            raise _lost(self.place) from error
+        return {str(address): int(threads) for address, threads in found.items()}
+
+    @property
+    def place(self) -> str:
+        """Which cluster, in words."""
         return "workers of this machine" if self._address is None else f"cluster at {self._address}"
 
     def _connect(self, address: str | None, workers: int, threads: int | None) -> Any:
@@ -192,19 +207,29 @@ class DaskEngine:
             ) from error
         return self._closing.enter_context(client)
 
-    def _check_workers(self) -> None:
-        """Compare what runs here with what runs there, worker by worker."""
-        watch = _Watch(self._client, self._place)
+    def check_workers(self) -> None:
+        """Wait for a worker, and compare what runs here with what runs there, worker by worker.
+
+        Raises
+        ------
+        InputError
+            If none comes, one cannot run predrain, or runs another version of something that results depend on.
+        """
+        watch = _Watch(self._client, self.place)
         while not watch.any_worker():
             time.sleep(min(_POLL_S, 0.2))
-        try:
-            found = _within(CONNECT_S, lambda: self._client.run(running_versions))
-        except Exception as error:
-            raise InputError(
-                f"a worker cannot run predrain: {error or 'it does not answer'}",
-                self._place,
-                "Install predrain and its libraries on the machines of the cluster, in the same versions as here.",
-            ) from error
+        for last in (False, False, True):
+            try:
+                found = within(CONNECT_S, lambda: self._client.run(running_versions))
+                break
+            except Exception as error:
+                if last:
+                    raise InputError(
+                        f"a worker cannot run predrain: {error or 'it does not answer'}",
+                        self.place,
+                        "Install predrain and its libraries there, in the same versions as here.",
+                    ) from error
+                time.sleep(_POLL_S)  # one that was just lost is still on the scheduler's list
         refuse_others(found)
 
     def _next(self, done: queue.SimpleQueue[Any], watch: _Watch) -> Any:
@@ -222,33 +247,33 @@ class DaskEngine:
         except distributed.KilledWorker as error:
             raise InputError(
                 f"every worker that took {name} {item} was lost on the way",
-                self._place,
+                self.place,
                 "Look into the workers' logs; most often they need more memory, or fewer threads each.",
             ) from error
         except distributed.CancelledError as error:
-            raise _lost(self._place) from error
+            raise _lost(self.place) from error
 
 
 class _Watch:
     """Tells whether a cluster is still there."""
 
     def __init__(self, client: Any, place: str) -> None:
-        self._client, self._place = client, place
+        self._client, self.place = client, place
         self._seen = time.monotonic()
 
     def any_worker(self) -> bool:
         """Whether there is a worker; an error where there has been none for too long."""
         try:
-            workers = _within(CONNECT_S, self._client.nthreads)
+            workers = within(CONNECT_S, self._client.nthreads)
         except Exception as error:
-            raise _lost(self._place) from error
+            raise _lost(self.place) from error
         if workers:
             self._seen = time.monotonic()
             return True
         if time.monotonic() - self._seen > NO_WORKER_S:
             raise InputError(
                 f"there has been no worker for {NO_WORKER_S:.0f} seconds",
-                self._place,
+                self.place,
                 "Start workers and run again; what is finished is kept.",
             )
         return False
@@ -297,7 +322,7 @@ def running_versions() -> dict[str, str]:
     return {**found, "predrain's code": total.hexdigest()[:12]}
 
 
-def _within(seconds: float, call: Callable[[], Result]) -> Result:
+def within(seconds: float, call: Callable[[], Result]) -> Result:
     """Give what a call gives, or a TimeoutError: Dask's own calls wait for ever for a machine that hangs."""
     answer: Future[Result] = Future()
 

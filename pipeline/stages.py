@@ -22,6 +22,8 @@ from models.light.errors import HeavyModelError
 from models.oracle import read_truth
 from models.sliding import BacktestResult, fit_final, run_backtest
 from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, write_json
+from pipeline.dask_engine import DaskEngine
+from pipeline.dask_fits import DaskFits
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.params import Params
 from pipeline.provenance import code_revision, library_versions
@@ -58,6 +60,7 @@ def train_bundle(
     until: datetime | None = None,
     backtest: Path | None = None,
     progress: Progress | None = None,
+    engine: DaskEngine | None = None,
 ) -> dict[str, Any]:
     """Fit all models as of the end of the data, save them as a bundle, record the run and register the bundle.
 
@@ -67,6 +70,8 @@ def train_bundle(
         Fit as of this earlier time (aware), so that newer decisions are left for `predrain promote`.
     backtest : Path, optional
         Output of a backtest whose measurements go into the model card.
+    engine : DaskEngine, optional
+        Who fits the learners, LightGBM and XGBoost over all its workers; default: this process.
 
     Returns
     -------
@@ -83,6 +88,7 @@ def train_bundle(
         seed=params.seed,
         until=until,
         progress=_counted(progress),
+        fits=None if engine is None else DaskFits(engine, matrix, params.models, out.with_name(f".{out.name}.fits")),
     )
     bundle = save_bundle(
         out,

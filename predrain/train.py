@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
 
 
 def train(
@@ -29,15 +30,21 @@ def train(
     backtest: Annotated[
         Path | None, typer.Option(help="Output of a backtest whose measurements the model card shows.")
     ] = None,
+    engine: EngineOption = EngineName.local,
+    dask_address: AddressOption = None,
+    dask_workers: WorkersOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit learners and ensembles as of the end of the data, and save the bundle that scoring loads.
 
+    With --engine dask a LightGBM or XGBoost model is fitted over all workers at once, and every other learner on one.
+
     Example: predrain train --matrix matrix --out bundle --track sqlite:///mlflow.db
     """
+    check_engine(engine, dask_address, dask_workers)
     if until is not None and until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
-    with reported(), progress("training") as advance:
+    with reported(), progress("training") as advance, chosen_engine(engine, dask_address, dask_workers) as chosen:
         from features.matrix import FeatureMatrix
         from pipeline.params import load_params
         from pipeline.stages import train_bundle
@@ -50,6 +57,7 @@ def train(
             until=until,
             backtest=backtest,
             progress=advance,
+            engine=chosen,
         )
         show(summary, as_json=as_json)
 

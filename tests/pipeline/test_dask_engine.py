@@ -247,8 +247,8 @@ def test_a_backtest_whose_refits_wait_for_each_other_is_refused_before_anything_
         (["--engine", "dask", "--dask-workers", "2", "--dask-address", "tcp://h:1"], "give either --dask-address or"),
     ],
 )
-@pytest.mark.parametrize("verb", ["features", "backtest"])
-def test_options_that_contradict_each_other_are_refused(verb, options, message, tmp_path):
-    told = CliRunner().invoke(app, [verb, "--dataset", str(tmp_path), "--out", str(tmp_path / "m"), *options])
+@pytest.mark.parametrize(("verb", "source"), [("features", "dataset"), ("backtest", "dataset"), ("train", "matrix")])
+def test_options_that_contradict_each_other_are_refused(verb, source, options, message, tmp_path):
+    told = CliRunner().invoke(app, [verb, f"--{source}", str(tmp_path), "--out", str(tmp_path / "m"), *options])
     assert told.exit_code == 2
     assert message in told.output

@@ -1,4 +1,4 @@
-"""Features and a backtest on a Dask cluster of processes of their own, one of which is killed on the way."""
+"""Features, a backtest and training on a Dask cluster of processes of their own, one of which is killed on the way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ backtest: {bootstrap: 5}
 """
 
 
-def predrain(*arguments: str) -> None:
+def predrain(*arguments: str) -> str:
     done = subprocess.run(
         [sys.executable, "-c", "from predrain.command import main; main()", *arguments],
         cwd=ROOT,
@@ -43,6 +43,7 @@ def predrain(*arguments: str) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 def until(ready: Callable[[], bool]) -> None:
@@ -102,3 +103,22 @@ def test_a_backtest_on_a_cluster_that_loses_a_worker_is_the_same_bit_for_bit(clu
         pd.testing.assert_frame_equal(pd.read_parquet(there / name), pd.read_parquet(here / name), check_exact=True)
     assert json.loads((there / "metrics.json").read_text()) == json.loads((here / "metrics.json").read_text())
     assert not (there / ".folds").exists()
+
+
+def test_models_are_trained_over_workers_and_told_as_one_json_object(cluster, dataset, tmp_path):
+    address, _workers = cluster
+    params, matrix = tmp_path / "small.yaml", tmp_path / "matrix"
+    params.write_text(PARAMS)
+    predrain("features", "--dataset", str(dataset), "--params", str(params), "--out", str(matrix))
+    common = ("train", "--matrix", str(matrix), "--params", str(params), "--json", "--engine", "dask")
+    told = [
+        json.loads(predrain(*common, "--out", str(tmp_path / name), *options))
+        for name, options in (("there", ("--dask-address", address)), ("here", ("--dask-workers", "2")))
+    ]
+    assert {**told[0], "bundle": None} == {**told[1], "bundle": None}
+    one, two = (
+        {path.name: path.read_bytes() for path in (tmp_path / name / "learners").iterdir()}
+        for name in ("here", "there")
+    )
+    assert one == two
+    assert "lightgbm.txt" in one

@@ -154,11 +154,20 @@ class DaskEngine:
     @property
     def workers(self) -> Mapping[str, int]:
         """Threads of each worker, by its address."""
+        found = self._asked(self._client.nthreads)
+        return {str(address): int(threads) for address, threads in found.items()}
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """Name that each worker was given, by its address."""
+        found = self._asked(lambda: self._client.scheduler_info(n_workers=-1))["workers"]
+        return {str(address): str(each["name"]) for address, each in found.items()}
+
+    def _asked(self, question: Callable[[], Any]) -> Any:
         try:
-            found = within(CONNECT_S, self._client.nthreads)
+            return within(CONNECT_S, question)
         except Exception as error:
             raise _lost(self.place) from error
-        return {str(address): int(threads) for address, threads in found.items()}
 
     @property
     def place(self) -> str:

@@ -173,8 +173,8 @@ class Team:
     def __init__(self, engine: DaskEngine, most: int) -> None:
         self._engine = engine
         self.client = engine.client
-        found = within(CONNECT_S, lambda: self.client.scheduler_info(n_workers=-1))["workers"]
-        self._members = sorted(found, key=lambda address: f"[xgboost.dask-{found[address]['name']}]:{address}")[:most]
+        names = engine.names
+        self._members = sorted(names, key=lambda address: f"[xgboost.dask-{names[address]}]:{address}")[:most]
         if engine.started_workers:
             with contextlib.suppress(Exception):  # one that was just lost shows soon enough
                 within(CONNECT_S, lambda: self.client.run(drop_stdout, workers=self._members))

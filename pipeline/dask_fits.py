@@ -317,11 +317,25 @@ class Team:
                 with contextlib.suppress(TimeoutError):
                     within(CONNECT_S, lambda: self.client.run(end_process, workers=busy, on_error="ignore"))
             concurrent.futures.wait([running], timeout=NOTICE_S)
+            self._leave_networks()
         del running
         gc.collect()  # what was raised in the library still refers to the shares, in a circle
         for future in self._futures:
             future.release()
         self._futures.clear()
+
+    def _leave_networks(self) -> None:
+        """Have LightGBM forget the broken network in each thread of the members: a fit of one would still use it."""
+        threads = self._engine.workers
+        tasks = [
+            self.client.submit(leave_network, workers=[member], allow_other_workers=False, pure=False)
+            for member in self._members
+            for _ in range(threads.get(member, 0))
+        ]
+        self._futures += tasks
+        deadline = time.monotonic() + NOTICE_S
+        while not all(task.done() for task in tasks) and time.monotonic() < deadline:
+            time.sleep(_POLL_S / 5)
 
     def _busy(self) -> list[str]:
         """List members in which a task of the libraries still runs, whatever the scheduler thinks of it."""
@@ -336,6 +350,12 @@ class Team:
 def running_tasks(dask_worker: Any) -> list[str]:
     """List the keys of the tasks that run in a worker's threads; Dask hands the worker in."""
     return [str(key) for key in list(dask_worker.active_threads.values())]
+
+
+def leave_network() -> None:
+    """Forget LightGBM's network in this thread, and hold the thread while others are told the same."""
+    lightgbm.basic._LIB.LGBM_NetworkFree()
+    time.sleep(0.2)
 
 
 def drop_stdout() -> None:

@@ -239,11 +239,20 @@ def test_a_fit_that_loses_a_worker_begins_again_on_those_left(
     cluster, matrix, label, rows, tmp_path, monkeypatch, name
 ):
     two_workers(cluster)
-    monkeypatch.setattr(dask_fits, "END_S", 2.0)  # LightGBM may wait for the dead in circles
+    monkeypatch.setattr(dask_fits, "END_S", 2.0)
     monkeypatch.setattr(dask_fits, "NOTICE_S", 2.0)
+    begun = []
+
+    class Counted(Team):
+        def __init__(self, *arguments) -> None:
+            begun.append(self)
+            super().__init__(*arguments)
+
+    monkeypatch.setattr(dask_fits, "Team", Counted)
     with Killer(cluster, 1) as killer:
         there = fitted_there(cluster, matrix, rows, made(name, n_estimators=600), tmp_path)[name]
     assert len(killer.killed) == 1
+    assert len(begun) == 2
     trees = there.booster_.num_trees() if name == "lightgbm" else there.get_booster().num_boosted_rounds()
     assert trees == 600
     later = matrix.values()[len(rows.label) :]

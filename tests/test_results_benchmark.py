@@ -137,7 +137,9 @@ def test_the_plan_names_every_seed_once_and_ends_at_the_true_rates():
     }  # fmt: skip
     assert [part.scenario for part in plan.parts if part.profile == PAPER] == ["base", "drift"]
     assert plan.paces == (5, 1)
-    assert all(part.size.gpus >= 2000 for part in plan.parts)
+    assert {part.size.gpus for part in plan.parts if part.scenario != "announced"} == {2000}
+    assert {part.size.gpus for part in plan.of("announced", RECOMMENDED)} == {4000}
+    assert plan.usual.gpus == 2000
     quick = make_plan(quick=True, first_seed=101)
     assert min(part.seed for part in quick.parts) == 101
     assert max(part.size.gpus for part in quick.parts) < 2000
@@ -304,6 +306,20 @@ def test_the_first_seed_of_every_scenario_runs_before_the_second_of_any(tmp_path
     assert ran == [("base", 1, 5), ("drift", 1, 5), ("base", 2, 5), ("drift", 2, 5)] + [
         (scenario, seed, 1) for seed in (1, 2) for scenario in ("base", "drift")
     ]
+
+
+def test_large_fleets_run_one_at_a_time_beside_the_others():
+    small, large = (Size(gpus, 120, 5.0) for gpus in (2000, 4000))
+    tasks = {
+        name: [(Part(name, 1, RECOMMENDED, size), "key")] for name, size in
+        (("base", small), ("announced", large), ("more", large), ("drift", small))
+    }  # fmt: skip
+    begun = fleets._next_of(list(tasks.values()), [], 2000)
+    assert begun == tasks["base"]
+    assert fleets._next_of([tasks["announced"], tasks["drift"]], [begun], 2000) == tasks["announced"]
+    assert fleets._next_of([tasks["more"], tasks["drift"]], [tasks["announced"]], 2000) == tasks["drift"]
+    assert fleets._next_of([tasks["more"]], [tasks["announced"]], 2000) is None
+    assert fleets._next_of([], [], 2000) is None
 
 
 def test_sequence_learners_without_their_library_are_left_out_by_name(tmp_path, monkeypatch):

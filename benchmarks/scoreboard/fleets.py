@@ -9,8 +9,8 @@ import resource
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -65,7 +65,8 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
     work : Path
         Folder for fleets and results. A killed call leaves it so that the next goes on at the parts that were cut off.
     jobs : int
-        Fleets at a time, each in a process of its own; one needs up to 6 GB at the whole size.
+        Fleets at a time, each in a process of its own; one of 2,000 GPUs needs up to 6 GB. Larger ones than the usual
+        run one at a time beside those.
     finished : bool
         Run nothing: take what is finished, and name the rest as left out.
 
@@ -85,7 +86,7 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         else:
             keys[part] = key_of(part, params, code)
     wanting: dict[str, list[Part]] = {}
-    for part, key in sorted(keys.items(), key=lambda each: (each[0].size != plan.parts[0].size, each[0].seed)):
+    for part, key in sorted(keys.items(), key=lambda each: (each[0].size.acceleration != plan.paces[0], each[0].seed)):
         if store.load(work / "parts" / part.name, key) is None:
             wanting.setdefault(part.fleet, []).append(part)
     if finished:
@@ -93,7 +94,8 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         left_out += [f"{part.name}: {NOT_YET}" for part, found in parts.items() if found is None]
         return Ran({part: found for part, found in parts.items() if found is not None}, tuple(left_out), 0)
     begin = time.monotonic()
-    for at, fleet in enumerate(_run_fleets(wanting, keys, files, work, jobs), 1):
+    tasks = [[(part, keys[part]) for part in parts] for parts in wanting.values()]
+    for at, fleet in enumerate(_run_fleets(tasks, files, work, jobs, plan.usual.gpus), 1):
         sys.stderr.write(f"{at} of {len(wanting)} fleets: {fleet}, {time.monotonic() - begin:.0f} s\n")
         sys.stderr.flush()
     done = {part: store.load(work / "parts" / part.name, key) for part, key in keys.items()}
@@ -104,23 +106,36 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
     return Ran({part: found for part, found in done.items() if found is not None}, tuple(left_out), fresh)
 
 
-def _run_fleets(
-    wanting: Mapping[str, Sequence[Part]], keys: Mapping[Part, str], files: Sequence[Path], work: Path, jobs: int
-) -> Iterator[str]:
-    """Run fleets, give each one's name when it is done."""
-    tasks = [[(part, keys[part]) for part in parts] for parts in wanting.values()]
+_Task = Sequence[tuple[Part, str]]
+"""The parts of one fleet, and their keys."""
+
+
+def _run_fleets(tasks: Sequence[_Task], files: Sequence[Path], work: Path, jobs: int, usual: int) -> Iterator[str]:
+    """Run fleets, give each one's name when it is done; of those of more GPUs than usual one at a time."""
     if jobs == 1:
         for task in tasks:
             yield _run_fleet(task, files, work)
         return
+    waiting, running = list(tasks), dict[Future[str], _Task]()
     context = multiprocessing.get_context("spawn")
     # One fleet a process: what it took of memory is given back.
     with ProcessPoolExecutor(max_workers=jobs, mp_context=context, max_tasks_per_child=1) as pool:
-        for each in as_completed([pool.submit(_run_fleet, task, tuple(files), work) for task in tasks]):
-            yield each.result()
+        while waiting or running:
+            while len(running) < jobs and (task := _next_of(waiting, list(running.values()), usual)):
+                waiting.remove(task)
+                running[pool.submit(_run_fleet, task, tuple(files), work)] = task
+            for done in wait(running, return_when=FIRST_COMPLETED).done:
+                del running[done]
+                yield done.result()
 
 
-def _run_fleet(parts: Sequence[tuple[Part, str]], files: Sequence[Path], work: Path) -> str:
+def _next_of(waiting: Sequence[_Task], running: Sequence[_Task], usual: int) -> _Task | None:
+    """Give the first that may run now; a large one waits while another runs."""
+    large = any(task[0][0].size.gpus > usual for task in running)
+    return next((task for task in waiting if not large or task[0][0].size.gpus <= usual), None)
+
+
+def _run_fleet(parts: _Task, files: Sequence[Path], work: Path) -> str:
     """Run the parts of one fleet one after the other, then forget the fleet; give its name."""
     for part, key in parts:
         params = params_of(part.profile, files)

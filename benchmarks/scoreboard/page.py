@@ -34,7 +34,9 @@ _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once"}
 
 def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str, float], revision: str) -> list[str]:
     """Say first what the fleets are and whether all are there, then how the page was made."""
-    size = plan.parts[0].size
+    size = plan.usual
+    others = {part.scenario: part.size.gpus for part in plan.parts if part.size.gpus != size.gpus}
+    larger = "".join(f" ({count(gpus)} on `{name}`)" for name, gpus in others.items())
     warning = (
         ["> **The quick table.** Small fleets and few seeds: it shows that the machinery works and proves nothing.", ""]
         if plan.quick
@@ -57,7 +59,7 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         "# Results",
         "",
         *warning,
-        f"**Every fleet here is simulated, and its failures are accelerated**: {count(size.gpus)} GPUs over "
+        f"**Every fleet here is simulated, and its failures are accelerated**: {count(size.gpus)} GPUs{larger} over "
         f"{size.days} days with all failure rates multiplied by {size.acceleration:g}, so that there is something to "
         f"count. Real fleets fail more rarely, and every precision below would be lower there{slow}. {seeds}",
         "",

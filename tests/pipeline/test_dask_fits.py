@@ -122,6 +122,7 @@ def test_a_model_over_two_workers_is_close_to_one_of_this_process(cluster, matri
         assert precision[0] > 0.4
 
 
+@pytest.mark.system
 def test_fits_that_draw_rows_and_columns_are_as_good_and_the_same_again(cluster, matrix, label, rows, tmp_path):
     here = fitted_here(matrix, rows, made(*BOTH))
     there = fitted_there(cluster, matrix, rows, made(*BOTH, "logistic"), tmp_path)

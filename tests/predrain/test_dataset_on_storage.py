@@ -83,6 +83,7 @@ def test_every_verb_has_help_with_an_example(storage: Storage, tmp_path: Path, v
     assert f"Example: predrain dataset {verb}" in shown.stdout
 
 
+@pytest.mark.system
 def test_features_and_a_backtest_of_a_published_dataset_are_those_of_the_folder(storage: Storage, home: Path) -> None:
     told(storage, "features", "--dataset", "fleet", "--out", "matrix-here", cwd=home)
     told(storage, "features", "--dataset", PLACE, "--out", "matrix-there", cwd=home)
@@ -93,6 +94,7 @@ def test_features_and_a_backtest_of_a_published_dataset_are_those_of_the_folder(
     assert (home / "replay" / "predictions.parquet").is_file()
 
 
+@pytest.mark.system
 def test_workers_of_a_cluster_read_the_published_dataset_by_themselves(storage: Storage, home: Path) -> None:
     pytest.importorskip("distributed")
     told(storage, "features", "--dataset", "fleet", "--out", "matrix-alone", cwd=home)
@@ -101,6 +103,7 @@ def test_workers_of_a_cluster_read_the_published_dataset_by_themselves(storage: 
     assert FeatureMatrix.open(home / "matrix-dask").digest == FeatureMatrix.open(home / "matrix-alone").digest
 
 
+@pytest.mark.system
 def test_a_fleet_is_scored_from_storage_as_from_the_folder(storage: Storage, tmp_path: Path) -> None:
     world = make_world(tmp_path)
     place = "s3://telemetry/fleets/scored"

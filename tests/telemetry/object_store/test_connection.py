@@ -101,6 +101,7 @@ def test_wrong_credentials_are_told_from_everything_else(place, write, tmp_path,
                 use()
 
 
+@pytest.mark.system
 def test_a_storage_with_an_authority_of_its_own_is_trusted_by_name_only(tmp_path, monkeypatch):
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "storage")])

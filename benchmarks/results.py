@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--first-seed", type=int, default=1, help="from 100 on for development")
     parser.add_argument("--gpus", type=int, help="another number of GPUs")
     parser.add_argument("--days", type=int, help="another length")
-    parser.add_argument("--jobs", type=int, default=2, help="fleets at a time, each up to 6 GB; default 2")
+    parser.add_argument("--jobs", type=int, default=2, help="fleets at a time, 6 GB each, or 12; default 2")
     parser.add_argument("--finished", action="store_true", help="run nothing: the table of what is finished so far")
     parser.add_argument("--no-paper", action="store_true", help="leave the paper's profile out")
     parser.add_argument("--params", type=Path, nargs="+", default=[ROOT / "params.yaml"])

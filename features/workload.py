@@ -94,7 +94,7 @@ class WorkloadPlan:
         built = index.levels if levels else 0
         spans = (visits, np.searchsorted(edges, self.windows), self.larger)
         column = offset
-        none = block.values[0, :0]
+        none = np.empty(0, dtype=block.values.dtype)
         if self.utilisation >= 0:
             series = block.values[self.utilisation]
             _utilisation(series, _utilisation_nodes(series, index, built), *spans, column, out)

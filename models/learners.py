@@ -85,7 +85,8 @@ _LOGISTIC: dict[str, Any] = {
 
 _MLP: dict[str, Any] = {
     "hidden_layer_sizes": (64,),
-    # The library divides it by the rows of a batch, not by all: the same with smaller batches leaves nothing learned.
+    # The library divides it by the weights of a batch, not of all rows: it goes together with batch_size, and the same
+    # with smaller batches leaves nothing learned.
     "alpha": 8.0,
     "batch_size": 1024,
     "learning_rate_init": 2e-3,

@@ -22,7 +22,8 @@ _COLUMNS = 16
 
 _STEPS = 100
 """Steps of a network in a pass over its rows, at least: few rows come in smaller batches, so that they teach as much.
-The library divides a network's penalty by the rows of a batch, so the penalty shrinks with it and weighs the same."""
+The library divides a network's penalty by a batch's sum of weights, so the penalty shrinks with the batch, to weigh the
+same."""
 
 
 class SignedLogScaler(TransformerMixin, BaseEstimator):
@@ -136,7 +137,7 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
         self.scaler_ = SignedLogScaler(self.clip)
         self.classifier_ = LogisticRegression() if self.classifier is None else clone(self.classifier)
         batch = getattr(self.classifier_, "batch_size", None)
-        if isinstance(batch, int):
+        if isinstance(batch, int) and batch > 0:  # what makes no sense is the library's to refuse
             taken = max(1, min(batch, len(X) // _STEPS))
             self.classifier_.set_params(batch_size=taken, alpha=self.classifier_.alpha * taken / batch)
         prepared = self.scaler_.fit_transform(X)

@@ -208,6 +208,12 @@ class DaskEngine:
             )
         try:
             client = distributed.Client(target, timeout=CONNECT_S, set_as_default=False)
+        except TypeError as error:  # tls:// without certificates
+            raise InputError(
+                f"the scheduler cannot be reached by TLS: {error}",
+                f"option --dask-address {address}",
+                "Name the certificates in DASK_DISTRIBUTED__COMM__TLS__CA_FILE, …__CLIENT__CERT and …__CLIENT__KEY.",
+            ) from error
         except (OSError, ValueError, TimeoutError) as error:
             raise InputError(
                 f"no Dask scheduler answers: {error}",

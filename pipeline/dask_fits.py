@@ -47,6 +47,7 @@ from models.spread import (
     take_xgboost,
 )
 from pipeline.dask_engine import CONNECT_S, DaskEngine, within
+from telemetry.atomic import disk_errors
 
 RESTARTS = 3
 """How often a fit that lost a worker begins anew."""
@@ -90,8 +91,9 @@ class DaskFits:
     def on(self, rows: FitRows) -> Iterator[RowFits]:
         """Write the rows of a fit for all machines; see :meth:`models.fits.Fits.on`."""
         shutil.rmtree(self._scratch, ignore_errors=True)  # left behind by a command that was killed
-        order = SpreadOrder.write(self._scratch, self._matrix.path, self._matrix.digest, self._models, rows)
         try:
+            with disk_errors(self._scratch):
+                order = SpreadOrder.write(self._scratch, self._matrix.path, self._matrix.digest, self._models, rows)
             yield _DaskRowFits(self._engine, order, rows, columns=len(self._matrix.columns))
         finally:
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -235,10 +237,13 @@ class Team:
                 )
             self._look()
             time.sleep(_POLL_S / 5)
+        self._look()
         for future in self._futures:
             if future.status == "error":
-                raise future.exception(timeout=CONNECT_S)
-        self._look()
+                error = future.exception(timeout=CONNECT_S)
+                if isinstance(error, importlib.import_module("distributed").KilledWorker):
+                    raise BrokenTeamError(f"a worker went while it read its rows: {error}") from error
+                raise error
         return tuple(
             _chunked(part, [(size, columns) if at == 0 else (size,) for size in sizes], dtype)
             for at, (part, dtype) in enumerate(zip(parts, ("float32", "int64", "float64"), strict=True))
@@ -284,7 +289,7 @@ class Team:
             self._look()
             time.sleep(_POLL_S)
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        if _BROKEN.search(str(error)):
+        if _BROKEN.search(first):  # the lines below are a stack with paths, in which any word may stand
             raise BrokenTeamError(f"workers did not reach each other: {first}") from error
         raise InputError(
             f"{name} could not be fitted over {self.size} workers: {first}",

@@ -44,6 +44,11 @@ def train(
     check_engine(engine, dask_address, dask_workers)
     if until is not None and until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
+    with reported():
+        from telemetry.object_store.place import refuse_storage
+
+        refuse_storage(out)
+        refuse_storage(matrix)
     with reported(), progress("training") as advance, chosen_engine(engine, dask_address, dask_workers) as chosen:
         from features.matrix import FeatureMatrix
         from pipeline.params import load_params

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.scoreboard import store
-from benchmarks.scoreboard.plan import Part, Plan, code_digest, key_of, params_of
+from benchmarks.scoreboard.plan import FULL, Part, Plan, code_digest, key_of, params_of
 from benchmarks.scoreboard.promised import keep_labels
 from benchmarks.scoreboard.store import Stored
 from features.matrix import FeatureMatrix
@@ -65,7 +65,7 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
     work : Path
         Folder for fleets and results. A killed call leaves it so that the next goes on at the parts that were cut off.
     jobs : int
-        Fleets at a time, each in a process of its own; one of 2,000 GPUs needs up to 6 GB. Larger ones than the usual
+        Fleets at a time, each in a process of its own; one of 2,000 GPUs needs up to 6 GB. Larger ones
         run one at a time beside those.
     finished : bool
         Run nothing: take what is finished, and name the rest as left out.
@@ -95,7 +95,7 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         return Ran({part: found for part, found in parts.items() if found is not None}, tuple(left_out), 0)
     begin = time.monotonic()
     tasks = [[(part, keys[part]) for part in parts] for parts in wanting.values()]
-    for at, fleet in enumerate(_run_fleets(tasks, files, work, jobs, plan.usual.gpus), 1):
+    for at, fleet in enumerate(_run_fleets(tasks, files, work, jobs, FULL.gpus), 1):
         sys.stderr.write(f"{at} of {len(wanting)} fleets: {fleet}, {time.monotonic() - begin:.0f} s\n")
         sys.stderr.flush()
     done = {part: store.load(work / "parts" / part.name, key) for part, key in keys.items()}
@@ -111,7 +111,7 @@ _Task = Sequence[tuple[Part, str]]
 
 
 def _run_fleets(tasks: Sequence[_Task], files: Sequence[Path], work: Path, jobs: int, usual: int) -> Iterator[str]:
-    """Run fleets, give each one's name when it is done; of those of more GPUs than usual one at a time."""
+    """Run fleets, give each one's name when it is done; of those of more than ``usual`` GPUs one at a time."""
     if jobs == 1:
         for task in tasks:
             yield _run_fleet(task, files, work)

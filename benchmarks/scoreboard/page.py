@@ -48,7 +48,7 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
             "profile. The others are named at the end; running the command again adds them.",
             "",
         ]
-    slow = f": see the fleets{OWN_PACE}, where nothing is multiplied" if len(plan.paces) > 1 else ""
+    but = f", but for those named *{OWN_PACE.strip()}*" if len(plan.paces) > 1 else ""
     development = min(part.seed for part in plan.parts) >= DEVELOPMENT
     seeds = (
         f"The seeds are those of development (from {DEVELOPMENT} on): nothing here may be quoted."
@@ -59,9 +59,10 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         "# Results",
         "",
         *warning,
-        f"**Every fleet here is simulated, and its failures are accelerated**: {count(size.gpus)} GPUs{larger} over "
-        f"{size.days} days with all failure rates multiplied by {size.acceleration:g}, so that there is something to "
-        f"count. Real fleets fail more rarely, and every precision below would be lower there{slow}. {seeds}",
+        f"**Every fleet here is simulated, and its failures are accelerated**{but}: {count(size.gpus)} GPUs{larger} "
+        f"over {size.days} days with all failure rates multiplied by {size.acceleration:g}, so that there is something "
+        "to count. Real fleets fail more rarely, and every precision on accelerated ones would be lower there. "
+        f"{seeds}",
         "",
         f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The parts took "
         f"{spent['cpu'] / 3600:.1f} hours of CPU and "

@@ -27,7 +27,7 @@ from features.matrix import EVENTS_NAME, INVENTORY_NAME, META_NAME, ROW_COLUMNS,
 from models.comparison import SLIDING
 from models.config import PromisesSection
 from models.promises import walk_promises
-from pipeline.artefacts import write_json
+from pipeline.artefacts import write_frame, write_json
 from pipeline.report.wording import count, percent
 
 ANNOUNCED = "announced"
@@ -107,7 +107,7 @@ def promises_of(part: Stored, section: PromisesSection) -> pd.DataFrame:
     folds = pd.DataFrame({"variant": SLIDING, "fold": np.unique(rows["fold"])})
     matrix = FeatureMatrix.open(part.path / _LABELS)
     found = walk_promises(predictions, folds, matrix, section, k=int(part.facts["k"])).pooled
-    found.to_parquet(frame_path, index=False)
+    write_frame(found, frame_path)
     write_json({"key": key}, key_path)  # last: without it they are made again
     return found
 

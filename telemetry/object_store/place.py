@@ -87,11 +87,19 @@ def place_of(written: str, option: str = "--dataset") -> Place:
         return Path(written)
     bucket, _, prefix = written.removeprefix(SCHEME).partition("/")
     prefix = prefix.strip("/")
-    if not _BUCKET.match(bucket) or not all(prefix.split("/")) or "?" in prefix:
+    parts = prefix.split("/")
+    if not _BUCKET.match(bucket) or {"", ".", ".."} & set(parts) or "?" in prefix:
         raise InputError(
             f"{written!r} does not name a prefix in a bucket", option, "Write s3://BUCKET/PREFIX, say s3://fleets/east."
         )
     found = _VERSION.match(prefix)
+    if VERSIONS in (parts if found is None else found["prefix"].split("/")):  # what lies there belongs to a dataset
+        raise InputError(
+            f"{written!r} is within a dataset and names no version of it",
+            option,
+            f"Write s3://BUCKET/PREFIX, or s3://BUCKET/PREFIX/{VERSIONS}/ and the 16 characters that `predrain dataset "
+            "versions` gives.",
+        )
     return S3Place(bucket, prefix) if found is None else S3Place(bucket, found["prefix"], found["version"])
 
 

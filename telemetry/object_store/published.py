@@ -86,6 +86,11 @@ def version_of(manifest: bytes) -> str:
     return hashlib.sha256(manifest).hexdigest()[:_VERSION_CHARACTERS]
 
 
+def is_inside(name: str) -> bool:
+    """Whether a name leads to a file within a folder, and nowhere else, on any system."""
+    return not any(part in ("", ".", "..") for part in name.split("/")) and not set(name) & set("\\:\0")
+
+
 def read_object(storage: FileSystem, place: S3Place, key: str) -> bytes:
     """Read a small object whole.
 
@@ -188,6 +193,13 @@ def read_manifest(storage: FileSystem, place: S3Place) -> Manifest:
     if version_of(content) != place.version:
         raise DamagedError("the manifest is damaged", f"{place}/{MANIFEST}", "Publish the dataset again.")
     files = _decoded(content, f"{place}/{MANIFEST}", "files")["files"]
+    for name in files:
+        if not is_inside(name):  # the version vouches for the manifest's bytes, not for who wrote them
+            raise InputError(
+                f"the manifest names {name!r}, which is no file within a dataset",
+                f"{place}/{MANIFEST}",
+                "Nothing was read. Ask who may write to this prefix, and publish the dataset under another one.",
+            )
     return Manifest({name: StoredFile(each["size"], each["sha256"]) for name, each in files.items()})
 
 

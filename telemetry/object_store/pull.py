@@ -78,6 +78,6 @@ def pull(place: S3Place, folder: Path, *, progress: Callable[[int, int], None] |
                 raise
         for path in sorted(each for each in swap.path.rglob("*") if each.is_dir()):
             fsync_path(path)
+        Dataset.open(swap.path, lease=False)  # what this version of predrain cannot read replaces nothing
         swap.commit()
-    Dataset.open(folder)
     return stored.place

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,6 +14,7 @@ from pyarrow.fs import S3FileSystem
 from telemetry.dataset import Dataset
 from telemetry.dataset_files import sha256_of
 from telemetry.errors import InputError
+from telemetry.meta import META_NAME
 from telemetry.object_store.connection import connect, storage_errors
 from telemetry.object_store.place import S3Place
 from telemetry.object_store.published import (
@@ -22,6 +24,7 @@ from telemetry.object_store.published import (
     StoredFile,
     current_version,
     read_manifest,
+    read_object,
     sizes_under,
     write_object,
     write_pointer,
@@ -93,7 +96,7 @@ def push(folder: Path, place: S3Place, *, progress: Callable[[int, int], None] |
             "Run again: what did arrive is not sent again.",
         )
     encoded = manifest.encode()
-    if found.get(MANIFEST) != len(encoded):
+    if found.get(MANIFEST) != len(encoded) or read_object(storage, pinned, f"{pinned.base}/{MANIFEST}") != encoded:
         write_object(storage, pinned, f"{pinned.base}/{MANIFEST}", encoded)
     if current != pinned.version:
         write_pointer(storage, place, manifest.version)
@@ -110,6 +113,15 @@ def manifest_of(dataset: Dataset) -> Manifest:
     """
     root = dataset.root
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())
+    if dataset.meta.files:  # else an older version wrote it, which did not list what belongs to it
+        own = {META_NAME, *dataset.meta.files}
+        names = [name for name in names if name in own or name.startswith("quarantine/")]  # rows that were set aside
+    elif MANIFEST in names:
+        raise InputError(
+            f"a file is named {MANIFEST}, as that of a publication is",
+            f"{dataset.place}/{MANIFEST}",
+            "It is not the dataset's: move it away.",
+        )
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         digests = list(pool.map(lambda name: sha256_of(root / name), names))
     files = {
@@ -154,7 +166,8 @@ class _Sender:
         done = 0
         wanted = []
         for name, file in self._manifest.files.items():
-            if there.get(name) == file.size:
+            # dataset.json is small, and what it says is believed: it is read back
+            if there.get(name) == file.size and (name != META_NAME or self._is_whole(name)):
                 pushed.there.append(name)
                 done += file.size
             else:
@@ -171,10 +184,14 @@ class _Sender:
                 raise
         return pushed
 
+    def _is_whole(self, name: str) -> bool:
+        content = read_object(self._storage, self._place, f"{self._place.base}/{name}")
+        return hashlib.sha256(content).hexdigest() == self._manifest.files[name].sha256
+
     def _bring(self, name: str) -> bool:
         """Bring a file to its key; returns whether the storage copied it."""
         key = f"{self._place.base}/{name}"
-        source = self._copyable.get(self._manifest.files[name].sha256)
+        source = None if name == META_NAME else self._copyable.get(self._manifest.files[name].sha256)
         if source is not None:
             with storage_errors(self._place, name):
                 self._storage.copy_file(source, key)

@@ -149,6 +149,7 @@ def test_versions_are_listed_fetched_and_removed_by_name(storage: Storage, home:
     [
         ("simulate", "--gpus", "8", "--days", "1", "--out", PLACE),
         ("features", "--dataset", "fleet", "--out", PLACE),
+        ("train", "--matrix", "matrix", "--out", PLACE),
         ("collect", "compact", "--dataset", PLACE),
         ("serve", "--scores", "scores", "--dataset", PLACE),
     ],

@@ -170,3 +170,31 @@ def test_nothing_is_removed_where_the_current_version_is_not_known(place, write,
     with pytest.raises(InputError, match=r"which version is current is not known .*nothing was removed"):
         prune(place, keep=1, now=datetime.now(UTC))
     assert len(versions_at(place)) == 1
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "dataset.json"])
+def test_publishing_again_repairs_what_was_changed_without_a_change_of_length(place, write, storage, name):
+    dataset = write("fleet", 48)
+    pushed = push(dataset.path, place)
+    key = f"{pushed.place.base}/{name}"
+    with storage.direct.open_input_file(key) as stream:
+        content = stream.read()
+    with storage.direct.open_output_stream(key) as stream:
+        stream.write(content.replace(b"a", b"b", 1))
+    with pytest.raises(InputError):
+        Dataset.open(place)
+    push(dataset.path, place)
+    assert Dataset.open(place).digest == dataset.digest
+    with storage.direct.open_input_file(key) as stream:
+        assert stream.read() == content
+
+
+def test_only_what_belongs_to_the_dataset_is_published(place, write, tmp_path):
+    dataset = write("fleet", 48)
+    version = push(dataset.path, place).place.version
+    (dataset.path / "manifest.json").write_text("{}")
+    (dataset.path / "notes").mkdir()
+    (dataset.path / "notes" / "mine.txt").write_text("mine")
+    pushed = push(dataset.path, place)
+    assert pushed.place.version == version
+    assert pushed.sent == []

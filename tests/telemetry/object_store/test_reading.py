@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from datetime import timedelta
@@ -16,7 +17,9 @@ from features.matrix import FeatureMatrix
 from telemetry.atomic import FolderSwap
 from telemetry.errors import InputError
 from telemetry.landing.folder import landing_of
+from telemetry.object_store.connection import connect
 from telemetry.object_store.place import place_of
+from telemetry.object_store.published import Manifest, StoredFile, write_object, write_pointer
 from telemetry.object_store.pull import pull
 from telemetry.object_store.push import push
 from telemetry.object_store.versions import prune
@@ -215,3 +218,45 @@ def test_storage_is_not_taken_for_a_folder_by_what_writes_datasets(tmp_path, mon
         with pytest.raises(InputError, match="this needs a folder and not S3-compatible storage"):
             use(Path("s3://bucket/fleet"))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "/etc/escaped", "a//b", "./a", "a\\\\b", "c:a", ""])
+def test_a_manifest_that_leads_out_of_the_folder_is_not_followed(place, write, storage, tmp_path, name):
+    pushed = push(write("fleet", 48).path, place)
+    with storage.direct.open_input_file(f"{pushed.place.base}/dataset.json") as stream:
+        content = stream.read()
+    evil = Manifest({name: StoredFile(len(content), hashlib.sha256(content).hexdigest())})
+    with storage.direct.open_output_stream(f"{place.root}/versions/{evil.version}/manifest.json") as stream:
+        stream.write(evil.encode())
+    write_pointer(storage.direct, place, evil.version)
+    home = tmp_path / "home" / "deep"
+    home.mkdir(parents=True)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(InputError, match="is no file within a dataset"):
+        pull(place, home / "fetched")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_version_that_cannot_be_read_here_replaces_nothing(place, write, tmp_path):
+    good, newer = write("good", 48), write("newer", 72)
+    push(good.path, place)
+    pull(place, tmp_path / "fetched")
+    description = newer.path / "dataset.json"
+    description.write_text(description.read_text().replace('"schema_version": 2', '"schema_version": 99'))
+    files = {
+        path.relative_to(newer.path).as_posix(): StoredFile(
+            path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()
+        )
+        for path in newer.path.rglob("*")
+        if path.is_file()
+    }
+    manifest, storage = Manifest(files), connect()
+    for name in files:
+        write_object(
+            storage, place, f"{place.root}/versions/{manifest.version}/{name}", (newer.path / name).read_bytes()
+        )
+    write_object(storage, place, f"{place.root}/versions/{manifest.version}/manifest.json", manifest.encode())
+    write_pointer(storage, place, manifest.version)
+    with pytest.raises(InputError, match="99"):
+        pull(place, tmp_path / "fetched")
+    assert Dataset.open(tmp_path / "fetched").digest == good.digest

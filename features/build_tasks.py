@@ -33,7 +33,7 @@ from features.evidence import Record
 from features.filling import Rows
 from features.fleet import Fleet
 from features.history import History, history_columns
-from features.matrix import ROW_COLUMNS, read_meta
+from features.matrix_meta import ROW_COLUMNS, read_meta
 from features.part_files import StandingParts, write_part
 from features.plan import FeaturePlan
 from features.service import instants, reported, units_of

@@ -26,7 +26,8 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.engine import Engine, LocalEngine
 from features.errors import InputError
 from features.grid import decision_times
-from features.matrix import EVENTS_NAME, INVENTORY_NAME, META_NAME, FeatureMatrix, MatrixConfig, MatrixMeta, MatrixPart
+from features.matrix import FeatureMatrix
+from features.matrix_meta import EVENTS_NAME, INVENTORY_NAME, META_NAME, MatrixConfig, MatrixMeta, MatrixPart
 from features.part_files import read_part_facts
 from features.sequences import ARRAY_NAME, SequencePlan, write_sequences
 from features.service import instant_ms

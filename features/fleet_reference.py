@@ -14,7 +14,7 @@ from features.drains import out_of_use
 from features.filling import Float32Array, Rows, node_ranges, onset_amounts
 from features.fleet import Fleet
 from features.grid import decision_rows, grid_time
-from features.matrix import MatrixConfig
+from features.matrix_meta import MatrixConfig
 from features.node_rows import NodeRows
 from features.onset import Kinds
 from features.panes import Panes

@@ -21,7 +21,7 @@ from features.fleet import Fleet
 from features.fleet_reference import FleetReference, take_reference
 from features.grid import decision_rows
 from features.history import history_columns, history_values
-from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.matrix_meta import ROW_COLUMNS, MatrixConfig
 from features.onset import Kinds, Reference
 from features.peers import fleet_medians, model_codes
 from features.pieces import epoch_ms, pair_codes

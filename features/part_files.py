@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from features.matrix import ROW_COLUMNS, MatrixPart
+from features.matrix_meta import ROW_COLUMNS, MatrixPart
 from features.service import instant_ms
 from features.slabs import Slab, SlabTimes
 from telemetry.layout import normal_form

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from features.errors import InputError
 from features.grid import decision_rows
 from features.live import live_plan, live_rows, look_back
-from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.matrix_meta import ROW_COLUMNS, MatrixConfig
 from features.sequences import SequencePlan
 from features.service import duration_ms, instant_ms, instants
 from serving.config import ScoringSettings
@@ -33,7 +33,7 @@ class FleetRows:
     Attributes
     ----------
     keys : DataFrame
-        Units that have a row: :data:`features.matrix.ROW_COLUMNS`, sorted by unit.
+        Units that have a row: :data:`features.matrix_meta.ROW_COLUMNS`, sorted by unit.
     values : ndarray of float32, shape (n_rows, n_features)
         Their features; NaN: unknown.
     fresh : Freshness

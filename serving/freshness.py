@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from features.blocks import key_columns
-from features.matrix import MatrixConfig
+from features.matrix_meta import MatrixConfig
 from features.pieces import epoch_ms, pair_codes
 from features.service import duration_ms, milliseconds, text
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from features.blocks import key_columns
-from features.matrix import MatrixConfig
+from features.matrix_meta import MatrixConfig
 from features.node_rows import NodeRows
 from features.sequences import SequencePlan, layout_of, live_windows
 

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from features.errors import InputError
 from features.fleet_reference import FleetReference
 from features.live import live_plan
-from features.matrix import MatrixConfig
+from features.matrix_meta import MatrixConfig
 from features.sequences import SequencePlan
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import TierThresholds, choose_thresholds

@@ -18,7 +18,7 @@ from features.errors import InputError
 from features.fleet_reference import FleetReference
 from features.layout import ChannelLayout
 from features.live import Blocks, fleet_reference, live_plan, live_rows, look_back
-from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.matrix_meta import ROW_COLUMNS, MatrixConfig
 from features.pieces import Pair
 from features.sequences import SequencePlan
 from features.service import duration_ms, instant_ms

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from features.errors import InputError
-from features.matrix import MatrixConfig
+from features.matrix_meta import MatrixConfig
 from features.pieces import epoch_ms
 from features.service import instant_ms
 from serving.freshness import sample_columns

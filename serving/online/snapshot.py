@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from features.blocks import table_of
 from features.errors import InputError
 from features.live import look_back
-from features.matrix import MatrixConfig
+from features.matrix_meta import MatrixConfig
 from features.pieces import Pair
 from serving.online.frame import Frame
 from serving.online.intake import Absorbed

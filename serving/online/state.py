@@ -16,7 +16,7 @@ from features.errors import InputError
 from features.fleet import Fleet
 from features.fleet_reference import FleetReference
 from features.live import live_plan, look_back
-from features.matrix import MatrixConfig
+from features.matrix_meta import MatrixConfig
 from features.sequences import SequencePlan
 from features.service import duration_ms, instant_ms
 from serving.config import ScoringSettings

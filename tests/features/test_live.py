@@ -10,7 +10,7 @@ import pytest
 from features.blocks import table_of
 from features.errors import InputError
 from features.live import fleet_reference, live_plan, live_rows, look_back
-from features.matrix import ROW_COLUMNS
+from features.matrix_meta import ROW_COLUMNS
 from tests.features.small_fleet import (
     HOUR,
     T0,

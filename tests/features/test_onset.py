@@ -14,7 +14,7 @@ from features.building import build_matrix
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.layout import ChannelLayout
 from features.live import fleet_reference, live_rows, look_back
-from features.matrix import ROW_COLUMNS
+from features.matrix_meta import ROW_COLUMNS
 from features.onset import MIN_UNITS, QUANTILE, OnsetPlan
 from features.vocabulary import describe
 from models.config import TrainingSection

@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.matrix import MatrixConfig
+from features.matrix_meta import MatrixConfig
 from features.plan import FeaturePlan
 from serving.online.state import OnlineState
 from telemetry.channel import Channel

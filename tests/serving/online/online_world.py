@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from features.blocks import table_of
 from features.live import live_rows
-from features.matrix import ROW_COLUMNS, MatrixConfig
+from features.matrix_meta import ROW_COLUMNS, MatrixConfig
 from serving.fleet_rows import FleetRows
 from serving.online.state import OnlineState
 from telemetry.importing import import_dataset

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from features.live import live_rows
-from features.matrix import ROW_COLUMNS
+from features.matrix_meta import ROW_COLUMNS
 from serving.config import ScoringSettings
 from serving.fleet_rows import fleet_rows
 from serving.online.state import OnlineState

@@ -16,7 +16,15 @@ Result = TypeVar("Result")
 
 
 class Engine(Protocol):
-    """Runs one function over many items."""
+    """Runs one function over many items.
+
+    Attributes
+    ----------
+    in_process : bool
+        Whether every item is run by this process.
+    """
+
+    in_process: bool
 
     def each(
         self,
@@ -48,6 +56,8 @@ class Engine(Protocol):
 
 class LocalEngine:
     """Runs tasks in threads of this process, as many as there are cores."""
+
+    in_process = True
 
     def each(
         self,

@@ -76,6 +76,8 @@ def duration_ms(value: timedelta) -> int:
 def text(values: Any) -> NDArray[np.object_]:
     """Read a string column as objects, null as None."""
     series = pd.Series(values).astype(object)
+    if not series.hasnans:
+        return np.asarray(series.to_numpy(), dtype=object)
     return np.asarray(series.where(series.notna(), None).to_numpy(), dtype=object)
 
 

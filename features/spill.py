@@ -1,4 +1,4 @@
-"""What each bucket gave, kept on disk until all of them have: a build that is killed goes on at the bucket."""
+"""What each bucket gave, kept until all have: on disk, from where a killed build goes on, or, if little, in memory."""
 
 from __future__ import annotations
 
@@ -66,6 +66,7 @@ class Spill:
         self.folder.mkdir(parents=True, exist_ok=True)
         for entry in self.folder.glob(f"*{_PARTIAL}"):  # left behind by a process that died
             entry.unlink(missing_ok=True)
+        self._held: dict[int, BucketValues] | None = None
         self.token = secrets.token_hex(16)
         (self.folder / _OWNER).write_text(self.token, encoding="utf-8")
 
@@ -75,6 +76,7 @@ class Spill:
         joined = cls.__new__(cls)
         joined._all = target.with_name(f".{target.name}.spill")
         joined.folder = joined._all / digest[:16]
+        joined._held = None
         joined.token = token
         try:
             found = (joined.folder / _OWNER).read_text(encoding="utf-8")
@@ -90,12 +92,22 @@ class Spill:
         """Name a file that no other process writes to, for what is given its name when it is whole."""
         return self.folder / f"{secrets.token_hex(8)}{_PARTIAL}"
 
+    def hold(self) -> None:
+        """Keep in memory what comes from now on: where it is little, and no other process asks for it.
+
+        Syncing and removing files costs more than a small bucket does; a build that is killed begins anew.
+        """
+        self._held = {}
+
     def has(self, bucket: int) -> bool:
         """Tell whether a bucket's values are there, whole."""
-        return self._file(bucket, "done").exists()
+        return (self._held is not None and bucket in self._held) or self._file(bucket, "done").exists()
 
     def keep(self, bucket: int, found: BucketValues) -> None:
         """Keep a bucket's values; several processes may keep buckets at once, even the same one."""
+        if self._held is not None:
+            self._held[bucket] = found
+            return
         for each in fields(found):
             path = self.temporary()
             np.ascontiguousarray(getattr(found, each.name)).tofile(path)
@@ -119,6 +131,9 @@ class Spill:
         -------
         float32 array, shape (end - begin, *shape)
         """
+        if self._held is not None and bucket in self._held:
+            array: Float32Array = getattr(self._held[bucket], name)
+            return array[begin:end]
         size = int(np.prod(shape))
         count = (end - begin) * size
         found = np.fromfile(self._file(bucket, name), dtype=np.float32, count=count, offset=begin * size * 4)

@@ -83,6 +83,8 @@ class DaskEngine:
         If Dask is not installed, the scheduler does not answer or has no workers, or a worker runs other versions.
     """
 
+    in_process = False
+
     def __init__(self, address: str | None = None, workers: int | None = None, threads: int | None = None) -> None:
         require_dask()
         self._address = address

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from features import build_tasks, slabs
+from features import build_tasks, building, slabs
 from features.config import DecisionSection, FeatureSection
 from features.errors import InputError
 from features.matrix import FeatureMatrix
@@ -219,6 +219,7 @@ def test_a_file_without_digests_of_days_is_other_from_its_first_day_on(tmp_path,
 def test_a_killed_extension_goes_on_and_leaves_the_old_matrix_until_then(tmp_path, watched, monkeypatch):
     old = build(write(tmp_path / "d", State(48)), tmp_path / "m").digest
     longer = write(tmp_path / "d", State(60))
+    monkeypatch.setattr(building, "HELD_ROWS", 0)
     with monkeypatch.context() as patched:
         patched.setattr(build_tasks.Build, "part", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):

@@ -214,6 +214,7 @@ def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
         return read(self, bucket, columns)
 
     monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(building, "HELD_ROWS", 0)
     with monkeypatch.context() as patched:
         patched.setattr(Dataset, "read_runs", killed)
         with pytest.raises(KeyboardInterrupt):
@@ -227,6 +228,28 @@ def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
     assert len(again) == len(dataset.buckets()) - 1
     np.testing.assert_array_equal(resumed.values(), matrix.values())
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_small_build_writes_no_bucket_to_disk_and_gives_the_same(small, tmp_path, monkeypatch):
+    dataset, matrix = small
+    part, seen = build_tasks.Build.part, []
+
+    def looked(self, number):
+        seen.append(sorted(path.name for path in tmp_path.glob(".*.spill/*/bucket-*")))
+        part(self, number)
+
+    monkeypatch.setattr(build_tasks.Build, "part", looked)
+    held = make_matrix(dataset, tmp_path / "m")
+    assert seen
+    assert not any(seen)
+    monkeypatch.setattr(building, "HELD_ROWS", len(held.rows) - 1)
+    seen.clear()
+    spilled = make_matrix(dataset, tmp_path / "spilled")
+    assert all(seen)
+    assert {part.file for part in spilled.meta.parts} == {part.file for part in held.meta.parts}
+    for path in held.path.iterdir():
+        assert path.read_bytes() == (spilled.path / path.name).read_bytes(), path.name
+    np.testing.assert_array_equal(held.values(), matrix.values())
 
 
 def test_what_a_killed_build_of_other_settings_left_is_not_taken(small, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from features import building
 from features.build_tasks import Build, BuildTask
 from features.building import build_matrix
 from features.config import DecisionSection, LabelSection
@@ -149,7 +150,9 @@ def test_a_task_is_sent_without_the_build(dataset, tmp_path):
     assert max(sizes) < 20_000
 
 
-def test_finished_buckets_of_a_killed_driver_are_kept_for_a_cluster(cluster, dataset, here, tmp_path):
+def test_finished_buckets_of_a_killed_driver_are_kept_for_a_cluster(cluster, dataset, here, tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "HELD_ROWS", 0)
+
     class Dies(LocalEngine):
         def each(self, job, items, told, *, most):
             for item in list(items)[:3]:

@@ -26,16 +26,15 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import pandas as pd  # noqa: E402
 
 from benchmarks.generated import channels_of, generate  # noqa: E402
-from features.building import build_matrix  # noqa: E402
 from features.engine import Engine  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from models.backtest_frames import BacktestResult  # noqa: E402
 from models.sliding import run_backtest  # noqa: E402
 from pipeline.dask_engine import DaskEngine, require_dask  # noqa: E402
+from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 from telemetry.errors import InputError  # noqa: E402
-from telemetry.store import Dataset  # noqa: E402
 
 BUCKETS = 16
 REFITS = """
@@ -48,22 +47,13 @@ training: {span: 14d, refit_every: 3d, augmentation: 2}
 """
 
 
-def built(dataset: Dataset, out: Path, params: Params, engine: Engine | None) -> tuple[FeatureMatrix, float]:
+def built(dataset: Path, out: Path, params: Params, engine: Engine | None) -> tuple[FeatureMatrix, float]:
     """Build a matrix twice, and give the second with its seconds."""
     wall = 0.0
     for _ in range(2):
         shutil.rmtree(out, ignore_errors=True)
         begin = time.perf_counter()
-        matrix = build_matrix(
-            dataset,
-            out,
-            decision=params.decision,
-            labels=params.labels,
-            features=params.features,
-            training=params.training,
-            seed=params.seed,
-            engine=engine,
-        )
+        matrix = make_matrix(dataset, params, out, engine=engine)
         wall = time.perf_counter() - begin
     return matrix, wall
 
@@ -125,8 +115,8 @@ def main() -> None:
         simulate(folder / "fleet", gpus=64, days=45, seed=105, scenario="base", acceleration=60.0)
         (folder / "refits.yaml").write_text(REFITS, encoding="utf-8")
         every, small = load_params([ROOT / "params.yaml"]), load_params([folder / "refits.yaml"])
-        fleet, _ = built(Dataset.open(folder / "fleet"), folder / "fleet-matrix", small, None)
-        here, build_s = built(dataset, folder / "here", every, None)
+        fleet, _ = built(folder / "fleet", folder / "fleet-matrix", small, None)
+        here, build_s = built(dataset.path, folder / "here", every, None)
         replay, replay_s = replayed(fleet, small, folder / "folds-here", None)
         in_order_s = 0.0
         rows: list[tuple[str, float, float, float]] = [("this process", 0.0, build_s, replay_s)]
@@ -134,7 +124,7 @@ def main() -> None:
             begin = time.perf_counter()
             with DaskEngine(workers=workers, threads=1) as engine:
                 started = time.perf_counter() - begin
-                matrix, build_s = built(dataset, folder / f"there-{workers}", every, engine)
+                matrix, build_s = built(dataset.path, folder / f"there-{workers}", every, engine)
                 same(matrix, here)
                 result, replay_s = replayed(fleet, small, folder / f"folds-{workers}", engine)
                 pd.testing.assert_frame_equal(result.predictions, replay.predictions, check_exact=True)

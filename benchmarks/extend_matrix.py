@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,9 +28,9 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 import pandas as pd  # noqa: E402
 
-from features.building import build_matrix  # noqa: E402
+from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from features.config import FeatureSection  # noqa: E402
-from features.matrix import FeatureMatrix  # noqa: E402
+from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 from telemetry.config import parse_duration  # noqa: E402
@@ -68,27 +67,15 @@ def cut(dataset: Dataset, out: Path, until: datetime) -> None:
 def build(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> None:
     """Build or extend the matrix at a place in this process, and print what it took as JSON."""
     params = load_params([ROOT / "params.yaml"])
-    features = params.features
     if windows:
         features = FeatureSection(groups=("telemetry",), windows=tuple(parse_duration(each) for each in windows))
-
-    def made(path: Path, at: Path) -> FeatureMatrix:
-        return build_matrix(
-            Dataset.open(path),
-            at,
-            decision=params.decision,
-            labels=params.labels,
-            features=features,
-            training=params.training,
-            seed=params.seed,
-        )
-
+        params = params.model_copy(update={"features": features})
     with tempfile.TemporaryDirectory() as name:
         for each in small:
-            made(each, Path(name) / "matrix")
+            make_matrix(each, params, Path(name) / "matrix")
     loaded = time.process_time()
     begin = time.perf_counter(), time.process_time()
-    matrix = made(dataset, out)
+    matrix = make_matrix(dataset, params, out)
     told = {
         "loading": loaded,
         "wall": time.perf_counter() - begin[0],
@@ -97,23 +84,6 @@ def build(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> No
         **matrix.meta.counts,
     }
     print(json.dumps(told))
-
-
-def peak_mb() -> float:
-    """Return the most memory that this program has held; not what the one that began it held before."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.split("VmHWM:")[1].split()[0]) / 1024
-
-
-def in_process(dataset: Path, out: Path, small: list[Path], windows: list[str]) -> dict[str, float]:
-    """Build in a process of its own."""
-    command = [sys.executable, __file__, "--build", str(dataset), "--out", str(out)]
-    command += ["--small", *map(str, small), "--windows", *windows]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
-    if done.returncode:
-        sys.exit(done.stderr)
-    told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
 
 
 def simulated(folder: Path, gpus: int, days: int) -> tuple[Path, Path]:
@@ -151,10 +121,15 @@ def main() -> None:
         folder = args.work or Path(name)
         shorter, longer = simulated(folder, gpus, DAYS)
         small = [*simulated(folder, SMALL_GPUS, SMALL_DAYS)]
+        options = ["--small", *small, "--windows", *args.windows]
+
+        def built(dataset: Path, out: Path) -> dict[str, float]:
+            return told_by(__file__, "--build", dataset, "--out", out, *options)
+
         costs = {
-            f"{DAYS} days": in_process(shorter, folder / "matrix", small, args.windows),
-            "a day more": in_process(longer, folder / "matrix", small, args.windows),
-            f"{DAYS + 1} days anew": in_process(longer, folder / "anew", small, args.windows),
+            f"{DAYS} days": built(shorter, folder / "matrix"),
+            "a day more": built(longer, folder / "matrix"),
+            f"{DAYS + 1} days anew": built(longer, folder / "anew"),
         }
         if not equal(folder / "matrix", folder / "anew"):
             sys.exit("the extended matrix is not the one that is built anew: nothing is told")

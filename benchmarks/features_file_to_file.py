@@ -15,8 +15,6 @@ import argparse
 import dataclasses
 import functools
 import json
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
 from benchmarks.generated import channels_of, generate  # noqa: E402
+from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from benchmarks.peers.task import STATISTICS, Task, hours  # noqa: E402
 from features.building import build_matrix  # noqa: E402
 from features.config import DecisionSection, FeatureSection, LabelSection  # noqa: E402
@@ -89,17 +88,12 @@ def run_one(who: str, dataset: Dataset, out: Path) -> None:
         run(dataclasses.replace(task, out=out.with_name(f"{which}-{out.name}")))
         told[which] = time.perf_counter() - begin[0]
         told["cpu"] = time.process_time() - begin[1]
-    print(json.dumps({**told, "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
+    print(json.dumps({**told, "peak_mb": peak_mb()}))
 
 
-def in_process(who: str, dataset: Path, out: Path) -> dict[str, float]:
+def side(who: str, dataset: Path, out: Path) -> dict[str, float]:
     """Run one side in a process of its own."""
-    command = [sys.executable, __file__, "--one", who, "--dataset", str(dataset), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
-    if done.returncode:
-        sys.exit(f"{who} failed:\n{done.stderr}")
-    told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
+    return told_by(__file__, "--one", who, "--dataset", dataset, "--out", out)
 
 
 def ours(out: Path, channels: list[str]) -> pd.DataFrame:
@@ -151,10 +145,10 @@ def run_sides(folder: Path, peers: tuple[str, ...], *, gpus: int, days: float) -
     """Let predrain and the peers do the task, and end with an error if one computes something else."""
     dataset = generate(folder / "fleet", gpus=gpus, days=days, channels=channels_of(gauges=CHANNELS, counters=0))
     channels = list(make_task(dataset, folder).channels)
-    took = {"predrain": in_process("predrain", dataset.path, folder / "predrain")}
+    took = {"predrain": side("predrain", dataset.path, folder / "predrain")}
     mine = ours(folder / "second-predrain", channels)
     for peer in peers:
-        took[peer] = in_process(peer, dataset.path, folder / f"{peer}.parquet")
+        took[peer] = side(peer, dataset.path, folder / f"{peer}.parquet")
         worst = differing(mine, pd.read_parquet(folder / f"second-{peer}.parquet"))
         print(f"{peer}: largest relative difference {worst:.1e} over {len(mine):,} rows")
         if worst > 1e-4:

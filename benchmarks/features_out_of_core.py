@@ -13,8 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import subprocess
 import sys
 import tempfile
 import threading
@@ -33,6 +31,7 @@ import numpy.typing as npt  # noqa: E402
 from numba import njit  # noqa: E402
 
 from benchmarks.generated import channels_of, generate  # noqa: E402
+from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from features.building import build_matrix  # noqa: E402
 from features.config import FeatureSection  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
@@ -70,23 +69,11 @@ def build(dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelt
         "loading": loading,
         "wall": time.perf_counter() - begin[0],
         "cpu": time.process_time() - begin[1],
-        "peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mb": peak_mb(),
         "rows": matrix.meta.counts["rows"],
         "columns": matrix.meta.counts["features"],
     }
     print(json.dumps(told))
-
-
-def in_process(dataset: Path, out: Path, *, everything: bool) -> dict[str, float]:
-    """Build in a process of its own."""
-    command = [sys.executable, __file__, "--build", str(dataset), "--out", str(out)]
-    done = subprocess.run(  # noqa: S603 - ourselves
-        [*command, *(["--all"] if everything else [])], capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        sys.exit(done.stderr)
-    told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
 
 
 def timed(run: Callable[[], None]) -> float:
@@ -145,7 +132,8 @@ def main() -> None:
             Dataset.open(place) if whole else generate(place, gpus=gpus, days=120, channels=channels_of(**CHANNELS))
         )
         samples = dataset.meta.counts["samples"]
-        took = in_process(place, folder / "matrix", everything=args.all or args.whole)
+        everything = ["--all"] if args.all or args.whole else []
+        took = told_by(__file__, "--build", place, "--out", folder / "matrix", *everything)
         read, copied = reading(dataset), copying()
     held = samples * (len(dataset.meta.channels) * 8 + 8)
     made = f"{took['rows']:,.0f} rows of {took['columns']} columns"

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,6 +36,7 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 from sklearn.metrics import average_precision_score  # noqa: E402
 
+from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from features.service import duration_ms, instant_ms  # noqa: E402
 from models.config import BacktestSection, BinsSection, TrainingSection  # noqa: E402
@@ -219,22 +219,6 @@ def way(folder: Path, name: str, learner: str) -> None:
     print(json.dumps({**seconds, "peak_mb": peak_mb(), "ap": backtest.average_precision(scores)}))
 
 
-def peak_mb() -> float:
-    """Give this process's own peak memory; what getrusage tells begins with that of the process that started it."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
-
-
-def in_process(folder: Path, name: str, learner: str) -> dict[str, float]:
-    """Run one way in a process of its own."""
-    command = [sys.executable, __file__, "--way", name, "--learner", learner, "--work", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
-    if done.returncode:
-        sys.exit(done.stderr)
-    told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
-    return told
-
-
 def make(folder: Path, *, gpus: int, seed: int) -> Path:
     """Simulate the fleet and compute its features, unless the folder has them."""
     out = folder / f"matrix-{gpus}-{seed}"
@@ -289,7 +273,7 @@ def main() -> None:
         found: dict[tuple[str, str], dict[str, float]] = {}
         for learner, ways in (("lightgbm", WAYS), ("xgboost", WAYS[1:] if args.quick else ())):
             for name in ways:
-                each = found[learner, name] = in_process(folder, name, learner)
+                each = found[learner, name] = told_by(__file__, "--way", name, "--learner", learner, "--work", folder)
                 print(
                     f"{learner:<10}{name:<12}{each['cpu']:>8.1f}{each['read']:>8.1f}{each['fit']:>8.1f}"
                     f"{each['score']:>8.1f}{each['wall']:>8.1f}{each['peak_mb']:>8.0f}{each['ap']:>9.4f}"

@@ -24,7 +24,7 @@ from features.blocks import FloatArray, IntArray
 from features.fleet import Fleet
 from features.layout import ChannelLayout
 from features.peers import model_codes
-from features.static import StaticPlan
+from features.static import StaticFacts, StaticPlan
 from features.vocabulary import FeatureColumn
 from features.windows import WindowPlan
 
@@ -104,14 +104,34 @@ class Kinds:
     @classmethod
     def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame, pair: IntArray, time: IntArray) -> Kinds:
         """Tell the kinds of rows, given their pairs and decision times; a driver is the one known at that time."""
-        models, model_of = model_codes(fleet, inventory)
-        model = model_of[pair]
-        drivers: tuple[str, ...] = ()
+        return FleetKinds.of(fleet, inventory, events).kinds(pair, time)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetKinds:
+    """Models and drivers of a fleet, for those who tell the kinds of rows again and again."""
+
+    models: tuple[str, ...]
+    model_of_pair: IntArray
+    drivers: tuple[str, ...]
+    driver: StaticFacts | None
+
+    @classmethod
+    def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> FleetKinds:
+        """Read a fleet's inventory and events."""
+        models, model_of_pair = model_codes(fleet, inventory)
+        if "driver" not in inventory.columns:
+            return cls(tuple(models), model_of_pair, (), None)
+        plan = StaticPlan.of(inventory, events, ("driver",))
+        facts = plan.of_fleet(fleet, inventory, events)
+        return cls(tuple(models), model_of_pair, tuple(plan.columns[0].categories), facts)
+
+    def kinds(self, pair: IntArray, time: IntArray) -> Kinds:
+        """Tell the kinds of rows, as :meth:`Kinds.of` does."""
+        model, models, drivers = self.model_of_pair[pair], self.models, self.drivers
         driver = np.zeros(pair.size, dtype=np.int64)
-        if "driver" in inventory.columns:
-            plan = StaticPlan.of(inventory, events, ("driver",))
-            drivers = plan.columns[0].categories
-            found = plan.values(fleet, inventory, events, pair, time)[:, 0]
+        if self.driver is not None:
+            found = self.driver.values(pair, time)[:, 0]
             driver = np.where(np.isnan(found), 0, found + 1).astype(np.int64)
         narrow = model * (len(drivers) + 1) + driver
         distinct, position = np.unique(narrow, return_inverse=True)
@@ -126,7 +146,7 @@ class Kinds:
             len(distinct) + model,
             np.full(pair.size, len(names) - 1, dtype=np.int64),
         )
-        return cls(tuple(names), levels)
+        return Kinds(tuple(names), levels)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from features.config import DecisionSection
 from features.filling import Rows
 from features.fleet import Fleet
 from features.history import History
-from features.onset import Kinds
+from features.onset import FleetKinds
 from features.peers import fleet_medians, model_codes
 from features.plan import FeaturePlan
 from features.service import duration_ms, instant_ms, instants
@@ -136,11 +136,13 @@ class SlabJoiner:
         spill: Spill,
     ) -> None:
         self._plan, self._fleet, self._rows, self._keys, self._augmented = plan, fleet, rows, keys, augmented
-        self._events, self._inventory, self._history = events, inventory, history
+        self._history = history
         self._work, self._spill = work, spill
         self._kept = threading.local()  # arrays this large cost more to get from the system than to fill
         self._own = own_columns(plan)
         self._models, self._model = model_codes(fleet, inventory)
+        self._static = plan.static.of_fleet(fleet, inventory, events) if plan.static else None
+        self._kinds = FleetKinds.of(fleet, inventory, events) if plan.onset else None
 
     def columns(self, slab: Slab) -> Float32Array:
         """Give the values of a slab, shape (columns, rows); the same thread's next call writes over them."""
@@ -157,9 +159,8 @@ class SlabJoiner:
         if self._history is not None:
             history = self._history.values(self._keys.iloc[slab.begin : slab.end])
             out[:, plan.at["history"] : plan.at["history"] + history.shape[1]] = history
-        if plan.static is not None:
-            found = plan.static.values(self._fleet, self._inventory, self._events, rows.pair, rows.milliseconds)
-            out[:, plan.at["static"] :] = found
+        if self._static is not None:
+            out[:, plan.at["static"] :] = self._static.values(rows.pair, rows.milliseconds)
         return columns
 
     def _fill_sampled(self, slab: Slab, rows: Rows, out: Float32Array) -> None:
@@ -186,7 +187,8 @@ class SlabJoiner:
     def _compare_onsets(self, slab: Slab, rows: Rows, amounts: Float32Array, out: Float32Array) -> None:
         onset, time = self._plan.onset, rows.milliseconds
         assert onset is not None
-        kinds = Kinds.of(self._fleet, self._inventory, self._events, rows.pair, time)
+        assert self._kinds is not None
+        kinds = self._kinds.kinds(rows.pair, time)
         grid: IntArray = np.flatnonzero(~self._augmented[slab.begin : slab.end])
         reference = onset.reference(amounts[grid], kinds.take(grid), time[grid])
         last = rows.times[rows.grid][rows.last_grid]

@@ -89,31 +89,77 @@ class StaticPlan:
         -------
         float32 array, shape (rows, columns)
         """
-        out = np.full((pair.size, len(self.columns)), np.nan, dtype=np.float32)
-        stay = fleet.stay_at(pair, time)
-        known = stay >= 0
-        row = fleet.stay_row[stay[known]] if fleet.stay_row.size else np.zeros(0, dtype=np.int64)
-        for position, column in enumerate(self.columns):
+        return self.of_fleet(fleet, inventory, events).values(pair, time)
+
+    def of_fleet(self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> StaticFacts:
+        """Read what there is to know of a fleet, made of ``inventory``, for those who take values again and again."""
+        found: list[StaticFact] = []
+        for column in self.columns:
             name = str(column.channel)
             if column.statistic == "days":
-                since = _first_installed(fleet)[pair] if name == "age" else None
-                if since is None:
-                    since = np.full(pair.size, NEVER, dtype=np.int64)
-                    since[known] = milliseconds(inventory[name], name)[row]
-                usable = known & (since > -NEVER) & (since <= time)
-                out[usable, position] = (time[usable] - since[usable]) / _DAY_MS
+                since = _first_installed(fleet) if name == "age" else milliseconds(inventory[name], name)
+                found.append(StaticFact(since=since, of_pair=name == "age"))
             elif column.statistic == "value":
+                numbers = np.full(len(inventory), np.nan)
                 if name in inventory.columns:
                     numbers = pd.to_numeric(inventory[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
-                    out[known, position] = numbers[row]
+                found.append(StaticFact(numbers=numbers))
             elif column.statistic == "ordinal":
-                out[known, position] = np.array([_ordinal(slot) for slot in _texts(inventory, name)])[row]
+                found.append(StaticFact(numbers=np.array([_ordinal(slot) for slot in _texts(inventory, name)])))
             else:
                 codes: dict[str | None, int] = {category: code for code, category in enumerate(column.categories)}
-                stays = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
-                out[known, position] = stays[row]
-                if name == "driver":
-                    _lay_driver_changes(out[:, position], fleet, events, pair, time, stay, codes)
+                numbers = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
+                changes = DriverChanges.of(fleet, events, codes) if name == "driver" else None
+                found.append(StaticFact(numbers=numbers, changes=changes))
+        return StaticFacts(fleet, tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFact:
+    """What is known for one column, and may be for all time; a row's time decides what of it was known then.
+
+    Attributes
+    ----------
+    numbers : float64 array, optional
+        The value of each row of the inventory.
+    since : int64 array, optional
+        For a column of days: from when they count (ms), of each row of the inventory, or of each pair.
+    of_pair : bool
+    changes : DriverChanges, optional
+    """
+
+    numbers: npt.NDArray[np.float64] | None = None
+    since: IntArray | None = None
+    of_pair: bool = False
+    changes: DriverChanges | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFacts:
+    """The columns of a plan for one fleet; from :meth:`StaticPlan.of_fleet`."""
+
+    fleet: Fleet
+    facts: tuple[StaticFact, ...]
+
+    def values(self, pair: IntArray, time: IntArray) -> npt.NDArray[np.float32]:
+        """Take the columns' values, as :meth:`StaticPlan.values` does."""
+        out = np.full((pair.size, len(self.facts)), np.nan, dtype=np.float32)
+        stay = self.fleet.stay_at(pair, time)
+        known = stay >= 0
+        row = self.fleet.stay_row[stay[known]] if self.fleet.stay_row.size else np.zeros(0, dtype=np.int64)
+        for position, fact in enumerate(self.facts):
+            if fact.since is not None:
+                if fact.of_pair:
+                    since = fact.since[pair]
+                else:
+                    since = np.full(pair.size, NEVER, dtype=np.int64)
+                    since[known] = fact.since[row]
+                usable = known & (since > -NEVER) & (since <= time)
+                out[usable, position] = (time[usable] - since[usable]) / _DAY_MS
+            elif fact.numbers is not None:
+                out[known, position] = fact.numbers[row]
+            if fact.changes is not None:
+                fact.changes.lay(out[:, position], self.fleet, pair, time, stay)
         return out
 
 
@@ -196,46 +242,58 @@ def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int
     return [(node, gpu, str(value), at, known) for node, gpu, value, at, known in rows if value]
 
 
-def _lay_driver_changes(
-    out: npt.NDArray[np.float32],
-    fleet: Fleet,
-    events: pd.DataFrame,
-    pair: IntArray,
-    time: IntArray,
-    stay: IntArray,
-    codes: Mapping[str | None, int],
-) -> None:
-    """Overwrite the driver at installation by the newest change known at each row's time."""
-    found = _driver_events(events)
-    if not found or not len(pair):
-        return
-    changes: list[tuple[int, int, int, float]] = []  # pair, known at, timestamp, code
-    for node, gpu, version, at, known in found:
-        code = float(codes.get(version, np.nan))
-        changes += [
-            (number, known, at, code)
-            for number in _pairs_of(fleet, node)
-            if gpu is None or fleet.pairs[number][1] in (gpu, node)
-        ]
-    changes.sort(key=lambda change: change[:3])
-    newest: list[int] = []  # for each change the position of the latest (by timestamp) that was known with it
-    for position, change in enumerate(changes):
-        latest = position
-        if newest and changes[newest[-1]][0] == change[0] and changes[newest[-1]][2] > change[2]:
-            latest = newest[-1]
-        newest.append(latest)
-    timeline = Timeline(
-        np.array([change[0] for change in changes], dtype=np.int64),
-        np.array([change[1] for change in changes], dtype=np.int64),
-        len(fleet.pairs),
-    )
-    last = timeline.last(pair, time)
-    rows = np.flatnonzero((last >= 0) & (stay >= 0))
-    effective = np.array(newest, dtype=np.int64)[last[rows]]
-    when = np.array([change[2] for change in changes], dtype=np.int64)[effective]
-    value = np.array([change[3] for change in changes])[effective]
-    newer = when >= fleet.installed[stay[rows]]  # a change before the installation is in the inventory's driver
-    out[rows[newer]] = value[newer]
+@dataclass(frozen=True, slots=True)
+class DriverChanges:
+    """Changes of drivers by pair and by when they were known.
+
+    Attributes
+    ----------
+    known : Timeline
+        Of the changes.
+    when, code : arrays, one entry a change
+        Timestamp (ms) and code of the latest change, by timestamp, that was known with it.
+    """
+
+    known: Timeline
+    when: IntArray
+    code: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, fleet: Fleet, events: pd.DataFrame, codes: Mapping[str | None, int]) -> DriverChanges | None:
+        """Read events; None where none changes a driver."""
+        changes: list[tuple[int, int, int, float]] = []  # pair, known at, timestamp, code
+        for node, gpu, version, at, known in _driver_events(events):
+            code = float(codes.get(version, np.nan))
+            changes += [
+                (number, known, at, code)
+                for number in _pairs_of(fleet, node)
+                if gpu is None or fleet.pairs[number][1] in (gpu, node)
+            ]
+        if not changes:
+            return None
+        changes.sort(key=lambda change: change[:3])
+        newest: list[int] = []  # for each change the position of the latest that was known with it
+        for position, change in enumerate(changes):
+            latest = position
+            if newest and changes[newest[-1]][0] == change[0] and changes[newest[-1]][2] > change[2]:
+                latest = newest[-1]
+            newest.append(latest)
+        timeline = Timeline(
+            np.array([change[0] for change in changes], dtype=np.int64),
+            np.array([change[1] for change in changes], dtype=np.int64),
+            len(fleet.pairs),
+        )
+        when = np.array([changes[latest][2] for latest in newest], dtype=np.int64)
+        return cls(timeline, when, np.array([changes[latest][3] for latest in newest]))
+
+    def lay(self, out: npt.NDArray[np.float32], fleet: Fleet, pair: IntArray, time: IntArray, stay: IntArray) -> None:
+        """Overwrite the driver at installation by the newest change known at each row's time."""
+        last = self.known.last(pair, time)
+        rows = np.flatnonzero((last >= 0) & (stay >= 0))
+        change = last[rows]
+        # a change before the installation is in the inventory's driver
+        newer = self.when[change] >= fleet.installed[stay[rows]]
+        out[rows[newer]] = self.code[change[newer]]
 
 
 def _pairs_of(fleet: Fleet, node: str) -> range:

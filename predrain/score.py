@@ -61,7 +61,9 @@ def score(
         from pipeline.params import load_params
         from predrain.collect_kernel_log import instant_option
         from serving.writing import ScoresFolder
+        from telemetry.object_store.place import refuse_storage
 
+        refuse_storage(Path(model))
         when = None if at is None else instant_option(at, "--at")
         pause = None if every is None else _pause(every)
         if when is not None and pause is not None:

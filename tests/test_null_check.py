@@ -18,6 +18,8 @@ from benchmarks.null.verdict import line, passed
 from features.matrix import FeatureMatrix
 from telemetry.store import Dataset
 
+pytestmark = pytest.mark.system  # half a minute of computing
+
 SIZE = Size(gpus=64, days=40, incidents=150, acceleration=100.0)
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "gpu-cluster-faults"
 NAMES = ("shuffled", "leak shuffled", "independent", "leak", "planted")

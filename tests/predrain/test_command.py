@@ -89,9 +89,9 @@ def test_simulate_import_backtest_and_report_as_json(tmp_path: Path, small_param
     simulated = predrain(
         "simulate",
         "--gpus",
-        "48",
+        "40",
         "--days",
-        "45",
+        "40",
         "--seed",
         "2",
         "--acceleration",
@@ -104,9 +104,9 @@ def test_simulate_import_backtest_and_report_as_json(tmp_path: Path, small_param
         cwd=tmp_path,
     )
     assert simulated.returncode == 0, simulated.stderr
-    assert json.loads(simulated.stdout)["gpus"] == 48
+    assert json.loads(simulated.stdout)["gpus"] == 40
     span = json.loads((tmp_path / "fleet" / "dataset.json").read_text())["span"]
-    assert span == ["2026-02-02T00:00:00.000Z", "2026-03-18T23:50:00.000Z"]
+    assert span == ["2026-02-02T00:00:00.000Z", "2026-03-13T23:50:00.000Z"]
     assert (tmp_path / "fleet-truth" / "risk.parquet").is_file()
     done = predrain(
         "backtest", "--dataset", "fleet", "--out", "replay", "--params", small_params_file, "--json", cwd=tmp_path

@@ -152,6 +152,7 @@ def test_versions_are_listed_fetched_and_removed_by_name(storage: Storage, home:
         ("train", "--matrix", "matrix", "--out", PLACE),
         ("collect", "compact", "--dataset", PLACE),
         ("serve", "--scores", "scores", "--dataset", PLACE),
+        ("score", "--dataset", "fleet", "--model", PLACE, "--out", "scores", "--every", "1m"),
     ],
 )
 def test_what_needs_a_folder_says_so_and_makes_none(storage: Storage, tmp_path: Path, arguments) -> None:

@@ -42,17 +42,24 @@ from telemetry.atomic import write_bytes  # noqa: E402
 def against_paper(plan: Plan, ran: Ran) -> list[Gain]:
     """Compare the recommended profile with the paper's on the fleets that both were replayed on.
 
-    Twice for each scenario: both at the full budget K, and both at the number of alerts that the paper's profile gives.
+    For each scenario and for all together, twice: both at the full budget K, and both at the number of alerts that the
+    paper's profile gives.
     """
-    out = []
+    pairs: dict[str, list[tuple[Stored, Stored]]] = {}
     for scenario in plan.scenarios:
         parts = [part for part in plan.of(scenario, PAPER) if part in ran.parts]
         twins = [next(each for each in plan.of(scenario, RECOMMENDED) if each.seed == part.seed) for part in parts]
-        if not parts or any(twin not in ran.parts for twin in twins):
-            continue
-        ours = Pool([ran.parts[twin] for twin in twins], plan.replicates)
-        theirs = Pool([ran.parts[part] for part in parts], plan.replicates)
-        where = f"`{scenario}` ({len(parts)} fleet{'s' if len(parts) > 1 else ''})"
+        if parts and all(twin in ran.parts for twin in twins):
+            pairs[f"`{scenario}`"] = [
+                (ran.parts[twin], ran.parts[part]) for twin, part in zip(twins, parts, strict=True)
+            ]
+    if len(pairs) > 1:
+        pairs[f"{' and '.join(pairs)} together"] = [pair for each in pairs.values() for pair in each]
+    out = []
+    for fleets, together in pairs.items():
+        ours = Pool([one for one, _ in together], plan.replicates)
+        theirs = Pool([other for _, other in together], plan.replicates)
+        where = f"{fleets} ({len(together)} fleet{'s' if len(together) > 1 else ''})"
         for sparing in (False, True):
             mine, other, best = at_alerts_of(ours, theirs, sparing=sparing)
             name = f"the paper's profile ({theirs.parts[0].facts['profile']}) at {'its own alerts' if sparing else 'K'}"

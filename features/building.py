@@ -126,9 +126,13 @@ def build_matrix(
             if engine.in_process and len(build.keys) <= HELD_ROWS:
                 spill.hold()
             _write(build, engine, progress or _silent)
-        except Exception:
-            spill.remove()  # what was killed goes on; what failed may have failed by it
+        except OSError:
+            spill.remove()  # a full disk may be full of it
             raise
+        except Exception:
+            if not spill.holds_any():
+                spill.remove()
+            raise  # a cluster or a storage that was lost: what is finished is kept, as when we are killed
         finally:
             engine.everywhere(leave_builds)
         spill.remove()

@@ -103,6 +103,10 @@ class Spill:
         """Tell whether a bucket's values are there, whole."""
         return (self._held is not None and bucket in self._held) or self._file(bucket, "done").exists()
 
+    def holds_any(self) -> bool:
+        """Tell whether any bucket's values are on disk, whole."""
+        return any(self.folder.glob("bucket-*.done"))
+
     def keep(self, bucket: int, found: BucketValues) -> None:
         """Keep a bucket's values; several processes may keep buckets at once, even the same one."""
         if self._held is not None:

@@ -297,7 +297,10 @@ class PromotionSection(Section):
     """Bootstrap replicates (resampling GPUs) behind the gate's intervals."""
 
     precision_margin: float = Field(default=0.05, ge=0, le=1)
-    """The interval of the difference in precision at K must lie above minus this."""
+    """The interval of the difference in precision at K must lie above minus this, and not all of it below zero."""
+
+    margin_share: float = Field(default=0.5, ge=0, le=1)
+    """Neither the margin of precision nor that of recall is more than this share of the champion's own value."""
 
     risk_ratio: tuple[float, float] = (0.5, 2.0)
     """Mean risk over base rate must lie between these."""

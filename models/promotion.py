@@ -206,7 +206,8 @@ def _precision(
     mine, theirs = (_precisions(each.scored, weights) for each in (challenger, other))
     difference = mine - theirs
     bounds = interval(difference[1:], LEVEL)
-    limit = f"lower bound of the difference above {_points(-section.precision_margin)}"
+    margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(theirs[0])))
+    limit = f"lower bound of the difference no lower than {_points(-margin)}, upper bound not below 0"
     hits = int((challenger.scored.alert & challenger.scored.positive).sum())
     spread = f"{_points(difference[0])} [{_points(bounds.low)}, {_points(bounds.high)}] at 95 %"
     outcome: Outcome
@@ -216,10 +217,10 @@ def _precision(
         outcome, why = "undecided", "too few labelled alerts for an interval"
     elif hits == 0:
         outcome, why = "failed", f"not one of the challenger's alerts came before any of {incidents} incidents"
-    elif bounds.low > -section.precision_margin:
-        outcome, why = "passed", spread
     elif bounds.high < 0:
         outcome, why = "failed", f"worse: {spread}"
+    elif bounds.low >= -margin:
+        outcome, why = "passed", spread
     else:
         outcome, why = "failed", f"not shown to be no worse: {spread}"
     return Criterion(
@@ -284,7 +285,8 @@ def _recalls(other: Contender, incidents: pd.DataFrame, section: PromotionSectio
 def _recall(name: str, other: Contender, incidents: pd.DataFrame, section: PromotionSection) -> Criterion:
     here, there = incidents["caught"].to_numpy(dtype=bool), incidents["other"].to_numpy(dtype=bool)
     n, gained, lost = len(here), int((here & ~there).sum()), int((there & ~here).sum())
-    limit = f"no lower than the other's by more than {_points(section.recall_margin)}"
+    margin = min(section.recall_margin, section.margin_share * float(there.mean())) if n else section.recall_margin
+    limit = f"no lower than the other's by more than {_points(margin)}"
     said = f"{int(here.sum())} against {int(there.sum())} of {n}"
     values = (_number(there.mean()), _number(here.mean())) if n else (None, None)
     # exact McNemar: of the incidents that one side alone caught, how few would the challenger have by chance?
@@ -292,7 +294,7 @@ def _recall(name: str, other: Contender, incidents: pd.DataFrame, section: Promo
     outcome: Outcome
     if n < section.min_incidents:
         outcome, why = "undecided", f"{said}: fewer than {section.min_incidents} incidents"
-    elif (lost - gained) / n <= section.recall_margin:
+    elif (lost - gained) / n <= margin:
         outcome, why = "passed", said
     elif chance < 1 - LEVEL:
         outcome, why = "failed", f"{said}: {lost} lost, {gained} gained (exact p {chance:.3f})"

@@ -105,9 +105,10 @@ class Health:
             lines += [f"    {fact}" for fact in verdict.facts]
         if not found.verdicts:
             lines.append("nothing changed that was looked for")
-        lines += ["", f"{'group':<12}{'moved':>14}{'largest index':>16}  furthest feature"]
+        lines += ["", f"{'group':<12}{'moved':>14}{'largest index':>16}{'distance':>11}  furthest feature"]
         lines += [
-            f"{each['group']:<12}{each['moved']:>7} of {each['features']:<4}{each['psi']:>15.2f}  {each['worst']}"
+            f"{each['group']:<12}{each['moved']:>7} of {each['features']:<4}{each['psi']:>15.2f}{each['ks']:>11.2f}  "
+            f"{each['worst']}"
             for each in found.groups
         ]
         lines += ["", self._outcomes_text(), f"verdict: {found.summary}", ""]

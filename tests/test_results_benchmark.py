@@ -17,9 +17,11 @@ from benchmarks.scoreboard.fleets import Ran
 from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Part, Plan, Size, code_digest, key_of, make_plan
 from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, measure
 from benchmarks.scoreboard.promised import keep_labels, promise_lines, promise_table, promises_of
+from benchmarks.scoreboard.spread import lead_bounds, month_bounds
 from features.matrix import FeatureMatrix
 from models.config import PromisesSection
 from models.evaluation import evaluate
+from models.lead_time import incident_table
 from models.oracle import read_truth
 from models.promises import walk_promises
 from pipeline.params import Params
@@ -85,6 +87,55 @@ def test_fleets_that_are_pooled_add_up(two, measured):
     assert own.hits[0] == hits
     assert own.alerts[0] == row["alerts_labelled"]
     assert set(measured.monthly["month"]) == {"2026-01", "2026-02"}
+
+
+def test_months_and_lead_times_have_intervals_of_resampled_gpus(two):
+    pool = Pool([part for _, part in two], 200)
+    scored = pool.scored("mean_rank", "sliding")
+    every = np.concatenate([np.ones((1, len(pool.shared.units))), pool.weights])
+    bounds = month_bounds(scored, pool.month, every).set_index("month")
+    top = (scored.rank <= 2) & scored.known
+    for month in ("2026-01", "2026-02"):
+        chosen = top & (pool.month == month)
+        drawn = []
+        for weights in pool.weights:
+            weight = weights[scored.unit[chosen]]
+            drawn.append((weight * scored.positive[chosen]).sum() / weight.sum())
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        assert tuple(bounds.loc[month, ["low", "high"]]) == pytest.approx((low, high))
+    incidents = incident_table(scored)
+    medians = []
+    for weights in pool.weights:
+        of_unit = dict(zip(pool.shared.units, weights, strict=True))
+        lead = [hours for unit, hours in zip(incidents["unit"], incidents["lead_time_hours"], strict=True)
+                for _ in range(int(of_unit[unit])) if not math.isnan(hours)]  # fmt: skip
+        medians.append(np.median(lead))
+    found = lead_bounds(incidents, pool.shared.units, pool.weights)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(medians, [0.025, 0.975])))
+
+
+def test_votes_that_nobody_asked_for_are_counted_from_the_members_ranks(tmp_path):
+    models = [(name, "sliding", 1.0) for name in ("xgboost", "lightgbm", "logistic")]
+    frame = fleet(8, models, units=30, times=40, incidents=40, k=3)
+    tmp_path.joinpath("a").mkdir()
+    facts = {**FACTS, "k": 3, "profile": "xgboost", "members": ["xgboost", "lightgbm", "logistic"]}
+    part = store.keep(tmp_path / "a", frame, truth_of(frame), facts)
+    pool = Pool([part], 20)
+    assert ("min_votes", "sliding") in pool.names
+    assert ("min_votes", "train_once") not in pool.names
+    scored = pool.scored("min_votes", "sliding")
+    ranks = [part.scores(name, "sliding")["rank"] for name in facts["members"]]
+    votes = np.sum([rank <= 3 for rank in ranks], axis=0)
+    np.testing.assert_array_equal(scored.alert, votes >= 2)
+    order = np.lexsort((scored.rank, scored.time))
+    voted = votes[order]
+    same = np.diff(scored.time[order]) == 0
+    assert (np.diff(voted)[same] <= 0).all()  # more votes stand above fewer
+    measured = measure(pool)
+    assert measured.row("min_votes", "sliding")["kind"] == "ensemble"
+    assert "min_votes" in set(measured.equal["model"])
+    alone = store.keep(tmp_path / "a", frame, truth_of(frame), {**facts, "members": ["xgboost"]})
+    assert ("min_votes", "sliding") not in Pool([alone], 20).names
 
 
 def test_everything_is_compared_at_the_profiles_number_of_alerts(measured):

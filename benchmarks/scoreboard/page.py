@@ -74,7 +74,8 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         "no hit at all, resampling cannot vary it; the bound is then Clopper and Pearson's with each GPU counted once "
         "(its effective number where GPUs differ in alerts). The best single model is always chosen after the fact, "
         "on the decisions that it is compared on, which favours it. Each statement is worded by its interval: "
-        "*shown* or *better* only where the interval of the difference leaves out zero.",
+        "*shown* or *better* only where the interval of the difference leaves out zero. `min_votes` takes the rows in "
+        "the top K of more than half of the ensemble's members; it is counted from the ranks that they left.",
         "",
     ]
 
@@ -170,7 +171,7 @@ def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
 def model_table(measured: Measured) -> list[str]:
     """Every model, sliding and trained once, ensembles first, with intervals and the oracle's share."""
     lines = [
-        "| model | training | precision@K | incidents caught | average precision | top 5 % capture | lead time "
+        "| model | training | precision@K | incidents caught | average precision | top 5 % capture | median lead time "
         "(quartiles) | share of the oracle's precision@K | of its average precision | of its capture | mean risk over "
         "base rate | Brier skill |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
@@ -178,6 +179,8 @@ def model_table(measured: Measured) -> list[str]:
     for _, row in _ordered(measured.table).iterrows():
         lead = hours(row["lead_time_median_hours"])
         if lead != NONE:
+            low, high = (number(row[f"lead_time_median_{side}"], 1) for side in ("low", "high"))
+            lead += f" {between(low, high)}"
             lead += f" ({number(row['lead_time_q25_hours'], 1)} to {number(row['lead_time_q75_hours'], 1)})"
         cells = [
             f"**{row['model']}**" if (row["model"], row["variant"]) == (measured.profile, SLIDING) else row["model"],
@@ -199,19 +202,19 @@ def model_table(measured: Measured) -> list[str]:
 
 
 def month_table(measured: Measured) -> list[str]:
-    """Precision at K of every model by calendar month, sliding and once."""
+    """Precision at K of every model by calendar month, sliding and once, with intervals."""
     frame = measured.monthly[measured.monthly["labelled"] > 0]
     months = sorted(frame["month"].unique())
-    wide = frame.pivot_table(index=["model", "variant"], columns="month", values="precision_at_k", dropna=False)
+    told = {
+        (row.model, row.variant, row.month): f"{percent(row.precision_at_k)} {_bounds(row.low, row.high)}".strip()
+        for row in frame.itertuples()
+    }
     lines = [
         "| model | training | " + " | ".join(months) + " |",
         "|---|---|" + "---|" * len(months),
     ]
     for _, row in _ordered(measured.table).iterrows():
-        values = [
-            percent(wide.loc[(row["model"], row["variant"])].get(month, math.nan)) if month in wide.columns else NONE
-            for month in months
-        ]
+        values = [told.get((row["model"], row["variant"], month), NONE) for month in months]
         lines.append(f"| {row['model']} | {_VARIANTS.get(row['variant'], '')} | " + " | ".join(values) + " |")
     return lines
 

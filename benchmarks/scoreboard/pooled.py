@@ -10,7 +10,9 @@ from functools import cached_property
 import numpy as np
 import pandas as pd
 
+from benchmarks.scoreboard.spread import lead_bounds, month_bounds
 from benchmarks.scoreboard.store import Stored
+from benchmarks.scoreboard.voted import VOTED, can_vote, voted
 from models.assessment import Assessment, assess, group_table, kind_of, summarise
 from models.bootstrap import resample_fleets
 from models.comparison import (
@@ -53,7 +55,8 @@ class Pool:
     def __init__(self, parts: Sequence[Stored], replicates: int, seed: int = 1) -> None:
         self.parts = tuple(parts)
         names = [set(part.models) for part in parts]
-        self.names = sorted(set.intersection(*names))
+        self._voted = {each for each in (SLIDING, TRAIN_ONCE) if all(can_vote(part, each) for part in parts)}
+        self.names = sorted({*set.intersection(*names), *((VOTED, variant) for variant in self._voted)})
         loaded = [part.rows() for part in parts]
         unit_names = [part.units() for part in parts]
         sizes = [len(units) for units in unit_names]
@@ -109,7 +112,8 @@ class Pool:
 
     def scored(self, model: str, variant: str) -> Scored:
         """Give the pooled rows of one model and variant."""
-        read = [part.scores(model, variant) for part in self.parts]
+        derived = model == VOTED and variant in self._voted
+        read = [voted(part, variant) if derived else part.scores(model, variant) for part in self.parts]
         return Scored(
             model=model,
             variant=variant,
@@ -154,9 +158,10 @@ class Measured:
     fleets, units, times : int
         Fleets, units, and decision times of all fleets together.
     table : DataFrame
-        As :attr:`models.evaluation.Evaluation.table`.
+        As :attr:`models.evaluation.Evaluation.table`, with ``lead_time_median_low`` and ``_high``.
     monthly, by_class, budgets, paired, trends : DataFrame
-        As the evaluation's frames of these names; ``trends`` counts each fleet from its own first fit.
+        As the evaluation's frames of these names; ``monthly`` with ``low`` and ``high`` of precision at K, ``trends``
+        counts each fleet from its own first fit.
     equal : DataFrame
         Each sliding ensemble beside each learner at as many alerts: ``model``, ``other_model``, ``alerts``,
         ``precision``, ``other_precision``, ``difference``, ``low``, ``high``, ``share_better``, ``member``, ``best``.
@@ -212,8 +217,13 @@ def measure(pool: Pool) -> Measured:
     for variants in _by_model(pool):
         for scored in variants.values():
             assessed = assess(scored, pool.weights)
-            summaries.append(summarise(assessed))
-            frames["monthly"].append(group_table(assessed, pool.month, "month"))
+            lead = lead_bounds(assessed.incidents, pool.shared.units, pool.weights)
+            summaries.append(
+                {**summarise(assessed), "lead_time_median_low": lead.low, "lead_time_median_high": lead.high}
+            )
+            months = group_table(assessed, pool.month, "month")
+            key = ["model", "variant", "month"]
+            frames["monthly"].append(months.merge(month_bounds(scored, pool.month, every), on=key, how="left"))
             frames["by_class"].append(_named(recall_by_class(assessed.incidents), scored))
             frames["budgets"].append(budgets([assessed], pool.weights))
             for name, budget in asked.items():

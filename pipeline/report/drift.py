@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
+from features.config import GROUPS
 from models.drift.verdict import CAUSES
 from models.evaluation import Evaluation
 from pipeline.report.context import ReportContext
@@ -11,7 +12,6 @@ from pipeline.report.sections import Section
 from pipeline.report.tables import Cell, Table
 from pipeline.report.wording import NONE, between, count, day, number, percent
 
-_GROUP_ORDER = ("telemetry", "history", "peers", "gaps", "workload", "static")
 _FACTS_SHOWN = 5
 
 
@@ -109,7 +109,7 @@ def _verdicts(verdicts: pd.DataFrame) -> Table | None:
 def _groups(groups: pd.DataFrame) -> Table | None:
     if groups.empty:
         return None
-    names = [name for name in _GROUP_ORDER if (groups["group"] == name).any()]
+    names = [name for name in GROUPS if (groups["group"] == name).any()]
     rows = []
     for at, mine in groups.groupby("check_at", sort=True):
         by_name = mine.set_index("group")
@@ -122,14 +122,15 @@ def _groups(groups: pd.DataFrame) -> Table | None:
             missing = f"missing {percent(row['missing_before'])} → {percent(row['missing_now'])}"
             cells.append(
                 Cell(
-                    f"{percent(row['moved'] / row['features'])}, {number(row['psi'])}",
+                    f"{percent(row['moved'] / row['features'])}, {number(row['psi'])}, {number(row['ks'])}",
                     missing if row["missing_moved"] else "",
                 )
             )
         rows.append(tuple(cells))
     caption = (
-        "By feature group: the share of features that moved, and the largest stability index; beneath, the mean share "
-        "of missing values where that moved. History grows with the data at hand and decides nothing by itself."
+        "By feature group: the share of features that moved, the largest stability index, and the largest "
+        "Kolmogorov-Smirnov distance; beneath, the mean share of missing values where that moved. History grows with "
+        "the data at hand, and onset follows errors, which are there to be alerted on: neither decides by itself."
     )
     return Table(caption, ("check", *names), tuple(rows))
 

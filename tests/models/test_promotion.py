@@ -100,6 +100,34 @@ def test_a_better_challenger_passes():
     assert criterion(verdict, "precision at K").challenger > criterion(verdict, "precision at K").champion
 
 
+RARE = {"times": 400, "incidents": 24}
+"""A champion whose alerts are right 3 times in 100, as on real fleets."""
+
+
+def test_at_a_precision_of_some_percent_a_worse_challenger_fails_by_the_limits_as_shipped():
+    shipped = PromotionSection()
+    verdict = verdict_of(contenders(skill=(0.2, 1.0), **RARE), shipped)
+    precision = criterion(verdict, "precision at K")
+    assert precision.champion == pytest.approx(0.03, abs=0.005)
+    assert precision.outcome == "failed"
+    assert precision.why.startswith("worse: ")
+    assert precision.champion - precision.challenger < shipped.precision_margin  # which alone would let it pass
+    unsure = criterion(
+        verdict_of(contenders(skill=(0.5, 0.5), incidents=12, times=400, seed=1), shipped), "precision at K"
+    )
+    assert unsure.outcome == "failed"
+    assert unsure.why.startswith("not shown to be no worse")
+    assert verdict_of(contenders(skill=(1.0, 1.0), **RARE), shipped).passed
+
+
+def test_a_recall_that_was_low_may_not_be_lost():
+    verdict = verdict_of(contenders(skill=(0.0, 0.08), incidents=120, times=240), PromotionSection())
+    recall = criterion(verdict, "recall of incidents")
+    assert recall.champion < 0.15
+    assert recall.champion - recall.challenger < PromotionSection().recall_margin + 0.05
+    assert recall.outcome == "failed"
+
+
 def test_too_few_incidents_decide_nothing_and_do_not_promote():
     verdict = verdict_of(contenders(incidents=4))
     precision = criterion(verdict, "precision at K")

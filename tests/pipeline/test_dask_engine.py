@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import signal
@@ -171,6 +172,40 @@ def test_finished_buckets_of_a_killed_driver_are_kept_for_a_cluster(cluster, dat
     assert len(written[0]) == 12
     assert all(map(all, written))
     assert content(matrix) == content(here)
+
+
+def test_finished_buckets_of_a_cluster_that_was_lost_are_kept(dataset, here, tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "HELD_ROWS", 0)
+
+    class Lost(LocalEngine):
+        def each(self, job, items, told, *, most):
+            for item in list(items)[:3]:
+                job(item)
+            raise dask_engine._lost("cluster at tcp://127.0.0.1:9")
+
+    with pytest.raises(InputError, match=r"the scheduler was lost .*what is finished is kept"):
+        build(dataset, tmp_path / "matrix", Lost())
+    assert len(list(tmp_path.glob(".matrix.spill/*/bucket-*.done"))) == 3
+    counted = []
+    read = Dataset.read_runs
+    monkeypatch.setattr(Dataset, "read_runs", lambda self, *which: counted.append(which[0]) or read(self, *which))
+    assert content(build(dataset, tmp_path / "matrix", LocalEngine())) == content(here)
+    assert len(counted) == len(dataset.buckets()) - 3
+    assert [path.name for path in tmp_path.iterdir()] == ["matrix"]
+
+
+def test_a_full_disk_leaves_nothing_behind(dataset, tmp_path, monkeypatch):
+    monkeypatch.setattr(building, "HELD_ROWS", 0)
+
+    class Full(LocalEngine):
+        def each(self, job, items, told, *, most):
+            for item in list(items)[:3]:
+                job(item)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(InputError, match="the disk is full"):
+        build(dataset, tmp_path / "matrix", Full())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_without_dask_the_error_says_what_to_install(monkeypatch):

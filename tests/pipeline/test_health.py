@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from features.config import GROUPS
 from features.errors import InputError
 from models.bundle import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
@@ -18,6 +19,7 @@ from models.sliding import fit_final, run_backtest
 from pipeline import health
 from pipeline.health import check_health
 from pipeline.report.drift import what_changed
+from pipeline.report.wording import number
 from predrain.command import app
 from tests.models.fake_matrix import START, FakeMatrix
 
@@ -152,5 +154,12 @@ def test_the_report_tells_what_changed_at_each_refit(tmp_path):
     assert any("F0, f1 read differently" in text for text in said)
     for table in section.tables:
         assert all(len(row) == len(table.header) for row in table.rows)
+    found = extras["drift_groups"]
+    every = pd.concat([found.assign(group=group) for group in GROUPS])
+    context.extras = {**extras, "drift_groups": every}
+    (groups,) = (table for table in what_changed(None, context).tables if "telemetry" in table.header)
+    assert groups.header == ("check", *GROUPS)
+    first = found.iloc[0]
+    assert groups.rows[0][1].text.endswith(f"{number(first['psi'])}, {number(first['ks'])}")
     assert what_changed(None, SimpleNamespace(extras={})) is None
     assert np.isfinite(extras["drift_groups"]["psi"]).all()

@@ -188,6 +188,11 @@ def main() -> None:
         "ratio": round(wall["polars"] / wall["predrain"], 1),
         "limit_share": None,
         "checked": True,
+        "others": {
+            who: round(wall[who] / wall["predrain"] * (samples / few.samples if who == SLOW_PEER else 1), 1)
+            for who in took
+            if who not in ("predrain", "polars")
+        },
     }
     print(json.dumps(line))
     if wall["polars"] < 10 * wall["predrain"] or wall["pandas"] < 25 * wall["predrain"]:

@@ -1,7 +1,7 @@
 """What a window of 30 days costs beside one of a day: the same samples, the same columns, file to file.
 
-Each is built twice in a process of its own, and the second build counts. Before that the values of the longer window
-are checked on a few rows against plain NumPy.
+Each is built twice in a process of its own, and the second build counts. Nothing is told unless some rows of both equal
+their plain reading, sample by sample.
 
     python benchmarks/features_window_length.py [--quick]
 """
@@ -20,11 +20,9 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-import numpy as np  # noqa: E402
-import pandas as pd  # noqa: E402
-
 from benchmarks.generated import channels_of, generate  # noqa: E402
 from benchmarks.own_process import told_by  # noqa: E402
+from benchmarks.plain_check import check_rows  # noqa: E402
 from features.building import build_matrix  # noqa: E402
 from features.config import DecisionSection, FeatureSection, LabelSection  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
@@ -53,26 +51,6 @@ def build(dataset: Path, out: Path, days: int) -> None:
     print(json.dumps({"wall": wall}))
 
 
-def check(dataset: Dataset, matrix: FeatureMatrix) -> None:
-    """Compare the mean and spread of one gauge on some rows with plain NumPy."""
-    (mean, std) = (
-        next(c.name for c in matrix.columns if c.statistic == statistic and c.channel == "gpu_temp_c")
-        for statistic in ("mean", "std")
-    )
-    samples = pd.concat(
-        [dataset.read_bucket(b, ["timestamp", "gpu", "gpu_temp_c"]).to_pandas() for b in dataset.buckets()]
-    )
-    chosen = np.linspace(len(matrix.rows) // 10, len(matrix.rows) - 1, 20).astype(int)
-    found = matrix.values(chosen, [mean, std])
-    for row, told in zip(matrix.rows.iloc[chosen].itertuples(), found, strict=True):
-        border = row.decision_time - DELAY
-        own = samples[samples["gpu"] == row.gpu]
-        inside = own[(own["timestamp"] > border - timedelta(days=30)) & (own["timestamp"] <= border)]["gpu_temp_c"]
-        values = inside.dropna().to_numpy(np.float64)
-        if not np.allclose(told, [values.mean(), values.std(ddof=1)], rtol=1e-5):
-            sys.exit(f"row {row} says {told}: nothing is measured")
-
-
 def main() -> None:
     """Check, measure, print the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -93,7 +71,8 @@ def main() -> None:
         took = {}
         for days in (1, 30):
             took[days] = told_by(__file__, "--build", dataset.path, "--out", name, "--days", days)["wall"]
-        check(dataset, FeatureMatrix.open(folder / "30-1"))
+        for days in took:
+            check_rows(dataset, FeatureMatrix.open(folder / f"{days}-1"))
     for days, wall in took.items():
         print(f"window of {days:>2} d: {wall:.2f} s")
     line = {

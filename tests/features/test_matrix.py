@@ -4,13 +4,14 @@ import errno
 import json
 import os
 from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
-from features import build_tasks, building, part_files, slabs
+from features import build_tasks, building, part_files, slabs, spill
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.incidents import find_incidents
@@ -33,6 +34,7 @@ from tests.features.small_fleet import (
     write_dataset,
     xid,
 )
+from tests.killed import die_at, exit_code_of
 
 EVENTS = [
     xid(15.3, "gpu01", "node0"),
@@ -227,6 +229,25 @@ def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
     assert not set(again) & set(seen)
     assert len(again) == len(dataset.buckets()) - 1
     np.testing.assert_array_equal(resumed.values(), matrix.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def build_until_death(dataset: str, out: str, at: int) -> None:
+    """Build with every bucket on disk, and die before one of the calls by which something gets its place."""
+    building.HELD_ROWS = 0
+    os.cpu_count = lambda: 1
+    die_at(at, [(spill.Spill, "keep"), (build_tasks, "write_part"), (building, "write_bytes")])
+    make_matrix(Dataset.open(Path(dataset)), Path(out))
+
+
+@pytest.mark.parametrize("at", [2, 3, 5])
+def test_a_process_that_dies_anywhere_leaves_a_build_that_goes_on(small, tmp_path, at):
+    dataset, matrix = small
+    assert exit_code_of(build_until_death, str(dataset.path), str(tmp_path / "m"), at) == 9
+    assert not (tmp_path / "m").exists()
+    again = make_matrix(dataset, tmp_path / "m")
+    for path in matrix.path.iterdir():
+        assert path.read_bytes() == (again.path / path.name).read_bytes(), path.name
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 

@@ -6,7 +6,7 @@ built anew beside it. What is counted is seconds of the processor, in processes 
 matrix; each has built and extended the matrix of a small fleet before, so that modules and compiled kernels are loaded.
 What loading took stands in a column of its own: a process that extends one matrix and ends pays it too.
 
-    python benchmarks/extend_matrix.py [--quick] [--gpus N] [--windows 6h 24h 72h] [--work FOLDER]
+    python benchmarks/features_extend_day.py [--quick] [--gpus N] [--windows 6h 24h 72h] [--work FOLDER]
 
 Checked before anything is told: the extended matrix has the bytes of the one that was built anew.
 """
@@ -144,7 +144,7 @@ def main() -> None:
     print(f"load of the machine {os.getloadavg()[0]:.1f}")
     share = costs["a day more"]["cpu"] / costs[f"{DAYS + 1} days anew"]["cpu"]
     line = {
-        "name": "extend_matrix",
+        "name": "features_extend_day",
         "value": round(costs["a day more"]["cpu"], 2),
         "unit": f"CPU s for a day more of {gpus:,} GPUs",
         "peer": "building anew",

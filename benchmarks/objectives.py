@@ -92,7 +92,7 @@ VARIANTS: dict[str, Variant] = {
     "rank, pairwise": Variant(("xgboost_rank",), {"objective": "rank:pairwise"}),
     "xgboost_rank, by week": Variant(("xgboost_rank",), {"group_hours": 168}),
     "positives x 5": Variant(("lightgbm",), {"scale_pos_weight": 5.0}),
-    "balanced": Variant(("lightgbm",), {"scale_pos_weight": 20.0}),
+    "balanced": Variant(("lightgbm",), {"class_weight": "balanced"}),
     "hard negatives 20 %": Variant(("lightgbm",), hard=0.2),
     "hard negatives 40 %": Variant(("lightgbm",), hard=0.4),
     "margin 12 h": Variant(("lightgbm",), margin=timedelta(hours=12)),

@@ -47,6 +47,7 @@ def known_deviations(estimator):
         ParallelEnsemble(MEMBERS),
         ParallelEnsemble(MEMBERS, combiner="min_votes", min_votes=1),
         ParallelEnsemble(MEMBERS, combiner="mean_rank"),
+        ParallelEnsemble(MEMBERS, combiner="mean_log_odds"),
         ParallelEnsemble(MEMBERS, combiner="stacked"),
     ],
     expected_failed_checks=known_deviations,

@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 
 from features.matrix import FeatureMatrix
+from models.bundle import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
-from pipeline.stages import replay, write_report_for
+from pipeline.stages import replay, train_bundle, write_report_for
 from telemetry.channels import resolve_channels
 from telemetry.errors import InputError
 from telemetry.importing import import_dataset
@@ -212,6 +213,8 @@ def run_shipped(tmp_path: Path, names: list[str], more: str, mapping: str | None
     assert imported.quarantined == {}
     matrix = make_matrix(tmp_path / "dataset", params, tmp_path / "matrix")
     replay(matrix, params, tmp_path / "out")
+    train_bundle(matrix, params, tmp_path / "bundle")
+    assert set(load_bundle(tmp_path / "bundle").fitted.learners) >= set(params.models.parallel.members)
     return json.loads((tmp_path / "out" / "metrics.json").read_text())
 
 

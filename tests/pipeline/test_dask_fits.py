@@ -235,8 +235,7 @@ def two_workers(cluster: DaskEngine) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.system
-@pytest.mark.parametrize("name", ["lightgbm", "xgboost"])
+@pytest.mark.parametrize("name", ["lightgbm", pytest.param("xgboost", marks=pytest.mark.system)])
 def test_a_fit_that_loses_a_worker_begins_again_on_those_left(
     cluster, matrix, label, rows, tmp_path, monkeypatch, name
 ):

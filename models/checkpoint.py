@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import functools
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -15,9 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from features.errors import InputError
-
-_FORMAT = 3
-"""Raised whenever code that shapes predictions changes, so that folds of the older code are not used."""
 
 _KEY = b"predrain.fold"
 _LIBRARIES = ("numpy", "scikit-learn", "lightgbm", "xgboost-cpu")
@@ -34,10 +33,21 @@ def digest_of(**inputs: Any) -> str:
     Returns
     -------
     str
-        16 hexadecimal digits; differs when an input, a library's version or this room's fold format differs.
+        16 hexadecimal digits; differs when an input, a library's version or code of ours differs that shapes
+        predictions.
     """
-    content = {"format": _FORMAT, "libraries": {name: version(name) for name in _LIBRARIES}, "inputs": inputs}
+    content = {"code": code_digest(), "libraries": {name: version(name) for name in _LIBRARIES}, "inputs": inputs}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return the SHA-256 of the sources of this room and of the policy; a matrix's digest covers those of features."""
+    total = hashlib.sha256()
+    root = Path(__file__).resolve().parents[1]
+    for path in sorted(path for room in ("models", "policy") for path in (root / room).rglob("*.py")):
+        total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
 
 
 class FoldStore:
@@ -53,6 +63,12 @@ class FoldStore:
 
     def __init__(self, folder: Path, digest: str) -> None:
         self._folder = folder / digest
+
+    def forget_others(self) -> None:
+        """Remove what stands beside ours: folds of other inputs, or of other code."""
+        for entry in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
+            if entry != self._folder:
+                shutil.rmtree(entry, ignore_errors=True)
 
     def load(self, fold: int) -> tuple[pa.Table, dict[str, Any]] | None:
         """Give a finished fold's predictions and facts; None if it is not there or not readable."""

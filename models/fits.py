@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -69,10 +69,14 @@ class HeldOut:
     label: np.ndarray
 
 
+Told = Callable[[str], None]
+"""Called with the name of each learner when it is fitted, from any thread."""
+
+
 class RowFits(Protocol):
     """Fits on one set of rows."""
 
-    def learners(self, unfitted: Mapping[str, Any]) -> dict[str, Any]:
+    def learners(self, unfitted: Mapping[str, Any], told: Told | None = None) -> dict[str, Any]:
         """Fit learners, each on all rows; they come in the same order, of the same types as from one process."""
 
     def cascade(
@@ -115,8 +119,9 @@ class _LocalRowFits:
     def __init__(self, rows: FitRows, values: np.ndarray) -> None:
         self._rows, self._values = rows, values
 
-    def learners(self, unfitted: Mapping[str, Any]) -> dict[str, Any]:
-        return fit_learners(unfitted, self._values, self._rows.label, self._rows.weight, self._rows.facts)
+    def learners(self, unfitted: Mapping[str, Any], told: Told | None = None) -> dict[str, Any]:
+        rows = self._rows
+        return fit_learners(unfitted, self._values, rows.label, rows.weight, rows.facts, told)
 
     def cascade(
         self,

@@ -10,7 +10,7 @@ on simulated fleets fewer leaves, fewer features a tree and larger penalties eac
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import joblib
@@ -244,6 +244,7 @@ def fit_learners(
     y: np.ndarray,
     sample_weight: np.ndarray | None = None,
     facts: FitFacts = NO_FACTS,
+    told: Callable[[str], None] | None = None,
 ) -> dict[str, Any]:
     """Fit several learners on the same rows, :data:`AT_ONCE` at a time.
 
@@ -259,18 +260,24 @@ def fit_learners(
         Weight of each row.
     facts : FitFacts, optional
         Decision times and times to the incident, for the learners that ask for them.
+    told : callable, optional
+        Called with the name of each learner when it is fitted, from a thread.
 
     Returns
     -------
     dict of str to scikit-learn classifier
         The same learners, fitted, in the same order.
     """
+
+    def fit(name: str, learner: Any) -> Any:
+        fitted = learner.fit(X, y, sample_weight=sample_weight, **facts.wanted_by(learner))
+        if told is not None:
+            told(name)
+        return fitted
+
     # One limit around all: set and lifted by each of two fits at a time, it would be lifted too early for the other.
     with threadpool_limits(limits=THREADS):
-        jobs = (
-            joblib.delayed(learner.fit)(X, y, sample_weight=sample_weight, **facts.wanted_by(learner))
-            for learner in learners.values()
-        )
+        jobs = (joblib.delayed(fit)(name, learner) for name, learner in learners.items())
         fitted = joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(jobs)
     return dict(zip(learners, fitted, strict=True))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -305,7 +304,8 @@ def run_backtest(
     progress : callable, optional
         See :data:`Progress`.
     checkpoint : Path, optional
-        Folder for finished folds. A later run with the same inputs takes them from there.
+        Folder for finished folds. A later run with the same inputs and code takes them from there; what changes the
+        evaluation alone is no input. What others left there goes when all folds are done.
     explain : int
         Alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
     engine : Engine, optional
@@ -329,8 +329,11 @@ def run_backtest(
     schedule, trainer, sliding, names, rows = begun.schedule, begun.trainer, begun.sliding, begun.names, begun.rows
     store = None
     if checkpoint is not None:
-        sections = {"training": training, "models": models, "backtest": backtest}
-        content = {name: json.loads(section.model_dump_json()) for name, section in sections.items()}
+        content = {
+            "training": training.model_dump(mode="json", exclude={"memory"}),
+            "models": models.model_dump(mode="json", exclude={"promises"}),
+            "backtest": backtest.model_dump(mode="json", exclude={"bootstrap"}),
+        }
         digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
         store = FoldStore(checkpoint, digest)
 
@@ -353,6 +356,8 @@ def run_backtest(
         folds.append(done)
     if progress is not None:
         progress(total, total, "done")
+    if store is not None:
+        store.forget_others()
     _refuse_if_none_fitted(folds, schedule, training)
     return BacktestResult(
         predictions=predictions_of(begun.matrix, folds, names),
@@ -395,7 +400,8 @@ def fit_final(
     until : datetime, optional
         Fit as of this time (aware), with labels as they were known then; default: the end of the data.
     progress : callable, optional
-        See :data:`Progress`.
+        Called with the training rows gone through, all of them, and what was fitted
+        (:class:`models.fit_steps.FitSteps`).
     fits : Fits, optional
         Who fits learners on the rows chosen; default: this process.
 
@@ -410,15 +416,15 @@ def fit_final(
         If no span fits the data, or the span chosen holds one class only.
     """
     refit_ms = instant_ms(refit_time(matrix.span, until))
-    if progress is not None:
-        progress(0, 1, f"refit {format_instant(refit_ms)}")
     matrix = with_windows(matrix, models)
     rows = Rows.of(matrix.rows)
     frame = matrix.labels(instant_of(refit_ms))
     labels = Labels.of(frame)
     reach_of(rows, labels)
     k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
-    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, search_at_ms=refit_ms, fits=fits)
+    trainer = Trainer(
+        matrix, training=training, models=models, k=k, seed=seed, search_at_ms=refit_ms, fits=fits, progress=progress
+    )
     choice = trainer.choose_span(refit_ms, labels, None)
     if choice is None:
         listed = ", ".join(format_days(span) for span in candidates(training))
@@ -441,8 +447,6 @@ def fit_final(
         reference=reference,
         precedents=library_at(matrix, instant_of(refit_ms), seed=seed, values=trainer.values),
     )
-    if progress is not None:
-        progress(1, 1, "done")
     return fitted
 
 

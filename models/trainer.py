@@ -17,6 +17,7 @@ from models.combining import Stacker
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, ModelsSection, TrainingSection
 from models.doubtful import doubtful_rows
 from models.failure_rate import rate_at
+from models.fit_steps import FitSteps, Progress
 from models.fits import FitRows, Fits, HeldOut, LocalFits, RowFits
 from models.fitted import FittedModels, fitted_learners, model_names
 from models.hard_negatives import with_hard_negatives
@@ -87,6 +88,9 @@ class Trainer:
         The refits of a backtest, over which ``training.bins`` keeps edges; none: each fit finds its own.
     fits : Fits, optional
         Who fits learners on the rows chosen; default: this process.
+    progress : callable, optional
+        Called with the training rows gone through so far, all of them (each once for each learner and stage of the
+        cascade), and what was done, from any thread.
     """
 
     def __init__(
@@ -100,7 +104,9 @@ class Trainer:
         search_at_ms: int | None = None,
         refits_ms: tuple[int, ...] = (),
         fits: Fits | None = None,
+        progress: Progress | None = None,
     ) -> None:
+        self._progress = progress
         self.matrix = matrix
         self.training = training
         self.models = models
@@ -186,10 +192,13 @@ class Trainer:
                 )
             return Unfit(f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives")
         unfitted = {name: self._learner(name, refit_ms) for name in fitted_learners(self.models)}
+        again = split.held_out and self.models.calibration.refit
+        steps = FitSteps(self._progress, [len(chosen.rows), len(split.whole.rows) if again else 0], self._passes())
         with self._fits.on(FitRows.of(chosen, self.rows.tie)) as fits:
-            learners = fits.learners(unfitted)
+            learners = fits.learners(unfitted, steps.of(0))
             reference = self.values(split.slice_rows)
             cascade = self._cascade(fits, learners, reference, split, refit_ms)
+            steps.cascade(0, cascade)
         fitted = FittedModels(
             refit_at=instant_of(refit_ms),
             train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
@@ -212,22 +221,25 @@ class Trainer:
             calibrated=split.held_out,
         )
         calibrated = self._calibrated(fitted, reference, split)
-        if not split.held_out or not self.models.calibration.refit:
-            return calibrated
-        return self._on_everything(calibrated, split.whole, refit_ms)
+        return self._on_everything(calibrated, split.whole, refit_ms, steps) if again else calibrated
 
-    def _on_everything(self, held: FittedModels, whole: TrainingSet, refit_ms: int) -> FittedModels:
+    def _passes(self) -> int:
+        """Count how often a fit goes through its rows: once for each learner and stage of the cascade."""
+        return len(fitted_learners(self.models)) + (len(self.models.cascade.stages) if CASCADE in self.names else 0)
+
+    def _on_everything(self, held: FittedModels, whole: TrainingSet, refit_ms: int, steps: FitSteps) -> FittedModels:
         """Fit the learners again on the whole span; what was set on its last slice stays as it was set."""
         unfitted = {name: self._learner(name, refit_ms) for name in held.learners}
         cascade = None
         with self._fits.on(FitRows.of(whole, self.rows.tie)) as fits:
-            learners = fits.learners(unfitted)
+            learners = fits.learners(unfitted, steps.of(1))
             if held.cascade is not None:
                 cascade = fits.cascade(
                     self._new_cascade(refit_ms),
                     first=learners[self.models.cascade.stages[0]],
                     thresholds=held.cascade.thresholds_,
                 )
+            steps.cascade(1, cascade)
         return replace(
             held,
             learners=learners,

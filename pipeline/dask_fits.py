@@ -31,7 +31,7 @@ from features.errors import InputError
 from features.matrix import FeatureMatrix
 from models.cascade import CascadeEnsemble
 from models.config import ModelsSection
-from models.fits import FitRows, HeldOut, RowFits
+from models.fits import FitRows, HeldOut, RowFits, Told
 from models.spread import (
     CascadeTask,
     FitTask,
@@ -104,13 +104,19 @@ class _DaskRowFits:
         self._engine, self._order, self._rows, self._columns = engine, order, rows, columns
         self._features = len(order.open().columns)  # more than the matrix's own where rows hold raw windows
 
-    def learners(self, unfitted: Mapping[str, Any]) -> dict[str, Any]:
+    def learners(self, unfitted: Mapping[str, Any], told: Told | None = None) -> dict[str, Any]:
         fitted: dict[str, Any] = {}
+
+        def take(name: str, done: Any) -> None:
+            fitted[name] = done
+            if told is not None:
+                told(name)
+
         alone = [OneFit(name, learner) for name, learner in unfitted.items() if not can_spread(learner)]
-        self._engine.each(FitTask(self._order), alone, lambda fit, done: fitted.update({fit.name: done}), most=1)
+        self._engine.each(FitTask(self._order), alone, lambda fit, done: take(fit.name, done), most=1)
         for name, learner in unfitted.items():
             if can_spread(learner):
-                fitted[name] = self._spread(name, learner)
+                take(name, self._spread(name, learner))
         return {name: fitted[name] for name in unfitted}
 
     def cascade(

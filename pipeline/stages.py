@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
@@ -142,7 +141,8 @@ def replay(
 ) -> None:
     """Run the backtest and write its predictions, metrics and evaluation under ``out``.
 
-    Finished folds are kept in ``OUT/.folds`` until the last file is written, so that a killed run goes on where it was.
+    Finished folds are kept in ``OUT/.folds``: a killed run goes on where it was, and one that differs in the evaluation
+    alone (bootstrap, promises) fits nothing again. The folder may be removed.
 
     Parameters
     ----------
@@ -212,7 +212,6 @@ def replay(
         },
         out / "metrics.json",
     )
-    shutil.rmtree(folds, ignore_errors=True)
     if track is not None:
         record_backtest(
             track,

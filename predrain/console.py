@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -13,6 +15,9 @@ import typer
 
 if TYPE_CHECKING:
     from telemetry.object_store.place import Place
+
+LINE_S = 30.0
+"""How often a long job says on stderr how far it is, where that is no terminal."""
 
 DONE, FAILED, USAGE = 0, 1, 2
 """Exit codes of every verb."""
@@ -96,7 +101,7 @@ def refuse_inside(out: Path, dataset: Path) -> None:
 
 @contextmanager
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Show a progress bar on stderr where that is a terminal, and nothing elsewhere.
+    """Show a progress bar on stderr where that is a terminal; elsewhere a line every :data:`LINE_S` seconds.
 
     Yields
     ------
@@ -104,7 +109,7 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
         ``advance(done, total)``, both counts in the units of the job.
     """
     if not sys.stderr.isatty():
-        yield lambda _done, _total: None
+        yield _Lines(title)
         return
     from rich.console import Console
     from rich.progress import (
@@ -136,6 +141,33 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+class _Lines:
+    """Tells how far a long job is where there is no terminal, as in the journal of a service or in CI."""
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._began = self._told = time.monotonic()
+        self._first: int | None = None
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if self._first is None:
+            self._began, self._first = now, done  # what an earlier run left finished is no measure of the pace
+        if now - self._told < LINE_S:
+            return
+        self._told = now
+        line = f"predrain: {self._title}: {done:,} of {total:,}"
+        rate = (done - self._first) / max(now - self._began, 1e-9)
+        if total > 0:
+            line += f" ({done / total:.0%})"
+        if rate > 0:
+            left = timedelta(seconds=round(max(total - done, 0) / rate))
+            line += f", {rate:,.0f} a second" if rate >= 10 else f", {rate:.2g} a second"
+            line += f", about {left} left"
+        sys.stderr.write(line + "\n")
+        sys.stderr.flush()
 
 
 def show(result: dict[str, Any], *, as_json: bool) -> None:

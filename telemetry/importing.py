@@ -48,7 +48,7 @@ from telemetry.writer import DatasetWriter
 from telemetry.xid_gauge import drop_told_edges
 
 Progress = Callable[[int, int], None]
-"""Called with how much is done and how much there is: sample files to read, then buckets to write."""
+"""Called with how much is done and how much there is: rows of samples, half for reading them, half for writing."""
 
 DEFAULT_LATE: Final = timedelta(days=7)
 _CSV_BYTES_PER_ROW = 100
@@ -255,12 +255,15 @@ class _Import:
     def _files(self, role: str) -> list[Path]:
         return [source.path for source in self.fresh if source.role == role]
 
-    def _bucket_number(self) -> int:
+    def _expected_rows(self) -> int:
         rows = 0
         for path in self._files("samples"):
             parquet = kind_of(path) == "parquet"
             rows += _parquet_rows(path) if parquet else path.stat().st_size // _CSV_BYTES_PER_ROW
-        rows = max(rows, 0 if self.fold is None else self.fold.expected_rows)
+        return rows
+
+    def _bucket_number(self) -> int:
+        rows = max(self._expected_rows(), 0 if self.fold is None else self.fold.expected_rows)
         buckets = DEFAULT_BUCKETS
         while rows > buckets * MAX_ROWS_PER_BUCKET:
             buckets *= 2
@@ -338,7 +341,7 @@ class _Import:
             intake = SampleIntake(
                 plan, self.rules.samples, stays, quarantine, self.late, nodes, self.fold is None, wrong_clock
             )
-            spill = intake.run(writer.folder / ".spill", writer.buckets, self.progress)
+            spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
             self.counts.update(intake.counts)
         existing = self.existing
         if plan is None:
@@ -361,14 +364,27 @@ class _Import:
                 assert existing is not None
                 writer.adopt(existing, merged.bucket, merged.kept)
             if merged.table is not None:
-                if self.progress is not None:
-                    self.progress(len(files) + merged.bucket + 1, len(files) + writer.buckets)
                 writer.write_samples(merged.bucket, merged.table, last=True)
+            self._written(merged.bucket, writer.buckets)
+        self._written(writer.buckets, writer.buckets)
         self.counts.update(merger.counts)
         write_newest(writer.folder, merger.newest)
         if merger.first_ms is not None and merger.last_ms is not None:
             self.observed += [_instant(merger.first_ms), _instant(merger.last_ms)]
         return _stacked([empty_events(), *merger.events])
+
+    def _reading(self) -> Callable[[int], None] | None:
+        """Give what is told of each batch that was read: CSV files hold as many rows as their size lets expect."""
+        if self.progress is None:
+            return None
+        progress, expected = self.progress, self._expected_rows()
+        progress(0, 2 * expected)
+        return lambda rows: progress(rows, 2 * max(rows, expected))
+
+    def _written(self, buckets: int, of: int) -> None:
+        if self.progress is not None:
+            rows = self.counts["samples_read"]
+            self.progress(rows + rows * buckets // of, 2 * rows)
 
     def _check_kinds(self, channels: Mapping[str, Channel]) -> None:
         if self.existing is None:

@@ -16,6 +16,7 @@ from telemetry.errors import InputError
 from telemetry.instants import PROBLEMS, parse_instants
 from telemetry.mapping import InventoryMapping
 from telemetry.meta import instant_text
+from telemetry.named_groups import refuse_unmatched, with_parts
 from telemetry.pci import normalise_pci_bus_id
 from telemetry.quarantine import Quarantine, row_text
 from telemetry.reading import expand_sources, read_batches
@@ -62,18 +63,21 @@ def read_inventory(path: Path, mapping: InventoryMapping, quarantine: Quarantine
         If ``node`` is missing, instants are naive, or nothing is left.
     """
     frames: list[pd.DataFrame] = []
+    matched: set[str] = set()
     for file in expand_sources((path,), "inventory"):
         for batch in read_batches(file, "inventory", quarantine):
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
-            columns = resolve_columns(batch.table.column_names, mapping, known, KEY_ALIASES, str(file), extras=True)
-            require(columns, ["node"], batch.table.column_names, str(file))
-            frame = _batch_frame(batch.rows, batch.table, columns, mapping, file, quarantine)
+            table = with_parts(batch.table, mapping.parts, str(file), matched)
+            columns = resolve_columns(table.column_names, mapping, known, KEY_ALIASES, str(file), extras=True)
+            require(columns, ["node"], table.column_names, str(file))
+            frame = _batch_frame(batch.rows, table, columns, mapping, file, quarantine)
             frames.append(condense_sightings(frame) if SEEN_AT in columns else frame)
     whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if SEEN_AT in whole:
         whole = stays_of([whole], mapping.absent)
     if whole.empty:
         raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
+    refuse_unmatched(mapping.parts, matched, str(path))
     return _fold_mig(whole, quarantine)
 
 

@@ -1,4 +1,4 @@
-"""The mapping file of ``predrain import --mapping``: how a source's columns become ours.
+r"""The mapping file of ``predrain import --mapping``: how a source's columns become ours.
 
 A YAML file with a section for each kind of source; every key may be left out::
 
@@ -21,7 +21,9 @@ A YAML file with a section for each kind of source; every key may be left out::
         type: {fault_start: failure, fault_end: repair, heartbeat: null}
       ignore_others: true           # source columns that are neither ours nor mapped are left out; without it, an error
     events: {}                      # the same keys; our columns are those of events
-    inventory: {}
+    inventory:
+      parts:                        # source column -> regular expression; its named groups become source columns
+        location: '(?P<rack>c\d+-\d+)c(?P<cage>\d)s(?P<blade>\d+)n\d'
     jobs: {}
     kernel_log:                     # for kernel logs among the events
       node: node-17                 # where lines name no host; default: the file's name, if it is a node
@@ -37,6 +39,7 @@ give them (``Hostname``, ``UUID``, ``DCGM_FI_DEV_GPU_TEMP``, old and new).
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -131,8 +134,24 @@ class TableMapping(Section):
 class InventoryMapping(TableMapping):
     """How an inventory source becomes stays; with a column ``seen_at`` its rows are sightings."""
 
+    parts: dict[str, str] = Field(default_factory=dict)
+    """Source column to a regular expression; each of its named groups becomes a source column, see
+    :func:`telemetry.named_groups.with_parts`."""
+
     absent: Duration = timedelta(days=7)
     """For sightings: a unit last seen this long before the newest sighting of any is taken to be removed then."""
+
+    @field_validator("parts")
+    @classmethod
+    def _patterns(cls, value: dict[str, str]) -> dict[str, str]:
+        for column, pattern in value.items():
+            try:
+                groups = re.compile(pattern).groupindex
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            if not groups:
+                raise ValueError(f"the pattern of {column!r} has no named group: write (?P<cage>[0-9]+), say")
+        return value
 
     @field_validator("absent")
     @classmethod

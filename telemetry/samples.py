@@ -133,8 +133,8 @@ class SampleIntake:
     _node_code: dict[str, int] = field(default_factory=dict)
     _newest: npt.NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
-    def run(self, folder: Path, buckets: int, progress: Callable[[int, int], None] | None) -> Spill:
-        """Read everything.
+    def run(self, folder: Path, buckets: int, told: Callable[[int], None] | None = None) -> Spill:
+        """Read everything; ``told`` is called with the rows read so far, once a batch.
 
         Returns
         -------
@@ -151,9 +151,7 @@ class SampleIntake:
         schema = spill_schema(self.plan.channels, sample_count=self.plan.sample_count)
         with Spill(folder, schema, buckets) as spill:
             for number, (file, columns) in enumerate(zip(self.plan.files, self.plan.columns, strict=True)):
-                if progress is not None:
-                    progress(number, len(self.plan.files) + buckets)
-                self._read_file(file, number, columns, spill, schema, buckets)
+                self._read_file(file, number, columns, spill, schema, buckets, told)
             if self.strict:
                 self._check_usable()
             spill.close()
@@ -171,13 +169,22 @@ class SampleIntake:
             raise no_usable_rows("sample", self.quarantine, str(self.plan.files[0]))
 
     def _read_file(
-        self, file: Path, number: int, columns: Columns, spill: Spill, schema: pa.Schema, buckets: int
+        self,
+        file: Path,
+        number: int,
+        columns: Columns,
+        spill: Spill,
+        schema: pa.Schema,
+        buckets: int,
+        told: Callable[[int], None] | None,
     ) -> None:
         naive, usable, example = 0, 0, None
         for batch in read_batches(file, "samples", self.quarantine):
             if len(batch.rows) == 0:
                 continue
             self.counts["samples_read"] += len(batch.rows)
+            if told is not None:
+                told(self.counts["samples_read"])
             where = f"{file}, column {columns.source.get('timestamp', 'timestamp')!r}"
             instants = parse_instants(_column(columns, batch, "timestamp"), self.mapping.time, where)
             naive_rows = instants.status == 3

@@ -164,8 +164,18 @@ def test_what_is_unknown_at_a_refit_changes_neither_models_nor_scores(matrix, re
 
 
 def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(matrix):
+    told = []
     held = fit_final(matrix, training=SPAN_15, models=QUICK, backtest=AUTO, seed=7)
-    again = fit_final(matrix, training=SPAN_15, models=REFIT, backtest=AUTO, seed=7)
+    again = fit_final(
+        matrix, training=SPAN_15, models=REFIT, backtest=AUTO, seed=7, progress=lambda *each: told.append(each)
+    )
+    done, totals, what = zip(*told, strict=True)
+    assert done[0] == 0
+    assert list(done) == sorted(set(done))  # each step counts some rows
+    assert set(totals) == {done[-1]}
+    assert {name: what.count(name) for name in (*held.learners, "cascade")} == dict.fromkeys(
+        (*held.learners, "cascade"), 2
+    )
     assert held.calibrated
     assert again.calibrated
     assert again.n_incidents > held.n_incidents

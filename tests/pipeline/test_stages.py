@@ -13,6 +13,7 @@ import pytest
 from features.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from models.registry import version_of
+from models.trainer import Trainer
 from pipeline.artefacts import load_evaluation
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
@@ -153,7 +154,21 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     replay(matrix, small_params, tmp_path / "out")
     resumed = pq.read_table(tmp_path / "out" / "predictions_all.parquet")
     assert resumed.equals(pq.read_table(small_backtest / "predictions_all.parquet"))
-    assert not (tmp_path / "out" / ".folds").exists()
+    kept = list((tmp_path / "out" / ".folds").iterdir())
+    assert len(kept) == 1
+    told = []
+    again = small_params.model_copy(
+        update={
+            "training": small_params.training.model_copy(update={"memory": 7}),
+            "backtest": small_params.backtest.model_copy(update={"bootstrap": 11}),
+        }
+    )
+    monkeypatch.setattr(Trainer, "fit", lambda *_: told.append("fitted"))
+    replay(matrix, again, tmp_path / "out")
+    assert told == []  # the evaluation alone was done again
+    assert list((tmp_path / "out" / ".folds").iterdir()) == kept
+    resumed = pq.read_table(tmp_path / "out" / "predictions_all.parquet")
+    assert resumed.equals(pq.read_table(small_backtest / "predictions_all.parquet"))
 
 
 def test_a_full_disk_loses_nothing(

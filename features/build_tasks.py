@@ -7,9 +7,6 @@ and runs the same code.
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 import os
 import socket
 import threading
@@ -23,11 +20,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from features.blocks import array_of
 from features.bucket_values import bucket_values, buckets_of, compile_kernels, read_samples
+from features.build_order import BuildOrder, digest_of
 from features.build_rows import rows_of
-from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.evidence import Record
 from features.filling import Rows
@@ -40,56 +38,9 @@ from features.service import instants, reported, units_of
 from features.slabs import SlabJoiner, SlabTimes, cut_slabs
 from features.spill import Spill
 from features.static import StaticPlan
-from telemetry.store import Dataset, Place
+from telemetry.store import Dataset
 
 _SHARED = "Give every machine of the cluster the same folders under the same paths, and the same version of predrain."
-
-
-@dataclass(frozen=True, slots=True)
-class BuildOrder:
-    """Everything that a build is a function of, small enough to be sent along with each task.
-
-    Attributes
-    ----------
-    dataset : Path or S3Place
-        Absolute; on storage one version.
-    dataset_digest : str
-    target : Path
-        Where the matrix will stand; absolute.
-    folder : Path
-        Where its parts are written until then.
-    decision, labels, features : sections of the parameters
-    augmentation, negative_ratio : int
-    seed : int
-    digest : str
-        Of the matrix: :func:`digest_of` where the build began.
-    base : str
-        Digest of the matrix that stands at the target, where it is extended; else empty.
-    since : int, optional
-        Its rows that were decided and established before this instant (ms) are taken over.
-    token : str
-        Of the spill, by which a machine knows that it sees the same folder and not one of its own by that name.
-    """
-
-    dataset: Place
-    dataset_digest: str
-    target: Path
-    folder: Path
-    decision: DecisionSection
-    labels: LabelSection
-    features: FeatureSection
-    augmentation: int
-    negative_ratio: int
-    seed: int
-    digest: str = ""
-    base: str = ""
-    since: int | None = None
-    token: str = ""
-
-    @property
-    def spill_key(self) -> str:
-        """Digest that names the spill: what the buckets give depends on the rows that are computed."""
-        return hashlib.sha256(f"{self.digest} {self.base} {self.since}".encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,39 +81,6 @@ def slab_times(order: BuildOrder, inventory: pd.DataFrame) -> SlabTimes:
     return SlabTimes.of(order.decision, len(pd.unique(units_of(inventory))))
 
 
-@functools.cache
-def code_digest() -> str:
-    """Return the SHA-256 of this room's source files: a matrix made by other code is not the same matrix."""
-    total = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        total.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return total.hexdigest()
-
-
-def digest_of(order: BuildOrder) -> str:
-    """Digest what a matrix is a function of: the dataset's content, the settings, and this room's code as it runs here.
-
-    Returns
-    -------
-    str
-        SHA-256, hexadecimal.
-    """
-    return hashlib.sha256(f"{order.dataset_digest} {settings_digest(order)}".encode()).hexdigest()
-
-
-def settings_digest(order: BuildOrder) -> str:
-    """Digest what a matrix is a function of beside the dataset, as :func:`digest_of` does."""
-    settings = {
-        "decision": order.decision.model_dump(mode="json"),
-        "labels": order.labels.model_dump(mode="json"),
-        "features": order.features.model_dump(mode="json"),
-        "training": [order.augmentation, order.negative_ratio],
-        "seed": order.seed,
-        "code": code_digest(),
-    }
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
-
-
 class Build:
     """A build under way, as one process sees it; its threads may share it.
 
@@ -176,6 +94,13 @@ class Build:
     known : Known
         Of the dataset.
 
+    Attributes
+    ----------
+    columns : tuple of FeatureColumn
+        Of the matrix.
+    plan : FeaturePlan
+        Of those that are computed.
+
     Raises
     ------
     InputError
@@ -184,7 +109,8 @@ class Build:
 
     def __init__(self, order: BuildOrder, dataset: Dataset, spill: Spill, known: Known) -> None:
         self.order, self.dataset, self.spill = order, dataset, spill
-        self.events, self.inventory, self.plan = known.events, known.inventory, known.plan
+        self.events, self.inventory, self.columns = known.events, known.inventory, known.plan.columns
+        self.plan = known.plan.of_groups([group for group in order.features.groups if group not in order.taken])
         self._record = Record.of(self.events, self.inventory, order.labels)
         self.keys = rows_of(
             dataset,
@@ -204,7 +130,7 @@ class Build:
         times = slab_times(order, self.inventory)
         self.slabs = cut_slabs(self.rows, times)
         self.standing: StandingParts | None = None
-        if order.since is not None:
+        if order.base:
             meta = read_meta(order.target)
             if meta.digest != order.base:
                 raise InputError(
@@ -212,6 +138,7 @@ class Build:
                     str(order.target),
                     "Do not replace a matrix while it is extended; run again.",
                 )
+        if order.since is not None:
             self.standing = StandingParts(order.target, {part.file: part for part in meta.parts}, order.since)
             self.slabs = self.standing.slabs(self.slabs, times)
         self._first: datetime | None = None
@@ -272,7 +199,12 @@ class Build:
             joiner, keys = self._joiner, self._key_table
         columns = joiner.columns(slab)
         arrays: dict[str, Any] = {name: keys.column(name).slice(slab.begin, slab.rows) for name in ROW_COLUMNS}
-        arrays.update({column.name: pa.array(columns[j]) for j, column in enumerate(self.plan.columns)})
+        found = {column.name: pa.array(columns[j]) for j, column in enumerate(self.plan.columns)}
+        taken = [column.name for column in self.columns if column.name not in found]
+        if taken:
+            standing = pq.read_table(self.order.target / slab.file, columns=taken)
+            found |= {name: standing.column(name) for name in taken}
+        arrays.update({column.name: found[column.name] for column in self.columns})
         table = pa.table(arrays)
         if self.standing is not None:
             table = self.standing.join(slab.file, table)
@@ -295,7 +227,7 @@ class Build:
     @cached_property
     def _joiner(self) -> SlabJoiner:
         features, history = self.order.features, None
-        if "history" in features.groups:
+        if "history" in {column.group for column in self.plan.columns}:
             unit = self.dataset.meta.unit
             labels, record = self.order.labels, self._record
             history = History.of(self.events, self.inventory, features, labels, unit=unit, record=record)

@@ -11,16 +11,8 @@ from typing import Protocol
 
 import pyarrow.parquet as pq
 
-from features.build_tasks import (
-    Build,
-    BuildOrder,
-    BuildTask,
-    Known,
-    digest_of,
-    leave_builds,
-    settings_digest,
-    slab_times,
-)
+from features.build_order import BuildOrder, digest_of, group_digests, rows_digest, settings_digest
+from features.build_tasks import Build, BuildTask, Known, leave_builds, slab_times
 from features.built_from import BUILT_FROM_NAME, BuiltFrom, first_other_row
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.engine import Engine, LocalEngine
@@ -120,6 +112,7 @@ def build_matrix(
         known = Known.of(order, dataset)
         if standing is not None:
             order = _extending(order, dataset, standing, known)
+            order = order if order.base else _taking(order, standing, known)
         spill = Spill(swap.target, order.spill_key)
         try:
             build = Build(replace(order, token=spill.token), dataset, spill, known)
@@ -190,6 +183,17 @@ def _extending(order: BuildOrder, dataset: Dataset, standing: FeatureMatrix, kno
     return replace(order, base=standing.digest, since=since)
 
 
+def _taking(order: BuildOrder, standing: FeatureMatrix, known: Known) -> BuildOrder:
+    """Let an order take over groups that nothing has changed for, of a matrix of the same rows."""
+    before = BuiltFrom.read(standing.path)
+    expected = rows_digest(order), slab_times(order, known.inventory).length
+    if before is None or (before.rows, before.slab) != expected:
+        return order
+    now = group_digests(order, known.plan.panes.reach)
+    taken = tuple(group for group in order.features.groups if before.groups.get(group) == now[group])
+    return replace(order, base=standing.digest, taken=taken) if taken else order
+
+
 def _mean_the_same(before: Sequence[FeatureColumn], after: Sequence[FeatureColumn]) -> bool:
     """Tell whether values in columns mean what they meant: new categories have codes behind the old ones."""
     known = [replace(new, categories=new.categories[: len(old.categories)]) for old, new in zip(before, after)]  # noqa: B905
@@ -229,7 +233,7 @@ def _write(build: Build, engine: Engine, progress: Progress) -> None:
         step=dataset.meta.step,
         span=dataset.meta.span,
         channels=dataset.meta.channels,
-        columns=build.plan.columns,
+        columns=build.columns,
         dataset_digest=dataset.digest,
         sources=tuple(dataset.meta.sources),
     )
@@ -252,12 +256,19 @@ def _write(build: Build, engine: Engine, progress: Progress) -> None:
     pq.write_table(conform(build.events, EVENTS), folder / EVENTS_NAME, compression="zstd")
     pq.write_table(conform(build.inventory, INVENTORY), folder / INVENTORY_NAME, compression="zstd")
     slab = slab_times(order, build.inventory).length
-    write_bytes(folder / BUILT_FROM_NAME, BuiltFrom.of(dataset, settings_digest(order), slab).encode())
+    built_from = BuiltFrom.of(
+        dataset,
+        settings=settings_digest(order),
+        rows=rows_digest(order),
+        groups=group_digests(order, build.plan.panes.reach),
+        slab=slab,
+    )
+    write_bytes(folder / BUILT_FROM_NAME, built_from.encode())
     parts = _gather_parts(build)
     counts = {
         "rows": sum(part.rows for part in parts),
         "augmented": sum(part.augmented for part in parts),
-        "features": len(build.plan.columns),
+        "features": len(build.columns),
     }
     write_bytes(folder / META_NAME, MatrixMeta(order.digest, config, counts, parts).encode())
 

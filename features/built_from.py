@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from features.config import Group
 from features.service import NEVER, duration_ms, instant_ms
 from telemetry.dataset import SampleFile
 from telemetry.runs import DAY_MS
@@ -35,6 +36,10 @@ class BuiltFrom:
     ----------
     settings : str
         Digest of parameters and code.
+    rows : str
+        Digest of what decides the rows: the dataset, some of the parameters, code.
+    groups : dict of Group to str
+        Digest of what each group's values depend on beside the rows.
     slab : int
         Length of the stretches of time that parts cover, milliseconds.
     layout : dict of str to Any
@@ -48,6 +53,8 @@ class BuiltFrom:
     """
 
     settings: str
+    rows: str
+    groups: dict[str, str]
     slab: int
     layout: dict[str, Any]
     span: tuple[datetime, datetime]
@@ -55,7 +62,7 @@ class BuiltFrom:
     days: dict[str, dict[int, str]]
 
     @classmethod
-    def of(cls, dataset: Dataset, settings: str, slab: int) -> BuiltFrom:
+    def of(cls, dataset: Dataset, *, settings: str, rows: str, groups: Mapping[Group, str], slab: int) -> BuiltFrom:
         """Note what a dataset is made of."""
         files = dataset.sample_files()
         newest: dict[int, set[int]] = {}
@@ -65,6 +72,8 @@ class BuiltFrom:
         found = {each.path: dataset.day_digests(each) for each in files if (each.bucket, each.run) in recent}
         return cls(
             settings=settings,
+            rows=rows,
+            groups={str(name): digest for name, digest in groups.items()},
             slab=slab,
             layout=_layout(dataset),
             span=dataset.meta.span,
@@ -79,7 +88,16 @@ class BuiltFrom:
             content = json.loads((folder / BUILT_FROM_NAME).read_text(encoding="utf-8"))
             first, last = (datetime.fromisoformat(each) for each in content["span"])
             days = {path: {int(day): digest for day, digest in of.items()} for path, of in content["days"].items()}
-            return cls(content["settings"], content["slab"], content["layout"], (first, last), content["files"], days)
+            return cls(
+                settings=content["settings"],
+                rows=content["rows"],
+                groups=content["groups"],
+                slab=content["slab"],
+                layout=content["layout"],
+                span=(first, last),
+                files=content["files"],
+                days=days,
+            )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -87,6 +105,8 @@ class BuiltFrom:
         """Return the bytes of the file."""
         content = {
             "settings": self.settings,
+            "rows": self.rows,
+            "groups": self.groups,
             "slab": self.slab,
             "layout": self.layout,
             "span": [instant.isoformat() for instant in self.span],

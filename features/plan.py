@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Literal
@@ -131,6 +131,22 @@ class FeaturePlan:
             gaps=gaps,
             workload=workload,
             static=static if columns["static"] else None,
+        )
+
+    def of_groups(self, groups: Collection[Group]) -> FeaturePlan:
+        """Return the plan of some groups alone, whose columns have the same values as among all."""
+        columns = tuple(column for column in self.columns if column.group in groups)
+        ahead = {group: sum(column.group in GROUPS[:place] for column in columns) for place, group in enumerate(GROUPS)}
+        return replace(
+            self,
+            columns=columns,
+            at=ahead,
+            telemetry=self.telemetry if "telemetry" in groups else None,
+            peers=self.peers if "peers" in groups else None,
+            onset=self.onset if "onset" in groups else None,
+            gaps=self.gaps if "gaps" in groups else None,
+            workload=self.workload if "workload" in groups else None,
+            static=self.static if "static" in groups else None,
         )
 
     @property

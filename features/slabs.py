@@ -150,9 +150,10 @@ class SlabJoiner:
         if not slab.rows:
             return np.empty((len(plan.columns), 0), dtype=np.float32)
         size = len(plan.columns) * slab.rows
-        if size > getattr(self._kept, "room", np.empty(0)).size:
-            self._kept.room = np.empty(size, dtype=np.float32)
-        columns: Float32Array = self._kept.room[:size].reshape(len(plan.columns), slab.rows)
+        room: Float32Array = getattr(self._kept, "room", np.empty(0, dtype=np.float32))
+        if size > room.size:
+            room = self._kept.room = np.empty(size, dtype=np.float32)
+        columns: Float32Array = room[:size].reshape(len(plan.columns), slab.rows)
         out = columns.T
         if self._work:
             self._fill_sampled(slab, rows, out)

@@ -392,6 +392,7 @@ def fleets_params(folder, text):
     return path
 
 
+@pytest.mark.system
 def test_what_was_promised_on_a_part_is_told_from_what_it_kept(small_backtest, small_fleet, tmp_path, monkeypatch):
     predictions = pd.read_parquet(small_backtest / "predictions_all.parquet")
     truth = read_truth(small_fleet.with_name("fleet-truth"))

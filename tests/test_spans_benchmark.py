@@ -35,6 +35,7 @@ def replayed():
     return matrix, params, replay(matrix, params, MODELS)
 
 
+@pytest.mark.system
 def test_choosing_among_fitted_spans_equals_choosing_while_replaying(replayed):
     matrix, params, fleet = replayed
     first = fleet.predictions["decision_time"].min()

@@ -105,6 +105,7 @@ def content(learner) -> bytes:
     return bytes(learner.get_booster().save_raw("ubj"))
 
 
+@pytest.mark.system
 def test_a_model_over_two_workers_is_close_to_one_of_this_process(cluster, matrix, label, rows, tmp_path):
     """The tolerance that docs/scale.md states, for fits that draw neither rows nor columns."""
     here = fitted_here(matrix, rows, made(*BOTH, **WHOLE))
@@ -281,6 +282,7 @@ def hangs(path: Path) -> None:
     time.sleep(600)
 
 
+@pytest.mark.system
 def test_a_worker_that_hangs_in_a_broken_fit_is_ended(cluster, tmp_path, monkeypatch):
     two_workers(cluster)
     monkeypatch.setattr(dask_fits, "END_S", 0.5)

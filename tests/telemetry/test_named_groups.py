@@ -42,6 +42,7 @@ def test_a_value_that_does_not_match_has_no_parts_and_a_pattern_that_matches_not
     odd.loc[1, "place"] = "in the workshop"
     found = imported(tmp_path, f'{{place: "{PATTERN}"}}', odd).dataset.inventory().sort_values("gpu")
     assert found["rack"].isna().tolist() == [False, True, False, True]
+    (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match=r"no value of column 'place' matches .*`parts` in the mapping"):
         imported(tmp_path / "other", '{place: "rack (?P<rack>[0-9]+)"}')
 

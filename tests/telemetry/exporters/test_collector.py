@@ -373,6 +373,7 @@ def test_labels_that_are_new_on_every_page_fill_no_memory(
     assert len(watch._news._rows) <= 600
 
 
+@pytest.mark.system
 def test_memory_is_flat_over_hours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sizes: list[int] = []
     caplog.set_level(logging.CRITICAL)  # pytest keeps each record

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pytest
 
 from telemetry.exporters.ownership import Ownership
 from telemetry.exporters.targets import target_hash
@@ -104,6 +105,7 @@ def test_a_process_killed_at_any_step_leaves_whole_files_and_nothing_twice(tmp_p
     assert json.loads((tmp_path / "state" / "exporters.json").read_text())["targets"].keys() == {"n1:9400", "n2:9400"}
 
 
+@pytest.mark.system
 def test_two_collectors_share_the_targets_and_one_takes_over_from_the_other(tmp_path: Path) -> None:
     dataset = tmp_path / "fleet"
     with page_server() as server:
@@ -131,6 +133,7 @@ def test_two_collectors_share_the_targets_and_one_takes_over_from_the_other(tmp_
     assert len(check_whole(tmp_path / "fleet.live")) == 8
 
 
+@pytest.mark.system
 def test_an_exporter_that_restarts_is_scraped_on_and_its_failures_are_told(tmp_path: Path) -> None:
     dataset = tmp_path / "fleet"
     with page_server() as server:

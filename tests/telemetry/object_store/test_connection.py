@@ -176,6 +176,7 @@ def test_a_server_that_says_nothing_is_given_up_after_bounded_attempts(monkeypat
         each.close()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("fault", ["busy", "lost", "cut"])
 def test_requests_that_fail_now_and_then_are_sent_again(place, write, storage, monkeypatch, fault):
     here = write("fleet", 48)

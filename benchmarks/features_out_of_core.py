@@ -31,7 +31,7 @@ import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
 from numba import njit  # noqa: E402
 
-from benchmarks.generated import channels_of, generate  # noqa: E402
+from benchmarks.generated import FAILURES, channels_of, generate  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from benchmarks.plain_check import check_rows  # noqa: E402
 from features.building import build_matrix  # noqa: E402
@@ -129,10 +129,18 @@ def main() -> None:
     gpus = 20_000 if args.whole else 125 if args.quick else 1_250
     with tempfile.TemporaryDirectory() as name:
         folder = args.work or Path(name)
-        place = folder / f"generated-{gpus}"
+        place = folder / f"generated-{gpus}{'-failing' if args.whole or args.all else ''}"
         whole = (place / "dataset.json").exists()
         dataset = (
-            Dataset.open(place) if whole else generate(place, gpus=gpus, days=120, channels=channels_of(**CHANNELS))
+            Dataset.open(place)
+            if whole
+            else generate(
+                place,
+                gpus=gpus,
+                days=120,
+                channels=channels_of(**CHANNELS),
+                failures=FAILURES if args.whole or args.all else 0.0,
+            )
         )
         samples = dataset.meta.counts["samples"]
         everything = ["--all"] if args.all or args.whole else []

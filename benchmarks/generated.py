@@ -1,6 +1,7 @@
-"""Generated telemetry for timing: random walks without any fault, written as a dataset, bucket by bucket.
+"""Generated telemetry for timing: random walks, and events at real rates that have nothing to do with them.
 
-Nothing is learned from it; the simulator's fleets are for that. Generating 350 million samples this way takes minutes.
+Written as a dataset, bucket by bucket. Nothing is learned from it; the simulator's fleets are for that. Generating 350
+million samples this way takes minutes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 NODE = 8
 MISSING = 0.002  # share of samples that did not come, and of values that are null
 PART = 16  # GPUs in a part
+
+FAILURES = 0.11
+"""Failures per GPU-year that a drain would answer (Llama-3: 0.111). Each ends by a repair within days."""
+
+APPLICATION_XIDS = 3.0
+"""XIDs of applications per GPU-year, which no label counts; the order of magnitude of Acme's."""
 
 
 def channels_of(gauges: int, counters: int, flags: int = 0, enums: int = 0) -> dict[str, Channel]:
@@ -47,6 +54,7 @@ def generate(
     seed: int = 7,
     buckets: int | None = None,
     runs: Runs | None = None,
+    failures: float = 0.0,
 ) -> Dataset:
     """Write a generated dataset.
 
@@ -64,6 +72,8 @@ def generate(
         Default: about two million samples each.
     runs : Runs, optional
         How its time is cut; default: as the simulator would.
+    failures : float
+        Failures per GPU-year, such as :data:`FAILURES`; with any, there are :data:`APPLICATION_XIDS` too.
 
     Returns
     -------
@@ -102,7 +112,47 @@ def generate(
             }
         )
         span = (START, START + step * (steps - 1))
-        return writer.finish(events=EVENTS.empty_table().to_pandas(), inventory=inventory, span=span)
+        events = events_of(units, span, failures, np.random.default_rng([seed, 2**31]))
+        return writer.finish(events=events, inventory=inventory, span=span)
+
+
+def events_of(
+    units: list[tuple[str, str, int]], span: tuple[datetime, datetime], failures: float, rng: np.random.Generator
+) -> pd.DataFrame:
+    """Draw failures, each with a repair, and XIDs of applications: independent of each other and of everything else."""
+    if not failures:
+        return EVENTS.empty_table().to_pandas()
+    years = (span[1] - span[0]) / timedelta(days=365.25)
+
+    def drawn(rate: float) -> tuple[np.ndarray, np.ndarray]:
+        count = rng.poisson(rate * years * len(units))
+        return rng.integers(0, len(units), count), rng.uniform(0.0, 1.0, count) * years * 365.25
+
+    broken, at = drawn(failures)
+    busy, then = drawn(APPLICATION_XIDS)
+    repaired = at + rng.exponential(1.0, len(at))
+    found = pd.DataFrame(
+        {
+            "unit": np.concatenate([broken, broken, busy]),
+            "day": np.concatenate([at, repaired, then]),
+            "type": ["failure"] * len(broken) + ["repair"] * len(broken) + ["xid"] * len(busy),
+            "code": ["gpu_lost"] * len(broken) + [None] * len(broken) + ["31"] * len(busy),
+        }
+    )
+    found = found[found["day"] < years * 365.25]
+    time = (pd.Timestamp(span[0]) + pd.to_timedelta(found["day"], unit="D")).dt.as_unit("ms")
+    return pd.DataFrame(
+        {
+            "timestamp": time,
+            "node": [units[unit][0] for unit in found["unit"]],
+            "gpu": [units[unit][1] for unit in found["unit"]],
+            "type": found["type"].to_numpy(),
+            "code": found["code"].to_numpy(),
+            "detail": None,
+            "source": "generated",
+            "known_at": time + timedelta(minutes=10),
+        }
+    ).sort_values(["known_at", "timestamp", "node", "gpu", "code"], ignore_index=True)
 
 
 def _table(

@@ -282,7 +282,6 @@ def hangs(path: Path) -> None:
     time.sleep(600)
 
 
-@pytest.mark.system
 def test_a_worker_that_hangs_in_a_broken_fit_is_ended(cluster, tmp_path, monkeypatch):
     two_workers(cluster)
     monkeypatch.setattr(dask_fits, "END_S", 0.5)

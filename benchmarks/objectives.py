@@ -15,10 +15,10 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -52,6 +52,15 @@ APART = 3653 * 86_400_000
 SHOWN = ("precision_at_k", "average_precision", "recall", "capture")
 
 
+class RowChoice(NamedTuple):
+    """What decides which rows a variant is fitted on; see :class:`Variant`."""
+
+    hard: float
+    margin: timedelta
+    augmented: bool
+    censored: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Variant:
     """One way to learn.
@@ -64,6 +73,10 @@ class Variant:
         Overrides of the last stage's settings.
     hard, margin : float, timedelta
         ``training.hard_negatives`` and ``training.margin``.
+    augmented : bool
+        Whether it learns from rows off the decision grid.
+    censored : bool
+        Whether units that left without a word have no label (``labels.censor_leavers``); else they survived.
     score : str
         ``models.cascade.score``.
     """
@@ -72,12 +85,14 @@ class Variant:
     settings: Mapping[str, Any] = field(default_factory=dict)
     hard: float = 0.0
     margin: timedelta = timedelta(0)
+    augmented: bool = True
+    censored: bool = True
     score: str = "last"
 
     @property
-    def rows(self) -> tuple[float, timedelta]:
+    def rows(self) -> RowChoice:
         """What decides which rows it is fitted on."""
-        return self.hard, self.margin
+        return RowChoice(self.hard, self.margin, self.augmented, self.censored)
 
 
 VARIANTS: dict[str, Variant] = {
@@ -95,6 +110,8 @@ VARIANTS: dict[str, Variant] = {
     "balanced": Variant(("lightgbm",), {"class_weight": "balanced"}),
     "hard negatives 20 %": Variant(("lightgbm",), hard=0.2),
     "hard negatives 40 %": Variant(("lightgbm",), hard=0.4),
+    "no rows off the grid": Variant(("lightgbm",), augmented=False),
+    "leavers taken for survivors": Variant(("lightgbm",), censored=False),
     "margin 12 h": Variant(("lightgbm",), margin=timedelta(hours=12)),
     "margin 48 h": Variant(("lightgbm",), margin=timedelta(hours=48)),
     "cascade lightgbm, mlp": Variant(("lightgbm", "mlp")),
@@ -128,6 +145,14 @@ class Held:
             partial.rename(file)
         self.held = np.load(file, mmap_mode="r")
 
+    def labels(self, refit_ms: int, *, censored: bool) -> Labels:
+        """Give labels as of a refit, or those by which units that left have survived."""
+        matrix, config = self.matrix, self.matrix.config
+        if not censored:
+            loose = replace(config, labels=config.labels.model_copy(update={"censor_leavers": False}))
+            matrix = FeatureMatrix(matrix.path, replace(matrix.meta, config=loose))
+        return Labels.of(matrix.labels(instant_of(refit_ms)))
+
     def read(self, rows: np.ndarray) -> np.ndarray:
         """Give the features of rows."""
         return np.asarray(self.held[rows])
@@ -158,20 +183,17 @@ def fleet(seed: int, params: Params, work: Path, gpus: int, days: int) -> Held:
 
 
 def training_sets(
-    held: Held,
-    rows: Rows,
-    labels: Labels,
-    refit_ms: int,
-    reach_ms: int,
-    variants: Mapping[str, Variant],
-    params: Params,
-) -> dict[tuple[float, timedelta], TrainingSet]:
+    held: Held, rows: Rows, refit_ms: int, reach_ms: int, variants: Mapping[str, Variant], params: Params
+) -> dict[RowChoice, TrainingSet]:
     """Choose the rows of every way to choose them."""
     start = refit_ms - reach_ms - duration_ms(SPAN)
     incidents = held.matrix.incidents(instant_of(refit_ms))
     found = {}
-    for hard, margin in {variant.rows: None for variant in variants.values()}:
-        doubtful = doubtful_rows(rows, labels, incidents, margin_ms=duration_ms(margin))
+    for choice in {variant.rows: None for variant in variants.values()}:
+        labels = held.labels(refit_ms, censored=choice.censored)
+        if not choice.augmented:
+            labels = replace(labels, label=np.where(rows.augmented, -1, labels.label))
+        doubtful = doubtful_rows(rows, labels, incidents, margin_ms=duration_ms(choice.margin))
         chosen = choose_rows(
             rows,
             labels,
@@ -182,12 +204,12 @@ def training_sets(
             seed=params.seed,
             doubtful=doubtful,
         )
-        if hard > 0:
+        if choice.hard > 0:
             pool = ~rows.augmented & (labels.label == 0) & (rows.time >= start) & (labels.complete <= refit_ms)
             chosen = with_hard_negatives(
-                chosen, held.read, rows, labels, pool & ~doubtful, share=hard, seed=params.seed
+                chosen, held.read, rows, labels, pool & ~doubtful, share=choice.hard, seed=params.seed
             )
-        found[hard, margin] = chosen
+        found[choice] = chosen
     return found
 
 
@@ -200,8 +222,7 @@ def folds(
     reach_ms = int((Labels.of(held.matrix.labels(None)).complete - rows.time).max())
     refit = max(first_ms + (end_ms - first_ms) // 2, first_ms + reach_ms + duration_ms(SPAN))
     while refit < end_ms - reach_ms:
-        labels = Labels.of(held.matrix.labels(instant_of(refit)))
-        sets = training_sets(held, rows, labels, refit, reach_ms, variants, params)
+        sets = training_sets(held, rows, refit, reach_ms, variants, params)
         values = {key: held.read(chosen.rows) for key, chosen in sets.items()}
         following = refit + duration_ms(refit_every)
         tested = np.flatnonzero(~rows.augmented & (rows.time >= refit) & (rows.time < following))

@@ -30,7 +30,7 @@ class Skipped:
     ----------
     what : str
         ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit whose
-        slice had too few incidents.
+        slice had too few incidents; ``negatives``: a refit whose memory had room for fewer than asked for.
     fold : int or None
         The fold; None if it concerns all.
     why : str
@@ -128,6 +128,9 @@ def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[Skipped, ...]:
         elif not facts["sliding"]["calibrated"]:
             why = "too few incidents for a calibration slice; risks are the scores corrected for sampling"
             out.append(Skipped("calibration", facts["fold"], why))
+        if facts["unfit"] is None and facts["sliding"]["thinned_to"] is not None:
+            why = f"training.memory left room for {facts['sliding']['thinned_to']} for each positive"
+            out.append(Skipped("negatives", facts["fold"], why))
     return tuple(out)
 
 

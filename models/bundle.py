@@ -243,6 +243,7 @@ def _describe(fitted: FittedModels) -> dict[str, Any]:
         "n_augmented": fitted.n_augmented,
         "n_incidents": fitted.n_incidents,
         "calibrated": fitted.calibrated,
+        "thinned_to": fitted.thinned_to,
         "stand_in": fitted.stand_in,
     }
 
@@ -272,6 +273,7 @@ def _rebuild(facts: FittedFacts, files: Mapping[str, bytes]) -> FittedModels:
         n_augmented=facts.n_augmented,
         n_incidents=facts.n_incidents,
         calibrated=facts.calibrated,
+        thinned_to=facts.thinned_to,
         stand_in=facts.stand_in,
         precedents=PrecedentLibrary.from_bytes(files[PRECEDENTS], columns) if PRECEDENTS in files else None,
         reference=Reference.from_json(json.loads(files[REFERENCE])) if REFERENCE in files else None,

@@ -132,9 +132,9 @@ class TrainingSection(Section):
 
     bins: BinsSection = BinsSection()
 
-    memory: int = Field(default=1024, ge=1)
-    """MiB of a matrix's features held while models are fitted: all of them, or the newest rows; as much again of rows
-    in kept bins."""
+    memory: int = Field(default=4096, ge=4)
+    """MiB of features in memory while models are fitted: half for the rows of one fit (where they need more, fewer
+    negatives are drawn), a quarter for the newest rows of the matrix, a quarter for rows in kept bins."""
 
     @field_validator("span", "spans", "refit_every", "refit_at_most")
     @classmethod
@@ -143,6 +143,16 @@ class TrainingSection(Section):
         if not given or any(isinstance(each, timedelta) and each <= timedelta(0) for each in given):
             raise ValueError("must be positive, such as '28d'")
         return value
+
+    @property
+    def bytes_of_a_fit(self) -> int:
+        """Bytes of ``memory`` for the rows of one fit, as float32."""
+        return self.memory * 2**19
+
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of ``memory`` for the newest rows of the matrix, and as many for rows in kept bins."""
+        return self.memory * 2**18
 
 
 class ParallelSection(Section):

@@ -50,25 +50,6 @@ class FitRows:
         return self.facts.rows
 
 
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """Later rows that the thresholds of a cascade are set on.
-
-    Attributes
-    ----------
-    rows : ndarray of int64, shape (n_rows,)
-        Positions in the matrix.
-    values : ndarray of float32, shape (n_rows, n_features)
-        Features, for a fit in this process.
-    label : ndarray, shape (n_rows,)
-        1 or 0.
-    """
-
-    rows: Ints
-    values: np.ndarray
-    label: np.ndarray
-
-
 Told = Callable[[str], None]
 """Called with the name of each learner when it is fitted, from any thread."""
 
@@ -84,10 +65,14 @@ class RowFits(Protocol):
         unfitted: CascadeEnsemble,
         *,
         first: Any,
-        held: HeldOut | None = None,
+        held: Ints | None = None,
         thresholds: Sequence[float] | None = None,
     ) -> CascadeEnsemble:
-        """Fit a cascade on all rows; ``first`` is its first stage, fitted; see :meth:`CascadeEnsemble.fit`."""
+        """Fit a cascade on all rows.
+
+        ``first`` is its first stage, fitted; ``held`` are positions of later positives, on which its thresholds are
+        set (no other row is looked at for that). See :meth:`CascadeEnsemble.fit`.
+        """
 
 
 class Fits(Protocol):
@@ -112,12 +97,12 @@ class LocalFits:
     @contextmanager
     def on(self, rows: FitRows) -> Iterator[RowFits]:
         """Read rows; see :meth:`Fits.on`."""
-        yield _LocalRowFits(rows, self._read(rows.positions))
+        yield _LocalRowFits(rows, self._read)
 
 
 class _LocalRowFits:
-    def __init__(self, rows: FitRows, values: np.ndarray) -> None:
-        self._rows, self._values = rows, values
+    def __init__(self, rows: FitRows, read: RowReader) -> None:
+        self._rows, self._read, self._values = rows, read, read(rows.positions)
 
     def learners(self, unfitted: Mapping[str, Any], told: Told | None = None) -> dict[str, Any]:
         rows = self._rows
@@ -128,13 +113,11 @@ class _LocalRowFits:
         unfitted: CascadeEnsemble,
         *,
         first: Any,
-        held: HeldOut | None = None,
+        held: Ints | None = None,
         thresholds: Sequence[float] | None = None,
     ) -> CascadeEnsemble:
-        validation = None if held is None else (held.values, held.label)
-        return fit_cascade(
-            unfitted, self._values, self._rows, first=first, validation=validation, thresholds=thresholds
-        )
+        positives = None if held is None else self._read(held)
+        return fit_cascade(unfitted, self._values, self._rows, first=first, positives=positives, thresholds=thresholds)
 
 
 def fit_cascade(
@@ -143,7 +126,7 @@ def fit_cascade(
     rows: FitRows,
     *,
     first: Any,
-    validation: tuple[np.ndarray, np.ndarray] | None,
+    positives: np.ndarray | None,
     thresholds: Sequence[float] | None,
 ) -> CascadeEnsemble:
     """Fit a cascade on rows.
@@ -153,7 +136,9 @@ def fit_cascade(
     unfitted : CascadeEnsemble
     values : ndarray of float32, shape (n_rows, n_features)
     rows : FitRows
-    first, validation, thresholds
+    positives : ndarray of float32, shape (n_positives, n_features), or None
+        Features of later positives that thresholds are set on.
+    first, thresholds
         See :meth:`CascadeEnsemble.fit`.
 
     Returns
@@ -167,7 +152,7 @@ def fit_cascade(
         rows.weight,
         times=rows.facts.times,
         groups=rows.groups,
-        validation=validation,
+        validation=None if positives is None else (positives, np.ones(len(positives), dtype=np.int64)),
         fitted_first=first,
         thresholds=thresholds,
         hours_to_incident=rows.facts.hours_to_incident,

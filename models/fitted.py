@@ -21,7 +21,8 @@ from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSec
 from models.drift.reference import Reference
 from models.horizon_map import HorizonMap
 from models.precedents import PrecedentLibrary
-from models.ranking import Hashes, Ints, name_hashes
+from models.ranking import Hashes, Ints, mix, name_hashes
+from models.row_reader import RowReader
 from models.scorer import ModelScore, Scorer, checked_rows, risk_of, risks_of
 
 ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank"})
@@ -118,6 +119,8 @@ class FittedModels:
     calibrated : bool
         Whether calibrators were fitted on a slice; else they are the fallback of
         :func:`models.calibration.fit_calibrator`.
+    thinned_to : int or None
+        Negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as asked for.
     stand_in : str or None
         Name of a baseline that all models are scored by because nothing could be fitted yet; None: none.
     precedents : PrecedentLibrary or None
@@ -147,6 +150,7 @@ class FittedModels:
     n_augmented: int = 0
     n_incidents: int = 0
     calibrated: bool = False
+    thinned_to: int | None = None
     stand_in: str | None = None
     precedents: PrecedentLibrary | None = None
     reference: Reference | None = None
@@ -213,6 +217,26 @@ class FittedModels:
             One for each of ``models``.
         """
         return self.scorer().score(self.models, values, time, tie)
+
+    def score_rows(self, read: RowReader, rows: Ints, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
+        """Score rows of a matrix, of which a batch at a time is in memory.
+
+        Parameters
+        ----------
+        read : RowReader
+            Reads features, in the order of ``columns``.
+        rows : ndarray of int64, shape (n_rows,)
+            Positions.
+        time, tie
+            Of each row; see :meth:`score_arrays`.
+
+        Returns
+        -------
+        dict of str to ModelScore
+            One for each of ``models``.
+        """
+        scorer = self.scorer()
+        return scorer.compare(self.models, scorer.say_of(self.models, read, rows, mix(tie, time)), time, tie)
 
     def scorer(self) -> Scorer:
         """Give what scores rows."""

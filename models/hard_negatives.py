@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from models.learners import make_learner
-from models.odds import log_odds
 from models.ranking import Bools, Ints, mix, seed_of
+from models.row_batches import log_odds_of
 from models.row_reader import RowReader
 from models.training_set import Labels, Rows, TrainingSet, facts_of
 
@@ -126,7 +126,7 @@ def hardest(
             continue
         learner = make_learner("lightgbm", seed=seed_of(seed, "hard", i), settings=_CHEAP)
         learner.fit(read(made.rows[fit_on]), made.label[fit_on], sample_weight=made.weight[fit_on])
-        scored.append((judged, log_odds(learner, read(judged))))
+        scored.append((judged, log_odds_of([learner], read, judged)[0]))
     total = sum(len(judged) for judged, _ in scored)
     picked = [
         judged[np.lexsort((rows.time[judged], rows.tie[judged], -score))][: count * len(judged) // total]

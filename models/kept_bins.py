@@ -280,7 +280,7 @@ class BinKeeper:
             chosen.weight[picked],
             window=(int(used[0]), int(used[-1]) + 1),
             features=self._features,
-            held_bytes=self._training.memory * 2**20,
+            held_bytes=self._training.bytes_held,
             threads=self._threads,
         )
 

@@ -151,6 +151,7 @@ class FittedFacts:
     n_augmented: int
     n_incidents: int
     calibrated: bool
+    thinned_to: int | None
     stand_in: str | None
 
     @classmethod
@@ -188,6 +189,7 @@ class FittedFacts:
             n_augmented=int(said["n_augmented"]),
             n_incidents=int(said["n_incidents"]),
             calibrated=bool(said["calibrated"]),
+            thinned_to=said.get("thinned_to"),
             stand_in=said["stand_in"],
         )
 

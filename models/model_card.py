@@ -128,6 +128,11 @@ def _trained(manifest: Mapping[str, Any]) -> list[str]:
         f"{fitted['n_incidents']} incidents, {fitted['n_negative']} negative rows; negatives are sampled and scores "
         "corrected for it.",
     ]
+    if fitted.get("thinned_to"):
+        lines.append(
+            f"- `training.memory` left room for {fitted['thinned_to']} negatives for each positive: fewer than "
+            "`training.negative_ratio` asks for."
+        )
     data = manifest.get("data")
     if data:
         lines.append(

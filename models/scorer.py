@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,8 @@ from models.config import CASCADE, COMBINERS
 from models.horizon_map import HorizonMap, add_risks
 from models.odds import log_odds
 from models.ranking import Bools, Floats, Hashes, Ints, mix, rank_within
+from models.row_batches import batches
+from models.row_reader import RowReader
 from models.stages import Stages
 
 
@@ -43,6 +45,39 @@ class Pointing(Protocol):
 
     def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:
         """Score rows; see :meth:`models.baselines.Baseline.points`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What baselines, learners and the cascade say of rows, each row for itself: before any is compared with others.
+
+    Attributes
+    ----------
+    points : dict of str to ndarray of float64, shape (n_rows,)
+        Of the baselines.
+    log_odds : dict of str to ndarray of float64, shape (n_rows,)
+        Of the learners, as they were fitted: not corrected for sampling.
+    cascade : tuple of ndarray, each of shape (n_rows,), or None
+        Score and survival; None: not asked for.
+    """
+
+    points: dict[str, Floats]
+    log_odds: dict[str, Floats]
+    cascade: tuple[Floats, Bools] | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence[Said]) -> Said:
+        """Put what was said of batches of rows together, in their order."""
+        if len(parts) == 1:
+            return parts[0]
+        cascades = [part.cascade for part in parts if part.cascade is not None]
+        return cls(
+            {name: np.concatenate([part.points[name] for part in parts]) for name in parts[0].points},
+            {name: np.concatenate([part.log_odds[name] for part in parts]) for name in parts[0].log_odds},
+            (np.concatenate([each[0] for each in cascades]), np.concatenate([each[1] for each in cascades]))
+            if cascades
+            else None,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +116,12 @@ class Scorer:
     baselines: Mapping[str, Pointing]
     stand_in: str | None = None
 
-    def score(self, models: Iterable[str], values: np.ndarray, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
+    def score(self, models: Collection[str], values: np.ndarray, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
         """Score rows with some models.
 
         Parameters
         ----------
-        models : iterable of str
+        models : collection of str
             Their names.
         values : ndarray of float32, shape (n_rows, n_features)
             Features.
@@ -100,21 +135,54 @@ class Scorer:
         dict of str to ModelScore
             One for each of ``models``.
         """
-        identity = mix(tie, time)
+        return self.compare(models, self.say(models, values, mix(tie, time)), time, tie)
+
+    def say(self, models: Collection[str], values: np.ndarray, identity: Hashes) -> Said:
+        """Ask everyone about each row; ``identity`` is a hash of its unit and time."""
         points = {name: baseline.points(values, identity) for name, baseline in self.baselines.items()}
         if self.stand_in is not None:
-            return {name: self._ranked(points.get(name, points[self.stand_in]), time, tie) for name in models}
+            return Said(points, {})
         raw = {name: log_odds(learner, values) for name, learner in self.learners.items()}
+        if self.cascade is None or CASCADE not in models:
+            return Said(points, raw)
+        first = self.cascade.learners[0][0]
+        return Said(points, raw, self.cascade.score(values, raw[first] if len(self.cascade.learners) > 1 else None))
+
+    def say_of(self, models: Collection[str], read: RowReader, rows: Ints, identity: Hashes) -> Said:
+        """Ask everyone about rows of a matrix, of which a batch at a time is in memory.
+
+        Parameters
+        ----------
+        models : collection of str
+            Models that are to be compared by what is said.
+        read : RowReader
+            Reads features.
+        rows : ndarray of int64, shape (n_rows,)
+            Positions.
+        identity : ndarray of uint64, shape (n_rows,)
+            Hash of each row's unit and time.
+
+        Returns
+        -------
+        Said
+        """
+        return Said.joined([self.say(models, read(rows[part]), identity[part]) for part in batches(len(rows))])
+
+    def compare(self, models: Collection[str], said: Said, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
+        """Give the models' scores of rows from what was said of them; parameters as of :meth:`score`."""
+        points = said.points
+        if self.stand_in is not None:
+            return {name: self._ranked(points.get(name, points[self.stand_in]), time, tie) for name in models}
         scored: dict[str, ModelScore] = {}
         for name in models:
             if name in points:
                 scored[name] = self._ranked(points[name], time, tie)
             elif name == CASCADE:
-                scored[name] = self._cascade(values, raw, time, tie)
+                scored[name] = self._cascade(said, time, tie)
             elif name in COMBINERS:
-                scored[name] = self._parallel(name, raw, time, tie)
+                scored[name] = self._parallel(name, said.log_odds, time, tie)
             else:
-                scored[name] = self._ranked(raw[name] + self.prior_shift, time, tie)
+                scored[name] = self._ranked(said.log_odds[name] + self.prior_shift, time, tie)
         return scored
 
     def _ranked(self, score: Floats, time: Ints, tie: Hashes) -> ModelScore:
@@ -131,10 +199,9 @@ class Scorer:
         voted = combiner in ("intersection", "min_votes")
         return ModelScore(ranked.score, ranked.rank, joined.alert if voted else ranked.alert)
 
-    def _cascade(self, values: np.ndarray, raw: Mapping[str, Floats], time: Ints, tie: Hashes) -> ModelScore:
-        assert self.cascade is not None
-        first = self.cascade.learners[0][0]
-        score, survived = self.cascade.score(values, raw[first] if len(self.cascade.learners) > 1 else None)
+    def _cascade(self, said: Said, time: Ints, tie: Hashes) -> ModelScore:
+        assert said.cascade is not None
+        score, survived = said.cascade
         ranked = self._ranked(score + self.prior_shift, time, tie)
         return ModelScore(ranked.score, ranked.rank, ranked.alert & survived)
 

@@ -168,6 +168,7 @@ def judges(
     negative_ratio: int,
     seed: int,
     folds: int = FOLDS,
+    most: int | None = None,
 ) -> list[Judge]:
     """Cut the history before an instant into folds: each validation period is later than what is fitted for it.
 
@@ -185,6 +186,8 @@ def judges(
         Seed of the draws of negatives.
     folds : int
         Validation periods, of equal length, from the middle of the history to its end.
+    most : int, optional
+        Rows to fit on that there is room for, in all folds together; see :func:`models.training_set.choose_rows`.
 
     Returns
     -------
@@ -203,6 +206,7 @@ def judges(
             as_of_ms=before_ms,
             negative_ratio=negative_ratio,
             seed=seed,
+            most=None if most is None else most // folds,
         )
         known = known_rows(rows, labels, start_ms=int(start), complete_by_ms=before_ms, as_of_ms=before_ms)
         judged = np.flatnonzero(known & ~rows.augmented & (rows.time < until))
@@ -325,6 +329,7 @@ def search_all(trainer: Trainer, before_ms: int) -> dict[str, Searched]:
         reach_ms=trainer.reach_ms,
         negative_ratio=trainer.training.negative_ratio,
         seed=trainer.seed,
+        most=trainer.most,
     )
     given = {str(key): value for key, value in trainer.models.settings.items()}
     return {

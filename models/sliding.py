@@ -197,7 +197,7 @@ class SlidingTrainer:
         """Score a fold's rows, by model."""
         rows = self._trainer.rows
         tested = self._schedule.fold_rows(rows, fold)
-        return models.score_arrays(self._trainer.values(tested), rows.time[tested], rows.tie[tested])
+        return models.score_rows(self._trainer.values, tested, rows.time[tested], rows.tie[tested])
 
     def _parts(self, fold: int, models: FittedModels, scores: dict[str, Any], variant: str) -> list[dict[str, Any]]:
         """Give the columns of a fold's predictions, model by model."""
@@ -330,7 +330,7 @@ def run_backtest(
     store = None
     if checkpoint is not None:
         content = {
-            "training": training.model_dump(mode="json", exclude={"memory"}),
+            "training": training.model_dump(mode="json"),
             "models": models.model_dump(mode="json", exclude={"promises"}),
             "backtest": backtest.model_dump(mode="json", exclude={"bootstrap"}),
         }
@@ -461,6 +461,7 @@ def _facts(models: FittedModels) -> dict[str, Any]:
         "n_augmented": models.n_augmented,
         "n_incidents": models.n_incidents,
         "calibrated": models.calibrated,
+        "thinned_to": models.thinned_to,
         "fitted": models.stand_in is None,
     }
 

@@ -12,8 +12,8 @@ from sklearn.metrics import average_precision_score
 from features.service import duration_ms
 from models.config import JudgeSection, TrainingSection
 from models.learners import make_learner
-from models.odds import log_odds
-from models.ranking import seed_of
+from models.ranking import Ints, seed_of
+from models.row_batches import log_odds_of
 from models.row_reader import RowReader
 from models.training_set import Labels, Rows, TrainingSet, choose_rows, count_incidents, known_rows
 
@@ -196,7 +196,6 @@ def choose_span(
                     longest, {}, f"the longest that fits: {found} incidents in the tail are too few to compare"
                 )
             continue
-        values = read(judged)
         chosen: dict[int, TrainingSet] = {}
         for span in sorted(spans):
             start = max(tail_start - reach_ms - duration_ms(span), first_ms)
@@ -212,7 +211,7 @@ def choose_span(
                 )
         for name in judge.learners or (None,):
             own_seed = seed_of(seed, "span", refit_ms) if name is None else seed_of(seed, "span", name, refit_ms)
-            tried = {start: _judged(name, own_seed, read, each, values, truth) for start, each in chosen.items()}
+            tried = _judged(name, own_seed, read, chosen, judged, truth)
             said.append({span: tried[max(tail_start - reach_ms - duration_ms(span), first_ms)] for span in spans})
     scores = said[0] if len(said) == 1 else _mean_of_shares(said)
     best = max(scores, key=lambda span: (scores[span], span))
@@ -252,14 +251,16 @@ def _well_filled(
 
 
 def _judged(
-    name: str | None, seed: int, read: RowReader, chosen: TrainingSet, values: np.ndarray, truth: np.ndarray
-) -> float:
-    """Average precision on the tail of a learner, or of the small reference where no name is given."""
-    if not chosen.usable:
-        return 0.0
-    learner = make_learner(name or "lightgbm", seed=seed, settings=None if name else _REFERENCE)
-    learner.fit(read(chosen.rows), chosen.label, sample_weight=chosen.weight)
-    return float(average_precision_score(truth, log_odds(learner, values)))
+    name: str | None, seed: int, read: RowReader, chosen: Mapping[int, TrainingSet], judged: Ints, truth: np.ndarray
+) -> dict[int, float]:
+    """Average precisions on the tail of a learner, or of the small reference where no name is given."""
+    learners = {}
+    for start, rows in chosen.items():
+        if rows.usable:
+            learner = make_learner(name or "lightgbm", seed=seed, settings=None if name else _REFERENCE)
+            learners[start] = learner.fit(read(rows.rows), rows.label, sample_weight=rows.weight)
+    said = zip(learners, log_odds_of(list(learners.values()), read, judged), strict=True)
+    return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, each)) for start, each in said}
 
 
 def _tells_apart(spans: Sequence[timedelta], history_ms: int) -> bool:

@@ -24,7 +24,7 @@ from features.errors import InputError
 from models.cascade import CascadeEnsemble
 from models.config import ModelsSection
 from models.fit_facts import FitFacts
-from models.fits import FitRows, HeldOut, fit_cascade
+from models.fits import FitRows, fit_cascade
 from models.learners import fit_learners
 from models.ranking import Ints
 from models.sequence.tabular import FirstColumns
@@ -227,15 +227,15 @@ class CascadeTask:
     unfitted : CascadeEnsemble
     first : classifier
         Its first stage, fitted.
-    held : HeldOut or None
-        Without values: the worker reads them.
+    held : ndarray of int64, or None
+        Positions of later positives that thresholds are set on.
     thresholds : tuple of float or None
     """
 
     order: SpreadOrder
     unfitted: CascadeEnsemble
     first: Any
-    held: HeldOut | None
+    held: Ints | None
     thresholds: tuple[float, ...] | None
     name: str = "fit"
 
@@ -245,23 +245,20 @@ class CascadeTask:
         order: SpreadOrder,
         unfitted: CascadeEnsemble,
         first: Any,
-        held: HeldOut | None,
+        held: Ints | None,
         thresholds: Sequence[float] | None,
     ) -> CascadeTask:
-        """Make a task; of the held-out rows only positives are sent along, for no other is looked at."""
-        if held is not None:
-            positive = held.label == 1
-            held = HeldOut(held.rows[positive], held.values[:0], held.label[positive])
+        """Make a task."""
         return cls(order, unfitted, first, held, None if thresholds is None else tuple(thresholds))
 
     def __call__(self, _name: str) -> CascadeEnsemble:
         """Do it."""
         with TURN:
             rows, matrix = self.order.read(), self.order.open()
-            held = None if self.held is None else (matrix.values(self.held.rows), self.held.label)
+            held = None if self.held is None else matrix.values(self.held)
             values = matrix.values(rows.positions)
             return fit_cascade(
-                self.unfitted, values, rows, first=self.first, validation=held, thresholds=self.thresholds
+                self.unfitted, values, rows, first=self.first, positives=held, thresholds=self.thresholds
             )
 
 

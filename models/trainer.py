@@ -18,15 +18,14 @@ from models.config import ALL_LEARNERS, BASELINES, CASCADE, ModelsSection, Train
 from models.doubtful import doubtful_rows
 from models.failure_rate import rate_at
 from models.fit_steps import FitSteps, Progress
-from models.fits import FitRows, Fits, HeldOut, LocalFits, RowFits
+from models.fits import FitRows, Fits, LocalFits, RowFits
 from models.fitted import FittedModels, fitted_learners, model_names
 from models.hard_negatives import with_hard_negatives
 from models.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
 from models.kept_bins import BinKeeper
 from models.learners import THREADS, make_learner
-from models.odds import log_odds
 from models.on_bins import on_bins
-from models.ranking import Bools, Ints, seed_of
+from models.ranking import Bools, Ints, mix, seed_of
 from models.row_reader import row_reader
 from models.schedule import format_days, format_instant, instant_of
 from models.search import Searched, search_all
@@ -116,7 +115,9 @@ class Trainer:
         self.search_at_ms = search_at_ms
         self._searched: dict[str, Searched] | None = None
         self.rows = Rows.of(matrix.rows)
-        self.values = row_reader(matrix, training.memory * 2**20)
+        self.values = row_reader(matrix, training.bytes_held)
+        # several machines are there for the rows that one has no room for
+        self.most = max(training.bytes_of_a_fit // (4 * len(matrix.columns)), 1) if fits is None else None
         self._fits = LocalFits(self.values) if fits is None else fits
         self.first_ms = instant_ms(matrix.span[0])
         self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
@@ -196,8 +197,7 @@ class Trainer:
         steps = FitSteps(self._progress, [len(chosen.rows), len(split.whole.rows) if again else 0], self._passes())
         with self._fits.on(FitRows.of(chosen, self.rows.tie)) as fits:
             learners = fits.learners(unfitted, steps.of(0))
-            reference = self.values(split.slice_rows)
-            cascade = self._cascade(fits, learners, reference, split, refit_ms)
+            cascade = self._cascade(fits, learners, split, refit_ms)
             steps.cascade(0, cascade)
         fitted = FittedModels(
             refit_at=instant_of(refit_ms),
@@ -211,16 +211,17 @@ class Trainer:
             learners=learners,
             members=self.models.parallel.members,
             min_votes=self.models.parallel.min_votes,
-            stacker=self._stacker(learners, reference, split),
+            stacker=Stacker.mean(len(self.models.parallel.members)),
             cascade=cascade,
             baselines=self._baselines(),
             n_positive=chosen.n_positive,
             n_negative=chosen.n_negative,
             n_augmented=chosen.n_augmented,
             n_incidents=chosen.n_incidents,
+            thinned_to=chosen.thinned_to,
             calibrated=split.held_out,
         )
-        calibrated = self._calibrated(fitted, reference, split)
+        calibrated = self._calibrated(fitted, split)
         return self._on_everything(calibrated, split.whole, refit_ms, steps) if again else calibrated
 
     def _passes(self) -> int:
@@ -249,6 +250,7 @@ class Trainer:
             n_negative=whole.n_negative,
             n_augmented=whole.n_augmented,
             n_incidents=whole.n_incidents,
+            thinned_to=whole.thinned_to,
         )
 
     def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
@@ -273,7 +275,7 @@ class Trainer:
             n_negative=split.training.n_negative,
             stand_in=STAND_IN,
         )
-        return self._calibrated(fitted, self.values(split.slice_rows), split)
+        return self._calibrated(fitted, split)
 
     def _split(self, refit_ms: int, labels: Labels, span: timedelta) -> _Split:
         newest = refit_ms - self.reach_ms
@@ -294,6 +296,7 @@ class Trainer:
                 negative_ratio=self.training.negative_ratio,
                 seed=self.seed,
                 doubtful=doubtful,
+                most=self.most,
             )
 
         def harder(made: TrainingSet, complete_by_ms: int) -> TrainingSet:
@@ -354,22 +357,13 @@ class Trainer:
         columns = tuple(self.matrix.columns)
         return {name: make_baseline(name, columns=columns, seed=seed_of(self.seed, name)) for name in BASELINES}
 
-    def _stacker(self, learners: dict[str, Any], reference: np.ndarray, split: _Split) -> Stacker:
-        members = self.models.parallel.members
-        if not split.held_out or "stacked" not in self.names:
-            return Stacker.mean(len(members))
-        scores = np.column_stack([log_odds(learners[name], reference) for name in members])
-        return Stacker.fit(scores + split.training.prior_shift, split.slice_label.astype(np.int64))
-
-    def _cascade(
-        self, fits: RowFits, learners: dict[str, Any], reference: np.ndarray, split: _Split, refit_ms: int
-    ) -> CascadeEnsemble | None:
+    def _cascade(self, fits: RowFits, learners: dict[str, Any], split: _Split, refit_ms: int) -> CascadeEnsemble | None:
         if CASCADE not in self.names:
             return None
         return fits.cascade(
             self._new_cascade(refit_ms),
             first=learners[self.models.cascade.stages[0]],
-            held=HeldOut(split.slice_rows, reference, split.slice_label) if split.held_out else None,
+            held=split.slice_rows[split.slice_label == 1] if split.held_out else None,
         )
 
     def _new_cascade(self, refit_ms: int) -> CascadeEnsemble:
@@ -380,8 +374,14 @@ class Trainer:
             self.models.cascade.score,
         )
 
-    def _calibrated(self, fitted: FittedModels, reference: np.ndarray, split: _Split) -> FittedModels:
-        scored = fitted.score_arrays(reference, self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows])
+    def _calibrated(self, fitted: FittedModels, split: _Split) -> FittedModels:
+        """Fit stacker, calibrators and horizons on the slice, which everyone is asked about once."""
+        scorer, time, tie = fitted.scorer(), self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows]
+        said = scorer.say_of(fitted.models, self.values, split.slice_rows, mix(tie, time))
+        if split.held_out and "stacked" in self.names and fitted.stand_in is None:
+            members = np.column_stack([said.log_odds[name] for name in fitted.members]) + fitted.prior_shift
+            fitted = replace(fitted, stacker=Stacker.fit(members, split.slice_label.astype(np.int64)))
+        scored = fitted.scorer().compare(fitted.models, said, time, tie)
         scores = {name: each.score.astype(np.float64) for name, each in scored.items()}
         calibrators = {
             name: fit_calibrator(

@@ -153,6 +153,8 @@ class TrainingSet:
         Decision times, and hours to the incident of positives.
     n_hard, n_doubtful : int
         Negatives drawn because a model of earlier rows took them for positives, and negatives left out as doubtful.
+    thinned_to : int or None
+        Negatives for each positive, where there was room for fewer than asked for; None: as asked for.
     """
 
     rows: Ints
@@ -167,6 +169,7 @@ class TrainingSet:
     facts: FitFacts = NO_FACTS
     n_hard: int = 0
     n_doubtful: int = 0
+    thinned_to: int | None = None
 
     @property
     def usable(self) -> bool:
@@ -211,6 +214,7 @@ def choose_rows(
     negative_ratio: int,
     seed: int,
     doubtful: Bools | None = None,
+    most: int | None = None,
 ) -> TrainingSet:
     """Choose all positives and ``negative_ratio`` negatives for each.
 
@@ -229,6 +233,9 @@ def choose_rows(
     doubtful : ndarray of bool, shape (n_rows,), optional
         Negatives to leave out (:func:`models.doubtful.doubtful_rows`). They still count in the odds that
         ``prior_shift`` restores.
+    most : int, optional
+        Rows that there is room for. Where as many negatives as asked for would take more, as many are drawn for each
+        positive as fit, at least one: positives are never left out.
 
     Returns
     -------
@@ -241,15 +248,19 @@ def choose_rows(
     negative = every_negative if doubtful is None else every_negative & ~doubtful
     priority = mix(mix(rows.tie, rows.time), seed_of(seed, "negatives"))
 
-    on_rows, on_weight = _on_grid(
-        rows, positive & ~rows.augmented, negative & ~rows.augmented, negative_ratio, priority
-    )
-    off_rows, off_weight, matched = _off_grid(
-        rows, positive & rows.augmented, negative & rows.augmented, negative_ratio, priority
-    )
-    on_positive = np.flatnonzero(positive & ~rows.augmented)
-    positives = np.concatenate([on_positive, matched])
-    chosen = np.concatenate([positives, on_rows, off_rows])
+    ratio, thinned_to = negative_ratio, None
+    while True:
+        on_rows, on_weight = _on_grid(rows, positive & ~rows.augmented, negative & ~rows.augmented, ratio, priority)
+        off_rows, off_weight, matched = _off_grid(
+            rows, positive & rows.augmented, negative & rows.augmented, ratio, priority
+        )
+        on_positive = np.flatnonzero(positive & ~rows.augmented)
+        positives = np.concatenate([on_positive, matched])
+        chosen = np.concatenate([positives, on_rows, off_rows])
+        if most is None or len(chosen) <= most or ratio == 1:
+            break
+        # halves of odd quotas are rounded up at each time, so a step may leave some rows too many
+        ratio = thinned_to = min(ratio - 1, max((most - len(positives)) // len(positives), 1))
     label = np.repeat([1, 0], [len(positives), len(on_rows) + len(off_rows)])
     weight = np.concatenate([np.ones(len(positives)), on_weight, off_weight])
     order = np.argsort(chosen, kind="stable")
@@ -271,6 +282,7 @@ def choose_rows(
         n_unmatched=int((positive & rows.augmented).sum()) - len(matched),
         facts=facts_of(rows, labels, chosen[order]),
         n_doubtful=int((every_negative & ~negative).sum()),
+        thinned_to=thinned_to,
     )
 
 

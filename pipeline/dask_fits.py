@@ -31,7 +31,8 @@ from features.errors import InputError
 from features.matrix import FeatureMatrix
 from models.cascade import CascadeEnsemble
 from models.config import ModelsSection
-from models.fits import FitRows, HeldOut, RowFits, Told
+from models.fits import FitRows, RowFits, Told
+from models.ranking import Ints
 from models.spread import (
     CascadeTask,
     FitTask,
@@ -124,7 +125,7 @@ class _DaskRowFits:
         unfitted: CascadeEnsemble,
         *,
         first: Any,
-        held: HeldOut | None = None,
+        held: Ints | None = None,
         thresholds: Sequence[float] | None = None,
     ) -> CascadeEnsemble:
         task = CascadeTask.of(self._order, unfitted, first, held, thresholds)

@@ -201,7 +201,7 @@ def _check(
     labelled = LabelledRows.of(rows, frame)
     read = row_reader(matrix)
     scored = _newest_times(rows, since)
-    found = fitted.score_arrays(read(scored), rows.time[scored], rows.tie[scored])
+    found = fitted.score_rows(read, scored, rows.time[scored], rows.tie[scored])
     profile = found[loaded.profile]
     watched = found[reference.model or loaded.profile]
     findings = examine(

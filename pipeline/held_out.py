@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,11 +14,12 @@ import pandas as pd
 
 from features.matrix import FeatureMatrix
 from features.service import instant_ms, instants, milliseconds
-from models.baselines import make_baseline
+from models.baselines import Baseline, make_baseline
 from models.bundle import Bundle
 from models.config import ModelsSection
 from models.promotion import LATENCY_ROWS, Contender
-from models.ranking import mix, name_hashes, rank_within
+from models.ranking import Floats, Hashes, mix, name_hashes, rank_within
+from models.row_batches import batches
 from models.scored import Scored, split_predictions
 from models.sequence.windows import with_windows
 from telemetry.config import Duration
@@ -29,7 +30,6 @@ Ints = np.ndarray[Any, np.dtype[np.int64]]
 SUGGESTED = timedelta(days=14)
 """How much of the newest decisions `train --until` is advised to leave for the gate."""
 
-_ROWS_AT_ONCE = 20_000
 _REPEATS = 3
 
 
@@ -125,16 +125,14 @@ def contend(
     first = bundles[0][1].fitted
     made = {name: make_baseline(name, columns=first.columns, seed=seed) for name in baselines}
     names = [name for name, _ in bundles] + list(baselines)
-    rank = {name: np.zeros(len(rows), np.int64) for name in names}
+    rank: dict[str, Ints] = {}
     risk = {name: np.full(len(rows), np.nan) for name in names}
-    for part in _batches(times):
-        for (name, bundle), reader in zip(bundles, readers, strict=True):
-            scored = bundle.fitted.score_arrays(reader.values(rows[part]), times[part], ties[part])[bundle.profile]
-            rank[name][part] = scored.rank
-            risk[name][part] = bundle.fitted.risk(bundle.profile, scored.score)
-        for name, baseline in made.items():
-            points = baseline.points(readers[0].values(rows[part]), mix(ties[part], times[part]))
-            rank[name][part] = rank_within(times[part], points.astype(np.float32), ties[part])
+    for (name, bundle), reader in zip(bundles, readers, strict=True):
+        scored = bundle.fitted.score_rows(reader.values, rows, times, ties)[bundle.profile]
+        rank[name] = scored.rank
+        risk[name] = bundle.fitted.risk(bundle.profile, scored.score)
+    for name, points in _points(made, readers[0], rows, mix(ties, times)).items():
+        rank[name] = rank_within(times, points.astype(np.float32), ties)
     parts = _as_scored(decisions, names, rank, risk, k)
     seconds = _seconds(decisions, bundles, readers)
     return [
@@ -185,19 +183,14 @@ def _code(category: str, categories: Sequence[str]) -> float:
     return float(categories.index(category)) if category in categories else np.nan
 
 
-def _batches(times: Ints) -> list[Ints]:
-    """Cut rows into batches of whole decision times: ranks are taken within one."""
-    order = np.argsort(times, kind="stable")
-    distinct, starts = np.unique(times[order], return_index=True)
-    batches: list[Ints] = []
-    begin = 0
-    for at in range(1, len(distinct) + 1):
-        end = int(starts[at]) if at < len(distinct) else len(order)
-        following = int(starts[at + 1]) if at + 1 < len(distinct) else len(order)
-        if at == len(distinct) or following - begin > _ROWS_AT_ONCE:
-            batches.append(order[begin:end])
-            begin = end
-    return batches
+def _points(made: Mapping[str, Baseline], reader: _Reader, rows: Ints, identity: Hashes) -> dict[str, Floats]:
+    """Ask baselines about rows, a batch at a time."""
+    points = {name: np.empty(len(rows)) for name in made}
+    for part in batches(len(rows)) if made else ():
+        values = reader.values(rows[part])
+        for name, baseline in made.items():
+            points[name][part] = baseline.points(values, identity[part])
+    return points
 
 
 def _as_scored(

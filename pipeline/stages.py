@@ -114,6 +114,8 @@ def train_bundle(
         "negatives": fitted.n_negative,
         "incidents": fitted.n_incidents,
     }
+    if fitted.thinned_to is not None:
+        summary["negatives for each positive, as training.memory has room for"] = fitted.thinned_to
     if track is not None:
         from models.registry import register_bundle  # noqa: PLC0415 - MLflow takes seconds to import
 

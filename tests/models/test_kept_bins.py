@@ -143,7 +143,7 @@ def test_what_no_bins_are_kept_for_stays_as_it_is():
 
 
 @settings(max_examples=8, deadline=None)
-@given(seed=st.integers(0, 10_000), refit=st.integers(0, 4), memory=st.sampled_from([1, 1024]))
+@given(seed=st.integers(0, 10_000), refit=st.integers(0, 4), memory=st.sampled_from([4, 4096]))
 def test_nothing_after_the_first_refit_that_uses_them_moves_an_edge(seed, refit, memory):
     clean, spoiled = fleet(), fleet()
     rng = np.random.default_rng(seed)

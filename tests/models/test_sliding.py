@@ -361,6 +361,21 @@ def test_a_full_disk_keeps_the_folds_before(tmp_path, monkeypatch):
     assert store.load(1) is None
 
 
+def test_memory_leaves_negatives_out_and_says_so(matrix, result, monkeypatch):
+    """Half of the rows of the largest fit have room, then all of them."""
+    columns = len(matrix.columns)
+    sizes = result.folds["n_positive"] + result.folds["n_negative"]
+    for most, thinned in ((int(sizes.max()) // 2, True), (int(sizes.max()), False)):
+        monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _, most=most: 4 * columns * most))
+        found = backtest(matrix)
+        assert ((found.folds["n_positive"] + found.folds["n_negative"]) <= most).all()
+        assert (found.folds["n_positive"] == result.folds["n_positive"]).all()
+        told = [str(each) for each in found.skipped if each.what == "negatives"]
+        assert bool(told) == thinned
+        assert all("training.memory left room for" in each for each in told)
+        assert found.predictions.equals(result.predictions) != thinned
+
+
 def test_progress_counts_folds(matrix):
     seen = []
     backtest(matrix, TrainingSection(span="15d", refit_every="30d"), progress=lambda *each: seen.append(each))

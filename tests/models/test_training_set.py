@@ -27,7 +27,7 @@ def at(days: float) -> int:
     return instant_ms(START + timedelta(days=days))
 
 
-def chosen(matrix, *, refit_day=30.0, span_days=25, ratio=10, seed=1):
+def chosen(matrix, *, refit_day=30.0, span_days=25, ratio=10, seed=1, most=None):
     rows = Rows.of(matrix.rows)
     labels = Labels.of(matrix.labels(START + timedelta(days=refit_day)))
     picked = choose_rows(
@@ -38,6 +38,7 @@ def chosen(matrix, *, refit_day=30.0, span_days=25, ratio=10, seed=1):
         as_of_ms=at(refit_day),
         negative_ratio=ratio,
         seed=seed,
+        most=most,
     )
     return rows, labels, picked
 
@@ -61,6 +62,27 @@ def test_all_positives_and_the_ratio_of_negatives(matrix):
     assert (picked.weight[picked.label == 1] == 1).all()
     assert picked.n_incidents <= 40
     assert np.all(np.diff(picked.rows) > 0)
+
+
+@settings(max_examples=30)
+@given(most=st.integers(1, 2_000))
+def test_negatives_make_room_for_positives_and_weigh_what_they_did(matrix, most):
+    _, _, all_of_them = chosen(matrix)
+    _, _, picked = chosen(matrix, most=most)
+    assert np.array_equal(picked.rows[picked.label == 1], all_of_them.rows[all_of_them.label == 1])
+    assert len(picked.rows) <= most or picked.thinned_to == 1
+    assert (picked.thinned_to is None) == (len(all_of_them.rows) <= most)
+    # whatever is drawn, what is learned from it is shifted to the same odds
+    drawn = np.log(picked.n_positive / picked.weight[picked.label == 0].sum())
+    before = np.log(all_of_them.n_positive / all_of_them.weight[all_of_them.label == 0].sum())
+    assert drawn + picked.prior_shift == pytest.approx(before + all_of_them.prior_shift)
+
+
+def test_room_is_used(matrix):
+    _, _, all_of_them = chosen(matrix)
+    most = len(all_of_them.rows) // 2
+    _, _, picked = chosen(matrix, most=most)
+    assert 0.7 * most < len(picked.rows) <= most
 
 
 def test_labels_must_be_complete_and_known_at_the_refit(matrix):

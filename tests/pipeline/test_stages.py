@@ -157,12 +157,7 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     kept = list((tmp_path / "out" / ".folds").iterdir())
     assert len(kept) == 1
     told = []
-    again = small_params.model_copy(
-        update={
-            "training": small_params.training.model_copy(update={"memory": 7}),
-            "backtest": small_params.backtest.model_copy(update={"bootstrap": 11}),
-        }
-    )
+    again = small_params.model_copy(update={"backtest": small_params.backtest.model_copy(update={"bootstrap": 11})})
     monkeypatch.setattr(Trainer, "fit", lambda *_: told.append("fitted"))
     replay(matrix, again, tmp_path / "out")
     assert told == []  # the evaluation alone was done again

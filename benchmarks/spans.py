@@ -3,7 +3,8 @@
 Every rule replays the same decisions of the same simulated fleets (development seeds, from 100 on) with the same K.
 What a refit gives depends on its span alone, so each span is fitted once at each refit, and the rules that choose take
 their refits from there; the seconds say what each rule would cost by itself. Differences are paired with ``auto`` as
-params.yaml has it, GPUs resampled within their fleets.
+params.yaml has it, GPUs resampled within their fleets. Beside the rules for spans stands the rule for refits: ``auto``
+when a check finds drift instead of every week, with what its checks found.
 
     python benchmarks/spans.py [--seeds 101 102] [--scenarios base drift] [--gpus 800] [--days 180] [--quick]
 """
@@ -18,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from benchmarks.scoreboard import store  # noqa: E402
 from benchmarks.scoreboard.pooled import Pool  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
+from models.backtest_frames import BacktestResult  # noqa: E402
 from models.bootstrap import interval  # noqa: E402
 from models.config import JudgeSection, ModelsSection, TrainingSection  # noqa: E402
 from models.oracle import read_truth  # noqa: E402
@@ -46,6 +48,9 @@ from simulator.simulate import simulate  # noqa: E402
 
 REFERENCE = "auto"
 """The rule that the others are compared with."""
+
+ON_DRIFT = "auto, refits on drift"
+"""The rule that refits when drift asks for it; all others follow the calendar."""
 
 STATISTICS = ("precision_at_k", "average_precision", "capture")
 
@@ -66,6 +71,10 @@ class Fleet:
         How often each rule took each span, by name.
     switched : dict of str to int
         How often each rule left the span in use.
+    checks : dict of str to list of str
+        What each check of a rule found, by its fold; :data:`ON_DRIFT` alone.
+    refits : dict of str to (int, int)
+        Refits and folds; likewise.
     """
 
     predictions: pd.DataFrame
@@ -73,6 +82,8 @@ class Fleet:
     seconds: dict[str, float]
     chosen: dict[str, Counter[str]]
     switched: dict[str, int]
+    checks: dict[str, list[str]] = field(default_factory=dict)
+    refits: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 def rules(members: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -123,9 +134,7 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> Flee
         done = run_backtest(matrix, training=training, models=models, backtest=backtest, seed=params.seed)
         seconds[name] = time.process_time() - begin
         k = done.k
-        mine = done.predictions
-        mine = mine[(mine["model"] == models.profile) & (mine["variant"] == "sliding")]
-        parts[name] = mine.assign(model=models.profile, variant=name).reset_index(drop=True)
+        parts[name] = _of_profile(done, models.profile, name)
         sys.stderr.write(f"  {name}: {seconds[name]:.0f} s\n")
     schedule = plan_schedule(matrix, probe.rows, training=params.training, backtest=backtest, reach_ms=probe.reach_ms)
     chosen: dict[str, Counter[str]] = {}
@@ -145,7 +154,22 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> Flee
         chosen[name] = share
         switched[name] = sum(one != two for one, two in itertools.pairwise(took))
         sys.stderr.write(f"  {name}: {choosing:.0f} s to choose\n")
-    return Fleet(pd.concat(parts.values(), ignore_index=True), k, seconds, chosen, switched)
+    asked = params.training.model_copy(update={"span": "auto", "refit_on": "drift"})
+    begin = time.process_time()
+    done = run_backtest(matrix, training=asked, models=models, backtest=backtest, seed=params.seed)
+    seconds[ON_DRIFT] = time.process_time() - begin
+    parts[ON_DRIFT] = _of_profile(done, models.profile, ON_DRIFT)
+    sliding = done.folds[done.folds["variant"] == "sliding"]
+    checks = {ON_DRIFT: ["the first fit" if found is None else found.summary for found in done.drift]}
+    refits = {ON_DRIFT: (sliding["refit_fold"].nunique(), len(sliding))}
+    sys.stderr.write(f"  {ON_DRIFT}: {seconds[ON_DRIFT]:.0f} s, {refits[ON_DRIFT][0]} of {len(sliding)} refits\n")
+    return Fleet(pd.concat(parts.values(), ignore_index=True), k, seconds, chosen, switched, checks, refits)
+
+
+def _of_profile(done: BacktestResult, profile: str, name: str) -> pd.DataFrame:
+    mine = done.predictions
+    mine = mine[(mine["model"] == profile) & (mine["variant"] == "sliding")]
+    return mine.assign(model=profile, variant=name).reset_index(drop=True)
 
 
 def choices(trainer: Trainer, refits_ms: Sequence[int]) -> list[timedelta]:
@@ -191,10 +215,17 @@ def table(found: Mapping[str, Assessment], fleets: Sequence[Fleet]) -> list[str]
             percent(each.point["capture"]),
             f"{sum(fleet.seconds[name] for fleet in fleets):.0f}",
             ", ".join(f"{span} x {count}" for span, count in sorted(chosen.items(), key=lambda item: -item[1])),
-            str(sum(fleet.switched[name] for fleet in fleets)) if chosen else "",
+            _switches(name, fleets),
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _switches(name: str, fleets: Sequence[Fleet]) -> str:
+    if all(name in fleet.refits for fleet in fleets):
+        done, of = (sum(fleet.refits[name][i] for fleet in fleets) for i in (0, 1))
+        return f"{done} of {of} refits"
+    return str(sum(fleet.switched[name] for fleet in fleets)) if all(name in fleet.switched for fleet in fleets) else ""
 
 
 def main() -> None:
@@ -206,7 +237,7 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=180)
     parser.add_argument("--acceleration", type=float, default=5.0)
     parser.add_argument("--spans", nargs="+", help="candidates; default training.spans")
-    parser.add_argument("--members", nargs="+", default=["lightgbm", "logistic"])
+    parser.add_argument("--members", nargs="+", help="default models.parallel.members")
     parser.add_argument("--params", type=Path, nargs="+", default=[ROOT / "params.yaml"])
     parser.add_argument("--work", type=Path, default=ROOT / "benchmarks" / "work" / "spans")
     parser.add_argument("--quick", action="store_true", help="one small fleet of drift")
@@ -218,9 +249,10 @@ def main() -> None:
     if args.spans:
         training = TrainingSection.model_validate({**params.training.model_dump(mode="json"), "spans": args.spans})
         params = params.model_copy(update={"training": training})
+    args.members = args.members or list(params.models.parallel.members)
     models = ModelsSection.model_validate(
         {
-            "profile": "mean_rank",
+            "profile": "mean_log_odds" if len(args.members) > 1 else args.members[0],
             "learners": args.members,
             "parallel": {"members": args.members},
             "cascade": {"stages": args.members[:1]},
@@ -255,6 +287,10 @@ def main() -> None:
             f"{len(found[REFERENCE].incidents)} incidents\n\n"
         )
         sys.stdout.write("\n".join(table(found, fleets)) + "\n")
+        for seed, fleet in zip(args.seeds, fleets, strict=True):
+            counted = Counter(fleet.checks[ON_DRIFT]).most_common()
+            sys.stdout.write(f"\nchecks of seed {seed}: " + "; ".join(f"{count} x {what}" for what, count in counted))
+        sys.stdout.write("\n\n")
         auto = found[REFERENCE].point["average_precision"]
         fixed = {
             name: found[name].point["average_precision"] for name in found if not name.startswith(("auto", "expanding"))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from benchmarks.spans import REFERENCE, replay, rules, table
+from benchmarks.spans import ON_DRIFT, REFERENCE, replay, rules, table
 from models.assessment import assess
 from models.config import ModelsSection, TrainingSection
 from models.scored import split_predictions
@@ -61,9 +61,13 @@ def test_every_rule_is_tested_on_the_same_decisions_and_told_with_its_cost(repla
     _, _, fleet = replayed
     sizes = fleet.predictions.groupby("variant", observed=True).size()
     assert sizes.nunique() == 1
-    assert set(sizes.index) == {"7 d", "14 d", "expanding", *rules(["lightgbm"])}
+    assert set(sizes.index) == {"7 d", "14 d", "expanding", ON_DRIFT, *rules(["lightgbm"])}
     parts = split_predictions(fleet.predictions.assign(failure_class="other"), fleet.k)
     found = {part.variant: assess(part, np.ones((0, part.n_units))) for part in parts}
     lines = table(found, [fleet])
     assert len(lines) == 2 + len(sizes)
     assert any(line.startswith("| auto |") and " x " in line for line in lines)
+    done, folds = fleet.refits[ON_DRIFT]
+    assert len(fleet.checks[ON_DRIFT]) == folds
+    assert fleet.checks[ON_DRIFT][0] == "the first fit"
+    assert any(line.startswith(f"| {ON_DRIFT} |") and f"{done} of {folds} refits" in line for line in lines)

@@ -160,10 +160,10 @@ class Emptying:
                 return
             self._ask_some(chunk, turn)
 
-    def evict(self, cases: Iterable[Case], turn: Turn) -> None:
-        """Evict what is ready to go."""
+    def evict(self, cases: Iterable[Case], turn: Turn, unseen: int = 0) -> None:
+        """Evict what is ready to go; ``unseen`` were evicted from nodes that could not be looked at in this round."""
         listed = list(cases)
-        flying = sum(_flying(case) for case in listed)
+        flying = unseen + sum(_flying(case) for case in listed)
         for case, workload, leaving, step, words in self._steps(listed, turn):
             self._silent(case, workload, leaving, turn)
             if step != "evict":

@@ -184,7 +184,7 @@ class Evacuation:
     def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], turn: Turn) -> None:
         # slow hooks have half of the time at most: what is ready to go must not wait for them
         self._emptying.ask(emptying, replace(turn, until=turn.until - self._settings.most_time / 2))
-        self._emptying.evict(emptying, turn)
+        self._emptying.evict(emptying, turn, _unseen(self._store.progress, {case.node for case in emptying}))
         for case in emptying:
             self._stuck(case, turn)
         for case in cases:
@@ -326,6 +326,16 @@ def _frozen(given: Round, reading: NodeReading) -> str | None:
         return "what its GPUs reported cannot be read"
     causes = given.plan.state.breaker.frozen(reading.view.group_key)
     return f"the breaker is open: {'; '.join(causes)}" if causes else None
+
+
+def _unseen(progress: Progress, seen: set[str]) -> int:
+    """Count workloads that were evicted from nodes on which nobody could look whether they are gone."""
+    return sum(
+        each.evicted_at is not None
+        for name, entry in progress.nodes.items()
+        if name not in seen and entry.phase == "emptying"
+        for each in entry.leaving.values()
+    )
 
 
 def _newer(reading: NodeReading, entry: Evacuating, before: datetime) -> bool:

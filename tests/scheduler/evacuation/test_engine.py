@@ -215,6 +215,24 @@ def test_only_so_many_are_on_their_way_at_once():
     assert len(cluster.evicted()) == 6
 
 
+def test_what_is_on_its_way_counts_where_nobody_can_look():
+    """n1 is looked at first and cannot be listed; what was evicted from it may still be there."""
+    cluster = EmptyingCluster(settings=replace(FAST, most_going=2))
+    cluster.workloads.running.clear()
+    for i in range(4):
+        cluster.workloads.running[f"u{i}"] = workload(f"u{i}", f"n{i // 2 + 1}", uid=f"u{i}", checkpoint=None)
+    cluster.scored(n1=0.95, n2=0.9)
+    cluster.round()
+    assert cluster.evicted() == ["u0", "u1"]
+    cluster.workloads.faults.plan("unreadable", "on_node")
+    cluster.later()
+    assert cluster.evicted() == ["u0", "u1"]
+    for uid in cluster.evicted():
+        cluster.leave(uid)
+    cluster.later()
+    assert cluster.evicted() == ["u0", "u1", "u2", "u3"]
+
+
 def test_a_workload_that_may_not_be_moved_is_asked_and_waited_for():
     cluster = EmptyingCluster(settings=replace(FAST, stuck_after=HOUR))
     cluster.runs("w1-uid", held="no controller would start it elsewhere")

@@ -3,8 +3,9 @@
 By default 21.6 million generated samples of 20 channels (1,250 GPUs, 120 days, every ten minutes), a decision every six
 hours, telemetry windows of 6, 24 and 72 hours. ``--all`` takes the feature groups and windows of params.yaml,
 ``--whole`` the paper's size as well: 346 million samples of 20,000 GPUs (some 25 GB of disk). Beside it, on the same
-files: what reading the Parquet files alone takes on as many threads, and how fast memory is copied. Nothing is told
-unless some rows equal their plain reading, sample by sample.
+files: what reading the Parquet files alone takes on as many threads, how fast memory is copied, and, but for
+``--whole``, what the same build takes on one core. Nothing is told unless some rows equal their plain reading, sample
+by sample.
 
     python benchmarks/features_out_of_core.py [--quick] [--all] [--whole] [--work FOLDER]
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 import threading
@@ -21,6 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -42,6 +45,7 @@ from telemetry.store import Dataset  # noqa: E402
 
 CHANNELS = {"gauges": 12, "counters": 6, "flags": 1, "enums": 1}
 WINDOWS = (timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))
+PHASES = ("rows and plan", "buckets: samples read, summed up and spilled", "slabs: statistics of rows, parts written")
 
 
 @njit(cache=True)
@@ -58,7 +62,13 @@ def build(dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelt
     start = time.perf_counter()
     ready(np.zeros(1))
     loading = time.perf_counter() - start
-    begin = time.perf_counter(), time.process_time()
+    samples = opened.meta.counts["samples"]
+    marks = [_now()]
+
+    def reached(done: int, _total: int) -> None:
+        if len(marks) == 1 or (len(marks) == 2 and done >= samples):
+            marks.append(_now())
+
     matrix = build_matrix(
         opened,
         out,
@@ -67,16 +77,28 @@ def build(dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelt
         features=features,
         training=params.training,
         seed=params.seed,
+        progress=reached,
     )
+    marks.append(_now())
+    phases = {
+        f"{name} {kind}": after[at] - before[at]
+        for name, (before, after) in zip(PHASES, pairwise(marks), strict=True)
+        for at, kind in enumerate(("wall", "cpu"))
+    }
     told = {
         "loading": loading,
-        "wall": time.perf_counter() - begin[0],
-        "cpu": time.process_time() - begin[1],
+        "wall": marks[-1][0] - marks[0][0],
+        "cpu": marks[-1][1] - marks[0][1],
+        **phases,
         "peak_mb": peak_mb(),
         "rows": matrix.meta.counts["rows"],
         "columns": matrix.meta.counts["features"],
     }
     print(json.dumps(told))
+
+
+def _now() -> tuple[float, float]:
+    return time.perf_counter(), time.process_time()
 
 
 def timed(run: Callable[[], None]) -> float:
@@ -121,8 +143,11 @@ def main() -> None:
     parser.add_argument("--whole", action="store_true", help="the paper's size: 346 million samples")
     parser.add_argument("--work", type=Path, help="where the files go, and stay; default: a folder that disappears")
     parser.add_argument("--build", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.one_core:
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
     if args.build:
         build(args.build, args.out, everything=args.all)
         return
@@ -143,14 +168,23 @@ def main() -> None:
             )
         )
         samples = dataset.meta.counts["samples"]
+        for standing in ("matrix", "matrix-alone"):
+            shutil.rmtree(folder / standing, ignore_errors=True)  # or nothing would be built
         everything = ["--all"] if args.all or args.whole else []
         took = told_by(__file__, "--build", place, "--out", folder / "matrix", *everything)
         check_rows(dataset, FeatureMatrix.open(folder / "matrix"))
         read, copied = reading(dataset), copying()
+        alone = None
+        if not args.whole:
+            alone = told_by(__file__, "--build", place, "--out", folder / "matrix-alone", "--one-core", *everything)
     held = samples * (len(dataset.meta.channels) * 8 + 8)
     made = f"{took['rows']:,.0f} rows of {took['columns']} columns"
     print(f"{samples:,} samples of {len(dataset.meta.channels)} channels to {made}")
     print(f"{took['wall']:.1f} s, {took['cpu']:.1f} s of CPU, peak {took['peak_mb']:.0f} MB")
+    for phase in PHASES:
+        print(f"- {phase}: {took[f'{phase} wall']:.1f} s, {took[f'{phase} cpu']:.1f} s of CPU")
+    if alone is not None:
+        print(f"on one core {alone['wall']:.1f} s: {alone['wall'] / took['wall']:.2f} times as long")
     print(f"before that, {took['loading']:.1f} s until the process had loaded its compiler (once a process)")
     print(f"reading the files alone takes {read:.1f} s: {read / took['wall']:.0%} of it")
     print(

@@ -75,7 +75,8 @@ def build_matrix(
     seed : int
         Seed of the augmented rows' companions.
     progress : callable, optional
-        Called with (samples read and rows written, all of them), once a bucket and once a part.
+        Called with (samples read and rows written, all of them): before the first bucket, and after each bucket and
+        part.
     engine : Engine, optional
         Who runs the buckets and parts; default: this machine's cores. The matrix is the same, byte for byte.
 
@@ -238,6 +239,7 @@ def _write(build: Build, engine: Engine, progress: Progress) -> None:
         sources=tuple(dataset.meta.sources),
     )
     told = _Steps(progress, sum(each.samples for each in build.work) + len(build.keys))
+    told.done(0)  # rows and plan are worked out
     engine.each(
         BuildTask(build, "bucket"),
         range(len(build.work)),

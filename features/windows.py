@@ -92,7 +92,9 @@ class WindowPlan:
                   hour, delta against the window before (larger windows)
         gauge     of unit ``bool``: last, and max (larger windows): the rest says nothing more
         counter   reset-aware rise (each window); rise_delta against the rise of the window before (larger
-                  windows); last, the level, where it persists on the board or the catalogue does not know
+                  windows; the step into the oldest sample of the window before the largest one is left out, for
+                  nothing older is looked at); last, the level, where it persists on the board or the catalogue
+                  does not know
         flags     share of samples with the bit set (larger windows), for the bits of ``FLAG_PARTS``; any bit
                   for bitmasks that the catalogue does not know
         enum      last (no older than the smallest window), number of changes (larger windows)

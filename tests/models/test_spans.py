@@ -105,7 +105,7 @@ def test_the_tail_is_never_fitted_on(drifting):
         read, rows, labels, days(7, 28), refit_ms=instant_ms(refit), first_ms=instant_ms(START), reach_ms=REACH_MS,
         hysteresis=0.0, current=None, negative_ratio=10, seed=3, judge=JudgeSection(least_incidents=0),
     )  # fmt: skip
-    tail, *fitted = seen
+    *fitted, tail = seen
     assert len(fitted) == 2
     for each in fitted:
         assert labels.complete[each].max() <= rows.time[tail].min()
@@ -160,15 +160,15 @@ def test_several_tails_and_judges_are_averaged_as_shares_of_the_best(drifting):
 
 
 def test_no_tail_is_ever_fitted_on_by_its_own_judge(drifting):
-    """Each tail is read first, then the candidates' rows before it."""
+    """Candidates' rows are read first, then the tail behind them."""
     seen = []
     choose(drifting, spans=days(7, 14), judge=JudgeSection(tails=3), seen=seen)
     labels = Labels.of(drifting.labels(START + timedelta(days=40)))
     rows = Rows.of(drifting.rows)
     assert len(seen) == 9
     for at in (0, 3, 6):
-        tail, fitted = seen[at], seen[at + 1 : at + 3]
+        fitted, tail = seen[at : at + 2], seen[at + 2]
         for each in fitted:
             assert labels.complete[each].max() <= rows.time[tail].min()
-    assert rows.time[seen[3]].max() < rows.time[seen[0]].min()
-    assert rows.time[seen[6]].max() < rows.time[seen[3]].min()
+    assert rows.time[seen[5]].max() < rows.time[seen[2]].min()
+    assert rows.time[seen[8]].max() < rows.time[seen[5]].min()

@@ -19,7 +19,8 @@ import pyarrow.parquet as pq
 from features.errors import InputError
 
 _KEY = b"predrain.fold"
-_LIBRARIES = ("numpy", "scikit-learn", "lightgbm", "xgboost-cpu")
+_LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu")
+_ROOMS = ("features", "models", "policy", "telemetry")
 
 
 def digest_of(**inputs: Any) -> str:
@@ -42,10 +43,10 @@ def digest_of(**inputs: Any) -> str:
 
 @functools.cache
 def code_digest() -> str:
-    """Return the SHA-256 of the sources of this room and of the policy; a matrix's digest covers those of features."""
+    """Return the SHA-256 of the sources of this room and of those that it reads a matrix, labels and events by."""
     total = hashlib.sha256()
     root = Path(__file__).resolve().parents[1]
-    for path in sorted(path for room in ("models", "policy") for path in (root / room).rglob("*.py")):
+    for path in sorted(path for room in _ROOMS for path in (root / room).rglob("*.py")):
         total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from features.engine import Engine
 from features.errors import InputError
 from models.backtest_frames import VARIANTS, Fold
-from models.checkpoint import FoldStore
+from models.checkpoint import FoldStore, code_digest
 from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.ranking import Ints
 from models.shared_folder import SHARED, TURN, open_shared
@@ -109,6 +109,8 @@ class BacktestOrder:
         Of the matrix.
     training, models, backtest : sections of the parameters
     seed, explain : int
+    code : str
+        Digest of the code that the order comes from.
     """
 
     matrix: Path
@@ -118,6 +120,7 @@ class BacktestOrder:
     backtest: BacktestSection
     seed: int
     explain: int
+    code: str
 
     @classmethod
     def of(
@@ -141,7 +144,7 @@ class BacktestOrder:
         path = getattr(matrix, "path", None)
         if path is None:
             raise InputError("the matrix is in no folder that others could read", "matrix", "Use the engine local.")
-        return cls(Path(path).resolve(), matrix.digest, training, models, backtest, seed, explain)
+        return cls(Path(path).resolve(), matrix.digest, training, models, backtest, seed, explain, code_digest())
 
     def open(self) -> Matrix:
         """Open the matrix.
@@ -149,8 +152,14 @@ class BacktestOrder:
         Raises
         ------
         InputError
-            If this machine does not see it.
+            If this machine does not see it, or has other code.
         """
+        if code_digest() != self.code:
+            raise InputError(
+                "a worker runs other code of predrain's than the command",
+                "refit",
+                "Install the same versions on every machine, and start the workers again.",
+            )
         return open_shared(self.matrix, self.digest)
 
 

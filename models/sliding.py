@@ -347,9 +347,9 @@ def run_backtest(
         ahead = refits_ahead(engine, order, begun, finished=store, kept=apart, progress=progress)
     folds: list[Fold] = []
     for fold, refit_ms in enumerate(schedule.refits_ms):
-        if progress is not None:
-            progress(fold if engine is None else total, total, f"refit {format_instant(refit_ms)}")
         found = None if store is None else store.load(fold)
+        if progress is not None and found is None:
+            progress(fold if engine is None else total, total, f"refit {format_instant(refit_ms)}")
         done = Fold(*found) if found is not None else sliding.run(fold, folds, ahead)
         if store is not None and found is None:
             store.save(fold, done.table, done.facts)

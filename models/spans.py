@@ -125,6 +125,7 @@ def choose_span(
     negative_ratio: int,
     seed: int,
     judge: JudgeSection | None = None,
+    most: int | None = None,
 ) -> SpanChoice:
     """Choose among the spans that fit.
 
@@ -157,6 +158,8 @@ def choose_span(
     judge : JudgeSection, optional
         ``training.judge``: who judges, on how many tails, and whether candidates that the data's beginning cuts before
         the latest tail by more than :data:`CUT_AT_MOST` take part.
+    most : int, optional
+        Rows to fit on that there is room for; see :func:`models.training_set.choose_rows`.
 
     Returns
     -------
@@ -208,6 +211,7 @@ def choose_span(
                     as_of_ms=refit_ms,
                     negative_ratio=min(negative_ratio, _REFERENCE_RATIO),
                     seed=seed,
+                    most=most,
                 )
         for name in judge.learners or (None,):
             own_seed = seed_of(seed, "span", refit_ms) if name is None else seed_of(seed, "span", name, refit_ms)

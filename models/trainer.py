@@ -159,6 +159,7 @@ class Trainer:
             negative_ratio=self.training.negative_ratio,
             seed=self.seed,
             judge=self.training.judge,
+            most=self.most,
         )
 
     def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels | Unfit:
@@ -199,6 +200,7 @@ class Trainer:
             learners = fits.learners(unfitted, steps.of(0))
             cascade = self._cascade(fits, learners, split, refit_ms)
             steps.cascade(0, cascade)
+        del fits  # it holds its rows, and further fits follow
         fitted = FittedModels(
             refit_at=instant_of(refit_ms),
             train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),

@@ -115,7 +115,7 @@ def train_bundle(
         "incidents": fitted.n_incidents,
     }
     if fitted.thinned_to is not None:
-        summary["negatives for each positive, as training.memory has room for"] = fitted.thinned_to
+        summary["negatives_a_positive_in_memory"] = fitted.thinned_to
     if track is not None:
         from models.registry import register_bundle  # noqa: PLC0415 - MLflow takes seconds to import
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -77,6 +77,7 @@ def resolve_columns(
     where: str,
     *,
     ignored: frozenset[str] = frozenset(),
+    kept: Collection[str] = (),
     extras: bool = False,
     declare: bool = False,
 ) -> Columns:
@@ -96,6 +97,8 @@ def resolve_columns(
         The file, for errors.
     ignored : frozenset of str
         Source columns that are left out without a word.
+    kept : collection of str
+        Unknown columns that ``ignore_others`` does not mean.
     extras : bool
         Whether unknown columns are kept under their own names.
     declare : bool
@@ -110,7 +113,7 @@ def resolve_columns(
     source: dict[str, str] = {}
     for name in names:
         own = _own_name(name, names, mapping, known, aliases)
-        if own == _UNKNOWN and (name in ignored or mapping.ignore_others):
+        if own == _UNKNOWN and (name in ignored or (mapping.ignore_others and name not in kept)):
             continue
         if own == _UNKNOWN and extras:
             own = name

@@ -68,7 +68,10 @@ def read_inventory(path: Path, mapping: InventoryMapping, quarantine: Quarantine
         for batch in read_batches(file, "inventory", quarantine):
             known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
             table = with_parts(batch.table, mapping.parts, str(file), matched)
-            columns = resolve_columns(table.column_names, mapping, known, KEY_ALIASES, str(file), extras=True)
+            taken = set(table.column_names) - set(batch.table.column_names)
+            columns = resolve_columns(
+                table.column_names, mapping, known, KEY_ALIASES, str(file), kept=taken, extras=True
+            )
             require(columns, ["node"], table.column_names, str(file))
             frame = _batch_frame(batch.rows, table, columns, mapping, file, quarantine)
             frames.append(condense_sightings(frame) if SEEN_AT in columns else frame)

@@ -177,10 +177,11 @@ def test_progress_is_told(small, tmp_path):
     matrix = FeatureMatrix.open(tmp_path / "m")
     total = small[0].meta.counts["samples"] + matrix.meta.counts["rows"]
     done = [each for each, _ in seen]
+    assert done[0] == 0
     assert {whole for _, whole in seen} == {total}
     assert done == sorted(done)
     assert done[-1] == total
-    assert len(done) == len(small[0].buckets()) + len(matrix.meta.parts)
+    assert len(done) == 1 + len(small[0].buckets()) + len(matrix.meta.parts)
 
 
 def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):

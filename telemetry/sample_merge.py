@@ -223,7 +223,10 @@ class SampleMerger:
     def _merge(self, new: Block | None, reach: Reach | None) -> pa.Table:
         block = join([*([] if reach is None else reach.blocks), *([] if new is None else [new])])
         if self.keep_from is not None:
-            kept = np.flatnonzero(block.ms >= int(self.keep_from.timestamp() * 1000))
+            # an unfinished cell stands at the end of its step, whatever its newest raw sample was
+            cells = (block.order < 0) & self._to_roll(block)
+            times = np.where(cells, cell_end(block.ms, _milliseconds(self.step)), block.ms)
+            kept = np.flatnonzero(times >= int(self.keep_from.timestamp() * 1000))
             self.counts["samples_past_retention"] += len(block) - len(kept)
             block = block.take(kept)
         block = block.take(np.lexsort((block.order, block.ms, block.unit)))

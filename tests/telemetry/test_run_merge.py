@@ -161,6 +161,19 @@ def test_a_late_sample_at_the_end_of_a_run_corrects_the_first_rise_of_the_next(t
     assert [path[-16:] for path in changed] == ["20260301.parquet", "20260302.parquet"]
 
 
+def test_an_unfinished_step_that_ends_where_retention_begins_is_kept(tmp_path: Path):
+    """Its newest raw sample is older; in one run as in runs of a day."""
+    begins = DAY + pd.Timedelta(days=2)
+    raw = [(begins - pd.Timedelta(minutes=minutes), 1, {"gpu_temp_c": 40.0}) for minutes in (12, 6)]
+    late = [(DAY + pd.Timedelta(days=4), 2, {"gpu_temp_c": 50.0})]
+    for days in (1, None):
+        with runs_of(days):
+            name = f"{days}"
+            kept = [None, begins.to_pydatetime()]
+            found = all_samples(import_all(tmp_path / name, [frame_of(raw), frame_of(late)], kept))
+        assert found["timestamp"].tolist() == [begins, late[0][0]]
+
+
 def test_old_runs_go_without_being_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with runs_of(1):
         before = import_all(tmp_path / "d", [steady(range(96))]).dataset

@@ -127,8 +127,7 @@ class Build:
         self.fleet = Fleet.of(self.inventory)
         self.rows = Rows.of(self.keys, self.fleet, order.decision)
         self.augmented: npt.NDArray[np.bool_] = self.keys["augmented"].to_numpy(dtype=bool)
-        times = slab_times(order, self.inventory)
-        self.slabs = cut_slabs(self.rows, times)
+        self.slabs = cut_slabs(self.rows, slab_times(order, self.inventory))
         self.standing: StandingParts | None = None
         if order.base:
             meta = read_meta(order.target)
@@ -140,7 +139,7 @@ class Build:
                 )
         if order.since is not None:
             self.standing = StandingParts(order.target, {part.file: part for part in meta.parts}, order.since)
-            self.slabs = self.standing.slabs(self.slabs, times)
+            self.slabs = self.standing.slabs(self.slabs)
         self._first: datetime | None = None
         if self.standing is not None and len(self.keys):
             self._first = instants(self.rows.times[:1])[0].to_pydatetime()

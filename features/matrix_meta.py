@@ -117,7 +117,7 @@ class MatrixPart:
     rows, augmented : int
         Rows, and how many of them are augmented.
     established : datetime
-        When the last of them was established, aware.
+        When the last of them was decided or, if that was later, established; aware.
     """
 
     file: str

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from features.matrix_meta import ROW_COLUMNS, MatrixPart
 from features.service import instant_ms
-from features.slabs import Slab, SlabTimes
+from features.slabs import Slab
 from telemetry.layout import normal_form
 
 _FOOTER_KEY = b"predrain.part"
@@ -27,8 +27,8 @@ _FOOTER_KEY = b"predrain.part"
 def write_part(path: Path, table: pa.Table) -> None:
     """Write rows, sorted, as one Parquet file whose bytes are a function of the rows alone."""
     names = [name for name in table.column_names if name not in ROW_COLUMNS]
-    established = int(pc.max(table.column("established_at").cast(pa.int64())).as_py())
-    told = {"rows": table.num_rows, "augmented": pc.sum(table.column("augmented")).as_py(), "established": established}
+    last = (int(pc.max(table.column(name).cast(pa.int64())).as_py()) for name in ("decision_time", "established_at"))
+    told = {"rows": table.num_rows, "augmented": pc.sum(table.column("augmented")).as_py(), "established": max(last)}
     with pq.ParquetWriter(
         path,
         table.schema,
@@ -66,14 +66,13 @@ class StandingParts:
     parts: Mapping[str, MatrixPart]
     since: int
 
-    def slabs(self, computed: list[Slab], times: SlabTimes) -> list[Slab]:
+    def slabs(self, computed: list[Slab]) -> list[Slab]:
         """Add to the slabs of computed rows those in which a standing part has rows that do not hold; in order."""
         named = {slab.file for slab in computed}
         stale = [
             Slab(part.file, 0, 0)
             for part in self.parts.values()
-            if part.file not in named
-            and (times.begin(part.file) + times.length > self.since or instant_ms(part.established) >= self.since)
+            if part.file not in named and instant_ms(part.established) >= self.since
         ]
         return sorted([*computed, *stale], key=lambda slab: slab.file)
 

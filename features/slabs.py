@@ -64,10 +64,6 @@ class SlabTimes:
         begin = instants(np.array([self.origin + number * self.length], dtype=np.int64))[0]
         return f"part-{begin:%Y%m%dT%H%M%S}.parquet"
 
-    def begin(self, file: str) -> int:
-        """Return where the slab of a part begins, in milliseconds since 1970."""
-        return instant_ms(datetime.strptime(file, "part-%Y%m%dT%H%M%S.parquet").replace(tzinfo=UTC))
-
 
 @dataclass(frozen=True, slots=True)
 class Slab:

@@ -2,7 +2,9 @@
 
 Every matrix and every backtest is compared first: byte for byte, bit for bit. Each worker has one thread, so that two
 have twice the cores of one. A first build is not counted (kernels are compiled and loaded); starting workers is told
-apart. At the end stands what one bucket and one refit move through files, which the cost model of docs/scale.md uses.
+apart. Then the same again while a worker is killed (SIGKILL), one in the build and one in the backtest, as soon as its
+first task is done. At the end stands what one bucket and one refit move through files, which the cost model of
+docs/scale.md uses.
 
     python benchmarks/dask_scaling.py [--quick] [--gpus N] [--days D]
 
@@ -13,10 +15,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,7 +31,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import pandas as pd  # noqa: E402
 
 from benchmarks.generated import channels_of, generate  # noqa: E402
-from features.engine import Engine  # noqa: E402
+from features.engine import Engine, Item, Result  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from models.backtest_frames import BacktestResult  # noqa: E402
 from models.sliding import run_backtest  # noqa: E402
@@ -35,6 +40,7 @@ from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 from telemetry.errors import InputError  # noqa: E402
+from telemetry.store import Dataset  # noqa: E402
 
 BUCKETS = 16
 REFITS = """
@@ -47,11 +53,52 @@ training: {span: 14d, refit_every: 3d, augmentation: 2}
 """
 
 
-def built(dataset: Path, out: Path, params: Params, engine: Engine | None) -> tuple[FeatureMatrix, float]:
+class WatchedEngine(DaskEngine):
+    """Looks at what refits keep for the folds that follow them, and loses a worker where it is asked to."""
+
+    losing = False
+    """Set before a build or a backtest: a worker is killed as soon as a task is done. Dask starts another process."""
+    lost = 0
+    folds: Path | None = None
+    """Where the backtest keeps its folds."""
+    refits_bytes = 0
+    """Of the refits, when the last of them was done."""
+    done_at = 0.0
+    """When that was, of :func:`time.perf_counter`."""
+
+    def each(
+        self,
+        job: Callable[[Item], Result],
+        items: Sequence[Item],
+        told: Callable[[Item, Result], None],
+        *,
+        most: int,
+    ) -> None:
+        """Run a function over items."""
+        process = next(iter(self.client.run(os.getpid).values()))
+
+        def told_and_killed(item: Item, result: Result) -> None:
+            if self.losing:
+                os.kill(process, signal.SIGKILL)
+                self.losing = False
+                self.lost += 1
+            told(item, result)
+
+        super().each(job, items, told_and_killed, most=most)
+        self.done_at = time.perf_counter()
+        if self.folds is not None:
+            self.refits_bytes = size(self.folds, "*-refits/*")
+
+
+def built(
+    dataset: Path, out: Path, params: Params, engine: Engine | None, *, losing: bool = False
+) -> tuple[FeatureMatrix, float]:
     """Build a matrix twice, and give the second with its seconds."""
     wall = 0.0
-    for _ in range(2):
+    for counted in (False, True):
         shutil.rmtree(out, ignore_errors=True)
+        if isinstance(engine, WatchedEngine):
+            engine.losing = losing and counted
         begin = time.perf_counter()
         matrix = make_matrix(dataset, params, out, engine=engine)
         wall = time.perf_counter() - begin
@@ -59,9 +106,11 @@ def built(dataset: Path, out: Path, params: Params, engine: Engine | None) -> tu
 
 
 def replayed(
-    matrix: FeatureMatrix, params: Params, folder: Path, engine: Engine | None
-) -> tuple[BacktestResult, float]:
-    """Run a backtest, and give it with its seconds."""
+    matrix: FeatureMatrix, params: Params, folder: Path, engine: Engine | None, *, losing: bool = False
+) -> tuple[BacktestResult, float, float]:
+    """Run a backtest, and give it with its seconds and with those of the folds after the last refit."""
+    if isinstance(engine, WatchedEngine):
+        engine.losing, engine.folds = losing, folder
     begin = time.perf_counter()
     result = run_backtest(
         matrix,
@@ -73,14 +122,8 @@ def replayed(
         explain=20,
         engine=engine,
     )
-    return result, time.perf_counter() - begin
-
-
-def unfinished(folder: Path) -> None:
-    """Remove a backtest's finished folds and leave its refits, as if it had been killed just after the last of them."""
-    for each in folder.iterdir():
-        if not each.name.endswith("-refits"):
-            shutil.rmtree(each)
+    end = time.perf_counter()
+    return result, end - begin, end - engine.done_at if isinstance(engine, WatchedEngine) else 0.0
 
 
 def size(folder: Path, pattern: str) -> int:
@@ -94,6 +137,17 @@ def same(one: FeatureMatrix, other: FeatureMatrix) -> None:
     equal = names == sorted(path.name for path in other.path.iterdir())
     if not equal or any((one.path / name).read_bytes() != (other.path / name).read_bytes() for name in names):
         sys.exit(f"the matrices {one.path} and {other.path} differ")
+
+
+def traffic(dataset: Dataset, matrix: FeatureMatrix) -> str:
+    """Tell what a build moves through files."""
+    samples, counts = dataset.meta.counts["samples"], matrix.meta.counts
+    read, written = size(dataset.path, "telemetry/*/*"), size(matrix.path, "part-*")
+    between = counts["rows"] * counts["features"] * 4
+    return (
+        f"read {read / samples:.1f} B a sample; between the halves {between / samples:.1f} B a sample at most, "
+        f"written {written / samples:.1f} B"
+    )
 
 
 def main() -> None:
@@ -117,33 +171,31 @@ def main() -> None:
         every, small = load_params([ROOT / "params.yaml"]), load_params([folder / "refits.yaml"])
         fleet, _ = built(folder / "fleet", folder / "fleet-matrix", small, None)
         here, build_s = built(dataset.path, folder / "here", every, None)
-        replay, replay_s = replayed(fleet, small, folder / "folds-here", None)
-        in_order_s = 0.0
+        replay, replay_s, in_order_s = replayed(fleet, small, folder / "folds-here", None)
+        lost = refits_bytes = 0
         rows: list[tuple[str, float, float, float]] = [("this process", 0.0, build_s, replay_s)]
-        for workers in (1, 2):
+        for who, workers, losing in (("1 worker", 1, False), ("2 workers", 2, False), ("and killed", 2, True)):
             begin = time.perf_counter()
-            with DaskEngine(workers=workers, threads=1) as engine:
+            with WatchedEngine(workers=workers, threads=1) as engine:
                 started = time.perf_counter() - begin
-                matrix, build_s = built(dataset.path, folder / f"there-{workers}", every, engine)
+                matrix, build_s = built(dataset.path, folder / f"there-{len(rows)}", every, engine, losing=losing)
                 same(matrix, here)
-                result, replay_s = replayed(fleet, small, folder / f"folds-{workers}", engine)
+                folds = folder / f"folds-{len(rows)}"
+                result, replay_s, in_order_s = replayed(fleet, small, folds, engine, losing=losing)
                 pd.testing.assert_frame_equal(result.predictions, replay.predictions, check_exact=True)
                 pd.testing.assert_frame_equal(result.folds, replay.folds, check_exact=True)
-                unfinished(folder / f"folds-{workers}")
-                _, in_order_s = replayed(fleet, small, folder / f"folds-{workers}", engine)
-            rows.append((f"{workers} worker{'s' if workers > 1 else ''}", started, build_s, replay_s))
+                lost, refits_bytes = engine.lost, engine.refits_bytes
+            rows.append((who, started, build_s, replay_s))
+        if lost < 2:
+            sys.exit(f"a worker was to be killed in the build and in the backtest, not {lost}: nothing is told")
         samples, refits = dataset.meta.counts["samples"], replay.folds["fold"].nunique()
         print(f"{samples:,} samples in {BUCKETS} buckets to {here.meta.counts['rows']:,} rows; {refits} refits")
         print(f"{'':<14}{'start':>8}{'features':>10}{'backtest':>10}   all results equal, byte for byte")
         for who, started, build_s, replay_s in rows:
             print(f"{who:<14}{started:>7.1f}s{build_s:>9.1f}s{replay_s:>9.1f}s")
-        columns = here.meta.counts["features"]
-        spilled = here.meta.counts["rows"] * columns * 4
+        print(f"{lost} workers were killed, one in the build and one in the backtest")
         print(f"of a backtest, {in_order_s:.1f} s are in order, in this process")
-        print(f"read {size(dataset.path, 'telemetry/*/*') / samples:.1f} B a sample; ", end="")
-        print(f"between the halves {spilled / samples:.1f} B a sample at most, ", end="")
-        print(f"written {size(here.path, 'part-*') / samples:.1f} B; ", end="")
-        print(f"a refit keeps {size(folder / 'folds-2', '*-refits/*') / refits / 1e3:.0f} kB")
+        print(f"{traffic(dataset, here)}; a refit keeps {refits_bytes / refits / 1e3:.0f} kB")
         line = {
             "name": "dask_scaling",
             "value": round(rows[2][2], 2),

@@ -1,77 +1,106 @@
-"""Run every benchmark and write benchmarks/results.md, which the README quotes: ``make bench``."""
+"""Run the benchmarks and write benchmarks/results.md, which the README quotes: ``make bench``.
+
+    python benchmarks/run_all.py [NAME ...] [--quick]
+
+The machine must do nothing else. The page is written after each; with names, such as ``sliding_refit`` or
+``"features_out_of_core --whole"``, only those run, and the other lines stay as they are. Where one misses its aim it
+keeps its line, and the command ends with an error that says so.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import platform
 import subprocess
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
-RUNS: tuple[tuple[str, ...], ...] = (
-    ("simulate",),
-    ("parquet_layout",),
-    ("parse_exporter_page",),
-    ("backfill_prometheus",),
-    ("collect_exporters",),
-    ("fold_cost",),
-    ("features_extend_day",),
-    ("score_fleet",),
-    ("batch_scoring",),
-    ("http_predict",),
-    ("online_update",),
-    ("decide_fleet",),
-    ("jobs_saved",),
-    ("features_file_to_file",),
-    ("features_out_of_core",),
-    ("features_out_of_core", "--whole"),
-    ("features_window_length",),
-    ("sliding_refit",),
-    ("dask_scaling",),
-    ("actuate_kubernetes",),
-    ("actuate_slurm",),
-)
-"""Benchmarks in the order of the page, each a file of this folder with its options. The last two need the servers that
-``make test-system`` installs."""
+if str(HERE.parent) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(HERE.parent))
 
+from telemetry.atomic import write_bytes  # noqa: E402
+
+PAGE = HERE / "results.md"
 LARGE = "--whole"
 """An option that is left out of the quick run: gigabytes of disk, and minutes."""
 
+RUNS = (
+    "simulate", "parquet_layout", "parse_exporter_page", "backfill_prometheus", "collect_exporters", "fold_cost",
+    "features_extend_day", "score_fleet", "batch_scoring", "http_predict", "online_update", "decide_fleet",
+    "jobs_saved", "features_file_to_file", "features_out_of_core", f"features_out_of_core {LARGE}",
+    "features_window_length", "sliding_refit", "dask_scaling", "actuate_kubernetes", "actuate_slurm",
+)  # fmt: skip
+"""Benchmarks in the order of the page, each a file of this folder with its options. The last two need the servers that
+``make test-system`` installs."""
 
-def main() -> None:
-    """Run them one after the other, write the page; one that misses its aim is told at the end and keeps its line."""
-    lines = [
+
+def read_page() -> dict[str, str]:
+    """Read the lines of the table that stands, by the benchmark's name."""
+    if not PAGE.exists():
+        return {}
+    named = (
+        (line.split("|")[1].strip(), line) for line in PAGE.read_text(encoding="utf-8").splitlines() if "|" in line
+    )
+    return {name: line for name, line in named if name in RUNS}
+
+
+def write_page(lines: dict[str, str]) -> None:
+    """Write the table, in the order of :data:`RUNS`."""
+    head = [
         "# Benchmarks",
         "",
         f"Made by `make bench` on {os.cpu_count()} cores ({platform.machine()}). Ratios are beside a peer in one run, "
         "equality checked first; they matter, the numbers are this machine's.",
         "",
-        "| name | value | unit | peer | ratio |",
-        "|---|---|---|---|---|",
+        "| name | value | unit | peer | ratio | on |",
+        "|---|---|---|---|---|---|",
     ]
-    missed = []
-    for name, *options in RUNS:
-        if LARGE in options and "--quick" in sys.argv[1:]:
+    write_bytes(PAGE, "\n".join([*head, *(lines[name] for name in RUNS if name in lines), ""]).encode())
+
+
+def line_of(told: dict[str, Any]) -> str:
+    """Lay a benchmark's result out as a line of the table."""
+    ratio = "" if told["ratio"] is None else f"{told['ratio']:g}"
+    cells = (
+        told["name"],
+        f"{told['value']:,}",
+        told["unit"],
+        told["peer"] or "",
+        ratio,
+        f"{datetime.now(UTC):%Y-%m-%d}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Run them one after the other, and write the page after each."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of: {', '.join(RUNS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="small, to see that they run; the page stays as it is")
+    args = parser.parse_args()
+    unknown = sorted(set(args.names) - set(RUNS))
+    if unknown:
+        parser.error(f"no benchmark is called {', '.join(unknown)}; there are: {', '.join(RUNS)}")
+    lines, missed = read_page(), []
+    for name in args.names or RUNS:
+        file, *options = name.split()
+        if args.quick and LARGE in options:
             continue
-        done = subprocess.run(  # noqa: S603 - our own scripts
-            [sys.executable, str(HERE / f"{name}.py"), *options, *sys.argv[1:]],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        command = [sys.executable, str(HERE / f"{file}.py"), *options, *(["--quick"] if args.quick else [])]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
         sys.stdout.write(done.stdout)
+        sys.stdout.flush()
         last = (done.stdout.strip().splitlines() or [""])[-1]
         if done.returncode != 0:
             missed.append(f"{name} failed:\n{done.stderr}")
-            if not last.startswith("{"):
-                continue
-        line = json.loads(last)
-        peer = line["peer"] or ""
-        ratio = "" if line["ratio"] is None else f"{line['ratio']:g}"
-        lines.append(f"| {line['name']} | {line['value']:,} | {line['unit']} | {peer} | {ratio} |")
-    (HERE / "results.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        if last.startswith("{") and not args.quick:
+            lines[name] = line_of(json.loads(last))
+            write_page(lines)
     if missed:
         raise SystemExit("\n".join(missed))
 

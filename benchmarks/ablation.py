@@ -2,7 +2,8 @@
 
 Walks forward over development fleets (seeds from 100 on; reports use 1 to 5): at every refit all variants are fitted on
 the past and score the same later decisions. Fleets are pooled; intervals of the differences from the profile resample
-GPUs, the same ones for all variants. docs/profile.md quotes it.
+GPUs, the same ones for all variants. docs/profile.md quotes it. What a refit gave is kept below ``--work``: a run that
+was killed goes on.
 
     python benchmarks/ablation.py [--scenarios base drift] [--seeds 101 102] [--quick] [--matrix FOLDER ...]
 """
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.objectives import Held, fleet, predictions, report  # noqa: E402
+from benchmarks.walking import Held, KeptRefits, Refit, fleet, predictions, report  # noqa: E402
 from features.config import GROUPS  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from features.service import duration_ms, instant_ms  # noqa: E402
@@ -76,49 +78,63 @@ QUICK = (REFERENCE, "without onset", "without history", "telemetry and static (t
 
 
 def folds(
-    held: Held, variants: Mapping[str, Variant], params: Params, refit_every: timedelta
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray], dict[str, float]]]:
-    """Fit at every refit; give the rows tested, every variant's score of them, and the seconds each took to fit."""
+    held: Held, variants: Mapping[str, Variant], params: Params, refit_every: timedelta, kept: KeptRefits
+) -> Iterator[Refit]:
+    """Fit at every refit."""
     rows = Rows.of(held.matrix.rows)
     first_ms, end_ms = (instant_ms(each) for each in held.matrix.span)
     reach_ms = int((Labels.of(held.matrix.labels(None)).complete - rows.time).max())
-    group = np.array([column.group for column in held.matrix.columns])
     refit = first_ms + (end_ms - first_ms) // 3
     while refit < end_ms - reach_ms:
-        labels = Labels.of(held.matrix.labels(instant_of(refit)))
         following = refit + duration_ms(refit_every)
         tested = np.flatnonzero(~rows.augmented & (rows.time >= refit) & (rows.time < following))
-        X = held.read(tested)
-        scores, seconds = {}, {}
-        read: dict[tuple[int, int], tuple[np.ndarray, TrainingSet]] = {}
-        told: dict[tuple[object, ...], tuple[np.ndarray, float]] = {}
-        for name, variant in variants.items():
-            key = (variant.ratio, variant.span_days)
-            if key not in read:
-                chosen = choose_rows(
-                    rows,
-                    labels,
-                    start_ms=max(refit - reach_ms - duration_ms(timedelta(days=variant.span_days)), first_ms),
-                    complete_by_ms=refit,
-                    as_of_ms=refit,
-                    negative_ratio=variant.ratio,
-                    seed=params.seed,
-                )
-                read[key] = (held.read(chosen.rows), chosen)
-            values, chosen = read[key]
-            columns = np.flatnonzero(np.isin(group, variant.groups))
-            for each in variant.members:
-                one = (variant.groups, each, *key)
-                if one not in told:
-                    told[one] = fit_one(
-                        each, values[:, columns], chosen, X[:, columns], seed_of(params.seed, each, refit)
-                    )
-            mine = [told[variant.groups, each, *key] for each in variant.members]
-            seconds[name] = sum(took for _, took in mine)
-            joined = np.column_stack([score for score, _ in mine])
-            scores[name] = combine(joined, rows.time[tested], rows.tie[tested], k=1, combiner=variant.combiner).score
-        yield tested, scores, seconds
+        make = partial(refitted, held, rows, variants, params, refit, reach_ms, tested)
+        yield kept.of(held.matrix, refit, tested, make)
         refit = following
+
+
+def refitted(
+    held: Held,
+    rows: Rows,
+    variants: Mapping[str, Variant],
+    params: Params,
+    refit: int,
+    reach_ms: int,
+    tested: np.ndarray,
+) -> Refit:
+    """Fit every variant as of a refit, and score the rows that it tests."""
+    labels = Labels.of(held.matrix.labels(instant_of(refit)))
+    group = np.array([column.group for column in held.matrix.columns])
+    X = held.read(tested)
+    scores, seconds = {}, {}
+    read: dict[tuple[int, int], tuple[np.ndarray, TrainingSet]] = {}
+    told: dict[tuple[object, ...], tuple[np.ndarray, float]] = {}
+    for name, variant in variants.items():
+        key = (variant.ratio, variant.span_days)
+        if key not in read:
+            chosen = choose_rows(
+                rows,
+                labels,
+                start_ms=max(
+                    refit - reach_ms - duration_ms(timedelta(days=variant.span_days)), instant_ms(held.matrix.span[0])
+                ),
+                complete_by_ms=refit,
+                as_of_ms=refit,
+                negative_ratio=variant.ratio,
+                seed=params.seed,
+            )
+            read[key] = (held.read(chosen.rows), chosen)
+        values, chosen = read[key]
+        columns = np.flatnonzero(np.isin(group, variant.groups))
+        for each in variant.members:
+            one = (variant.groups, each, *key)
+            if one not in told:
+                told[one] = fit_one(each, values[:, columns], chosen, X[:, columns], seed_of(params.seed, each, refit))
+        mine = [told[variant.groups, each, *key] for each in variant.members]
+        seconds[name] = sum(took for _, took in mine)
+        joined = np.column_stack([score for score, _ in mine])
+        scores[name] = combine(joined, rows.time[tested], rows.tie[tested], k=1, combiner=variant.combiner).score
+    return tested, scores, seconds
 
 
 def fit_one(name: str, values: np.ndarray, chosen: TrainingSet, X: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
@@ -170,8 +186,9 @@ def main() -> None:
     seconds = dict.fromkeys(variants, 0.0)
     frames: dict[str, list[pd.DataFrame]] = {name: [] for name in variants}
     budgets = []
+    kept = KeptRefits(args.work / "refits", Path(__file__), variants, params)
     for place, held in enumerate(fleets):
-        found = list(folds(held, variants, params, timedelta(days=args.refit_every)))
+        found = list(folds(held, variants, params, timedelta(days=args.refit_every), kept))
         tested = np.concatenate([rows for rows, _, _ in found])
         number = np.repeat(np.arange(len(found)), [len(rows) for rows, _, _ in found])
         rows = Rows.of(held.matrix.rows)

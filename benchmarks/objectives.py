@@ -3,7 +3,7 @@
 Walks forward over development fleets (seeds from 100 on; reports use 1 to 5): at every refit all variants are fitted on
 the same span and scored on the same later decisions, K alerts a decision time each. Fleets are pooled; intervals of the
 differences from ``lightgbm`` resample GPUs, the same ones for all variants. Before anything is measured, each objective
-is fitted twice and must give the same bits.
+is fitted twice and must give the same bits. What a refit gave is kept below ``--work``: a run that was killed goes on.
 
     python benchmarks/objectives.py [--seeds 101 102] [--gpus 1000] [--quick] [--matrix FOLDER ...] [--only NAME ...]
 """
@@ -11,45 +11,41 @@ is fitted twice and must give the same bits.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
-from scipy.special import expit
-
-from features.building import build_matrix
-from features.matrix import FeatureMatrix
-from features.service import duration_ms, instant_ms
-from models.assessment import Assessment, assess
-from models.bootstrap import interval, resample_units
-from models.cascade import CascadeEnsemble
-from models.config import OBJECTIVES
-from models.doubtful import doubtful_rows
-from models.hard_negatives import with_hard_negatives
-from models.learners import fit_learners, make_learner
-from models.odds import log_odds
-from models.ranking import rank_within, seed_of
-from models.schedule import alert_budget, instant_of
-from models.scored import split_predictions
-from models.training_set import Labels, Rows, TrainingSet, choose_rows
-from pipeline.params import Params, load_params
-from simulator.simulate import simulate
-from telemetry.store import Dataset
-
 ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import pandas as pd  # noqa: E402
+
+from benchmarks.walking import Held, KeptRefits, Refit, fleet, predictions, report  # noqa: E402
+from features.matrix import FeatureMatrix  # noqa: E402
+from features.service import duration_ms, instant_ms  # noqa: E402
+from models.assessment import Assessment, assess  # noqa: E402
+from models.bootstrap import resample_units  # noqa: E402
+from models.cascade import CascadeEnsemble  # noqa: E402
+from models.config import OBJECTIVES  # noqa: E402
+from models.doubtful import doubtful_rows  # noqa: E402
+from models.hard_negatives import with_hard_negatives  # noqa: E402
+from models.learners import fit_learners, make_learner  # noqa: E402
+from models.odds import log_odds  # noqa: E402
+from models.ranking import seed_of  # noqa: E402
+from models.schedule import alert_budget, instant_of  # noqa: E402
+from models.scored import split_predictions  # noqa: E402
+from models.training_set import Labels, Rows, TrainingSet, choose_rows  # noqa: E402
+from pipeline.params import Params, load_params  # noqa: E402
+
 REFERENCE = "lightgbm"
 SPAN = timedelta(days=56)
-APART = 3653 * 86_400_000
-"""Milliseconds between the fleets' clocks, so that pooled fleets share no decision time."""
-
-SHOWN = ("precision_at_k", "average_precision", "recall", "capture")
 
 
 class RowChoice(NamedTuple):
@@ -134,54 +130,6 @@ QUICK = (
 )
 
 
-class Held:
-    """A feature matrix whose values lie in one memory-mapped file, so that many small reads are cheap."""
-
-    def __init__(self, matrix: FeatureMatrix, file: Path) -> None:
-        self.matrix = matrix
-        if not file.is_file():
-            partial = file.with_suffix(".partial.npy")
-            np.save(partial, matrix.values())
-            partial.rename(file)
-        self.held = np.load(file, mmap_mode="r")
-
-    def labels(self, refit_ms: int, *, censored: bool) -> Labels:
-        """Give labels as of a refit, or those by which units that left have survived."""
-        matrix, config = self.matrix, self.matrix.config
-        if not censored:
-            loose = replace(config, labels=config.labels.model_copy(update={"censor_leavers": False}))
-            matrix = FeatureMatrix(matrix.path, replace(matrix.meta, config=loose))
-        return Labels.of(matrix.labels(instant_of(refit_ms)))
-
-    def read(self, rows: np.ndarray) -> np.ndarray:
-        """Give the features of rows."""
-        return np.asarray(self.held[rows])
-
-
-def fleet(seed: int, params: Params, work: Path, gpus: int, days: int) -> Held:
-    """Simulate a development fleet and compute its features, or take what an earlier call left."""
-    folder = work / f"{params.simulate.scenario}-{gpus}-{days}-{seed}"
-    if not (folder / "matrix").is_dir():
-        simulate(
-            folder / "dataset",
-            gpus=gpus,
-            days=days,
-            seed=seed,
-            scenario=params.simulate.scenario,
-            acceleration=params.simulate.acceleration,
-        )
-        build_matrix(
-            Dataset.open(folder / "dataset"),
-            folder / "matrix",
-            decision=params.decision,
-            labels=params.labels,
-            features=params.features,
-            training=params.training,
-            seed=params.seed,
-        )
-    return Held(FeatureMatrix.open(folder / "matrix"), folder / "values.npy")
-
-
 def training_sets(
     held: Held, rows: Rows, refit_ms: int, reach_ms: int, variants: Mapping[str, Variant], params: Params
 ) -> dict[RowChoice, TrainingSet]:
@@ -214,53 +162,67 @@ def training_sets(
 
 
 def folds(
-    held: Held, variants: Mapping[str, Variant], params: Params, refit_every: timedelta
-) -> Iterator[tuple[np.ndarray, dict[str, np.ndarray], dict[str, float]]]:
-    """Fit at every refit; give the rows tested, every variant's log-odds of them, and the seconds each took to fit."""
+    held: Held, variants: Mapping[str, Variant], params: Params, refit_every: timedelta, kept: KeptRefits
+) -> Iterator[Refit]:
+    """Fit at every refit."""
     rows = Rows.of(held.matrix.rows)
     first_ms, end_ms = (instant_ms(each) for each in held.matrix.span)
     reach_ms = int((Labels.of(held.matrix.labels(None)).complete - rows.time).max())
     refit = max(first_ms + (end_ms - first_ms) // 2, first_ms + reach_ms + duration_ms(SPAN))
     while refit < end_ms - reach_ms:
-        sets = training_sets(held, rows, refit, reach_ms, variants, params)
-        values = {key: held.read(chosen.rows) for key, chosen in sets.items()}
         following = refit + duration_ms(refit_every)
         tested = np.flatnonzero(~rows.augmented & (rows.time >= refit) & (rows.time < following))
-        X = held.read(tested)
-        scores, seconds = {}, {}
-        for name, variant in variants.items():
-            chosen, fitted_on = sets[variant.rows], values[variant.rows]
-            began = time.perf_counter()
-            stages = [
-                (
-                    stage,
-                    make_learner(
-                        stage,
-                        seed=seed_of(params.seed, stage, refit),
-                        settings=variant.settings if stage == variant.stages[-1] else None,
-                    ),
-                )
-                for stage in variant.stages
-            ]
-            if len(stages) == 1:
-                model = fit_learners(dict(stages), fitted_on, chosen.label, chosen.weight, chosen.facts)[stages[0][0]]
-                seconds[name] = time.perf_counter() - began
-                scores[name] = log_odds(model, X) + chosen.prior_shift
-            else:
-                cascade = CascadeEnsemble(
-                    stages, params.models.cascade.recall_floor, timedelta(milliseconds=reach_ms), variant.score
-                )
-                cascade.fit(
-                    fitted_on,
-                    chosen.label,
-                    chosen.weight,
-                    times=chosen.facts.times,
-                    hours_to_incident=chosen.facts.hours_to_incident,
-                )
-                seconds[name] = time.perf_counter() - began
-                scores[name] = cascade.score_rows(X)[0] + chosen.prior_shift
-        yield tested, scores, seconds
+        make = partial(refitted, held, rows, variants, params, refit, reach_ms, tested)
+        yield kept.of(held.matrix, refit, tested, make)
         refit = following
+
+
+def refitted(
+    held: Held,
+    rows: Rows,
+    variants: Mapping[str, Variant],
+    params: Params,
+    refit: int,
+    reach_ms: int,
+    tested: np.ndarray,
+) -> Refit:
+    """Fit every variant as of a refit, and score the rows that it tests."""
+    sets = training_sets(held, rows, refit, reach_ms, variants, params)
+    values = {key: held.read(chosen.rows) for key, chosen in sets.items()}
+    X = held.read(tested)
+    scores, seconds = {}, {}
+    for name, variant in variants.items():
+        chosen, fitted_on = sets[variant.rows], values[variant.rows]
+        began = time.perf_counter()
+        stages = [
+            (
+                stage,
+                make_learner(
+                    stage,
+                    seed=seed_of(params.seed, stage, refit),
+                    settings=variant.settings if stage == variant.stages[-1] else None,
+                ),
+            )
+            for stage in variant.stages
+        ]
+        if len(stages) == 1:
+            model = fit_learners(dict(stages), fitted_on, chosen.label, chosen.weight, chosen.facts)[stages[0][0]]
+            seconds[name] = time.perf_counter() - began
+            scores[name] = log_odds(model, X) + chosen.prior_shift
+        else:
+            cascade = CascadeEnsemble(
+                stages, params.models.cascade.recall_floor, timedelta(milliseconds=reach_ms), variant.score
+            )
+            cascade.fit(
+                fitted_on,
+                chosen.label,
+                chosen.weight,
+                times=chosen.facts.times,
+                hours_to_incident=chosen.facts.hours_to_incident,
+            )
+            seconds[name] = time.perf_counter() - began
+            scores[name] = cascade.score_rows(X)[0] + chosen.prior_shift
+    return tested, scores, seconds
 
 
 def same_bits(held: Held, params: Params) -> None:
@@ -289,35 +251,6 @@ def same_bits(held: Held, params: Params) -> None:
         )
         if not np.array_equal(first, second):
             sys.exit(f"{name} differs between two fits of the same rows: nothing is measured")
-
-
-def predictions(
-    held: Held, place: int, tested: np.ndarray, score: np.ndarray, fold: np.ndarray, k: int
-) -> pd.DataFrame:
-    """Make one fleet's predictions of one variant, on a clock and with unit names of their own."""
-    rows = held.matrix.rows.iloc[tested].reset_index(drop=True)
-    labels = held.matrix.labels(None).iloc[tested].reset_index(drop=True)
-    tie = Rows.of(held.matrix.rows).tie[tested]
-    time_ms = rows["decision_time"].to_numpy(dtype="datetime64[ms]").astype(np.int64)
-    rank = rank_within(time_ms, score, tie)
-    shift = timedelta(milliseconds=place * APART)
-    return pd.DataFrame(
-        {
-            "decision_time": rows["decision_time"] + shift,
-            "unit": f"f{place}-" + rows["unit"].astype("str"),
-            "model": "variant",
-            "variant": "sliding",
-            "score": score,
-            "risk": expit(score),
-            "rank": rank,
-            "alert": rank <= k,
-            "label": labels["label"],
-            "failure_class": labels["failure_class"],
-            "incident": labels["incident"] + place * 1_000_000,
-            "incident_start": labels["incident_start"] + shift,
-            "fold": fold,
-        }
-    )
 
 
 def main() -> None:
@@ -357,8 +290,9 @@ def main() -> None:
     seconds = dict.fromkeys(variants, 0.0)
     frames: dict[str, list[pd.DataFrame]] = {name: [] for name in variants}
     budgets = []
+    kept = KeptRefits(args.work / "refits", Path(__file__), variants, params)
     for place, held in enumerate(fleets):
-        found = list(folds(held, variants, params, timedelta(days=args.refit_every)))
+        found = list(folds(held, variants, params, timedelta(days=args.refit_every), kept))
         tested = np.concatenate([rows for rows, _, _ in found])
         number = np.repeat(np.arange(len(found)), [len(rows) for rows, _, _ in found])
         began = int(Rows.of(held.matrix.rows).time[tested].min())
@@ -373,53 +307,7 @@ def main() -> None:
     for name, mine in frames.items():
         scored = split_predictions(pd.concat(mine, ignore_index=True), max(budgets))[0]
         assessed[name] = assess(scored, resample_units(scored.n_units, args.bootstrap, 1))
-    report(assessed, seconds, max(budgets))
-
-
-def report(
-    assessed: Mapping[str, Assessment],
-    seconds: Mapping[str, float],
-    k: int,
-    *,
-    name: str = "objectives",
-    reference: str = REFERENCE,
-) -> None:
-    """Print the table and the line of JSON of a benchmark of that name, differences taken from ``reference``."""
-    benchmark, peer = name, assessed[reference]
-    shared = peer.scored.shared
-    print(
-        f"{len(shared.units):,} GPUs, {len(shared.times_ms)} decision times, {len(peer.incidents)} incidents, K = {k}; "
-        f"differences from {reference} in points, 95 % intervals by GPU"
-    )
-    print(
-        f"{'variant':<40}{'P@K %':>8}{'difference':>24}{'AP x 100':>10}{'difference':>24}{'recall %':>10}"
-        f"{'top 5 %':>9}{'risk ratio':>12}{'fit s':>8}"
-    )
-    others = {}
-    for variant, each in assessed.items():
-        told = []
-        for statistic in ("precision_at_k", "average_precision"):
-            bounds = interval(100 * (each.replicates[statistic] - peer.replicates[statistic]))
-            difference = 100 * (each.point[statistic] - peer.point[statistic])
-            told.append("" if variant == reference else f"{difference:+.2f} [{bounds.low:+.2f}, {bounds.high:+.2f}]")
-        point = {statistic: 100 * each.point[statistic] for statistic in SHOWN}
-        print(
-            f"{variant:<40}{point['precision_at_k']:>8.2f}{told[0]:>24}{point['average_precision']:>10.2f}{told[1]:>24}"
-            f"{point['recall']:>10.1f}{point['capture']:>9.1f}{each.calibration.risk_ratio:>12.2f}{seconds[variant]:>8.2f}"
-        )
-        others[variant] = {key: round(float(value), 3) for key, value in point.items()}
-    best = max((name for name in assessed if name != reference), key=lambda name: others[name]["precision_at_k"])
-    line = {
-        "name": benchmark,
-        "value": others[best]["precision_at_k"],
-        "unit": f"precision@K in % of {best}",
-        "peer": reference,
-        "ratio": round(others[best]["precision_at_k"] / max(others[reference]["precision_at_k"], 1e-9), 3),
-        "limit_share": None,
-        "checked": True,
-        "others": others,
-    }
-    print(json.dumps(line))
+    report(assessed, seconds, max(budgets), name="objectives", reference=REFERENCE)
 
 
 if __name__ == "__main__":

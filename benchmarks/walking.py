@@ -1,0 +1,195 @@
+"""What the benchmarks share that walk forward over development fleets with many ways to learn."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.special import expit
+
+from features.building import build_matrix
+from features.matrix import FeatureMatrix
+from models.assessment import Assessment
+from models.bootstrap import interval
+from models.checkpoint import code_digest
+from models.ranking import rank_within
+from models.schedule import instant_of
+from models.training_set import Labels, Rows
+from pipeline.params import Params
+from simulator.simulate import simulate
+from telemetry.store import Dataset
+
+APART = 3653 * 86_400_000
+"""Milliseconds between the fleets' clocks, so that pooled fleets share no decision time."""
+
+SHOWN = ("precision_at_k", "average_precision", "recall", "capture")
+
+Refit = tuple[np.ndarray, dict[str, np.ndarray], dict[str, float]]
+"""The rows that a refit tested, every variant's score of them, and the seconds that each took to fit."""
+
+
+class KeptRefits:
+    """What refits gave, in files: a run that was killed does only the others.
+
+    Parameters
+    ----------
+    folder : Path
+    benchmark : Path
+        The file whose code decides what a refit gives, beside predrain's own.
+    variants : mapping
+    params : Params
+    """
+
+    def __init__(self, folder: Path, benchmark: Path, variants: Mapping[str, Any], params: Params) -> None:
+        self._folder, self._names = folder, list(variants)
+        told = json.dumps([code_digest(), repr(dict(variants)), params.model_dump(mode="json")], sort_keys=True)
+        self._key = hashlib.sha256(told.encode() + benchmark.read_bytes())
+
+    def of(self, matrix: FeatureMatrix, refit_ms: int, tested: np.ndarray, make: Callable[[], Refit]) -> Refit:
+        """Take what a refit of a matrix gave for the rows it tests from its file, or make it and leave it there."""
+        key = self._key.copy()
+        key.update(f"{matrix.digest} {refit_ms}".encode() + tested.tobytes())
+        file = self._folder / f"{key.hexdigest()}.npz"
+        if not file.is_file():
+            _, scores, seconds = make()
+            self._folder.mkdir(parents=True, exist_ok=True)
+            unfinished = file.with_suffix(".partial.npz")
+            took = [seconds[name] for name in self._names]
+            np.savez(unfinished, scores=np.stack([scores[name] for name in self._names]), seconds=took)
+            unfinished.replace(file)
+        found = np.load(file)
+        return (
+            tested,
+            dict(zip(self._names, found["scores"], strict=True)),
+            dict(zip(self._names, found["seconds"].tolist(), strict=True)),
+        )
+
+
+class Held:
+    """A feature matrix whose values lie in one memory-mapped file, so that many small reads are cheap."""
+
+    def __init__(self, matrix: FeatureMatrix, file: Path) -> None:
+        self.matrix = matrix
+        if not file.is_file():
+            unfinished = file.with_suffix(".partial.npy")
+            np.save(unfinished, matrix.values())
+            unfinished.rename(file)
+        self.held = np.load(file, mmap_mode="r")
+
+    def labels(self, refit_ms: int, *, censored: bool) -> Labels:
+        """Give labels as of a refit, or those by which units that left have survived."""
+        matrix, config = self.matrix, self.matrix.config
+        if not censored:
+            loose = replace(config, labels=config.labels.model_copy(update={"censor_leavers": False}))
+            matrix = FeatureMatrix(matrix.path, replace(matrix.meta, config=loose))
+        return Labels.of(matrix.labels(instant_of(refit_ms)))
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Give the features of rows."""
+        return np.asarray(self.held[rows])
+
+
+def fleet(seed: int, params: Params, work: Path, gpus: int, days: int) -> Held:
+    """Simulate a development fleet and compute its features, or take what an earlier call left."""
+    folder = work / f"{params.simulate.scenario}-{gpus}-{days}-{seed}"
+    if not (folder / "matrix").is_dir():
+        simulate(
+            folder / "dataset",
+            gpus=gpus,
+            days=days,
+            seed=seed,
+            scenario=params.simulate.scenario,
+            acceleration=params.simulate.acceleration,
+        )
+        build_matrix(
+            Dataset.open(folder / "dataset"),
+            folder / "matrix",
+            decision=params.decision,
+            labels=params.labels,
+            features=params.features,
+            training=params.training,
+            seed=params.seed,
+        )
+    return Held(FeatureMatrix.open(folder / "matrix"), folder / "values.npy")
+
+
+def predictions(
+    held: Held, place: int, tested: np.ndarray, score: np.ndarray, fold: np.ndarray, k: int
+) -> pd.DataFrame:
+    """Make one fleet's predictions of one variant, on a clock and with unit names of their own."""
+    rows = held.matrix.rows.iloc[tested].reset_index(drop=True)
+    labels = held.matrix.labels(None).iloc[tested].reset_index(drop=True)
+    tie = Rows.of(held.matrix.rows).tie[tested]
+    time_ms = rows["decision_time"].to_numpy(dtype="datetime64[ms]").astype(np.int64)
+    rank = rank_within(time_ms, score, tie)
+    shift = timedelta(milliseconds=place * APART)
+    return pd.DataFrame(
+        {
+            "decision_time": rows["decision_time"] + shift,
+            "unit": f"f{place}-" + rows["unit"].astype("str"),
+            "model": "variant",
+            "variant": "sliding",
+            "score": score,
+            "risk": expit(score),
+            "rank": rank,
+            "alert": rank <= k,
+            "label": labels["label"],
+            "failure_class": labels["failure_class"],
+            "incident": labels["incident"] + place * 1_000_000,
+            "incident_start": labels["incident_start"] + shift,
+            "fold": fold,
+        }
+    )
+
+
+def report(
+    assessed: Mapping[str, Assessment],
+    seconds: Mapping[str, float],
+    k: int,
+    *,
+    name: str,
+    reference: str,
+) -> None:
+    """Print the table and the line of JSON of a benchmark of that name, differences taken from ``reference``."""
+    benchmark, peer = name, assessed[reference]
+    shared = peer.scored.shared
+    print(
+        f"{len(shared.units):,} GPUs, {len(shared.times_ms)} decision times, {len(peer.incidents)} incidents, K = {k}; "
+        f"differences from {reference} in points, 95 % intervals by GPU"
+    )
+    print(
+        f"{'variant':<40}{'P@K %':>8}{'difference':>24}{'AP x 100':>10}{'difference':>24}{'recall %':>10}"
+        f"{'top 5 %':>9}{'risk ratio':>12}{'fit s':>8}"
+    )
+    others = {}
+    for variant, each in assessed.items():
+        told = []
+        for statistic in ("precision_at_k", "average_precision"):
+            bounds = interval(100 * (each.replicates[statistic] - peer.replicates[statistic]))
+            difference = 100 * (each.point[statistic] - peer.point[statistic])
+            told.append("" if variant == reference else f"{difference:+.2f} [{bounds.low:+.2f}, {bounds.high:+.2f}]")
+        point = {statistic: 100 * each.point[statistic] for statistic in SHOWN}
+        print(
+            f"{variant:<40}{point['precision_at_k']:>8.2f}{told[0]:>24}{point['average_precision']:>10.2f}{told[1]:>24}"
+            f"{point['recall']:>10.1f}{point['capture']:>9.1f}{each.calibration.risk_ratio:>12.2f}{seconds[variant]:>8.2f}"
+        )
+        others[variant] = {key: round(float(value), 3) for key, value in point.items()}
+    best = max((name for name in assessed if name != reference), key=lambda name: others[name]["precision_at_k"])
+    line = {
+        "name": benchmark,
+        "value": others[best]["precision_at_k"],
+        "unit": f"precision@K in % of {best}",
+        "peer": reference,
+        "ratio": round(others[best]["precision_at_k"] / max(others[reference]["precision_at_k"], 1e-9), 3),
+        "limit_share": None,
+        "checked": True,
+        "others": others,
+    }
+    print(json.dumps(line))

@@ -4,7 +4,8 @@ Every rule replays the same decisions of the same simulated fleets (development 
 What a refit gives depends on its span alone, so each span is fitted once at each refit, and the rules that choose take
 their refits from there; the seconds say what each rule would cost by itself. Differences are paired with ``auto`` as
 params.yaml has it, GPUs resampled within their fleets. Beside the rules for spans stands the rule for refits: ``auto``
-when a check finds drift instead of every week, with what its checks found.
+when a check finds drift instead of every week, with what its checks found. A fleet that is finished is kept below
+``--work``: a run that was killed does only the others.
 
     python benchmarks/spans.py [--seeds 101 102] [--scenarios base drift] [--gpus 800] [--days 180] [--quick]
 """
@@ -12,6 +13,7 @@ when a check finds drift instead of every week, with what its checks found.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import shutil
@@ -19,7 +21,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -36,6 +38,7 @@ from features.matrix import FeatureMatrix  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.backtest_frames import BacktestResult  # noqa: E402
 from models.bootstrap import interval  # noqa: E402
+from models.checkpoint import code_digest  # noqa: E402
 from models.config import JudgeSection, ModelsSection, TrainingSection  # noqa: E402
 from models.oracle import read_truth  # noqa: E402
 from models.schedule import format_days, plan_schedule  # noqa: E402
@@ -61,13 +64,11 @@ class Fleet:
 
     Attributes
     ----------
-    predictions : DataFrame
-        The profile's, with the rule as ``variant``.
     k : int
         Alert budget.
     seconds : dict of str to float
         CPU seconds that each rule's refits, scoring and choosing took.
-    chosen : dict of str to Counter
+    chosen : dict of str to dict
         How often each rule took each span, by name.
     switched : dict of str to int
         How often each rule left the span in use.
@@ -77,10 +78,9 @@ class Fleet:
         Refits and folds; likewise.
     """
 
-    predictions: pd.DataFrame
     k: int
     seconds: dict[str, float]
-    chosen: dict[str, Counter[str]]
+    chosen: dict[str, dict[str, int]]
     switched: dict[str, int]
     checks: dict[str, list[str]] = field(default_factory=dict)
     refits: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ def rules(members: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> Fleet:
+def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> tuple[pd.DataFrame, Fleet]:
     """Replay a fleet with every rule.
 
     The first test waits until the longest span fits, so that all rules are tested on the same decisions.
@@ -114,8 +114,8 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> Flee
 
     Returns
     -------
-    Fleet
-        Predictions and costs.
+    DataFrame, Fleet
+        The profile's predictions, with the rule as ``variant``, and what else was seen.
     """
     spans = tuple(sorted(set(params.training.spans)))
     probe = Trainer(matrix, training=params.training, models=models, k=1, seed=params.seed)
@@ -137,7 +137,7 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> Flee
         parts[name] = _of_profile(done, models.profile, name)
         sys.stderr.write(f"  {name}: {seconds[name]:.0f} s\n")
     schedule = plan_schedule(matrix, probe.rows, training=params.training, backtest=backtest, reach_ms=probe.reach_ms)
-    chosen: dict[str, Counter[str]] = {}
+    chosen: dict[str, dict[str, int]] = {}
     switched: dict[str, int] = {}
     for name, change in rules(models.parallel.members).items():
         training = params.training.model_copy(update={"span": "auto", **change})
@@ -151,7 +151,7 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> Flee
         ).assign(variant=name)
         share = Counter(format_days(span) for span in took)
         seconds[name] = choosing + sum(seconds[span] * times / len(took) for span, times in share.items())
-        chosen[name] = share
+        chosen[name] = dict(share)
         switched[name] = sum(one != two for one, two in itertools.pairwise(took))
         sys.stderr.write(f"  {name}: {choosing:.0f} s to choose\n")
     asked = params.training.model_copy(update={"span": "auto", "refit_on": "drift"})
@@ -163,7 +163,7 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> Flee
     checks = {ON_DRIFT: ["the first fit" if found is None else found.summary for found in done.drift]}
     refits = {ON_DRIFT: (sliding["refit_fold"].nunique(), len(sliding))}
     sys.stderr.write(f"  {ON_DRIFT}: {seconds[ON_DRIFT]:.0f} s, {refits[ON_DRIFT][0]} of {len(sliding)} refits\n")
-    return Fleet(pd.concat(parts.values(), ignore_index=True), k, seconds, chosen, switched, checks, refits)
+    return pd.concat(parts.values(), ignore_index=True), Fleet(k, seconds, chosen, switched, checks, refits)
 
 
 def _of_profile(done: BacktestResult, profile: str, name: str) -> pd.DataFrame:
@@ -210,7 +210,7 @@ def table(found: Mapping[str, Assessment], fleets: Sequence[Fleet]) -> list[str]
                 "" if name == REFERENCE else f"{told(one - two)} {between(told(bounds.low), told(bounds.high))}",
                 "" if name == REFERENCE else verdict(bounds.low, bounds.high),
             ]
-        chosen = sum((fleet.chosen.get(name, Counter()) for fleet in fleets), Counter())
+        chosen = sum((Counter(fleet.chosen.get(name, {})) for fleet in fleets), Counter[str]())
         cells += [
             percent(each.point["capture"]),
             f"{sum(fleet.seconds[name] for fleet in fleets):.0f}",
@@ -226,6 +226,31 @@ def _switches(name: str, fleets: Sequence[Fleet]) -> str:
         done, of = (sum(fleet.refits[name][i] for fleet in fleets) for i in (0, 1))
         return f"{done} of {of} refits"
     return str(sum(fleet.switched[name] for fleet in fleets)) if all(name in fleet.switched for fleet in fleets) else ""
+
+
+def one_fleet(
+    folder: Path, scenario: str, seed: int, key: str, params: Params, models: ModelsSection, args: argparse.Namespace
+) -> store.Stored:
+    """Simulate a fleet, replay it with every rule, and keep what was seen."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    sys.stderr.write(f"{scenario} {seed}\n")
+    simulate(
+        folder / "dataset",
+        gpus=args.gpus,
+        days=args.days,
+        seed=seed,
+        scenario=scenario,
+        acceleration=args.acceleration,
+    )
+    matrix = make_matrix(folder / "dataset", params, folder / "matrix")
+    predictions, fleet = replay(matrix, params, models)
+    facts = {"key": key, "k": fleet.k, "profile": models.profile, "members": args.members, "stages": []}
+    facts["fleet"] = asdict(fleet)
+    part = store.keep(folder / "part", predictions, read_truth(folder / "dataset-truth"), facts)
+    shutil.rmtree(folder / "dataset")
+    shutil.rmtree(folder / "matrix")
+    return part
 
 
 def main() -> None:
@@ -259,26 +284,18 @@ def main() -> None:
             "calibration": params.models.calibration.model_dump(mode="json"),
         }
     )
+    content = [params.model_dump(mode="json"), models.model_dump(mode="json"), args.gpus, args.days, args.acceleration]
+    told = json.dumps([code_digest(), *content], sort_keys=True).encode() + Path(__file__).read_bytes()
+    key = hashlib.sha256(told).hexdigest()
     for scenario in args.scenarios:
         fleets, parts = [], []
         for seed in args.seeds:
             if seed < 100:
                 raise SystemExit(f"seed {seed} is one that results are reported on: take seeds from 100 on")
             folder = args.work / f"{scenario}-{seed}"
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir(parents=True)
-            sys.stderr.write(f"{scenario} {seed}\n")
-            simulate(
-                folder / "dataset", gpus=args.gpus, days=args.days, seed=seed, scenario=scenario,
-                acceleration=args.acceleration,
-            )  # fmt: skip
-            matrix = make_matrix(folder / "dataset", params, folder / "matrix")
-            fleet = replay(matrix, params, models)
-            facts = {"key": "", "k": fleet.k, "profile": models.profile, "members": args.members, "stages": []}
-            parts.append(store.keep(folder / "part", fleet.predictions, read_truth(folder / "dataset-truth"), facts))
-            fleets.append(fleet)
-            shutil.rmtree(folder / "dataset")
-            shutil.rmtree(folder / "matrix")
+            part = store.load(folder / "part", key) or one_fleet(folder, scenario, seed, key, params, models, args)
+            parts.append(part)
+            fleets.append(Fleet(**part.facts["fleet"]))
         found = compare(Pool(parts, 300), models.profile)
         sys.stdout.write(
             f"\n{scenario}, seeds {', '.join(map(str, args.seeds))}, {args.gpus} GPUs, {args.days} days, "

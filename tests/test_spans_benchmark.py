@@ -32,13 +32,13 @@ def replayed():
     matrix = FakeMatrix(units=20, days=34, incidents=60, strength=3.0, seed=8)
     training = TrainingSection(spans=("7d", "14d"), refit_every="10d", hysteresis=0.0)
     params = Params(training=training)
-    return matrix, params, replay(matrix, params, MODELS)
+    return matrix, params, *replay(matrix, params, MODELS)
 
 
 @pytest.mark.system
 def test_choosing_among_fitted_spans_equals_choosing_while_replaying(replayed):
-    matrix, params, fleet = replayed
-    first = fleet.predictions["decision_time"].min()
+    matrix, params, predictions, fleet = replayed
+    first = predictions["decision_time"].min()
     assert first >= START + timedelta(days=15)
     alone = run_backtest(
         matrix,
@@ -47,7 +47,7 @@ def test_choosing_among_fitted_spans_equals_choosing_while_replaying(replayed):
         backtest=params.backtest.model_copy(update={"first_test": first.to_pydatetime()}),
         seed=params.seed,
     )
-    mine = fleet.predictions[fleet.predictions["variant"] == REFERENCE]
+    mine = predictions[predictions["variant"] == REFERENCE]
     theirs = alone.predictions
     theirs = theirs[(theirs["model"] == "lightgbm") & (theirs["variant"] == "sliding")]
     key = ["decision_time", "unit"]
@@ -58,11 +58,11 @@ def test_choosing_among_fitted_spans_equals_choosing_while_replaying(replayed):
 
 
 def test_every_rule_is_tested_on_the_same_decisions_and_told_with_its_cost(replayed):
-    _, _, fleet = replayed
-    sizes = fleet.predictions.groupby("variant", observed=True).size()
+    _, _, predictions, fleet = replayed
+    sizes = predictions.groupby("variant", observed=True).size()
     assert sizes.nunique() == 1
     assert set(sizes.index) == {"7 d", "14 d", "expanding", ON_DRIFT, *rules(["lightgbm"])}
-    parts = split_predictions(fleet.predictions.assign(failure_class="other"), fleet.k)
+    parts = split_predictions(predictions.assign(failure_class="other"), fleet.k)
     found = {part.variant: assess(part, np.ones((0, part.n_units))) for part in parts}
     lines = table(found, [fleet])
     assert len(lines) == 2 + len(sizes)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -27,7 +27,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
-from benchmarks.walking import Held, KeptRefits, Refit, fleet, predictions, report  # noqa: E402
+from benchmarks.walking import Held, KeptRefits, Refit, fleet, predictions, report, walk  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from features.service import duration_ms, instant_ms  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
@@ -161,27 +161,11 @@ def training_sets(
     return found
 
 
-def folds(
-    held: Held, variants: Mapping[str, Variant], params: Params, refit_every: timedelta, kept: KeptRefits
-) -> Iterator[Refit]:
-    """Fit at every refit."""
-    rows = Rows.of(held.matrix.rows)
-    first_ms, end_ms = (instant_ms(each) for each in held.matrix.span)
-    reach_ms = int((Labels.of(held.matrix.labels(None)).complete - rows.time).max())
-    refit = max(first_ms + (end_ms - first_ms) // 2, first_ms + reach_ms + duration_ms(SPAN))
-    while refit < end_ms - reach_ms:
-        following = refit + duration_ms(refit_every)
-        tested = np.flatnonzero(~rows.augmented & (rows.time >= refit) & (rows.time < following))
-        make = partial(refitted, held, rows, variants, params, refit, reach_ms, tested)
-        yield kept.of(held.matrix, refit, tested, make)
-        refit = following
-
-
 def refitted(
     held: Held,
-    rows: Rows,
     variants: Mapping[str, Variant],
     params: Params,
+    rows: Rows,
     refit: int,
     reach_ms: int,
     tested: np.ndarray,
@@ -292,7 +276,8 @@ def main() -> None:
     budgets = []
     kept = KeptRefits(args.work / "refits", Path(__file__), variants, params)
     for place, held in enumerate(fleets):
-        found = list(folds(held, variants, params, timedelta(days=args.refit_every), kept))
+        make = partial(refitted, held, variants, params)
+        found = list(walk(held, 2, timedelta(days=args.refit_every), kept, make, span=SPAN))
         tested = np.concatenate([rows for rows, _, _ in found])
         number = np.repeat(np.arange(len(found)), [len(rows) for rows, _, _ in found])
         began = int(Rows.of(held.matrix.rows).time[tested].min())

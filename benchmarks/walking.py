@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,13 @@ from scipy.special import expit
 
 from features.building import build_matrix
 from features.matrix import FeatureMatrix
+from features.service import duration_ms, instant_ms
 from models.assessment import Assessment
 from models.bootstrap import interval
 from models.checkpoint import code_digest
 from models.ranking import rank_within
 from models.schedule import instant_of
+from models.trainer import reach_of
 from models.training_set import Labels, Rows
 from pipeline.params import Params
 from simulator.simulate import simulate
@@ -70,6 +73,31 @@ class KeptRefits:
             dict(zip(self._names, found["scores"], strict=True)),
             dict(zip(self._names, found["seconds"].tolist(), strict=True)),
         )
+
+
+def walk(
+    held: Held,
+    after: int,
+    refit_every: timedelta,
+    kept: KeptRefits,
+    make: Callable[[Rows, int, int, np.ndarray], Refit],
+    *,
+    span: timedelta = timedelta(0),
+) -> Iterator[Refit]:
+    """Walk forward, from one part in ``after`` of the fleet's time on, and not before a span with its labels fits.
+
+    ``make`` is given the matrix's rows, the refit, the reach of labels (both in milliseconds) and the rows that are
+    decided until the next refit.
+    """
+    rows = Rows.of(held.matrix.rows)
+    reach_ms = reach_of(rows, Labels.of(held.matrix.labels(None)))
+    first_ms, end_ms = (instant_ms(each) for each in held.matrix.span)
+    refit_ms = max(first_ms + (end_ms - first_ms) // after, first_ms + reach_ms + duration_ms(span))
+    while refit_ms < end_ms - reach_ms:
+        following = refit_ms + duration_ms(refit_every)
+        tested = np.flatnonzero(~rows.augmented & (rows.time >= refit_ms) & (rows.time < following))
+        yield kept.of(held.matrix, refit_ms, tested, partial(make, rows, refit_ms, reach_ms, tested))
+        refit_ms = following
 
 
 class Held:

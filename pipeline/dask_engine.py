@@ -37,6 +37,13 @@ NEEDED = ("dask", "distributed")
 CONNECT_S = 30.0
 """How long a scheduler may take to answer."""
 
+FETCH_S = 30.0
+"""How long the result of a finished task may take, before it is asked whether the cluster is still there.
+
+A worker that is lost takes the results on it along, and a scheduler tries to reach one as long as
+``distributed.comm.timeouts.connect`` says (30 seconds) before it runs the task again.
+"""
+
 NO_WORKER_S = 120.0
 """How long a cluster may be without any worker: long enough for a machine to start again."""
 
@@ -120,7 +127,7 @@ class DaskEngine:
             watch = _Watch(self._client, self.place)
             for _ in range(len(futures)):
                 future = self._next(done, watch)
-                told(futures[future], self._result(future, name, futures[future]))
+                told(futures[future], self._result(future, watch, name, futures[future]))
                 future.release()
         finally:
             with contextlib.suppress(Exception):  # a cluster that is gone has nothing to cancel
@@ -256,11 +263,17 @@ class DaskEngine:
             except queue.Empty:
                 watch.any_worker()
 
-    def _result(self, future: Any, name: str, item: Any) -> Any:
+    def _result(self, future: Any, watch: _Watch, name: str, item: Any) -> Any:
         distributed = importlib.import_module("distributed")
 
         try:
-            return future.result(timeout=CONNECT_S)
+            while True:
+                try:
+                    return future.result(timeout=FETCH_S)
+                except TimeoutError:  # a task's own error, or its worker was lost with the result: it is run again
+                    if future.status == "error":
+                        raise
+                    watch.any_worker()
         except distributed.KilledWorker as error:
             raise InputError(
                 f"every worker that took {name} {item} was lost on the way",

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -39,11 +40,15 @@ from tests.features.small_fleet import HOUR, SMALL, Training, gpus, inventory_of
 BOTH = ("lightgbm", "xgboost")
 WHOLE = {"subsample": 1.0, "colsample_bytree": 1.0, "n_estimators": 50}
 
+# Where a worker is killed, distributed leaves sockets to it to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <ssl.SSLSocket:ResourceWarning")
+
 
 @pytest.fixture(scope="module")
 def cluster():
     with DaskEngine(workers=2, threads=1) as engine:
         yield engine
+    gc.collect()  # here, and not in a test of another module
 
 
 @pytest.fixture(scope="module")

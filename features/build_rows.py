@@ -57,7 +57,7 @@ def rows_of(
     span = dataset.meta.span
     down = out_of_use(events, inventory, labels, record=record)
     times = decision_times(decision, span)
-    extra = decision_rows(times[:0], inventory, down)
+    extra = None
     if augmentation:  # finding the onsets is a tenth of a small build
         onsets = known_onsets(events, inventory, labels, record=record)
         if since is not None:
@@ -77,8 +77,10 @@ def rows_of(
             )
     if since is not None:
         at = milliseconds(times, "decision time")
-        before = grid_time(decision, milliseconds(extra["decision_time"], "decision_time"))
-        times = instants(at[(at >= since) | np.isin(at, before)])
+        wanted = at >= since
+        if extra is not None:
+            wanted |= np.isin(at, grid_time(decision, milliseconds(extra["decision_time"], "decision_time")))
+        times = instants(at[wanted])
     grid = decision_rows(times, inventory, down)
     if not len(grid) and since is None:
         raise InputError(
@@ -86,7 +88,7 @@ def rows_of(
             f"dataset {dataset.place}",
             "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
         )
-    if not len(extra):
+    if extra is None or not len(extra):
         return grid  # sorted as it is
     both = pd.concat([grid, extra], ignore_index=True)
     return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)

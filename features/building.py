@@ -238,20 +238,13 @@ def _write(build: Build, engine: Engine, progress: Progress) -> None:
         dataset_digest=dataset.digest,
         sources=tuple(dataset.meta.sources),
     )
-    told = _Steps(progress, sum(each.samples for each in build.work) + len(build.keys))
+    samples, rows = [each.samples for each in build.work], [each.rows for each in build.slabs]
+    told = _Steps(progress, sum(samples) + len(build.keys))
     told.done(0)  # rows and plan are worked out
     engine.each(
-        BuildTask(build, "bucket"),
-        range(len(build.work)),
-        lambda number, _: told.done(build.work[number].samples),
-        most=8,
+        BuildTask(build, "bucket"), _largest_first(samples), lambda number, _: told.done(samples[number]), most=8
     )
-    engine.each(
-        BuildTask(build, "part"),
-        range(len(build.slabs)),
-        lambda number, _: told.done(build.slabs[number].rows),
-        most=4,
-    )
+    engine.each(BuildTask(build, "part"), _largest_first(rows), lambda number, _: told.done(rows[number]), most=4)
     if features.sequence.channels:
         windows = SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
         write_sequences(dataset, build.fleet, windows, order.decision, folder, digest=order.digest)
@@ -273,6 +266,11 @@ def _write(build: Build, engine: Engine, progress: Progress) -> None:
         "features": len(build.columns),
     }
     write_bytes(folder / META_NAME, MatrixMeta(order.digest, config, counts, parts).encode())
+
+
+def _largest_first(sizes: Sequence[int]) -> list[int]:
+    """Order tasks so that no large one is begun when the others are nearly done, and the other cores then wait."""
+    return sorted(range(len(sizes)), key=lambda number: -sizes[number])
 
 
 def _gather_parts(build: Build) -> tuple[MatrixPart, ...]:

@@ -119,6 +119,18 @@ def _add_node(nodes: FloatArray, node: int, into: FloatArray) -> None:
 
 
 @njit(cache=True, nogil=True)
+def _add_node_mean(nodes: FloatArray, node: int, into: FloatArray) -> None:
+    """Add a node of which only the mean is wanted."""
+    count = nodes[node, _COUNT]
+    if count == 0.0:
+        return
+    if into[_COUNT] == 0.0:
+        into[_NEWEST] = nodes[node, _NEWEST]
+    into[_COUNT] += count
+    into[_TOTAL] += nodes[node, _TOTAL] + count * (nodes[node, _NEWEST] - into[_NEWEST])
+
+
+@njit(cache=True, nogil=True)
 def gauge_nodes(
     times: IntArray, values: FloatArray, low_at: IntArray, high_at: IntArray, index: PaneIndex, levels: int
 ) -> FloatArray:
@@ -218,8 +230,10 @@ def gauge_windows(
             for edge in range(last_mean + 1):
                 while at < visits.stops[row, edge]:
                     node = visits.node[at]
-                    if node >= 0:
+                    if node >= 0 and edge <= last_full:
                         _add_node(own, node, sums)
+                    elif node >= 0:
+                        _add_node_mean(own, node, sums)
                     elif edge <= last_full:
                         _add_samples(times, series, lows, highs, visits.first[at], visits.last[at], sums)
                     else:

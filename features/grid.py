@@ -25,6 +25,9 @@ from features.service import (
 MIN_COMPANIONS = 4
 """At least this many units without the onset join an augmented row, so that its time never betrays its label."""
 
+_PAIRS = 65_536
+"""Units and times that are looked up together: the cross product of a year and ten thousand units is never held."""
+
 
 def decision_times(decision: DecisionSection, span: tuple[datetime, datetime]) -> pd.DatetimeIndex:
     """All decision times of the grid between two instants, both included, as ``datetime64[ms, UTC]``."""
@@ -61,10 +64,10 @@ def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.Dat
     population = _Population(inventory, down)
     at = milliseconds(times, "decision time")
     units = len(population.stays.units)
-    # Time by time, so that the cross product of a year and ten thousand units is never held at once.
-    pieces = [_present(population, np.full(units, time, dtype=np.int64), np.arange(units)) for time in at]
-    stay = np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
-    decided = np.repeat(at, [len(piece) for piece in pieces])
+    together = max(1, _PAIRS // max(units, 1))
+    pieces = [_in_service(population, at[first : first + together]) for first in range(0, len(at), together)]
+    empty = np.zeros(0, dtype=np.int64)
+    stay, decided = (np.concatenate([empty, *(piece[k] for piece in pieces)]) for k in range(2))
     return population.frame(decided, stay, augmented=False, established=decided)
 
 
@@ -120,12 +123,11 @@ def augmented_rows(
     decided, unit, known = _extra_times(onsets, population, decision, labels, step, span, augmentation)
     companions = max(MIN_COMPANIONS, negative_ratio)
     keys = _unit_hashes(population.stays.units, seed)
-    everyone = np.arange(len(population.stays.units), dtype=np.int64)
     parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
     drawn_at: dict[int, Int64Array] = {}
     for time, failing, established in zip(decided.tolist(), unit.tolist(), known.tolist(), strict=True):
         if time not in drawn_at:
-            stay = _present(population, np.full(len(everyone), time, dtype=np.int64), everyone)
+            stay, _ = _in_service(population, np.asarray([time], dtype=np.int64))
             rank = _mix(keys[population.stays.unit[stay]] ^ _mix(np.asarray([time], dtype=np.uint64)))
             drawn_at[time] = stay[np.argsort(rank, kind="stable")]
         drawn = drawn_at[time]
@@ -181,9 +183,13 @@ class _Population:
         )
 
 
-def _present(population: _Population, time: Int64Array, unit: Int64Array) -> Int64Array:
-    stay = population.stay(unit, time)
-    return stay[stay >= 0]
+def _in_service(population: _Population, times: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the stays of all units that are in service and not known to be down, time by time, and those times."""
+    units = len(population.stays.units)
+    decided = np.repeat(times, units)
+    stay = population.stay(np.tile(np.arange(units, dtype=np.int64), len(times)), decided)
+    here = stay >= 0
+    return stay[here], decided[here]
 
 
 def _extra_times(

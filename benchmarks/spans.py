@@ -13,10 +13,8 @@ when a check finds drift instead of every week, with what its checks found. A fl
 from __future__ import annotations
 
 import argparse
-import hashlib
 import itertools
 import json
-import shutil
 import sys
 import time
 from collections import Counter
@@ -32,22 +30,18 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.scoreboard import store  # noqa: E402
+from benchmarks.development_fleets import DevelopmentFleets, only  # noqa: E402
 from benchmarks.scoreboard.pooled import Pool  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.backtest_frames import BacktestResult  # noqa: E402
 from models.bootstrap import interval  # noqa: E402
-from models.checkpoint import code_digest  # noqa: E402
 from models.config import JudgeSection, ModelsSection, TrainingSection  # noqa: E402
-from models.oracle import read_truth  # noqa: E402
 from models.schedule import format_days, plan_schedule  # noqa: E402
 from models.sliding import run_backtest  # noqa: E402
 from models.trainer import Trainer  # noqa: E402
-from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from pipeline.report.wording import between, number, percent, points, verdict  # noqa: E402
-from simulator.simulate import simulate  # noqa: E402
 
 REFERENCE = "auto"
 """The rule that the others are compared with."""
@@ -228,31 +222,6 @@ def _switches(name: str, fleets: Sequence[Fleet]) -> str:
     return str(sum(fleet.switched[name] for fleet in fleets)) if all(name in fleet.switched for fleet in fleets) else ""
 
 
-def one_fleet(
-    folder: Path, scenario: str, seed: int, key: str, params: Params, models: ModelsSection, args: argparse.Namespace
-) -> store.Stored:
-    """Simulate a fleet, replay it with every rule, and keep what was seen."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    sys.stderr.write(f"{scenario} {seed}\n")
-    simulate(
-        folder / "dataset",
-        gpus=args.gpus,
-        days=args.days,
-        seed=seed,
-        scenario=scenario,
-        acceleration=args.acceleration,
-    )
-    matrix = make_matrix(folder / "dataset", params, folder / "matrix")
-    predictions, fleet = replay(matrix, params, models)
-    facts = {"key": key, "k": fleet.k, "profile": models.profile, "members": args.members, "stages": []}
-    facts["fleet"] = asdict(fleet)
-    part = store.keep(folder / "part", predictions, read_truth(folder / "dataset-truth"), facts)
-    shutil.rmtree(folder / "dataset")
-    shutil.rmtree(folder / "matrix")
-    return part
-
-
 def main() -> None:
     """Replay the fleets, pool them, print the table and a line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -275,27 +244,16 @@ def main() -> None:
         training = TrainingSection.model_validate({**params.training.model_dump(mode="json"), "spans": args.spans})
         params = params.model_copy(update={"training": training})
     args.members = args.members or list(params.models.parallel.members)
-    models = ModelsSection.model_validate(
-        {
-            "profile": "mean_log_odds" if len(args.members) > 1 else args.members[0],
-            "learners": args.members,
-            "parallel": {"members": args.members},
-            "cascade": {"stages": args.members[:1]},
-            "calibration": params.models.calibration.model_dump(mode="json"),
-        }
-    )
-    content = [params.model_dump(mode="json"), models.model_dump(mode="json"), args.gpus, args.days, args.acceleration]
-    told = json.dumps([code_digest(), *content], sort_keys=True).encode() + Path(__file__).read_bytes()
-    key = hashlib.sha256(told).hexdigest()
+    models = only(args.members, params)
+    held = DevelopmentFleets(args.work, args.gpus, args.days, args.acceleration, params, models, Path(__file__))
+
+    def seen(matrix: FeatureMatrix) -> tuple[pd.DataFrame, int, dict[str, Any]]:
+        predictions, fleet = replay(matrix, params, models)
+        return predictions, fleet.k, asdict(fleet)
+
     for scenario in args.scenarios:
-        fleets, parts = [], []
-        for seed in args.seeds:
-            if seed < 100:
-                raise SystemExit(f"seed {seed} is one that results are reported on: take seeds from 100 on")
-            folder = args.work / f"{scenario}-{seed}"
-            part = store.load(folder / "part", key) or one_fleet(folder, scenario, seed, key, params, models, args)
-            parts.append(part)
-            fleets.append(Fleet(**part.facts["fleet"]))
+        parts = [held.of(scenario, seed, seen) for seed in args.seeds]
+        fleets = [Fleet(**part.facts["fleet"]) for part in parts]
         found = compare(Pool(parts, 300), models.profile)
         sys.stdout.write(
             f"\n{scenario}, seeds {', '.join(map(str, args.seeds))}, {args.gpus} GPUs, {args.days} days, "

@@ -1,0 +1,112 @@
+"""Development fleets on which benchmarks replay whole backtests: each is kept when it is finished."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from benchmarks.scoreboard import store
+from features.matrix import FeatureMatrix
+from models.checkpoint import code_digest
+from models.config import ModelsSection
+from models.oracle import read_truth
+from pipeline.matrix_stage import make_matrix
+from pipeline.params import Params
+from simulator.simulate import simulate
+
+Replay = Callable[[FeatureMatrix], tuple[pd.DataFrame, int, Mapping[str, Any]]]
+"""Gives the predictions on a fleet, its alert budget, and facts that JSON can hold."""
+
+
+def only(members: Sequence[str], params: Params) -> ModelsSection:
+    """Fit no more than some learners; the profile is their mean of log-odds, or the only one."""
+    return ModelsSection.model_validate(
+        {
+            "profile": "mean_log_odds" if len(members) > 1 else members[0],
+            "learners": members,
+            "parallel": {"members": members},
+            "cascade": {"stages": members[:1]},
+            "calibration": params.models.calibration.model_dump(mode="json"),
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DevelopmentFleets:
+    """Simulated fleets of seeds that nothing is reported on.
+
+    Parameters
+    ----------
+    work : Path
+        Where finished fleets are kept, and the one in work lies.
+    gpus, days : int
+    acceleration : float
+        Failure rates against the fleets' own.
+    params : Params
+    models : ModelsSection
+        What is fitted.
+    benchmark : Path
+        The file whose code decides what is seen, beside predrain's own.
+    """
+
+    work: Path
+    gpus: int
+    days: int
+    acceleration: float
+    params: Params
+    models: ModelsSection
+    benchmark: Path
+
+    def of(self, scenario: str, seed: int, replay: Replay) -> store.Stored:
+        """Take what was seen on a fleet, or simulate it, replay it and keep what was seen.
+
+        Raises
+        ------
+        SystemExit
+            If results are reported on the seed.
+        """
+        if seed < 100:
+            raise SystemExit(f"seed {seed} is one that results are reported on: take seeds from 100 on")
+        folder = self.work / f"{scenario}-{seed}"
+        found = store.load(folder / "part", self._key)
+        if found:
+            return found
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        sys.stderr.write(f"{scenario} {seed}\n")
+        simulate(
+            folder / "dataset",
+            gpus=self.gpus,
+            days=self.days,
+            seed=seed,
+            scenario=scenario,
+            acceleration=self.acceleration,
+        )
+        matrix = make_matrix(folder / "dataset", self.params, folder / "matrix")
+        predictions, k, seen = replay(matrix)
+        members = list(self.models.parallel.members)
+        facts = {"key": self._key, "k": k, "profile": self.models.profile, "members": members, "stages": []}
+        part = store.keep(folder / "part", predictions, read_truth(folder / "dataset-truth"), {**facts, "fleet": seen})
+        shutil.rmtree(folder / "dataset")
+        shutil.rmtree(folder / "matrix")
+        return part
+
+    @property
+    def _key(self) -> str:
+        content = [
+            self.params.model_dump(mode="json"),
+            self.models.model_dump(mode="json"),
+            self.gpus,
+            self.days,
+            self.acceleration,
+        ]
+        told = json.dumps([code_digest(), *content], sort_keys=True).encode() + self.benchmark.read_bytes()
+        return hashlib.sha256(told).hexdigest()

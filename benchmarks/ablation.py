@@ -157,10 +157,7 @@ def main() -> None:
     variants = {name: VARIANTS[name] for name in names}
     args.work.mkdir(parents=True, exist_ok=True)
     if args.matrix:
-        fleets = [
-            Held(FeatureMatrix.open(folder), args.work / f"{folder.resolve().name}-values.npy")
-            for folder in args.matrix
-        ]
+        fleets = [Held(FeatureMatrix.open(folder), args.work) for folder in args.matrix]
     else:
         fleets = [
             fleet(seed, of_scenario(params, scenario), args.work, args.gpus, args.days)

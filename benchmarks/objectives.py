@@ -263,10 +263,7 @@ def main() -> None:
     variants = {name: VARIANTS[name] for name in names}
     args.work.mkdir(parents=True, exist_ok=True)
     if args.matrix:
-        fleets = [
-            Held(FeatureMatrix.open(folder), args.work / f"{folder.resolve().name}-values.npy")
-            for folder in args.matrix
-        ]
+        fleets = [Held(FeatureMatrix.open(folder), args.work) for folder in args.matrix]
     else:
         fleets = [fleet(seed, params, args.work, args.gpus, args.days) for seed in args.seeds]
     same_bits(fleets[0], params)

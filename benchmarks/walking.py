@@ -101,10 +101,11 @@ def walk(
 
 
 class Held:
-    """A feature matrix whose values lie in one memory-mapped file, so that many small reads are cheap."""
+    """A feature matrix with its values in one memory-mapped file below a folder, so that many small reads are cheap."""
 
-    def __init__(self, matrix: FeatureMatrix, file: Path) -> None:
+    def __init__(self, matrix: FeatureMatrix, folder: Path) -> None:
         self.matrix = matrix
+        file = folder / f"values-{matrix.digest[:16]}.npy"
         if not file.is_file():
             unfinished = file.with_suffix(".partial.npy")
             np.save(unfinished, matrix.values())
@@ -145,7 +146,7 @@ def fleet(seed: int, params: Params, work: Path, gpus: int, days: int) -> Held:
             training=params.training,
             seed=params.seed,
         )
-    return Held(FeatureMatrix.open(folder / "matrix"), folder / "values.npy")
+    return Held(FeatureMatrix.open(folder / "matrix"), folder)
 
 
 def predictions(

@@ -14,6 +14,15 @@ from pipeline.report.wording import between, count, join, number, percent, point
 _OURS = ("ensemble", "learner")
 _STATISTICS = {"precision_at_k": "precision at K", "average_precision": "average precision"}
 
+_SIMPLE = {
+    "mean_log_odds": (
+        "needs neither fitted weights nor a best member known before, and gives a risk that compares from day to day, "
+        "so it can carry promises"
+    ),
+    "mean_rank": "needs neither fitted weights nor a best member known before; it only orders, so it promises nothing",
+}
+"""What speaks for the ensembles that are put together by nothing but a mean; the first is advised first."""
+
 
 def combining(evaluation: Evaluation, context: ReportContext) -> Section | None:
     """Make the section that compares ensembles with single learners and budgets with each other.
@@ -74,7 +83,7 @@ def combiner_advice(table: pd.DataFrame, equal: pd.DataFrame, budgets: pd.DataFr
         return []
     ensembles = [name for name in sliding.index if sliding.loc[name, "kind"] == "ensemble"]
     beside = {row.model: row for row in equal[equal["best"]].itertuples() if row.model in ensembles}
-    said = [_beside_members(beside), _full_budget(sliding, profile), _other_budgets(sliding, budgets)]
+    said = [_beside_members(beside), _full_budget(sliding, beside, profile), _other_budgets(sliding, budgets)]
     full = int(sliding["alerts"].max())
     said += [_agreement(row, full) for row in beside.values() if row.alerts < full]
     return [sentence for sentence in said if sentence]
@@ -100,7 +109,7 @@ def _beside_members(beside: dict[str, tuple]) -> str:  # type: ignore[type-arg] 
     return text
 
 
-def _full_budget(sliding: pd.DataFrame, profile: str) -> str:
+def _full_budget(sliding: pd.DataFrame, beside: dict[str, tuple], profile: str) -> str:  # type: ignore[type-arg]  # as above
     order = sliding.sort_values("precision_at_k", ascending=False, kind="stable")
     best = order.iloc[0]
     tied = [
@@ -115,14 +124,23 @@ def _full_budget(sliding: pd.DataFrame, profile: str) -> str:
     if tied:
         text += f"; {join(tied)} lie{'s' if len(tied) == 1 else ''} within its interval"
     text += "."
-    ties = [name for name in (order.index[0], *tied) if sliding.loc[name, "kind"] == "ensemble"]
-    if "mean_rank" in ties and tied:
-        text += (
-            " Among these, mean_rank is the choice that needs neither fitted weights nor a best member known before."
-        )
+    if tied:
+        text += _simple_choice((order.index[0], *tied), beside)
     if profile in sliding.index and profile not in (order.index[0], *tied):
         text += f" The profile, {profile}, reaches {percent(sliding.loc[profile, 'precision_at_k'])} and lies below it."
     return text
+
+
+def _simple_choice(ties: tuple[str, ...], beside: dict[str, tuple]) -> str:  # type: ignore[type-arg]  # as above
+    """Advise one simple mean of those as precise as the most precise one; rather one that is not shown to be worse."""
+    worse = {name for name, row in beside.items() if verdict(row.low, row.high) == "worse"}  # type: ignore[attr-defined]  # columns of the table
+    simple = sorted((name for name in _SIMPLE if name in ties), key=worse.__contains__)
+    if not simple:
+        return ""
+    text = f" Among these, {simple[0]} {_SIMPLE[simple[0]]}"
+    if simple[0] in worse:
+        text += "; its best single learner is shown to be more precise, but is known only afterwards"
+    return f"{text}."
 
 
 def _other_budgets(sliding: pd.DataFrame, budgets: pd.DataFrame) -> str:

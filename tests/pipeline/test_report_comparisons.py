@@ -62,6 +62,33 @@ def test_the_most_precise_and_its_ties_are_named_and_a_profile_below_them_too():
     assert "mean_rank at 2 (40.0 %) and xgboost at 20 (25.0 %)" in said
 
 
+def test_the_simple_mean_that_is_advised_is_the_one_that_may_promise_unless_it_is_shown_to_be_worse():
+    table = pd.concat([TABLE, pd.DataFrame([rows("mean_log_odds", 0.29, 0.24, 0.34)])], ignore_index=True)
+
+    def advice(table, **bounds):
+        equal = pd.DataFrame([beside(name, *each) for name, each in bounds.items()])
+        said = combiner_advice(table, equal, BUDGETS, "mean_log_odds")[1]
+        return said.partition(" Among these, ")[2]
+
+    open_, worse, nothing = (-0.1, 0.1), (-0.2, -0.01), (float("nan"), float("nan"))
+    for mine in (open_, (0.01, 0.2), nothing):
+        for other in (open_, worse):
+            said = advice(table, mean_log_odds=mine, mean_rank=other)
+            assert said == (
+                "mean_log_odds needs neither fitted weights nor a best member known before, and gives a risk that "
+                "compares from day to day, so it can carry promises."
+            )
+    for said in (advice(table, mean_log_odds=worse, mean_rank=open_), advice(TABLE, mean_rank=open_)):
+        assert said.startswith("mean_rank needs neither fitted weights nor a best member known before; it only orders")
+    said = advice(table, mean_log_odds=worse, mean_rank=worse)
+    assert said.startswith("mean_log_odds ")
+    assert said.endswith("; its best single learner is shown to be more precise, but is known only afterwards.")
+    # far below the most precise one, it is not among those that the choice is free of
+    below = pd.concat([TABLE, pd.DataFrame([rows("mean_log_odds", 0.2, 0.15, 0.3)])], ignore_index=True)
+    assert advice(below, mean_log_odds=open_, mean_rank=open_).startswith("mean_rank ")
+    assert advice(TABLE.iloc[1:], intersection=open_) == ""
+
+
 def test_agreement_is_judged_at_as_many_alerts():
     for low, high, word in (
         (0.01, 0.2, "the agreement itself adds precision"),

@@ -428,11 +428,18 @@ def fit_final(
     choice = trainer.choose_span(refit_ms, labels, None)
     if choice is None:
         listed = ", ".join(format_days(span) for span in candidates(training))
+        before = format_days(refit_ms - trainer.first_ms)
+        history = (
+            f"the data span {before}"
+            if until is None
+            else f"{before} of the data lie before {format_instant(refit_ms)} (--until)"
+        )
         raise InputError(
-            f"no training span fits: the data span {format_days(matrix.span[1] - matrix.span[0])}, gap and horizon "
-            f"take {format_days(trainer.reach_ms)}, the candidates are {listed}",
-            "parameter training.spans",
-            "Give a shorter span, or a dataset with more history.",
+            f"no training span fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}, "
+            f"the candidates are {listed}",
+            "parameter training.span" if isinstance(training.span, timedelta) else "parameter training.spans",
+            f"Give {'a shorter span' if until is None else 'a later time, a shorter span'}, or a dataset with more "
+            "history.",
         )
     fitted = trainer.fit(refit_ms, labels, choice.span)
     if isinstance(fitted, Unfit):

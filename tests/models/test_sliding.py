@@ -231,6 +231,10 @@ def test_no_span_fits(matrix):
     )
     with pytest.raises(InputError, match=r"no training span fits: the data span 40 d, gap and horizon take 1\.01 d"):
         fit_final(matrix, training=TrainingSection(span="60d"), models=QUICK, backtest=AUTO, seed=1)
+    short, until = TrainingSection(spans=("8d", "14d")), START + timedelta(days=8)
+    said = r"fits: 8 d of the data lie before 2026-01-09 00:00 UTC \(--until\), gap .* 8 d, 14 d .* Give a later time,"
+    with pytest.raises(InputError, match=said):
+        fit_final(matrix, training=short, models=QUICK, backtest=AUTO, seed=1, until=until)
 
 
 def test_a_first_test_before_any_span_fits(matrix):

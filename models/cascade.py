@@ -15,6 +15,7 @@ from features.service import duration_ms
 from models.binary import BinaryClassifier, takes_nan
 from models.combining import Combined
 from models.fit_facts import FitFacts
+from models.learners import refusals
 from models.odds import log_odds
 from models.ranking import Bools, Floats, Ints, name_hashes, rank_within
 from models.stages import Stages
@@ -146,6 +147,11 @@ class CascadeEnsemble(BinaryClassifier):
         -------
         CascadeEnsemble
             Itself, fitted.
+
+        Raises
+        ------
+        InputError
+            If a stage's library refuses its settings; see :func:`models.learners.refusals`.
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         if not self.stages:
@@ -163,7 +169,8 @@ class CascadeEnsemble(BinaryClassifier):
                 fitted = fitted_first
             else:
                 more = facts.take(rows).wanted_by(stage)
-                fitted = clone(stage).fit(X[rows], codes[rows], sample_weight=weight[rows], **more)
+                with refusals(name):
+                    fitted = clone(stage).fit(X[rows], codes[rows], sample_weight=weight[rows], **more)
             oof = out_of_fold(
                 stage,
                 X[rows],
@@ -186,7 +193,9 @@ class CascadeEnsemble(BinaryClassifier):
             rows = rows[kept]
         name, last = self.stages[-1]
         more = facts.take(rows).wanted_by(last)
-        self.stages_.append((name, clone(last).fit(X[rows], codes[rows], sample_weight=weight[rows], **more)))
+        with refusals(name):
+            fitted = clone(last).fit(X[rows], codes[rows], sample_weight=weight[rows], **more)
+        self.stages_.append((name, fitted))
         lowest = float(np.quantile(self._final(X[rows]), 0.01, method="lower"))
         self.floor_ = min(lowest, 0.0)
         return self

@@ -10,7 +10,9 @@ on simulated fleets fewer leaves, fewer features a tree and larger penalties eac
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import joblib
@@ -20,6 +22,7 @@ import xgboost
 from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
+from sklearn.utils._param_validation import InvalidParameterError
 from threadpoolctl import threadpool_limits
 
 from features.errors import InputError
@@ -37,6 +40,12 @@ AT_ONCE = 2
 """Learners fitted at the same time; does not change the result."""
 
 _UNREACHABLE = 1e9
+
+_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: | at \S+, line \d+ ?\.?$")
+"""Where in its own source a library noticed something."""
+
+_PLAIN = re.compile(r"^(Number of boosting rounds|hidden_layer_sizes|Solver lbfgs supports)")
+"""How refusals begin that come as a plain ValueError; others of those are about rows, or faults."""
 
 _LIGHTGBM: dict[str, Any] = {
     # Few leaves and large ones: the positives of a training set come from tens of incidents, not from hundreds.
@@ -217,7 +226,7 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
     ------
     InputError
         If there is no such learner or setting (the nearest valid name is given), or a value is no number where one
-        is needed. Values out of range are refused by the library when it fits.
+        is needed. Values out of range are refused by the library when it fits, see :func:`refusals`.
     """
     recipe = _recipe(name)
     overrides = dict(settings or {})
@@ -245,6 +254,8 @@ def fit_learners(
     sample_weight: np.ndarray | None = None,
     facts: FitFacts = NO_FACTS,
     told: Callable[[str], None] | None = None,
+    *,
+    kind: str | None = None,
 ) -> dict[str, Any]:
     """Fit several learners on the same rows, :data:`AT_ONCE` at a time.
 
@@ -262,15 +273,23 @@ def fit_learners(
         Decision times and times to the incident, for the learners that ask for them.
     told : callable, optional
         Called with the name of each learner when it is fitted, from a thread.
+    kind : str, optional
+        The learner that all of them are, where the keys name something else.
 
     Returns
     -------
     dict of str to scikit-learn classifier
         The same learners, fitted, in the same order.
+
+    Raises
+    ------
+    InputError
+        If a library refuses a learner's settings; see :func:`refusals`.
     """
 
     def fit(name: str, learner: Any) -> Any:
-        fitted = learner.fit(X, y, sample_weight=sample_weight, **facts.wanted_by(learner))
+        with refusals(kind or name):
+            fitted = learner.fit(X, y, sample_weight=sample_weight, **facts.wanted_by(learner))
         if told is not None:
             told(name)
         return fitted
@@ -280,6 +299,44 @@ def fit_learners(
         jobs = (joblib.delayed(fit)(name, learner) for name, learner in learners.items())
         fitted = joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(jobs)
     return dict(zip(learners, fitted, strict=True))
+
+
+@contextmanager
+def refusals(name: str) -> Iterator[None]:
+    """Say which learner it was when a library refuses the settings of a fit; let every other error pass.
+
+    Parameters
+    ----------
+    name : str
+        The learner that is fitted; nothing is caught for a name that is none of
+        :data:`models.config.ALL_LEARNERS`.
+
+    Raises
+    ------
+    InputError
+        With the library's first line.
+    """
+    try:
+        yield
+    except (lightgbm.basic.LightGBMError, ValueError) as error:  # XGBoost's is a ValueError
+        if name not in ALL_LEARNERS or not _refuses(name, error):
+            raise
+        line = _PLACE.sub("", str(error).strip().splitlines()[0]).rstrip(" .")
+        raise InputError(
+            f"{name} could not be fitted: {line}",
+            f"parameter models.settings.{name}",
+            "Correct the setting that is named.",
+        ) from error
+
+
+def _refuses(name: str, error: Exception) -> bool:
+    """Tell a refusal of settings from what a library says of rows, memory and itself."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, lightgbm.basic.LightGBMError | xgboost.core.XGBoostError):
+        recipe = _recipe(name)
+        named = "|".join(map(re.escape, (*recipe.defaults, *recipe.more)))
+        return re.search(rf"\bParameter\b|valid values are|\b({named})\b", first) is not None
+    return isinstance(error, InvalidParameterError) or _PLAIN.match(first) is not None
 
 
 def _recipe(name: str) -> Recipe:

@@ -274,7 +274,7 @@ def search_settings(
             str(i): make_learner(learner, seed=seed_of(seed, learner, "search", at), settings=trial)
             for i, trial in enumerate(trials)
         }
-        fitted = fit_learners(unfitted, judge.X, judge.label, judge.weight, judge.facts)
+        fitted = fit_learners(unfitted, judge.X, judge.label, judge.weight, judge.facts, kind=learner)
         for i, each in enumerate(fitted.values()):
             scores[i, at] = average_precision_score(judge.truth, log_odds(each, judge.held))
     best = int(np.argmax(scores.mean(axis=1)))

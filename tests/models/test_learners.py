@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from lightgbm.basic import LightGBMError
 from sklearn.metrics import average_precision_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
+from models.cascade import CascadeEnsemble
 from models.config import LEARNERS, OBJECTIVES
 from models.fit_facts import FitFacts
-from models.learners import default_settings, make_learner
+from models.learners import default_settings, fit_learners, make_learner, refusals
 from models.odds import log_odds
 from models.prepared import PreparedClassifier, SignedLogScaler
 
@@ -95,6 +97,72 @@ def test_unknown_names_are_refused_with_the_nearest():
     )
     with pytest.raises(InputError, match=r"unknown learner 'xgbost' \(parameter models\)\. Did you mean 'xgboost'\?"):
         make_learner("xgbost", seed=1)
+
+
+REFUSED = (
+    ("lightgbm", {"num_leaves": -3}, "Check failed: (num_leaves) > (1)"),
+    ("lightgbm", {"n_estimators": 2.5}, 'Parameter num_iterations should be of type int, got "2.5"'),
+    ("lightgbm", {"n_estimators": 0}, "Number of boosting rounds must be greater than 0. Got 0"),
+    ("lightgbm_focal", {"num_leaves": 1}, "Check failed: (num_leaves) > (1)"),
+    ("xgboost", {"max_depth": -3}, "value -3 for Parameter max_depth should be greater equal to 0"),
+    ("xgboost", {"grow_policy": "q"}, "Invalid Input: 'q', valid values are: {'depthwise', 'lossguide'}"),
+    ("xgboost", {"max_bin": 0}, "Check failed: max_bin >= 2 (0 vs. 2) : `max_bin` must be equal to or greater than 2"),
+    (
+        "random_forest",
+        {"max_depth": -3},
+        "The 'max_depth' parameter of RandomForestClassifier must be an int in the range [1, inf) or None. Got -3 "
+        "instead",
+    ),
+    (
+        "logistic",
+        {"C": -1},
+        "The 'C' parameter of LogisticRegression must be a float in the range (0.0, inf]. Got -1 instead",
+    ),
+    ("mlp", {"hidden_layer_sizes": [-3]}, "hidden_layer_sizes must be > 0, got [-3]"),
+)
+
+
+@pytest.mark.parametrize(("name", "settings", "line"), REFUSED)
+def test_settings_that_a_library_refuses_are_named_with_its_own_words(name, settings, line):
+    X, y = rare_signal(5, 300)
+    y[:40] = 1
+    learner = make_learner(name, seed=1, settings=settings)
+    said = f"{name} could not be fitted: {line} (parameter models.settings.{name}). Correct the setting that is named."
+    with pytest.raises(InputError) as caught:
+        fit_learners({name: learner}, X, y)
+    assert str(caught.value) == said
+    with pytest.raises(InputError) as caught:
+        fit_learners({"0": learner}, X, y, kind=name)
+    assert str(caught.value) == said
+    sound = make_learner("logistic", seed=1)
+    for stages in ([(name, learner), ("logistic", sound)], [("logistic", sound), (name, learner)]):
+        with pytest.raises(InputError) as caught:
+            CascadeEnsemble(stages).fit(X, y)
+        assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("name", ["xgboost", "logistic", "mlp"])
+def test_what_is_wrong_with_rows_is_no_refusal_of_settings(name):
+    X, y = rare_signal(5, 300)
+    y[:40] = 1
+    X[0, 0] = np.inf
+    with pytest.raises(ValueError, match="inf"):
+        fit_learners({name: make_learner(name, seed=1)}, X, y)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("lightgbm", LightGBMError("Check failed: (num_data) > (0) at /somewhere/dataset.cpp, line 37 .")),
+        ("lightgbm", ValueError()),
+        ("lightgbm", MemoryError()),
+        ("somebody's own", ValueError("Number of boosting rounds must be greater than 0. Got 0.")),
+    ],
+)
+def test_other_errors_of_a_fit_stay_as_they_are(name, error):
+    with pytest.raises(type(error)) as caught, refusals(name):
+        raise error
+    assert caught.value is error
 
 
 def test_a_network_learns_from_fewer_rows_than_a_batch():

@@ -58,9 +58,10 @@ def replay(
         mine = mine[(mine["variant"] == "sliding") & mine["model"].isin([*models.learners, models.profile])]
         parts.append(mine.assign(model=mine["model"].astype(str), variant=variant))
         sys.stderr.write(f"  {variant}: {seconds[variant]:.0f} s\n")
-    if done.searched is None:
+    compared = pd.DataFrame() if done.searched is None else done.searched.dropna(subset="mean")
+    if compared.empty:
         sys.exit("before the first test there are too few incidents to search on: take more --gpus")
-    trials = done.searched[["learner", "trial", "settings", "mean", "chosen"]].to_dict("records")
+    trials = compared[["learner", "trial", "settings", "mean", "chosen"]].to_dict("records")
     return pd.concat(parts, ignore_index=True), done.k, {"seconds": seconds, "trials": trials}
 
 

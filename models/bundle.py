@@ -101,8 +101,8 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
         What one refit made.
     manifest : mapping
         JSON-able facts to keep: ``profile`` (required, one of ``fitted.models``), and as known ``channels``,
-        ``params``, ``dataset_digest``, ``code_revision``, ``metrics``, ``simulated``. NaN becomes null. Keys of the
-        layout itself (``format``, ``features``, ``sequence``, ``fitted``, ``files``, ``libraries``,
+        ``params``, ``dataset_digest``, ``code_revision``, ``metrics``, ``simulated``, ``search``. NaN becomes
+        null. Keys of the layout itself (``format``, ``features``, ``sequence``, ``fitted``, ``files``, ``libraries``,
         ``seal``) are written here and may not be given.
 
     Returns

@@ -127,6 +127,9 @@ class FittedModels:
         Past incidents to compare alerts with; only the models of a bundle carry it.
     reference : Reference or None
         What the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
+    searched : dict of str to dict
+        What a search of settings chose, see :func:`models.searched.search_facts`; told to the maker of a bundle, whose
+        manifest keeps it, and not read from there again.
     """
 
     refit_at: datetime
@@ -154,6 +157,7 @@ class FittedModels:
     stand_in: str | None = None
     precedents: PrecedentLibrary | None = None
     reference: Reference | None = None
+    searched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def score(self, values: np.ndarray, times: Any, units: Any) -> pd.DataFrame:
         """Score rows with every model.

@@ -285,7 +285,7 @@ def search_settings(
         {
             "learner": learner,
             "trial": np.arange(len(trials)),
-            "settings": [json.dumps(trial, sort_keys=True, default=list) for trial in trials],
+            "settings": [_written(trial) for trial in trials],
             **{f"fold_{at + 1}": scores[:, at] for at in range(len(over))},
             "mean": scores.mean(axis=1),
             "chosen": np.arange(len(trials)) == chosen,
@@ -340,6 +340,24 @@ def search_all(trainer: Trainer, before_ms: int) -> dict[str, Searched]:
 
 
 def search_table(found: Mapping[str, Searched]) -> pd.DataFrame | None:
-    """Put the trials of all learners into one table, with ``why`` beside each; None where nothing was compared."""
-    tables = [each.table.assign(why=each.why) for each in found.values() if not each.table.empty]
-    return pd.concat(tables, ignore_index=True) if tables else None
+    """Put the trials of all learners into one table, with ``why`` beside each; None where nothing was searched.
+
+    A learner whose settings could not be compared has one row, its given settings with NaN for a mean.
+    """
+    if not found:
+        return None
+    tables = [
+        (_uncompared(each) if each.table.empty else each.table).assign(why=each.why)
+        # the compared ones say how many folds there are, and with that the columns
+        for each in sorted(found.values(), key=lambda each: each.table.empty)
+    ]
+    return pd.concat(tables, ignore_index=True)
+
+
+def _uncompared(found: Searched) -> pd.DataFrame:
+    given = _written(found.settings)
+    return pd.DataFrame({"learner": [found.learner], "trial": 0, "settings": given, "mean": np.nan, "chosen": True})
+
+
+def _written(settings: Mapping[str, Any]) -> str:
+    return json.dumps(settings, sort_keys=True, default=list)

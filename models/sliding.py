@@ -32,6 +32,7 @@ from models.precedents import library_at
 from models.refits_ahead import NOTHING_AHEAD, Ahead, BacktestOrder, refits_ahead
 from models.schedule import Schedule, alert_budget, format_days, format_instant, instant_of, plan_schedule
 from models.search import search_table
+from models.searched import search_facts
 from models.sequence.windows import with_windows
 from models.spans import candidates
 from models.trainer import Trainer, Unfit, reach_of
@@ -453,6 +454,7 @@ def fit_final(
         fitted,
         reference=reference,
         precedents=library_at(matrix, instant_of(refit_ms), seed=seed, values=trainer.values),
+        searched=search_facts(search_table(trainer.search())),
     )
     return fitted
 

@@ -102,6 +102,7 @@ def train_bundle(
             "data": _data_facts(matrix, fitted.refit_at),
             **measured,
             "decisions": decisions,
+            **({"search": fitted.searched} if fitted.searched else {}),
         },
     )
     _load_as_served(out)

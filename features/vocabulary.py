@@ -204,6 +204,8 @@ def _subject(column: FeatureColumn) -> str:
 
 def _quantity(column: FeatureColumn, value: float) -> str:
     """Write a value the way its sentence does."""
+    if column.group == "onset":
+        return f"{_ratio(value)} times"
     if column.statistic in _SHARES:
         return percent(value)
     if column.statistic in _COUNTS or (column.unit in _COUNT_UNITS and column.statistic in ("last", "min", "max")):
@@ -279,7 +281,7 @@ def _gaps(column: FeatureColumn, value: float) -> str:
 
 def _onset(column: FeatureColumn, value: float) -> str:
     span = duration(column.window) if column.window is not None else ""
-    times = decimal(math.exp(min(value, 40.0)))
+    times = _ratio(value)
     joined = {
         "surge_max": "the error counter that surged most",
         "surge_sum": "all error counters that surged, multiplied,",
@@ -292,6 +294,10 @@ def _onset(column: FeatureColumn, value: float) -> str:
     if column.statistic.startswith("excess"):
         return f"{name} rose {times} times as much as 95% of like units in the last {span}"
     return f"{name} rose {times} times as much in the last {span} as before and as 95% of like units"
+
+
+def _ratio(logarithm: float) -> str:
+    return decimal(math.exp(min(logarithm, 40.0)))
 
 
 def _workload(column: FeatureColumn, value: float) -> str:

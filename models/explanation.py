@@ -28,9 +28,9 @@ from models.reasons import (
     Explanation,
     MemberParts,
     Reason,
+    Telling,
     join_parts,
     largest,
-    numbers_of,
     told_as,
 )
 
@@ -169,10 +169,10 @@ def explain(
     if len(X) == 0:
         return []
     values, method = attributed if attributed is not None else attribute_score(members, X, weights)
-    of = numbers_of(columns)
+    telling = Telling.of_columns(columns)
     beside = [None] * len(X) if fleets is None else fleets
     return [
-        Explanation(largest(values[row], X[row], columns, of, top, beside[row], noun), method) for row in range(len(X))
+        Explanation(largest(values[row], X[row], telling, top, beside[row], noun)[0], method) for row in range(len(X))
     ]
 
 

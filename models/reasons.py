@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +36,8 @@ class Reason:
     Attributes
     ----------
     column : str
-        Name of the feature that is told: of those that say the same over other windows, the one that added most.
+        Name of the feature that is told: of those that say the same over other windows, the one that added most; where
+        that one joins all counters, the counter that its value comes from.
     value : float
         Its value at the decision time; NaN: unknown.
     contribution : float
@@ -136,7 +138,7 @@ def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
     """Give what a column is told together with: its group, scope, channel and kind, whatever the window.
 
     A rise over 1 h, 6 h and 24 h is one thing to a reader; how high, how unsteady, and how fast are three. What is
-    known of one history (how often, how long ago) is one.
+    known of one history (how often, how long ago) is one, and so is what joins the onsets of all counters.
 
     Examples
     --------
@@ -144,20 +146,76 @@ def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
     ('telemetry', None, 'gpu_temp_c', 'level')
     """
     kind = "history" if column.group == "history" else _KINDS.get(column.statistic, column.statistic)
-    if column.group == "peers":
-        kind = "peers"
+    if column.group in ("peers", "onset"):
+        kind = column.group
     return (column.group, column.scope, column.channel, kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """How the columns of a matrix are told.
+
+    Attributes
+    ----------
+    columns : tuple of FeatureColumn
+    of : ndarray of int64, shape (features,)
+        Which columns are told as one: the number of each one's :func:`told_as`.
+    surges : dict of timedelta to ndarray of int64
+        Columns of each counter's surge, by window.
+    most : dict of (str, timedelta) to int
+        Columns that join all counters, by statistic and window.
+    """
+
+    columns: tuple[FeatureColumn, ...]
+    of: np.ndarray
+    surges: Mapping[timedelta | None, np.ndarray]
+    most: Mapping[tuple[str, timedelta | None], int]
+
+    @classmethod
+    def of_columns(cls, columns: Sequence[FeatureColumn]) -> Telling:
+        """Plan the telling of a matrix's columns."""
+        keys = [told_as(column) for column in columns]
+        number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+        surges: dict[timedelta | None, list[int]] = {}
+        most = {}
+        for at, column in enumerate(columns):
+            if column.group == "onset" and column.statistic == "surge":
+                surges.setdefault(column.window, []).append(at)
+            elif column.group == "onset":
+                most[column.statistic, column.window] = at
+        of = np.array([number[key] for key in keys])
+        return cls(tuple(columns), of, {window: np.array(each) for window, each in surges.items()}, most)
+
+    def counters(self, row: np.ndarray) -> dict[int, int]:
+        """Say for columns that join all counters which counter's column their value in a row comes from.
+
+        Parameters
+        ----------
+        row : ndarray of float32, shape (features,)
+
+        Returns
+        -------
+        dict of int to int
+            Joining column to the surge of the one counter; without those of which the row does not tell the counter.
+        """
+        found = {}
+        for (statistic, window), at in self.most.items():
+            own = self.surges.get(window)
+            if own is None or np.isnan(row[own]).all():
+                continue
+            highest = int(own[np.nanargmax(row[own])])
+            if not row[highest] > 0:
+                continue
+            # how far above the fleet one counter is, is known of the one whose own past does not tell less
+            excess = self.most.get(("excess_max", window))
+            if statistic.startswith("surge") or (excess is not None and row[excess] == row[highest]):
+                found[at] = highest
+        return found
+
+
 def largest(
-    values: Floats,
-    row: np.ndarray,
-    columns: Sequence[FeatureColumn],
-    of: np.ndarray,
-    top: int,
-    fleet: np.ndarray | None,
-    noun: str,
-) -> tuple[Reason, ...]:
+    values: Floats, row: np.ndarray, telling: Telling, top: int, fleet: np.ndarray | None, noun: str
+) -> tuple[tuple[Reason, ...], float]:
     """Tell the largest positive contributions to one row's score.
 
     Parameters
@@ -165,16 +223,22 @@ def largest(
     values : ndarray of float64, shape (features,)
         Contributions.
     row : ndarray of float32, shape (features,)
-    columns : sequence of FeatureColumn
-    of : ndarray of int64, shape (features,)
-        Which columns are told as one: the number of each one's :func:`told_as`.
+    telling : Telling
     top : int
         Reasons at most.
     fleet : ndarray of float32, shape (units, features), or None
         To say where a value stands.
     noun : str
         What the units are called.
+
+    Returns
+    -------
+    tuple of Reason, float
+        And what all that raised the score added to it.
     """
+    of, counters = telling.of.copy(), telling.counters(row)
+    for at, counter in counters.items():  # what joins all counters is told with the one that leads them
+        of[at] = of[counter]
     sums = np.bincount(of, weights=values)
     # ties go to the earlier column, so that a report is the same on every run
     order = np.argsort(-sums, kind="stable")[:top]
@@ -182,17 +246,11 @@ def largest(
     for key in order[sums[order] > 0]:
         own = np.flatnonzero(of == key)
         at = int(own[np.argmax(values[own])])
-        column, value = columns[at], float(row[at])
+        at = counters.get(at, at)
+        column, value = telling.columns[at], float(row[at])
         text = describe(column, value)
         if fleet is not None:
             text += f" ({describe_standing(column, value, Standing.of(fleet[:, at], value), noun)})"
-        names = tuple(columns[int(each)].name for each in own)
+        names = tuple(telling.columns[int(each)].name for each in own)
         found.append(Reason(column.name, value, float(sums[key]), text, names))
-    return tuple(found)
-
-
-def numbers_of(columns: Sequence[FeatureColumn]) -> np.ndarray:
-    """Give each column a number, the same to those that are told as one."""
-    keys = [told_as(column) for column in columns]
-    number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
-    return np.array([number[key] for key in keys])
+    return tuple(found), float(sums.clip(min=0).sum())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from features.building import build_matrix
 from features.engine import Engine
@@ -11,6 +13,9 @@ from features.matrix import FeatureMatrix
 from pipeline.params import Params
 from telemetry.errors import InputError
 from telemetry.store import Dataset, Place
+
+_SHOWN = 3
+"""Differences that an error names at most."""
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""
@@ -51,3 +56,47 @@ def make_matrix(
         progress=progress,
         engine=engine,
     )
+
+
+def check_made_with(matrix: FeatureMatrix, params: Params) -> None:
+    """Refuse parameters that say something else of a matrix's rows, labels and columns than what it was made with.
+
+    What is fitted on a matrix answers the matrix's question, whatever the parameters say; card, scores and report would
+    tell of another one. ``seed`` and ``training.negative_ratio`` may differ: they matter to what is fitted as well.
+
+    Raises
+    ------
+    InputError
+        If ``decision``, ``labels``, ``features`` or ``training.augmentation`` differs.
+    """
+    config = matrix.config
+    made: dict[str, Any] = {
+        "decision": config.decision.model_dump(mode="json"),
+        "labels": config.labels.model_dump(mode="json"),
+        "features": config.features.model_dump(mode="json"),
+        "training": {"augmentation": config.augmentation},
+    }
+    said: dict[str, Any] = {
+        "decision": params.decision.model_dump(mode="json"),
+        "labels": params.labels.model_dump(mode="json"),
+        "features": params.features.model_dump(mode="json"),
+        "training": {"augmentation": params.training.augmentation},
+    }
+    others = list(_differences(made, said))
+    if others:
+        told = "; ".join(f"{name} {one}, the parameters say {two}" for name, one, two in others[:_SHOWN])
+        more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
+        raise InputError(
+            f"the matrix was made with {told}{more}",
+            f"matrix {matrix.path}",
+            "Make it again with these parameters (`predrain features`), or give the ones that it was made with.",
+        )
+
+
+def _differences(one: Mapping[str, Any], two: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, str, str]]:
+    for key in [*one, *(key for key in two if key not in one)]:
+        mine, other = one.get(key), two.get(key)
+        if isinstance(mine, Mapping) and isinstance(other, Mapping):
+            yield from _differences(mine, other, f"{above}{key}.")
+        elif mine != other:
+            yield f"{above}{key}", json.dumps(mine, ensure_ascii=False), json.dumps(other, ensure_ascii=False)

@@ -24,6 +24,7 @@ from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, wr
 from pipeline.dask_engine import DaskEngine
 from pipeline.dask_fits import DaskFits
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
+from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params
 from pipeline.provenance import code_revision, library_versions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
@@ -76,7 +77,14 @@ def train_bundle(
     -------
     dict
         What was fitted on what, for the terminal.
+
+    Raises
+    ------
+    InputError
+        If the matrix was made with other parameters, see :func:`pipeline.matrix_stage.check_made_with`, or nothing can
+        be fitted.
     """
+    check_made_with(matrix, params)
     measured = {} if backtest is None else {"metrics": measurements_of(backtest)}  # before hours of fitting
     decisions = bundle_decisions(backtest, params.models.profile, matrix.config.dataset_digest)
     fitted = fit_final(
@@ -153,7 +161,14 @@ def replay(
         The simulator's truth; an empty folder counts as none. Read by the evaluation only.
     engine : Engine, optional
         Who does the refits; default: this process, one after the other. The results are the same, bit for bit.
+
+    Raises
+    ------
+    InputError
+        If the matrix was made with other parameters, see :func:`pipeline.matrix_stage.check_made_with`, or a parameter
+        does not fit it.
     """
+    check_made_with(matrix, params)
     out.mkdir(parents=True, exist_ok=True)
     risks = read_truth(truth) if truth is not None and any(truth.iterdir()) else None
     folds = out / ".folds"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from features.vocabulary import FeatureColumn
-from models.reasons import Floats, largest, numbers_of
+from models.reasons import Floats, Telling, largest
 from policy.risk_record import RiskReason
 
 FLEET_UNITS = 2048
@@ -43,12 +43,11 @@ def reasons_of(
     among = np.unique(np.append(np.linspace(0, len(values) - 1, FLEET_UNITS).astype(np.int64), rows))
     fleet = values[among] if sampled else values
     called = f"{noun} sampled" if sampled else noun
-    of = numbers_of(columns)
+    telling = Telling.of_columns(columns)
     group = {column.name: column.group for column in columns}
     found = []
     for number, row in enumerate(rows.tolist()):
-        told = largest(attributed[number], values[row], columns, of, top, fleet, called)
-        raised = float(np.bincount(of, weights=attributed[number]).clip(min=0).sum())
+        told, raised = largest(attributed[number], values[row], telling, top, fleet, called)
         found.append(
             tuple(RiskReason(each.text, group[each.column], round(each.contribution / raised, 4)) for each in told)
         )

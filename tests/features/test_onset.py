@@ -16,7 +16,8 @@ from features.layout import ChannelLayout
 from features.live import fleet_reference, live_rows, look_back
 from features.matrix_meta import ROW_COLUMNS
 from features.onset import MIN_UNITS, QUANTILE, OnsetPlan
-from features.vocabulary import describe
+from features.standing import Standing, describe_standing
+from features.vocabulary import amount, describe
 from models.config import TrainingSection
 from simulator.simulate import simulate
 from telemetry.channels import CATALOGUE
@@ -197,3 +198,9 @@ def test_a_surge_is_told_in_words(world):
         "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95% of like units"
     )
     assert describe(surge, -0.5) == "PCIe replays did not rise beyond the usual in the last 6 h"
+    assert describe(surge, math.log(12), math.log(0.5)).endswith("(usual: 0.5 times)")
+    assert amount(surge, math.log(12)) == "12.0 times"
+    standing = Standing(math.log(0.2), math.log(0.4), math.log(1.4), 0, 99, 1, 100, 100)
+    assert describe_standing(surge, math.log(12), standing) == (
+        "fleet at that time: median 0.4 times, 99th percentile 1.4 times; the highest of 100 GPUs"
+    )

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from datetime import timedelta
 
 import lightgbm
 import numpy as np
@@ -220,8 +221,6 @@ def test_learners_that_explain_themselves_are_asked():
 
 def test_windows_of_one_thing_are_told_once_and_added_up():
     hours = [1, 6, 24]
-    from datetime import timedelta
-
     columns = [
         FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", window=timedelta(hours=each), unit="errors")
         for each in hours
@@ -237,6 +236,44 @@ def test_windows_of_one_thing_are_told_once_and_added_up():
     assert told.reasons[0].column == columns[2].name
     assert told.reasons[0].columns == tuple(column.name for column in columns[:3])
     assert told.reasons[0].text == "correctable ECC errors (volatile) rose by 17,700 in the last 24 h"
+
+
+SIX = timedelta(hours=6)
+ONSET = [
+    *(FeatureColumn.of("onset", name, "surge", window=SIX) for name in ("pcie_replay_total", "ecc_sbe_volatile_total")),
+    *(FeatureColumn.of("onset", "errors", name, window=SIX) for name in ("surge_max", "surge_sum", "excess_max")),
+    FeatureColumn.of("telemetry", "gpu_temp_c", "max", window=SIX, unit="C"),
+]
+PCIE = "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95% of like units"
+
+
+@pytest.mark.parametrize(
+    ("row", "contributions", "told"),
+    [
+        # the leading counter, and all that joins it
+        ([12, 2, 12, 24, 12], [0.1, 0.2, 1.0, 0.5, 0.3], [(PCIE, 1.9), ("correctable ECC errors", 0.2)]),
+        # further above the fleet is another one, whose own past tells less: which one is not known
+        (
+            [12, 2, 12, 24, 30],
+            [0.1, 0.0, 0.2, 0.0, 0.7],
+            [("the error counter furthest above the fleet", 0.7), (PCIE, 0.3)],
+        ),
+        # nothing surges
+        ([0.5, 0.2, 0.5, 1, 9], [0.0, 0.0, 0.2, 0.0, 0.7], [("the error counter furthest above the fleet", 0.9)]),
+        ([math.nan, math.nan, math.nan, math.nan, 9], [0, 0, 0, 0, 1], [("the error counter furthest", 1.0)]),
+        ([math.nan, 3, 3, 3, 3], [0, 0, 1, 0, 0], [("correctable ECC errors (volatile) rose 3.0 times", 1.0)]),
+    ],
+)
+def test_an_onset_names_the_counter_that_leads(row, contributions, told):
+    X = np.log(np.array([[*row, 80]], np.float32))
+    values = np.array([[*contributions, 0.05]])
+    [found] = explain([("any", None)], X, ONSET, attributed=(values, "by hand"), top=5)
+    *mine, heat = found.reasons
+    assert heat.contribution == 0.05
+    assert [each.contribution for each in mine] == pytest.approx([size for _, size in told])
+    for each, (text, _) in zip(mine, told, strict=True):
+        assert each.text.startswith(text)
+        assert each.column in each.columns
 
 
 def test_a_reason_says_where_the_value_stands_in_the_fleet():

@@ -17,7 +17,7 @@ from models.registry import version_of
 from models.searched import settings_in_words
 from models.trainer import Trainer
 from pipeline.artefacts import load_evaluation
-from pipeline.matrix_stage import make_matrix
+from pipeline.matrix_stage import check_made_with, make_matrix
 from pipeline.params import Params
 from pipeline.stages import replay, train_bundle, write_report_for
 from telemetry.errors import InputError
@@ -176,6 +176,36 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
     assert list((tmp_path / "out" / ".folds").iterdir()) == kept
     resumed = pq.read_table(tmp_path / "out" / "predictions_all.parquet")
     assert resumed.equals(pq.read_table(small_backtest / "predictions_all.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("section", "change", "words"),
+    [
+        ("labels", {"horizon": timedelta(hours=48)}, 'labels.horizon "1d", the parameters say "2d"'),
+        ("decision", {"every": timedelta(hours=12)}, 'decision.every "6h", the parameters say "12h"'),
+        (
+            "features",
+            {"groups": ("static",)},
+            'features.groups ["telemetry", "history", .*, the parameters say .*"static"',
+        ),
+        ("training", {"augmentation": 0}, "training.augmentation 2, the parameters say 0"),
+    ],
+)
+def test_parameters_that_say_something_else_than_the_matrix_are_refused(
+    small_params: Params, small_backtest: Path, tmp_path: Path, section: str, change: dict[str, object], words: str
+) -> None:
+    matrix = FeatureMatrix.open(small_backtest / "matrix")
+    params = small_params.model_copy(update={section: getattr(small_params, section).model_copy(update=change)})
+    for stage in (replay, train_bundle):
+        with pytest.raises(InputError, match=f"the matrix was made with {words}".replace("[", "\\[", 1)):
+            stage(matrix, params, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_parameters_of_the_fit_alone_may_differ_from_the_matrixs(small_params: Params, small_backtest: Path) -> None:
+    training = small_params.training.model_copy(update={"negative_ratio": 30})
+    other = small_params.model_copy(update={"seed": 7, "training": training})
+    check_made_with(FeatureMatrix.open(small_backtest / "matrix"), other)
 
 
 def test_a_full_disk_loses_nothing(

@@ -193,6 +193,10 @@ def _say(as_json: bool, facts: dict[str, Any], words: str, stream: Any) -> None:
 def told(result: ScoringResult) -> dict[str, Any]:
     """Give what a run did, for the terminal."""
     summary = result.summary
+    notes = list(result.notes)
+    if all(value is None for value in summary["thresholds"].values()):
+        why = "; ".join(dict.fromkeys(summary["threshold_sources"].values()))
+        notes.append(f"no tier has a threshold, so no unit is above clear ({why})")
     return {
         "decision": summary["decision_time"],
         "written": result.written,
@@ -202,7 +206,7 @@ def told(result: ScoringResult) -> dict[str, Any]:
         "expires_at": summary["expires_at"],
         "behind_s": result.behind_s,
         "model": f"{summary['model']['profile']} {summary['model']['digest'][:12]}",
-        "notes": "; ".join(result.notes) or None,
+        "notes": "; ".join(notes) or None,
     }
 
 

@@ -56,6 +56,7 @@ def test_it_scores_once_and_says_so_the_second_time(world: World, tmp_path: Path
     told = json.loads(first.stdout)
     assert (told["decision"], told["written"]) == ("2026-01-02T00:00:00Z", True)
     assert told["tiers"]["unknown"] == 5
+    assert told["notes"] == ("no tier has a threshold, so no unit is above clear (none: no backtest was given)")
     assert told["behind_s"] > 0  # the data end in the past
     again = CliRunner().invoke(APP, given(world, tmp_path))
     assert again.exit_code == 0
@@ -87,6 +88,7 @@ def test_thresholds_come_from_the_parameters(world: World, tmp_path: Path) -> No
     params = tmp_path / "tiers.yaml"
     params.write_text("policy: {tiers: {watch: 0.000001, high: 1.0}}\nserving: {explained: 1}\n")
     done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params), "--json"))
+    assert json.loads(done.stdout)["notes"] is None
     assert json.loads(done.stdout)["tiers"] == {"clear": 0, "watch": 7, "elevated": 0, "high": 0, "unknown": 5}
     params.write_text("policy: {tiers: {watch: 0.5, high: 0.1}}")
     done = CliRunner().invoke(APP, given(world, tmp_path / "out", "--params", str(params)))

@@ -144,6 +144,14 @@ class TrainingSection(Section):
             raise ValueError("must be positive, such as '28d'")
         return value
 
+    @model_validator(mode="after")
+    def _checked_often_enough(self) -> TrainingSection:
+        if self.refit_on == "drift" and self.refit_at_most < self.refit_every:
+            raise ValueError(
+                "refit_at_most must not be shorter than refit_every: with refit_on: drift models are renewed at a check"
+            )
+        return self
+
     @property
     def bytes_of_a_fit(self) -> int:
         """Bytes of ``memory`` for the rows of one fit, as float32."""
@@ -166,6 +174,14 @@ class ParallelSection(Section):
 
     min_votes: int | None = None
     """For ``min_votes``: alerts need this many members' top-K; null means all of them."""
+
+    @field_validator("members")
+    @classmethod
+    def _distinct(cls, value: tuple[Learner, ...]) -> tuple[Learner, ...]:
+        twice = [name for name in value if value.count(name) > 1]
+        if twice:
+            raise ValueError(f"names {twice[0]} twice: its vote would count twice")
+        return value
 
 
 class CascadeSection(Section):

@@ -77,6 +77,14 @@ def test_an_unknown_key_inside_a_declared_channel(tmp_path: Path) -> None:
         ("features: {groups: []}", r"nothing to learn from.*features\.groups"),
         ("[1, 2]", r"a list where sections were expected"),
         ("labels: {gap: [", r"not valid YAML"),
+        (
+            "training: {refit_on: drift, refit_at_most: 1d}",
+            r"refit_at_most must not be shorter than refit_every.*parameter training",
+        ),
+        (
+            "models: {parallel: {members: [lightgbm, lightgbm, logistic]}}",
+            r"names lightgbm twice.*parameter models\.parallel\.members",
+        ),
     ],
 )
 def test_bad_values_say_what_where_and_what_to_do(tmp_path: Path, text: str, expected: str) -> None:

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from predrain.console import DATASET_HELP, JsonOption, ParamsOption, params_files, progress, read_place, reported, show
+from predrain.console import (
+    DATASET_HELP,
+    JsonOption,
+    ParamsOption,
+    params_files,
+    progress,
+    read_place,
+    refuse_inside,
+    reported,
+    show,
+)
 from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
 
 if TYPE_CHECKING:
@@ -65,6 +75,7 @@ def backtest(
             truth = truth or _truth_beside(place)
         else:
             assert matrix is not None
+            refuse_inside(out, matrix, "matrix")
             found = FeatureMatrix.open(matrix)
         with progress("backtest") as advance:
             replay(found, loaded, out, truth=truth, track=track, progress=advance, engine=chosen)

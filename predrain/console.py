@@ -85,18 +85,18 @@ def read_place(written: str, out: Path) -> Place:
     return place
 
 
-def refuse_inside(out: Path, dataset: Path) -> None:
-    """Refuse to write results into a dataset: the next import would replace it as a whole, results included.
+def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
+    """Refuse to write results into a dataset or a matrix: the next import or build would replace it, results included.
 
     Raises
     ------
     InputError
-        If ``out`` is the dataset's folder or lies in it.
+        If ``out`` is the folder or lies in it.
     """
     from telemetry.errors import InputError
 
-    if out.resolve().is_relative_to(dataset.resolve()):
-        raise InputError(f"{out} lies in the dataset {dataset}", "--out", "Choose a folder outside the dataset.")
+    if out.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{out} lies in the {what} {folder}", "--out", f"Choose a folder outside the {what}.")
 
 
 @contextmanager

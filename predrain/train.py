@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from predrain.console import JsonOption, ParamsOption, params_files, progress, reported, show
+from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
 from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
 
 
@@ -49,6 +49,7 @@ def train(
 
         refuse_storage(out)
         refuse_storage(matrix)
+        refuse_inside(out, matrix, "matrix")
     with reported(), progress("training") as advance, chosen_engine(engine, dask_address, dask_workers) as chosen:
         from features.matrix import FeatureMatrix
         from pipeline.params import load_params

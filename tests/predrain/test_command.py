@@ -165,6 +165,15 @@ def test_results_are_not_written_into_a_dataset(tmp_path: Path, small_fleet: Pat
     assert "lies in the dataset" in refused.stderr
 
 
+@pytest.mark.parametrize("verb", ["backtest", "train"])
+def test_results_are_not_written_into_a_matrix(tmp_path: Path, verb: str) -> None:
+    (tmp_path / "matrix").mkdir()
+    refused = predrain(verb, "--matrix", "matrix", "--out", "matrix/results", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "lies in the matrix" in refused.stderr
+    assert not list((tmp_path / "matrix").iterdir())
+
+
 @pytest.mark.parametrize("given", [[], ["--dataset", "a", "--matrix", "b"]])
 def test_a_backtest_of_neither_or_both_is_a_usage_error(tmp_path: Path, given: list[str]) -> None:
     wrong = predrain("backtest", *given, "--out", "replay", cwd=tmp_path)

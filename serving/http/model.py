@@ -138,6 +138,7 @@ class ModelHolder:
         self._poll_s = poll_s
         self._seen: object = _NEVER
         self._wait = 0
+        self._disturbed = 0
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
 
@@ -185,13 +186,15 @@ class ModelHolder:
                 self._refuse(str(waiting))
             return False
         except InputError as error:
-            self._refuse(str(error))
+            if not self._replaced_since(stamp):
+                self._refuse(str(error))
             return False
         except Exception as error:  # told by /readyz; the thread must live to take the next one
             _LOG.exception("the model cannot be loaded")
             self._refuse(type(error).__name__)
             return False
         self.model, self.trouble, self.refused = model, None, named.note
+        self._disturbed = 0
         self.loads += 1
         _LOG.info("model %s (%s) is loaded", model.digest[:12], model.profile)
         return True
@@ -199,6 +202,15 @@ class ModelHolder:
     def load(self) -> None:
         """Look now; what is wrong stands in ``trouble`` or ``refused``."""
         self.look()
+
+    def _replaced_since(self, stamp: object) -> bool:
+        """Tell whether a bundle was replaced while it was read, and read it again soon; not for ever."""
+        assert self._source is not None
+        if self._disturbed == _RETRY_ROUNDS or self._source.stamp() == stamp:
+            return False
+        self._disturbed += 1
+        self._seen = _NEVER
+        return True
 
     def _refuse(self, why: str) -> None:
         self.refusals += 1

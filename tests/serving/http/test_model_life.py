@@ -16,6 +16,7 @@ import pytest
 
 from features.errors import InputError
 from models.bundle import Bundle, save_bundle
+from models.light import bundle as light_bundle
 from serving.http.model import ModelHolder
 from serving.http.settings import ServiceSettings
 from serving.model_life.champion_copy import ChampionCopy, named_bundle
@@ -130,6 +131,34 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
         wait(lambda: holder.model is not None and holder.model.digest == bundles[1].digest)
         assert holder.refused is None
         assert "predrain_model_current 1.0" in client.get("/metrics").decode()
+
+
+@pytest.mark.parametrize(("swaps", "refusals"), [(1, 0), (3, 0), (40, 1)])
+def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, bundles: list[Bundle], monkeypatch: pytest.MonkeyPatch, swaps: int, refusals: int
+) -> None:
+    place, real = tmp_path / "bundle", light_bundle.read_manifest
+    put(bundles[0], place)
+    left = list(range(swaps, 0, -1))
+
+    def between(path: Path) -> Any:
+        manifest = real(path)
+        if left:
+            put(bundles[left.pop() % 2], place)
+        return manifest
+
+    monkeypatch.setattr(light_bundle, "read_manifest", between)
+    holder = ModelHolder(place)
+    looks = 0
+    while not holder.look() and looks < 60 and holder.refused is None:
+        looks += 1
+    assert holder.refusals == refusals
+    if refusals:  # somebody writes into it all the time
+        assert "is not the file that was saved" in str(holder.refused)
+    else:
+        assert looks == swaps
+        assert holder.model is not None
+        assert holder.model.digest == bundles[swaps % 2].digest
 
 
 def test_the_process_that_asks_ends_when_its_parent_is_gone(tmp_path: Path) -> None:

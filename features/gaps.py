@@ -144,8 +144,8 @@ class GapPlan:
         known = np.zeros((-(-(watched.size + len(block.flags_known)) // 64), block.times.size), dtype=np.uint64)
         for series in block.values[:gauges]:
             _compare(series, alike, moved)
-        for bit, series in enumerate(block.values[watched]):
-            _note(~np.isnan(series), bit % 64, known[bit // 64])
+        for bit, channel in enumerate(watched.tolist()):
+            _note_values(block.values[channel], bit % 64, known[bit // 64])
         for bit, told in enumerate(block.flags_known, start=watched.size):
             _note(told, bit % 64, known[bit // 64])
         return alike & ~moved, known
@@ -211,6 +211,12 @@ def _compare(series: FloatArray, alike: BoolArray, moved: BoolArray) -> None:
         same = a == b
         alike[at] |= same
         moved[at] |= not same and (not np.isnan(a) or not np.isnan(b))
+
+
+@njit(cache=True, nogil=True)
+def _note_values(series: FloatArray, bit: int, words: npt.NDArray[np.uint64]) -> None:
+    for at in range(series.size):
+        words[at] |= np.uint64(not np.isnan(series[at])) << np.uint64(bit)
 
 
 @njit(cache=True, nogil=True)

@@ -64,10 +64,8 @@ class Piece:
 
     def since(self, time: int) -> list[tuple[Pair, Stretch]]:
         """Return what is left of the stretches without samples before an instant, in milliseconds since 1970."""
-        if not self.stretches or bool((self.times >= time).all()):
-            return self.stretches
-        begins = np.array([stretch.begin for _, stretch in self.stretches], dtype=np.int64)
-        older = np.add.reduceat(self.times < time, begins, dtype=np.int64)  # stretches follow each other without a gap
+        rows = np.array([(stretch.begin, stretch.rows) for _, stretch in self.stretches], dtype=np.int64).reshape(-1, 2)
+        older = _older(self.times, rows, time)
         return [
             (pair, Stretch(stretch.piece, stretch.begin + count, stretch.rows - count))
             for (pair, stretch), count in zip(self.stretches, older.tolist(), strict=True)
@@ -208,9 +206,20 @@ def _column(column: pa.ChunkedArray) -> _Column:
     chunk = column.chunk(0)
     validity, content = chunk.buffers()
     held = np.frombuffer(content, dtype=chunk.type.to_pandas_dtype())[chunk.offset : chunk.offset + len(chunk)]
-    # Read-only like Arrow's memory, so that one kernel is compiled for both.
-    bits = np.frombuffer(b"" if validity is None else validity, dtype=np.uint8)
+    # Arrow's readers leave bits for a column that lacks nothing, too. An empty array is read-only, as Arrow's memory
+    # is, so that one kernel is compiled for both.
+    bits = np.frombuffer(validity if chunk.null_count else b"", dtype=np.uint8)
     return _Column(held, bits, chunk.offset)
+
+
+@njit(cache=True, nogil=True)
+def _older(times: IntArray, rows: IntArray, time: int) -> IntArray:
+    """Count the samples before an instant in stretches, given by where they begin and how many rows they have."""
+    found = np.empty(rows.shape[0], dtype=np.int64)
+    for k in range(rows.shape[0]):
+        begin, count = rows[k, 0], rows[k, 1]
+        found[k] = np.searchsorted(times[begin : begin + count], time)
+    return found
 
 
 @njit(cache=True, nogil=True)
@@ -232,16 +241,19 @@ def _widen(held: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: I
     """Copy stretches, widened to doubles; NaN where a value is missing or not finite."""
     for k in range(rows.shape[0]):
         begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
-        if bits.size == 0:
+        given, taken = held[begin : begin + count], out[at : at + count]
+        known, unknown = _known(bits, offset + begin, count)
+        if not known:
+            taken[:] = np.nan
+        elif not unknown:
             for i in range(count):
-                value = np.float64(held[begin + i])
-                out[at + i] = value if np.isfinite(value) else np.nan
+                value = np.float64(given[i])
+                # 0 unless it is not finite; np.isfinite would keep the compiler from doing several at once
+                taken[i] = value if value - value == 0 else np.nan
         else:
             for i in range(count):
-                value = np.float64(held[begin + i])
-                bit = offset + begin + i
-                known = (bits[bit >> 3] >> (bit & 7)) & 1
-                out[at + i] = value if known and np.isfinite(value) else np.nan
+                value = np.float64(given[i])
+                taken[i] = value if _bit(bits, offset + begin + i) and np.isfinite(value) else np.nan
 
 
 @njit(cache=True, nogil=True)
@@ -256,8 +268,35 @@ def _masks(
     """Copy stretches of bitmasks; 0 where one is missing."""
     for k in range(rows.shape[0]):
         begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
-        for i in range(count):
-            bit = offset + begin + i
-            known = bits.size == 0 or ((bits[bit >> 3] >> (bit & 7)) & 1) == 1
-            there[at + i] = known
-            out[at + i] = held[begin + i] if known else np.uint64(0)
+        if not _known(bits, offset + begin, count)[1]:
+            there[at : at + count] = True
+            out[at : at + count] = held[begin : begin + count]
+        else:
+            for i in range(count):
+                known = _bit(bits, offset + begin + i)
+                there[at + i] = known
+                out[at + i] = held[begin + i] if known else np.uint64(0)
+
+
+@njit(cache=True, nogil=True)
+def _bit(bits: ByteArray, number: int) -> bool:
+    return (bits[number >> 3] >> (number & 7)) & 1 == 1
+
+
+@njit(cache=True, nogil=True)
+def _known(bits: ByteArray, begin: int, count: int) -> tuple[bool, bool]:
+    """Tell whether any of some validity bits is set, and whether any is not; where there are no bits, all are set."""
+    if bits.size == 0:
+        return True, False
+    known, unknown = False, False
+    number, end = begin, begin + count
+    while number < end:
+        if number & 7 == 0 and number + 8 <= end:
+            known |= bits[number >> 3] != 0
+            unknown |= bits[number >> 3] != 255
+            number += 8
+        else:
+            known |= _bit(bits, number)
+            unknown |= not _bit(bits, number)
+            number += 1
+    return known, unknown

@@ -104,6 +104,28 @@ def test_the_same_pieces_are_cut_for_younger_samples_and_for_fewer_channels(rows
         assert_equal(list(cut_blocks(pieces, layout, since=begin, block_samples=size)), expected)
 
 
+@settings(max_examples=150, deadline=None)
+@given(
+    count=st.integers(1, 90),
+    begin=st.integers(0, 20),
+    missing=st.sampled_from(["none", "all", "some"]),
+    data=st.data(),
+)
+def test_a_block_holds_what_the_samples_say_whichever_are_missing(count, begin, missing, data):
+    def told(values: st.SearchStrategy) -> list:
+        known = st.none() if missing == "all" else values if missing == "none" else st.one_of(st.none(), values)
+        return data.draw(st.lists(known, min_size=begin + count, max_size=begin + count))
+
+    temperatures, masks = told(st.floats(-10, 130, width=32) | st.just(float("-inf"))), told(st.integers(0, 2**62))
+    rows = [(at, ("n", "g"), temperatures[at], 1, masks[at], None) for at in range(begin + count)]
+    (block,) = blocks_of(table_of(rows).slice(begin), LAYOUT, unit="gpu")  # bits of a slice begin within a byte
+    gauge, mask = LAYOUT.numbers.index("gpu_temp_c"), LAYOUT.masks.index("clocks_event_reasons")
+    finite = [None if each is None or np.isinf(each) else each for each in temperatures[begin:]]
+    np.testing.assert_array_equal(block.values[gauge], np.array(finite, dtype=np.float64))
+    assert block.flags[mask].tolist() == [each or 0 for each in masks[begin:]]
+    assert block.flags_known[mask].tolist() == [each is not None for each in masks[begin:]]
+
+
 def test_no_samples_no_blocks():
     assert list(blocks_of([], LAYOUT, unit="gpu")) == []
     assert list(blocks_of([table_of([(0, ("n", "g"), 1.0, 1, 1, 1)]).slice(1)], LAYOUT, unit="gpu")) == []

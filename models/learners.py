@@ -225,8 +225,8 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
     Raises
     ------
     InputError
-        If there is no such learner or setting (the nearest valid name is given), or a value is no number where one
-        is needed. Values out of range are refused by the library when it fits, see :func:`refusals`.
+        If there is no such learner or setting (the nearest valid name is given), or a value is of another kind than
+        its default. Values out of range are refused by the library when it fits, see :func:`refusals`.
     """
     recipe = _recipe(name)
     overrides = dict(settings or {})
@@ -238,13 +238,19 @@ def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = N
                 f"parameter models.settings.{name}",
                 _nearest(key, valid),
             )
-        if isinstance(recipe.defaults.get(key), int | float) and not isinstance(overrides[key], int | float):
-            raise InputError(
-                f"{overrides[key]!r} is not a number",
-                f"parameter models.settings.{name}.{key}",
-                f"Give a number, such as the default {recipe.defaults[key]}.",
-            )
+        _check_kind(overrides[key], recipe.defaults.get(key), f"parameter models.settings.{name}.{key}")
     return recipe.build(seed % 2**31, {**recipe.defaults, **overrides})
+
+
+def _check_kind(value: Any, default: Any, where: str) -> None:
+    """Refuse a setting that no library could read: they say so in ways that name no setting, or not at all."""
+    if isinstance(value, Mapping):
+        raise InputError(f"{dict(value)} is a mapping", where, "Give a number, a word or a list.")
+    if isinstance(default, int | float) and not isinstance(value, int | float):
+        raise InputError(f"{value!r} is not a number", where, f"Give a number, such as the default {default}.")
+    several = value if isinstance(value, list | tuple) else [value]
+    if isinstance(default, list | tuple) and not all(isinstance(each, int | float) for each in several):
+        raise InputError(f"{value!r} is no list of numbers", where, f"Give numbers, such as {list(default)}.")
 
 
 def fit_learners(

@@ -356,7 +356,9 @@ def _skills(scored: Scored, weights: Floats) -> Floats:
 
 
 def _points(share: float) -> str:
-    return f"{100 * share:+.1f} points" if np.isfinite(share) else "undefined"
+    if not np.isfinite(share):
+        return "undefined"
+    return f"{100 * share:+.1f} points".replace("-0.0 ", "0.0 ").replace("+0.0 ", "0.0 ")
 
 
 def _number(value: Any) -> float | None:

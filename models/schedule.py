@@ -134,11 +134,13 @@ def alert_budget(rows: Rows, labels: Labels, backtest: BacktestSection, *, as_of
     Raises
     ------
     InputError
-        If a configured K is below 1.
+        If a configured K is below 1, or more than there are units.
     """
     if backtest.k != "auto":
-        if backtest.k < 1:
-            raise InputError(f"k is {backtest.k}", "parameter backtest.k", "Give a number from 1 on, or 'auto'.")
+        units = len(np.unique(rows.tie))
+        if not 1 <= backtest.k <= units:
+            advice = f"Give a number from 1 to {units}, the units of the matrix, or 'auto'."
+            raise InputError(f"k is {backtest.k}", "parameter backtest.k", advice)
         return backtest.k
     known = ~rows.augmented & (labels.label >= 0) & (labels.complete <= as_of_ms)
     times = len(np.unique(rows.time[known]))

@@ -70,18 +70,11 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> None:
         If ``decision``, ``labels``, ``features`` or ``training.augmentation`` differs.
     """
     config = matrix.config
-    made: dict[str, Any] = {
-        "decision": config.decision.model_dump(mode="json"),
-        "labels": config.labels.model_dump(mode="json"),
-        "features": config.features.model_dump(mode="json"),
-        "training": {"augmentation": config.augmentation},
-    }
-    said: dict[str, Any] = {
-        "decision": params.decision.model_dump(mode="json"),
-        "labels": params.labels.model_dump(mode="json"),
-        "features": params.features.model_dump(mode="json"),
-        "training": {"augmentation": params.training.augmentation},
-    }
+    made: dict[str, Any] = {"training": {"augmentation": config.augmentation}}
+    said: dict[str, Any] = {"training": {"augmentation": params.training.augmentation}}
+    for name in ("decision", "labels", "features"):
+        made[name] = getattr(config, name).model_dump(mode="json")
+        said[name] = getattr(params, name).model_dump(mode="json")
     others = list(_differences(made, said))
     if others:
         told = "; ".join(f"{name} {one}, the parameters say {two}" for name, one, two in others[:_SHOWN])

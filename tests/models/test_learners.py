@@ -99,6 +99,21 @@ def test_unknown_names_are_refused_with_the_nearest():
         make_learner("xgbost", seed=1)
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("lightgbm", {"num_leaves": "many"}, "'many' is not a number (parameter models.settings.lightgbm.num_leaves)"),
+        ("lightgbm", {"class_weight": {0: 1, 1: 5}}, "{0: 1, 1: 5} is a mapping"),
+        ("mlp", {"hidden_layer_sizes": "a"}, "'a' is no list of numbers"),
+        ("mlp", {"hidden_layer_sizes": [4, "b"]}, "[4, 'b'] is no list of numbers"),
+    ],
+)
+def test_settings_of_another_kind_are_refused(name, given, said):
+    with pytest.raises(InputError) as caught:
+        make_learner(name, seed=1, settings=given)
+    assert str(caught.value).startswith(said)
+
+
 REFUSED = (
     ("lightgbm", {"num_leaves": -3}, "Check failed: (num_leaves) > (1)"),
     ("lightgbm", {"n_estimators": 2.5}, 'Parameter num_iterations should be of type int, got "2.5"'),

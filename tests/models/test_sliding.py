@@ -203,8 +203,9 @@ def test_k_is_the_mean_number_of_positives_before_the_test(matrix, result):
     times = matrix.rows.loc[known, "decision_time"].nunique()
     assert result.k == max(1, round(labels.loc[known, "label"].sum() / times))
     assert backtest(matrix, section=BacktestSection(k=5)).k == 5
-    with pytest.raises(InputError, match=r"k is 0 \(parameter backtest\.k\)"):
-        backtest(matrix, section=BacktestSection(k=0))
+    for k in (0, 1 + matrix.rows["unit"].nunique()):
+        with pytest.raises(InputError, match=rf"k is {k} \(parameter backtest\.k\)"):
+            backtest(matrix, section=BacktestSection(k=k))
 
 
 def test_defaults_score_the_last_third_of_45_days():

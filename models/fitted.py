@@ -66,10 +66,11 @@ def model_names(models: ModelsSection) -> tuple[str, ...]:
     learners = tuple(name for name in ALL_LEARNERS if name in models.learners)
     names = (*BASELINES, *learners, *combiners, *((CASCADE,) if len(models.cascade.stages) > 1 else ()))
     if models.profile not in names:
+        add = f"Add {models.profile} to models.learners, or choose" if models.profile in ALL_LEARNERS else "Choose"
         raise InputError(
             f"'{models.profile}' is not a model of this run",
             "parameter models.profile",
-            f"Choose one of {', '.join(names)}.",
+            f"{add} one of {', '.join(names)}.",
         )
     return names
 

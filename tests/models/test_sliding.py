@@ -407,7 +407,7 @@ def test_the_final_models_score_as_the_backtest_would(matrix):
 
 
 def test_profile_and_member_names_are_checked():
-    with pytest.raises(InputError, match=r"'xgboost' is not a model of this run \(parameter models\.profile\)"):
+    with pytest.raises(InputError, match=r"'xgboost' is not a model of this run .*Add xgboost to models\.learners"):
         model_names(ModelsSection(learners=("lightgbm",), profile="xgboost"))
     with pytest.raises(InputError, match=r"min_votes is 9 with 3 members"):
         model_names(ModelsSection(parallel=ParallelSection(min_votes=9)))

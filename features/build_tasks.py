@@ -38,12 +38,13 @@ from features.service import instants, reported, units_of
 from features.slabs import SlabJoiner, SlabTimes, cut_slabs
 from features.spill import Spill
 from features.static import StaticPlan
+from telemetry.schema import EVENTS, INVENTORY, conform
 from telemetry.store import Dataset
 
 _SHARED = "Give every machine of the cluster the same folders under the same paths, and the same version of predrain."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Known:
     """What is read of a dataset before any sample.
 
@@ -75,6 +76,11 @@ class Known:
         )
         return cls(events, inventory, plan)
 
+    @cached_property
+    def tables(self) -> tuple[pa.Table, pa.Table]:
+        """Events and inventory as a matrix keeps them."""
+        return conform(self.events, EVENTS), conform(self.inventory, INVENTORY)
+
 
 def slab_times(order: BuildOrder, inventory: pd.DataFrame) -> SlabTimes:
     """Choose how the matrix of a fleet is cut into parts."""
@@ -96,6 +102,8 @@ class Build:
 
     Attributes
     ----------
+    known : Known
+        As given.
     columns : tuple of FeatureColumn
         Of the matrix.
     plan : FeaturePlan
@@ -109,13 +117,13 @@ class Build:
 
     def __init__(self, order: BuildOrder, dataset: Dataset, spill: Spill, known: Known) -> None:
         self.order, self.dataset, self.spill = order, dataset, spill
-        self.events, self.inventory, self.columns = known.events, known.inventory, known.plan.columns
+        self.known, self.columns = known, known.plan.columns
         self.plan = known.plan.of_groups([group for group in order.features.groups if group not in order.taken])
-        self._record = Record.of(self.events, self.inventory, order.labels)
+        self._record = Record.of(self.known.events, self.known.inventory, order.labels)
         self.keys = rows_of(
             dataset,
-            self.events,
-            self.inventory,
+            self.known.events,
+            self.known.inventory,
             decision=order.decision,
             labels=order.labels,
             augmentation=order.augmentation,
@@ -124,10 +132,10 @@ class Build:
             since=order.since,
             record=self._record,
         )
-        self.fleet = Fleet.of(self.inventory)
+        self.fleet = Fleet.of(self.known.inventory)
         self.rows = Rows.of(self.keys, self.fleet, order.decision)
         self.augmented: npt.NDArray[np.bool_] = self.keys["augmented"].to_numpy(dtype=bool)
-        self.slabs = cut_slabs(self.rows, slab_times(order, self.inventory))
+        self.slabs = cut_slabs(self.rows, slab_times(order, self.known.inventory))
         self.standing: StandingParts | None = None
         if order.base:
             meta = read_meta(order.target)
@@ -229,15 +237,15 @@ class Build:
         if "history" in {column.group for column in self.plan.columns}:
             unit = self.dataset.meta.unit
             labels, record = self.order.labels, self._record
-            history = History.of(self.events, self.inventory, features, labels, unit=unit, record=record)
+            history = History.of(self.known.events, self.known.inventory, features, labels, unit=unit, record=record)
         return SlabJoiner(
             self.plan,
             self.fleet,
             self.rows,
             self.keys,
             self.augmented,
-            self.events,
-            self.inventory,
+            self.known.events,
+            self.known.inventory,
             history,
             self.work,
             self.spill,

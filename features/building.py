@@ -27,7 +27,6 @@ from features.spill import Spill
 from features.vocabulary import FeatureColumn
 from telemetry.atomic import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
 from telemetry.config import format_duration
-from telemetry.schema import EVENTS, INVENTORY, conform
 from telemetry.store import Dataset
 
 HELD_ROWS = 65_536
@@ -171,12 +170,13 @@ def _extending(order: BuildOrder, dataset: Dataset, standing: FeatureMatrix, kno
         meta.step,
     ):
         return order
+    events, inventory = known.tables
     since = first_other_row(
         before,
         dataset,
         delay=order.features.delay,
-        events=(pq.read_table(standing.path / EVENTS_NAME), conform(known.events, EVENTS)),
-        inventory=(pq.read_table(standing.path / INVENTORY_NAME), conform(known.inventory, INVENTORY)),
+        events=(pq.read_table(standing.path / EVENTS_NAME), events),
+        inventory=(pq.read_table(standing.path / INVENTORY_NAME), inventory),
     )
     begins = decision_times(order.decision, meta.span)
     if not len(begins) or since <= instant_ms(begins[0]):
@@ -248,9 +248,9 @@ def _write(build: Build, engine: Engine, progress: Progress) -> None:
     if features.sequence.channels:
         windows = SequencePlan.of(features.sequence, dataset.meta.channels, delay=features.delay)
         write_sequences(dataset, build.fleet, windows, order.decision, folder, digest=order.digest)
-    pq.write_table(conform(build.events, EVENTS), folder / EVENTS_NAME, compression="zstd")
-    pq.write_table(conform(build.inventory, INVENTORY), folder / INVENTORY_NAME, compression="zstd")
-    slab = slab_times(order, build.inventory).length
+    for table, name in zip(build.known.tables, (EVENTS_NAME, INVENTORY_NAME), strict=True):
+        pq.write_table(table, folder / name, compression="zstd")
+    slab = slab_times(order, build.known.inventory).length
     built_from = BuiltFrom.of(
         dataset,
         settings=settings_digest(order),

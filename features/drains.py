@@ -13,7 +13,7 @@ import pandas as pd
 from features.config import LabelSection
 from features.evidence import Record
 from features.incidents import down_intervals
-from features.service import NEVER, duration_ms, instants, milliseconds
+from features.service import NEVER, Int64Array, duration_ms, instants, milliseconds
 
 LONGEST_DRAIN = timedelta(days=31)
 """A drain that nobody took back counts no longer than this: the 95th percentile of repairs in StepFun's trace."""
@@ -45,57 +45,47 @@ def out_of_use(
     down = down_intervals(events, inventory, labels, record=record)
     both = pd.concat([down, _drained(record)], ignore_index=True)
     both = both.sort_values(["unit", "down_from"], kind="stable", ignore_index=True)
-    unit = both["unit"].to_numpy()
+    unit = pd.factorize(both["unit"])[0]
     start, end = milliseconds(both["down_from"], "down_from"), milliseconds(both["down_until"], "down_until")
-    kept: list[tuple[int, int]] = []
-    rows: list[int] = []
-    for i in range(len(both)):
-        if rows and unit[rows[-1]] == unit[i] and start[i] <= kept[-1][1]:
-            kept[-1] = (kept[-1][0], max(kept[-1][1], int(end[i])))
-        else:
-            kept.append((int(start[i]), int(end[i])))
-            rows.append(i)
-    merged = np.asarray(kept, dtype=np.int64).reshape(-1, 2)
+    same = unit[1:] == unit[:-1]
+    ends_by_now = _newest(end, unit)
+    goes_on = np.r_[False, same & (start[1:] <= ends_by_now[:-1])][: unit.size]
+    first = np.flatnonzero(~goes_on)
+    last = np.append(first[1:], unit.size)[: first.size] - 1
     return pd.DataFrame(
         {
-            "unit": both["unit"].iloc[rows].reset_index(drop=True),
-            "down_from": instants(merged[:, 0]),
-            "down_until": instants(merged[:, 1]),
+            "unit": both["unit"].iloc[first].reset_index(drop=True),
+            "down_from": instants(start[first]),
+            "down_until": instants(ends_by_now[last]),
         }
     )
+
+
+def _newest(values: Int64Array, unit: Int64Array) -> Int64Array:
+    """Give the highest value of each unit so far; a unit's values follow each other."""
+    return pd.Series(values).groupby(unit, sort=False).cummax().to_numpy(np.int64)
 
 
 def _drained(record: Record) -> pd.DataFrame:
     stays, facts = record.stays, record.facts
     begun, begun_unit = facts.at_units(facts.drains() & ~facts.own(), stays)
     ended, ended_unit = facts.at_units(facts.releases() | facts.ends() | facts.diagnostics(passed=True), stays)
-    moments = [(int(u), int(facts.known[p]), int(facts.time[p]), True) for p, u in zip(begun, begun_unit, strict=True)]
-    drained = {unit for unit, *_ in moments}
-    moments += [
-        (int(u), int(facts.known[p]), int(facts.time[p]), False)
-        for p, u in zip(ended, ended_unit, strict=True)
-        if int(u) in drained
-    ]
-    moments.sort()
-    longest = duration_ms(LONGEST_DRAIN)
-    rows: list[tuple[int, int, int]] = []
-    last_begin = last_end = -NEVER
-    for i, (unit, known, time, begins) in enumerate(moments):
-        if i == 0 or moments[i - 1][0] != unit:
-            last_begin = last_end = -NEVER
-        if begins:
-            last_begin = max(last_begin, time)
-        else:
-            last_end = max(last_end, time)
-        following = moments[i + 1][1] if i + 1 < len(moments) and moments[i + 1][0] == unit else NEVER
-        until = min(following, last_begin + longest)
-        if last_end < last_begin and known < until:
-            rows.append((unit, known, until))
-    table = np.asarray(rows, dtype=np.int64).reshape(-1, 3)
+    again = np.isin(ended_unit, begun_unit)
+    ended, ended_unit = ended[again], ended_unit[again]
+    fact, unit = np.r_[ended, begun], np.r_[ended_unit, begun_unit]
+    begins = np.arange(fact.size) >= ended.size
+    known, time = facts.known[fact], facts.time[fact]
+    order = np.lexsort((begins, time, known, unit))
+    unit, known, time, begins = unit[order], known[order], time[order], begins[order]
+    last_begin = _newest(np.where(begins, time, -NEVER), unit)
+    last_end = _newest(np.where(begins, -NEVER, time), unit)
+    following = np.append(np.where(unit[1:] == unit[:-1], known[1:], NEVER), NEVER)[: unit.size]
+    until = np.minimum(following, last_begin + duration_ms(LONGEST_DRAIN))
+    held = (last_end < last_begin) & (known < until)
     return pd.DataFrame(
         {
-            "unit": pd.array(stays.units[table[:, 0]] if rows else [], dtype="str"),
-            "down_from": instants(table[:, 1]),
-            "down_until": instants(table[:, 2]),
+            "unit": pd.array(stays.units[unit[held]], dtype="str"),
+            "down_from": instants(known[held]),
+            "down_until": instants(until[held]),
         }
     )

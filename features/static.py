@@ -11,6 +11,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -261,30 +262,23 @@ class DriverChanges:
     @classmethod
     def of(cls, fleet: Fleet, events: pd.DataFrame, codes: Mapping[str | None, int]) -> DriverChanges | None:
         """Read events; None where none changes a driver."""
-        changes: list[tuple[int, int, int, float]] = []  # pair, known at, timestamp, code
-        for node, gpu, version, at, known in _driver_events(events):
-            code = float(codes.get(version, np.nan))
-            changes += [
-                (number, known, at, code)
-                for number in _pairs_of(fleet, node)
-                if gpu is None or fleet.pairs[number][1] in (gpu, node)
-            ]
-        if not changes:
+        found = _driver_events(events)
+        touched = [
+            [number for number in _pairs_of(fleet, node) if gpu is None or fleet.pairs[number][1] in (gpu, node)]
+            for node, gpu, *_ in found
+        ]
+        pair = np.array(list(chain.from_iterable(touched)), dtype=np.int64)
+        if not pair.size:
             return None
-        changes.sort(key=lambda change: change[:3])
-        newest: list[int] = []  # for each change the position of the latest that was known with it
-        for position, change in enumerate(changes):
-            latest = position
-            if newest and changes[newest[-1]][0] == change[0] and changes[newest[-1]][2] > change[2]:
-                latest = newest[-1]
-            newest.append(latest)
-        timeline = Timeline(
-            np.array([change[0] for change in changes], dtype=np.int64),
-            np.array([change[1] for change in changes], dtype=np.int64),
-            len(fleet.pairs),
-        )
-        when = np.array([changes[latest][2] for latest in newest], dtype=np.int64)
-        return cls(timeline, when, np.array([changes[latest][3] for latest in newest]))
+        event = np.repeat(np.arange(len(found)), [len(numbers) for numbers in touched])
+        at, known = (np.array([each[which] for each in found], dtype=np.int64)[event] for which in (3, 4))
+        code = np.array([codes.get(version, np.nan) for _, _, version, _, _ in found], dtype=np.float64)[event]
+        order = np.lexsort((at, known, pair))
+        pair, at, code = pair[order], at[order], code[order]
+        # of the changes known with each, the position of the latest: by timestamp, and then by when it was known
+        newest = pd.Series(at).groupby(pair, sort=False).cummax().to_numpy()
+        latest = np.maximum.accumulate(np.where(at == newest, np.arange(pair.size), 0))
+        return cls(Timeline(pair, known[order], len(fleet.pairs)), at[latest], code[latest])
 
     def lay(self, out: npt.NDArray[np.float32], fleet: Fleet, pair: IntArray, time: IntArray, stay: IntArray) -> None:
         """Overwrite the driver at installation by the newest change known at each row's time."""

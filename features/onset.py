@@ -117,14 +117,25 @@ class FleetKinds:
     driver: StaticFacts | None
 
     @classmethod
-    def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> FleetKinds:
-        """Read a fleet's inventory and events."""
+    def of(
+        cls,
+        fleet: Fleet,
+        inventory: pd.DataFrame,
+        events: pd.DataFrame,
+        static: tuple[StaticPlan, StaticFacts] | None = None,
+    ) -> FleetKinds:
+        """Read a fleet's inventory and events; drivers are taken from ``static`` where they have been read there."""
         models, model_of_pair = model_codes(fleet, inventory)
         if "driver" not in inventory.columns:
             return cls(tuple(models), model_of_pair, (), None)
-        plan = StaticPlan.of(inventory, events, ("driver",))
-        facts = plan.of_fleet(fleet, inventory, events)
-        return cls(tuple(models), model_of_pair, tuple(plan.columns[0].categories), facts)
+        read = [] if static is None else [column.channel for column in static[0].columns]
+        if static is not None and "driver" in read:
+            at = read.index("driver")
+            categories, facts = static[0].columns[at].categories, StaticFacts(fleet, (static[1].facts[at],))
+        else:
+            plan = StaticPlan.of(inventory, events, ("driver",))
+            categories, facts = plan.columns[0].categories, plan.of_fleet(fleet, inventory, events)
+        return cls(tuple(models), model_of_pair, tuple(categories), facts)
 
     def kinds(self, pair: IntArray, time: IntArray) -> Kinds:
         """Tell the kinds of rows, as :meth:`Kinds.of` does."""

@@ -137,7 +137,8 @@ class SlabJoiner:
         self._own = own_columns(plan)
         self._models, self._model = model_codes(fleet, inventory)
         self._static = plan.static.of_fleet(fleet, inventory, events) if plan.static else None
-        self._kinds = FleetKinds.of(fleet, inventory, events) if plan.onset else None
+        static = (plan.static, self._static) if plan.static and self._static else None
+        self._kinds = FleetKinds.of(fleet, inventory, events, static) if plan.onset else None
 
     def columns(self, slab: Slab) -> Float32Array:
         """Give the values of a slab, shape (columns, rows); the same thread's next call writes over them."""

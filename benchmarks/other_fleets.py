@@ -349,7 +349,7 @@ def show(kind: str, stages: list[dict[str, Any]], compared: dict[str, Any]) -> N
         print(f"| {each['stage']} | {each['wall_s']} | {each['cpu_s']} | {each['peak_mb']} |")
     if stages:
         wall, cpu, peak = taken(stages)
-        print(f"| import to backtest | {wall:.1f} | {cpu:.1f} | {peak} |")
+        print(f"| import to bundle | {wall:.1f} | {cpu:.1f} | {peak} |")
     print("\n| model | " + " | ".join(f"{each} | profile's gain" for each in STATISTICS) + " |")
     print("|---|" + "---|" * 2 * len(STATISTICS))
     for name, entry in compared["models"].items():
@@ -359,6 +359,10 @@ def show(kind: str, stages: list[dict[str, Any]], compared: dict[str, Any]) -> N
             gain = entry.get(f"{statistic}_gain")
             cells.append("" if gain is None else "{:+.4f} [{:+.4f}, {:+.4f}]".format(*gain))
         print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def _params_of(kind: str) -> Path:
+    return ROOT / "params" / f"{kind}.yaml"
 
 
 def main() -> None:
@@ -374,16 +378,19 @@ def main() -> None:
     )
     parser.add_argument("--compare-only", action="store_true", help="take what an earlier run left in --work")
     args = parser.parse_args()
+    kinds = {
+        kind: (args.work / f"{kind}-{args.seed}{'-quick' if args.quick else ''}", [_params_of(kind), *args.params])
+        for kind in args.kinds.split(",")
+    }
+    stages: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
+    if not args.compare_only:  # before anything is compared: what a process starts is charged with its own memory
+        for kind, (work, params) in kinds.items():
+            stages[kind] = run_chain(kind, quick=args.quick, seed=args.seed, work=work, params=params)
     report: dict[str, Any] = {}
-    for kind in args.kinds.split(","):
-        work = args.work / f"{kind}-{args.seed}{'-quick' if args.quick else ''}"
-        params = [ROOT / "params" / f"{kind}.yaml", *args.params]
-        stages = []
-        if not args.compare_only:
-            stages = run_chain(kind, quick=args.quick, seed=args.seed, work=work, params=params)
+    for kind, (work, params) in kinds.items():
         compared = compare(work, params, args.bootstrap, args.seed)
-        show(kind, stages, compared)
-        report[kind] = {"stages": stages, **compared}
+        show(kind, stages[kind], compared)
+        report[kind] = {"stages": stages[kind], **compared}
     peers = ("plain_lightgbm", "plain_lightgbm_sampled", "count_past_failures", "model_rate_so_far")
     ratios = {}
     for kind, each in report.items():

@@ -19,6 +19,9 @@ PROGRESS: Final = "progress"
 ASKED: Final = "asked"
 _REMEMBERED: Final = timedelta(days=7)
 
+_LOOKS: Final = 3
+# How often a node in use is looked at on which no job is listed: one may begin after the jobs are read, or end before.
+
 
 class SlurmWorkloads:
     """What runs on the nodes of a Slurm cluster.
@@ -46,9 +49,19 @@ class SlurmWorkloads:
         A node on which Slurm still ends a job is not empty, also where the job is not listed there any more. One that
         is allocated to nobody that is listed cannot be read wholly: perhaps this user may not see all jobs.
         """
-        jobs = self._port.jobs(node)
-        if not jobs:
-            return self._unlisted(node)
+        for _ in range(_LOOKS):
+            jobs = self._port.jobs(node)
+            if jobs:
+                return self._listed(node, jobs)
+            found = self._port.node(node)
+            states = frozenset() if found is None else found.states
+            if "COMPLETING" in states:
+                return (Workload("a job that Slurm is ending", f"{node} completing", "job", node, ending=True),)
+            if not states & {"ALLOCATED", "MIXED"}:
+                return ()
+        raise SchedulerError(f"Slurm says that {node} is in use and lists no job on it: may this user see all jobs?")
+
+    def _listed(self, node: str, jobs: tuple[SlurmJob, ...]) -> tuple[Workload, ...]:
         whole = self._port.jobs() if any("+" in each.name for each in jobs) else jobs  # components run elsewhere too
         views = {view.name: view for view in views_by_node(whole).get(node, ())}
         made = []
@@ -61,17 +74,6 @@ class SlurmWorkloads:
                 ending=job.ending, checkpoint=offer,
             ))  # fmt: skip
         return tuple(made)
-
-    def _unlisted(self, node: str) -> tuple[Workload, ...]:
-        found = self._port.node(node)
-        states = frozenset() if found is None else found.states
-        if "COMPLETING" in states:
-            return (Workload("a job that Slurm is ending", f"{node} completing", "job", node, ending=True),)
-        if states & {"ALLOCATED", "MIXED"}:
-            raise SchedulerError(
-                f"Slurm says that {node} is in use and lists no job on it: may this user see all jobs?"
-            )
-        return ()
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
         """Send the job the signal that its comment names; once for a run, whatever drains ask for it meanwhile."""

@@ -68,6 +68,18 @@ def test_jobs_that_we_may_not_see_do_not_make_a_node_empty(world):
         world.workloads.on_node("n2")
 
 
+def test_a_job_that_begins_while_a_node_is_read_is_listed(world, monkeypatch):
+    world.slurm.all["n2"] = replace(world.slurm.all["n2"], states=frozenset({"MIXED", "DRAIN"}))
+    read = world.slurm.node
+
+    def begins(name: str):
+        change(world, nodes=("n2",))  # after the jobs were read, and before the node is
+        return read(name)
+
+    monkeypatch.setattr(world.slurm, "node", begins)
+    assert [work.name for work in world.workloads.on_node("n2")] == ["7"]
+
+
 @pytest.mark.parametrize(
     ("changed", "held"),
     [

@@ -1,4 +1,4 @@
-"""Development fleets on which benchmarks replay whole backtests: each is kept when it is finished."""
+"""Development fleets on which benchmarks replay whole backtests, each of which goes on where it was killed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,15 +16,61 @@ import pandas as pd
 
 from benchmarks.scoreboard import store
 from features.matrix import FeatureMatrix
+from models.backtest_frames import BacktestResult
 from models.checkpoint import code_digest
-from models.config import ModelsSection
+from models.config import ModelsSection, TrainingSection
 from models.oracle import read_truth
+from models.sliding import run_backtest
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from simulator.simulate import simulate
+from telemetry.atomic import write_bytes
 
-Replay = Callable[[FeatureMatrix], tuple[pd.DataFrame, int, Mapping[str, Any]]]
-"""Gives the predictions on a fleet, its alert budget, and facts that JSON can hold."""
+Replay = Callable[[FeatureMatrix, Path], tuple[pd.DataFrame, int, Mapping[str, Any]]]
+"""Gives the predictions on a fleet, its alert budget, and facts that JSON can hold; keeps what is done in a folder."""
+
+
+class Kept:
+    """What a replay has finished, in a folder: one that was killed does only the rest.
+
+    Parameters
+    ----------
+    folder : Path
+    """
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder = folder
+
+    def value(self, name: str, make: Callable[[], Any]) -> Any:
+        """Give what JSON can hold, made once."""
+        file = self._folder / f"{name}.json"
+        if not file.exists():
+            write_bytes(file, json.dumps(make()).encode())
+        return json.loads(file.read_text(encoding="utf-8"))
+
+    def backtest(
+        self, name: str, matrix: FeatureMatrix, *, training: TrainingSection, models: ModelsSection, params: Params
+    ) -> tuple[BacktestResult, float]:
+        """Replay a fleet, fold by fold, and tell the CPU seconds that all of its folds took."""
+        spent = float(self.value(f"{name} seconds", lambda: 0.0))
+        began = time.process_time()
+
+        def note(*_: Any) -> None:
+            told = spent + time.process_time() - began
+            write_bytes(self._folder / f"{name} seconds.json", json.dumps(told).encode())
+
+        done = run_backtest(
+            matrix,
+            training=training,
+            models=models,
+            backtest=params.backtest,
+            seed=params.seed,
+            checkpoint=self._folder / name,
+            progress=note,
+        )
+        note()
+        return done, spent + time.process_time() - began
 
 
 def only(members: Sequence[str], params: Params) -> ModelsSection:
@@ -79,24 +126,27 @@ class DevelopmentFleets:
         found = store.load(folder / "part", self._key)
         if found:
             return found
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        begun = folder / "begun"
+        if not begun.exists() or begun.read_text(encoding="utf-8") != self._key:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            simulate(
+                folder / "dataset",
+                gpus=self.gpus,
+                days=self.days,
+                seed=seed,
+                scenario=scenario,
+                acceleration=self.acceleration,
+            )
+            write_bytes(begun, self._key.encode())
         sys.stderr.write(f"{scenario} {seed}\n")
-        simulate(
-            folder / "dataset",
-            gpus=self.gpus,
-            days=self.days,
-            seed=seed,
-            scenario=scenario,
-            acceleration=self.acceleration,
-        )
         matrix = make_matrix(folder / "dataset", self.params, folder / "matrix")
-        predictions, k, seen = replay(matrix)
+        predictions, k, seen = replay(matrix, folder / "finished")
         members = list(self.models.parallel.members)
         facts = {"key": self._key, "k": k, "profile": self.models.profile, "members": members, "stages": []}
         part = store.keep(folder / "part", predictions, read_truth(folder / "dataset-truth"), {**facts, "fleet": seen})
-        shutil.rmtree(folder / "dataset")
-        shutil.rmtree(folder / "matrix")
+        for name in ("dataset", "matrix", "finished"):
+            shutil.rmtree(folder / name, ignore_errors=True)
         return part
 
     @property

@@ -2,8 +2,8 @@
 
 ``training.search`` tries settings of each learner on time-ordered folds of the history before the first test, and keeps
 the best. Both backtests replay the same decisions of the same simulated fleets (development seeds, from 100 on) with
-the same K; differences are paired, GPUs resampled within their fleets. A fleet that is finished is kept below
-``--work``: a run that was killed does only the others.
+the same K; differences are paired, GPUs resampled within their fleets. Refits that are finished are kept below
+``--work``: a run that was killed does only the others (and the search again, which is no refit).
 
     python benchmarks/settings.py [--seeds 101 102] [--scenarios base drift] [--gpus 1000] [--draws 10] [--quick]
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,13 +23,12 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.development_fleets import DevelopmentFleets, only  # noqa: E402
+from benchmarks.development_fleets import DevelopmentFleets, Kept, only  # noqa: E402
 from benchmarks.scoreboard.pooled import Pool  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.bootstrap import interval  # noqa: E402
 from models.config import ModelsSection, SearchSection  # noqa: E402
-from models.sliding import run_backtest  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from pipeline.report.wording import between, number, percent, points, verdict  # noqa: E402
 
@@ -38,7 +36,7 @@ GIVEN, SEARCHED = "as given", "searched"
 
 
 def replay(
-    matrix: FeatureMatrix, params: Params, models: ModelsSection, draws: int
+    matrix: FeatureMatrix, params: Params, models: ModelsSection, draws: int, work: Path
 ) -> tuple[pd.DataFrame, int, dict[str, Any]]:
     """Replay a fleet with the given settings and with searched ones.
 
@@ -48,12 +46,11 @@ def replay(
         Predictions of all models with ``variant`` "as given" or "searched"; K; what the search tried and the CPU
         seconds of both.
     """
-    parts, seconds = [], {}
+    parts, seconds, kept = [], {}, Kept(work)
     for variant, search in ((GIVEN, SearchSection()), (SEARCHED, SearchSection(draws=draws))):
         training = params.training.model_copy(update={"search": search})
-        begin = time.process_time()
-        done = run_backtest(matrix, training=training, models=models, backtest=params.backtest, seed=params.seed)
-        seconds[variant] = round(time.process_time() - begin, 1)
+        done, took = kept.backtest(variant, matrix, training=training, models=models, params=params)
+        seconds[variant] = round(took, 1)
         mine = done.predictions
         mine = mine[(mine["variant"] == "sliding") & mine["model"].isin([*models.learners, models.profile])]
         parts.append(mine.assign(model=mine["model"].astype(str), variant=variant))
@@ -115,7 +112,8 @@ def main() -> None:
     )
     for scenario in args.scenarios:
         parts = [
-            held.of(scenario, seed, lambda matrix: replay(matrix, params, models, args.draws)) for seed in args.seeds
+            held.of(scenario, seed, lambda matrix, work: replay(matrix, params, models, args.draws, work))
+            for seed in args.seeds
         ]
         pool = Pool(parts, 300)
         found = {name: assess(pool.scored(*name), pool.weights) for name in pool.names}

@@ -4,7 +4,7 @@ Every rule replays the same decisions of the same simulated fleets (development 
 What a refit gives depends on its span alone, so each span is fitted once at each refit, and the rules that choose take
 their refits from there; the seconds say what each rule would cost by itself. Differences are paired with ``auto`` as
 params.yaml has it, GPUs resampled within their fleets. Beside the rules for spans stands the rule for refits: ``auto``
-when a check finds drift instead of every week, with what its checks found. A fleet that is finished is kept below
+when a check finds drift instead of every week, with what its checks found. Refits that are finished are kept below
 ``--work``: a run that was killed does only the others.
 
     python benchmarks/spans.py [--seeds 101 102] [--scenarios base drift] [--gpus 800] [--days 180] [--quick]
@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +31,15 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
-from benchmarks.development_fleets import DevelopmentFleets, only  # noqa: E402
+from benchmarks.development_fleets import DevelopmentFleets, Kept, only  # noqa: E402
 from benchmarks.scoreboard.pooled import Pool  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
+from features.service import duration_ms  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.backtest_frames import BacktestResult  # noqa: E402
 from models.bootstrap import interval  # noqa: E402
 from models.config import JudgeSection, ModelsSection, TrainingSection  # noqa: E402
 from models.schedule import format_days, plan_schedule  # noqa: E402
-from models.sliding import run_backtest  # noqa: E402
 from models.trainer import Trainer  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from pipeline.report.wording import between, number, percent, points, verdict  # noqa: E402
@@ -92,7 +93,7 @@ def rules(members: Sequence[str]) -> dict[str, dict[str, Any]]:
     }
 
 
-def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> tuple[pd.DataFrame, Fleet]:
+def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection, work: Path) -> tuple[pd.DataFrame, Fleet]:
     """Replay a fleet with every rule.
 
     The first test waits until the longest span fits, so that all rules are tested on the same decisions.
@@ -105,6 +106,8 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> tupl
         ``training`` and ``backtest``; the candidates are ``training.spans``.
     models : ModelsSection
         What is fitted.
+    work : Path
+        Folder for what is finished.
 
     Returns
     -------
@@ -116,6 +119,8 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> tupl
     first = matrix.span[0] + spans[-1] + timedelta(milliseconds=probe.reach_ms)
     origin = first.replace(hour=0, minute=0, second=0, microsecond=0) + timedelta(days=1)
     backtest = params.backtest.model_copy(update={"first_test": origin})
+    params = params.model_copy(update={"backtest": backtest})
+    kept = Kept(work)
     fixed: dict[str, TrainingSection] = {
         format_days(span): params.training.model_copy(update={"span": span}) for span in spans
     }
@@ -124,9 +129,7 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> tupl
     seconds: dict[str, float] = {}
     k = 0
     for name, training in fixed.items():
-        begin = time.process_time()
-        done = run_backtest(matrix, training=training, models=models, backtest=backtest, seed=params.seed)
-        seconds[name] = time.process_time() - begin
+        done, seconds[name] = kept.backtest(name, matrix, training=training, models=models, params=params)
         k = done.k
         parts[name] = _of_profile(done, models.profile, name)
         sys.stderr.write(f"  {name}: {seconds[name]:.0f} s\n")
@@ -136,9 +139,8 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> tupl
     for name, change in rules(models.parallel.members).items():
         training = params.training.model_copy(update={"span": "auto", **change})
         trainer = Trainer(matrix, training=training, models=models, k=k, seed=params.seed)
-        begin = time.process_time()
-        took = choices(trainer, schedule.refits_ms)
-        choosing = time.process_time() - begin
+        found = kept.value(name, partial(_timed_choices, trainer, schedule.refits_ms))
+        choosing, took = found["seconds"], [timedelta(milliseconds=each) for each in found["spans_ms"]]
         folds = [parts[format_days(span)] for span in took]
         parts[name] = pd.concat(
             [part[part["fold"] == fold] for fold, part in enumerate(folds)], ignore_index=True
@@ -149,9 +151,7 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection) -> tupl
         switched[name] = sum(one != two for one, two in itertools.pairwise(took))
         sys.stderr.write(f"  {name}: {choosing:.0f} s to choose\n")
     asked = params.training.model_copy(update={"span": "auto", "refit_on": "drift"})
-    begin = time.process_time()
-    done = run_backtest(matrix, training=asked, models=models, backtest=backtest, seed=params.seed)
-    seconds[ON_DRIFT] = time.process_time() - begin
+    done, seconds[ON_DRIFT] = kept.backtest(ON_DRIFT, matrix, training=asked, models=models, params=params)
     parts[ON_DRIFT] = _of_profile(done, models.profile, ON_DRIFT)
     sliding = done.folds[done.folds["variant"] == "sliding"]
     checks = {ON_DRIFT: ["the first fit" if found is None else found.summary for found in done.drift]}
@@ -164,6 +164,12 @@ def _of_profile(done: BacktestResult, profile: str, name: str) -> pd.DataFrame:
     mine = done.predictions
     mine = mine[(mine["model"] == profile) & (mine["variant"] == "sliding")]
     return mine.assign(model=profile, variant=name).reset_index(drop=True)
+
+
+def _timed_choices(trainer: Trainer, refits_ms: Sequence[int]) -> dict[str, Any]:
+    begin = time.process_time()
+    spans = [duration_ms(span) for span in choices(trainer, refits_ms)]
+    return {"seconds": time.process_time() - begin, "spans_ms": spans}
 
 
 def choices(trainer: Trainer, refits_ms: Sequence[int]) -> list[timedelta]:
@@ -247,8 +253,8 @@ def main() -> None:
     models = only(args.members, params)
     held = DevelopmentFleets(args.work, args.gpus, args.days, args.acceleration, params, models, Path(__file__))
 
-    def seen(matrix: FeatureMatrix) -> tuple[pd.DataFrame, int, dict[str, Any]]:
-        predictions, fleet = replay(matrix, params, models)
+    def seen(matrix: FeatureMatrix, work: Path) -> tuple[pd.DataFrame, int, dict[str, Any]]:
+        predictions, fleet = replay(matrix, params, models, work)
         return predictions, fleet.k, asdict(fleet)
 
     for scenario in args.scenarios:

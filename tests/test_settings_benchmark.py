@@ -24,9 +24,9 @@ MODELS = ModelsSection.model_validate(
 PARAMS = Params(training=TrainingSection(span=timedelta(days=14), refit_every=timedelta(days=7)))
 
 
-def test_both_sides_replay_the_same_decisions_and_the_given_one_is_the_backtest():
+def test_both_sides_replay_the_same_decisions_and_the_given_one_is_the_backtest(tmp_path):
     matrix = FakeMatrix(units=20, days=34, incidents=60, strength=3.0, seed=8)
-    predictions, k, seen = replay(matrix, PARAMS, MODELS, 3)
+    predictions, k, seen = replay(matrix, PARAMS, MODELS, 3, tmp_path)
     key = ["decision_time", "unit"]
     given, searched = (predictions[predictions["variant"] == variant] for variant in (GIVEN, SEARCHED))
     assert given[key].reset_index(drop=True).equals(searched[key].reset_index(drop=True))
@@ -39,6 +39,6 @@ def test_both_sides_replay_the_same_decisions_and_the_given_one_is_the_backtest(
     assert sum(trial["chosen"] for trial in seen["trials"]) == 1
 
 
-def test_a_fleet_with_nothing_to_search_on_is_told():
+def test_a_fleet_with_nothing_to_search_on_is_told(tmp_path):
     with pytest.raises(SystemExit, match="too few incidents to search on"):
-        replay(FakeMatrix(units=20, days=34, incidents=6, strength=3.0, seed=8), PARAMS, MODELS, 3)
+        replay(FakeMatrix(units=20, days=34, incidents=6, strength=3.0, seed=8), PARAMS, MODELS, 3, tmp_path)

@@ -13,6 +13,7 @@ from models.assessment import assess
 from models.config import ModelsSection, TrainingSection
 from models.scored import split_predictions
 from models.sliding import run_backtest
+from models.trainer import Trainer
 from pipeline.params import Params
 from tests.models.fake_matrix import START, FakeMatrix
 
@@ -28,16 +29,17 @@ MODELS = ModelsSection.model_validate(
 
 
 @pytest.fixture(scope="module")
-def replayed():
+def replayed(tmp_path_factory):
     matrix = FakeMatrix(units=20, days=34, incidents=60, strength=3.0, seed=8)
     training = TrainingSection(spans=("7d", "14d"), refit_every="10d", hysteresis=0.0)
     params = Params(training=training)
-    return matrix, params, *replay(matrix, params, MODELS)
+    work = tmp_path_factory.mktemp("finished")
+    return matrix, params, work, *replay(matrix, params, MODELS, work)
 
 
 @pytest.mark.system
 def test_choosing_among_fitted_spans_equals_choosing_while_replaying(replayed):
-    matrix, params, predictions, fleet = replayed
+    matrix, params, _, predictions, fleet = replayed
     first = predictions["decision_time"].min()
     assert first >= START + timedelta(days=15)
     alone = run_backtest(
@@ -58,7 +60,7 @@ def test_choosing_among_fitted_spans_equals_choosing_while_replaying(replayed):
 
 
 def test_every_rule_is_tested_on_the_same_decisions_and_told_with_its_cost(replayed):
-    _, _, predictions, fleet = replayed
+    *_, predictions, fleet = replayed
     sizes = predictions.groupby("variant", observed=True).size()
     assert sizes.nunique() == 1
     assert set(sizes.index) == {"7 d", "14 d", "expanding", ON_DRIFT, *rules(["lightgbm"])}
@@ -71,3 +73,13 @@ def test_every_rule_is_tested_on_the_same_decisions_and_told_with_its_cost(repla
     assert len(fleet.checks[ON_DRIFT]) == folds
     assert fleet.checks[ON_DRIFT][0] == "the first fit"
     assert any(line.startswith(f"| {ON_DRIFT} |") and f"{done} of {folds} refits" in line for line in lines)
+
+
+def test_what_is_finished_is_neither_fitted_nor_chosen_again(replayed, monkeypatch):
+    matrix, params, work, predictions, fleet = replayed
+    for name in ("fit", "choose_span"):
+        monkeypatch.setattr(Trainer, name, None)
+    again, found = replay(matrix, params, MODELS, work)
+    pd.testing.assert_frame_equal(again, predictions)
+    assert (found.chosen, found.checks, found.refits) == (fleet.chosen, fleet.checks, fleet.refits)
+    assert all(found.seconds[name] >= fleet.seconds[name] for name in ("7 d", "expanding", ON_DRIFT))

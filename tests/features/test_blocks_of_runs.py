@@ -104,7 +104,7 @@ def test_the_same_pieces_are_cut_for_younger_samples_and_for_fewer_channels(rows
         assert_equal(list(cut_blocks(pieces, layout, since=begin, block_samples=size)), expected)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     count=st.integers(1, 90),
     begin=st.integers(0, 20),

@@ -135,7 +135,7 @@ def cut_blocks(
     """
     by_node: dict[str, dict[Pair, list[Stretch]]] = {}
     for piece in pieces:
-        for pair, stretch in piece.stretches if since is None else piece.since(since):
+        for pair, stretch in piece.since(since):
             by_node.setdefault(pair[0], {}).setdefault(pair, []).append(stretch)
     pending: list[tuple[Pair, list[Stretch]]] = []
     size = 0

@@ -103,8 +103,8 @@ def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: dateti
     if first is None:
         return BucketBlocks(plan, blocks_of(dataset.read_runs(bucket, columns), plan.layout, unit=plan.unit))
     near, far = first - plan.near.look_back, first - plan.look_back
-    # whole runs are read: samples of one that are too old are passed over when blocks are cut, which costs no copy
-    begin = _run_begin(dataset, near)
+    # whole row groups are read: samples of one that are too old are passed over when blocks are cut, without a copy
+    begin = dataset.meta.runs.groups.begin_of(near)
     runs = dataset.read_runs(bucket, columns, since=begin)
     if plan.onset is None or far >= near:
         pieces = pieces_of(runs, plan.layout, plan.unit)
@@ -112,20 +112,13 @@ def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: dateti
     alone = plan.onset.alone.layout
     if begin is not None and far < begin:
         columns = [*keys, *alone.numbers, *alone.masks]
-        runs = [*dataset.read_runs(bucket, columns, since=_run_begin(dataset, far), until=begin), *runs]
+        runs = [*dataset.read_runs(bucket, columns, since=dataset.meta.runs.groups.begin_of(far), until=begin), *runs]
     pieces = pieces_of(runs, plan.layout, plan.unit)
     return BucketBlocks(
         plan.near,
         cut_blocks(pieces, plan.layout, since=instant_ms(near)),
         cut_blocks(pieces, alone, since=instant_ms(far)),
     )
-
-
-def _run_begin(dataset: Dataset, time: datetime) -> datetime | None:
-    """Return when the run that holds an instant begins; None where all time is one."""
-    runs = dataset.meta.runs
-    span = runs.span(int(runs.of(np.array([instant_ms(time)], dtype=np.int64))[0]))
-    return None if span is None else span[0]
 
 
 def own_columns(plan: FeaturePlan) -> IntArray:

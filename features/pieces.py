@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +25,7 @@ _MOST_PIECES = 64
 # Of one table: cut into more chunks than this, it is made one first, for each costs calls for each block and column.
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Rows of one pair that follow each other in a piece: ``rows`` of them from ``begin`` on."""
 
     piece: int
@@ -49,27 +48,35 @@ class Piece:
 
     Parameters
     ----------
+    number : int
+        Of the piece.
     times : int64 array
         Milliseconds since 1970.
     numbers, masks : mapping of str to _Column
         Those of the layout's channels that it has.
-    stretches : list of (Pair, Stretch)
+    pairs : list of Pair
         In order of the rows.
+    begins : int64 array, shape (len(pairs) + 1,)
+        Where the rows of each pair begin, and where the last ones end.
     """
 
+    number: int
     times: IntArray
     numbers: Mapping[str, _Column]
     masks: Mapping[str, _Column]
-    stretches: list[tuple[Pair, Stretch]] = field(default_factory=list)
+    pairs: list[Pair]
+    begins: IntArray
 
-    def since(self, time: int) -> list[tuple[Pair, Stretch]]:
-        """Return what is left of the stretches without samples before an instant, in milliseconds since 1970."""
-        rows = np.array([(stretch.begin, stretch.rows) for _, stretch in self.stretches], dtype=np.int64).reshape(-1, 2)
-        older = _older(self.times, rows, time)
+    def since(self, time: int | None = None) -> list[tuple[Pair, Stretch]]:
+        """Return the stretch of each pair, without samples before an instant, in milliseconds since 1970, if any."""
+        begins, ends = self.begins[:-1], self.begins[1:]
+        if time is not None:
+            begins = _first_since(self.times, self.begins, time)
+        rows = (ends - begins).tolist()
         return [
-            (pair, Stretch(stretch.piece, stretch.begin + count, stretch.rows - count))
-            for (pair, stretch), count in zip(self.stretches, older.tolist(), strict=True)
-            if count < stretch.rows
+            (pair, Stretch(self.number, begin, count))
+            for pair, begin, count in zip(self.pairs, begins.tolist(), rows, strict=True)
+            if count
         ]
 
     def copy(
@@ -141,34 +148,29 @@ def _in_order(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> l
                 continue
             part = pa.Table.from_batches([batch])
             times = epoch_ms(part.column("timestamp"))
-            stretches = _stretches(part, times, unit, len(found))
-            if stretches is None:
+            divided = _divided(part, times, unit)
+            if divided is None:
                 return None
-            for pair, stretch in stretches:
-                if times[stretch.begin] < newest.get(pair, times[stretch.begin]):
-                    return None
-                newest[pair] = int(times[stretch.begin + stretch.rows - 1])
+            pairs, begins = divided
+            firsts, lasts = times[begins[:-1]].tolist(), times[begins[1:] - 1].tolist()
+            if any(newest.get(pair, first) > first for pair, first in zip(pairs, firsts, strict=True)):
+                return None
+            newest.update(zip(pairs, lasts, strict=True))
             there = set(part.column_names)
             numbers = {name: _number(part.column(name)) for name in layout.numbers if name in there}
             masks = {name: _column(part.column(name).cast(pa.uint64())) for name in layout.masks if name in there}
-            found.append(Piece(times, numbers, masks, stretches))
+            found.append(Piece(len(found), times, numbers, masks, pairs, begins))
     return found
 
 
-def _stretches(part: pa.Table, times: IntArray, unit: str, number: int) -> list[tuple[Pair, Stretch]] | None:
-    """Return the stretch of each pair, or None if a pair has two or its times fall."""
-    codes, nodes, units = pair_codes(part, unit)
-    same = codes[1:] == codes[:-1]
-    starts = np.flatnonzero(np.concatenate(([True], ~same)))
-    if bool((same & (times[1:] < times[:-1])).any()) or np.unique(codes[starts]).size != starts.size:
-        return None
-    rows = np.diff(np.append(starts, codes.size))
-    found = []
-    for begin, count in zip(starts.tolist(), rows.tolist(), strict=True):
-        code = int(codes[begin])
-        pair = (nodes[code], nodes[code]) if unit == "node" else (nodes[code % len(nodes)], units[code // len(nodes)])
-        found.append((pair, Stretch(number, begin, count)))
-    return found
+def _divided(part: pa.Table, times: IntArray, unit: str) -> tuple[list[Pair], IntArray] | None:
+    """Return the pairs and where the rows of each begin, or None if a pair's are apart or its times fall."""
+    node, nodes = _indices(part.column("node"))
+    code, units = (node, nodes) if unit == "node" else _indices(part.column("gpu"))
+    begins, ascend = _begins(node, code, times)
+    first = begins[:-1]
+    pairs = [(nodes[one], units[two]) for one, two in zip(node[first].tolist(), code[first].tolist(), strict=True)]
+    return (pairs, begins) if ascend and len(set(pairs)) == len(pairs) else None
 
 
 def epoch_ms(column: pa.ChunkedArray) -> IntArray:
@@ -179,14 +181,20 @@ def epoch_ms(column: pa.ChunkedArray) -> IntArray:
     return np.array(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
 
 
-def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], list[str]]:
+def _indices(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
+    """Return a column of names as positions in a list of them."""
     if not pa.types.is_dictionary(column.type):
         column = pc.dictionary_encode(column)
     unified = column.unify_dictionaries()
     if not unified.num_chunks:
-        return np.zeros(0, dtype=np.int64), []
-    codes = np.concatenate([chunk.indices.to_numpy() for chunk in unified.chunks])
-    return codes.astype(np.int64), unified.chunk(0).dictionary.to_pylist()
+        return np.zeros(0, dtype=np.int32), []
+    parts = [chunk.indices.to_numpy() for chunk in unified.chunks]
+    return np.concatenate(parts).astype(np.int32, copy=False), unified.chunk(0).dictionary.to_pylist()
+
+
+def _codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int64], list[str]]:
+    indices, names = _indices(column)
+    return indices.astype(np.int64), names
 
 
 def pair_codes(table: pa.Table, unit: str) -> tuple[npt.NDArray[np.int64], list[str], list[str]]:
@@ -213,12 +221,26 @@ def _column(column: pa.ChunkedArray) -> _Column:
 
 
 @njit(cache=True, nogil=True)
-def _older(times: IntArray, rows: IntArray, time: int) -> IntArray:
-    """Count the samples before an instant in stretches, given by where they begin and how many rows they have."""
-    found = np.empty(rows.shape[0], dtype=np.int64)
-    for k in range(rows.shape[0]):
-        begin, count = rows[k, 0], rows[k, 1]
-        found[k] = np.searchsorted(times[begin : begin + count], time)
+def _begins(nodes: npt.NDArray[np.int32], units: npt.NDArray[np.int32], times: IntArray) -> tuple[IntArray, bool]:
+    """Find where the rows of each pair begin, with the end of the last, and whether times never fall in between."""
+    found = np.empty(times.size + 1, dtype=np.int64)
+    count, ascend = 0, True
+    for i in range(times.size):
+        if i == 0 or nodes[i] != nodes[i - 1] or units[i] != units[i - 1]:
+            found[count] = i
+            count += 1
+        else:
+            ascend &= times[i] >= times[i - 1]
+    found[count] = times.size
+    return found[: count + 1].copy(), ascend
+
+
+@njit(cache=True, nogil=True)
+def _first_since(times: IntArray, begins: IntArray, time: int) -> IntArray:
+    """Find the first sample of each pair that is not before an instant; where its rows end, if there is none."""
+    found = np.empty(begins.size - 1, dtype=np.int64)
+    for k in range(found.size):
+        found[k] = begins[k] + np.searchsorted(times[begins[k] : begins[k + 1]], time)
     return found
 
 

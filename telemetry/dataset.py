@@ -8,7 +8,6 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -129,7 +128,7 @@ class Dataset:
         """SHA-256 over the dataset's content, as hexadecimal text."""
         return self.meta.digest
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """Arrow schema of the sample table."""
         return samples_schema(self.meta.channels, sample_count=self.meta.sample_count)
@@ -217,12 +216,7 @@ class Dataset:
             If a column is not in the dataset, or files are missing (damaged, or replaced while being read).
         """
         names = self._columns(columns)
-        key, _ = sort_columns(self.meta.unit)
-        asked = names if key in names or len(self.runs_of(bucket)) < 2 else [*names, key]  # runs are merged by it
-        tables = self.read_runs(bucket, asked, since=since, until=until)
-        if not tables:
-            return pa.schema([self.schema.field(name) for name in names]).empty_table()
-        return (tables[0] if len(tables) == 1 else merge_runs(tables, self.meta.unit)).select(names)
+        return self._joined(self.read_runs(bucket, self._with_key(names), since=since, until=until), names)
 
     def read_runs(
         self,
@@ -232,7 +226,7 @@ class Dataset:
         since: datetime | None = None,
         until: datetime | None = None,
     ) -> list[pa.Table]:
-        """Read one bucket as it lies on disk: a table a run, for those who need not have one of all.
+        """Read one bucket as it lies on disk: a table a run or row group, for those who need not have one of all.
 
         Parameters
         ----------
@@ -251,18 +245,13 @@ class Dataset:
         """
         names = self._columns(columns)
         first, last = since_in_ms(since), since_in_ms(until)
-        tables = []
-        held = 0
         runs = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
-        cut = first is not None or last is not None
+        tables: list[pa.Table] = []
+        held = 0
         for run in runs:
-            asked = names if not cut or "timestamp" in names else [*names, "timestamp"]
-            table = self.read_run(bucket, run, asked)
-            held += table.num_rows
-            if cut:
-                table = _within(table, first, last).select(names)
-            if table.num_rows:
-                tables.append(table)
+            found, rows = self._read(bucket, run, names, first, last)
+            tables += found
+            held += rows
         expected = self.meta.counts["samples_by_bucket"].get(str(bucket), 0)
         if runs == self.runs_of(bucket) and held != expected:
             raise self._damaged(f"bucket {bucket} holds {held} samples, dataset.json says {expected}", bucket)
@@ -276,17 +265,37 @@ class Dataset:
         InputError
             As :meth:`read_bucket`.
         """
-        schema = pa.schema([self.schema.field(name) for name in self._columns(columns)])
-        tables = []
+        names = self._columns(columns)
+        return self._joined(self._read(bucket, run, self._with_key(names), None, None)[0], names)
+
+    def _with_key(self, names: list[str]) -> list[str]:
+        """Add the column that tables are merged by, where there may be several."""
+        key, _ = sort_columns(self.meta.unit)
+        return names if key in names or self.meta.run_days is None else [*names, key]
+
+    def _joined(self, tables: list[pa.Table], names: list[str]) -> pa.Table:
+        if not tables:
+            return pa.schema([self.schema.field(name) for name in names]).empty_table()
+        return (tables[0] if len(tables) == 1 else merge_runs(tables, self.meta.unit)).select(names)
+
+    def _read(
+        self, bucket: int, run: int, names: list[str], since_ms: int | None, until_ms: int | None
+    ) -> tuple[list[pa.Table], int]:
+        """Read the tables of a run, and count the rows that its files hold."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        tables: list[pa.Table] = []
+        rows = 0
         for name in self._names_of(bucket, run):
             try:
                 with self._files.opened(name) as stream:
-                    tables.append(read_part(stream, schema.names, ahead=self._files.far))
+                    part = read_part(stream, names, since_ms=since_ms, until_ms=until_ms, ahead=self._files.far)
             except FileNotFoundError:
                 raise self._damaged(f"bucket {bucket} has lost {name.rpartition('/')[2]}", bucket) from None
-        if not tables:
-            return schema.empty_table()
-        return pa.concat_tables([table.select(schema.names).cast(schema) for table in tables]).unify_dictionaries()
+            tables += [table if table.schema == schema else table.cast(schema) for table in part.tables]
+            rows += part.rows
+        if self.meta.run_days is None and len(tables) > 1:  # files one after the other make one sorted table
+            tables = [pa.concat_tables(tables)]
+        return [table.unify_dictionaries() for table in tables], rows
 
     def _columns(self, columns: Sequence[str] | None) -> list[str]:
         names = list(self.schema.names)
@@ -343,13 +352,3 @@ class Dataset:
             raise InputError(
                 f"the dataset has no {name}", str(self.place), "It is damaged: import its sources again."
             ) from None
-
-
-def _within(table: pa.Table, since_ms: int | None, until_ms: int | None) -> pa.Table:
-    times = table.column("timestamp").cast(pa.int64()).to_numpy()
-    inside = np.ones(len(times), dtype=bool)
-    if since_ms is not None:
-        inside &= times >= since_ms
-    if until_ms is not None:
-        inside &= times < until_ms
-    return table if inside.all() else table.filter(pa.array(inside))

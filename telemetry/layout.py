@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,8 @@ MAX_ROWS_PER_BUCKET = 8_000_000
 
 ROW_GROUP_ROWS = 1 << 19
 """Rows of a row group: between the 256 k and 1 M that measured best."""
+
+_EARLIEST, _LATEST = -(1 << 63), (1 << 63) - 1  # of what a timestamp can say
 
 _PROBE_ROWS = 1 << 14
 _DICTIONARY_DISTINCT = 1 << 11
@@ -158,21 +161,22 @@ def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
     return whole.combine_chunks().take(pa.array(np.argsort(codes, kind="stable")))
 
 
-def write_part(path: Path, table: pa.Table, footer: Mapping[str, str]) -> None:
+def write_part(path: Path, tables: Sequence[pa.Table], footer: Mapping[str, str]) -> None:
     """Write one Parquet file of samples with the settings of this module.
 
     Parameters
     ----------
     path : pathlib.Path
-    table : pyarrow.Table
-        Sorted samples in the layout of :func:`telemetry.schema.samples_schema`.
+    tables : sequence of pyarrow.Table
+        One at least, each of sorted samples in the layout of :func:`telemetry.schema.samples_schema`. They follow each
+        other in time and have row groups of their own, so that a reader passes over those that it does not want.
     footer : mapping of str to str
         Metadata of the file, which the table that is read from it does not have.
     """
-    dictionary, encoding = _encodings(table)
+    dictionary, encoding = _encodings(pa.concat_tables(tables))
     with pq.ParquetWriter(
         path,
-        table.schema,
+        tables[0].schema,
         compression="zstd",
         compression_level=1,
         use_dictionary=dictionary,
@@ -181,24 +185,98 @@ def write_part(path: Path, table: pa.Table, footer: Mapping[str, str]) -> None:
         data_page_size=1 << 20,
         write_page_index=False,
     ) as writer:
-        writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
+        for table in tables:
+            writer.write_table(table, row_group_size=ROW_GROUP_ROWS)
         writer.add_key_value_metadata(dict(footer))
 
 
-def read_part(source: Path | pa.NativeFile, columns: Sequence[str] | None = None, *, ahead: bool = False) -> pa.Table:
-    """Read one part file.
+@dataclass(frozen=True, slots=True)
+class PartSamples:
+    """What was read of a part file.
+
+    Attributes
+    ----------
+    tables : list of pyarrow.Table
+        In order of time, none empty, each sorted: what :func:`write_part` was given, as far as it was asked for.
+    rows : int
+        Of the whole file.
+    """
+
+    tables: list[pa.Table]
+    rows: int
+
+
+def read_part(
+    source: Path | pa.NativeFile,
+    columns: Sequence[str],
+    *,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    ahead: bool = False,
+) -> PartSamples:
+    """Read one part file; of its row groups those alone that may hold what is asked for.
 
     Parameters
     ----------
     source : pathlib.Path or pyarrow.NativeFile
-    columns : sequence of str, optional
-        Default: all of them.
+    columns : sequence of str
+        One at least.
+    since_ms, until_ms : int, optional
+        Only samples of ``since_ms <= t < until_ms``, in milliseconds since 1970.
     ahead : bool
         Whether to ask for all bytes of the columns at once, in few large and simultaneous reads: for files that are
         far away. It holds them all in memory until they are decoded.
     """
+    first = _EARLIEST if since_ms is None else since_ms
+    last = _LATEST if until_ms is None else until_ms - 1
     with pq.ParquetFile(source, read_dictionary=["node", "gpu"], memory_map=False, pre_buffer=ahead) as file:
-        return file.read(columns=None if columns is None else list(columns)).replace_schema_metadata(None)
+        found = [each for each in _stretches(file.metadata) if each.begin <= last and each.end >= first]
+        if not found:
+            return PartSamples([], file.metadata.num_rows)
+        cut = any(each.begin < first or each.end > last for each in found)
+        asked = [*columns, "timestamp"] if cut and "timestamp" not in columns else list(columns)
+        groups = [group for each in found for group in each.groups]
+        whole = file.read_row_groups(groups, columns=asked).replace_schema_metadata(None)
+        tables, at = [], 0
+        for each in found:
+            table = whole if len(found) == 1 else whole.slice(at, each.rows)
+            at += each.rows
+            if each.begin < first or each.end > last:
+                times = table.column("timestamp").cast(pa.int64()).to_numpy()
+                table = table.filter(pa.array((times >= first) & (times <= last)))
+            if table.num_rows:
+                tables.append(table.select(columns))
+        return PartSamples(tables, file.metadata.num_rows)
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Row groups that hold one sorted table: how many rows, from when to when."""
+
+    groups: list[int]
+    rows: int
+    begin: int
+    end: int
+
+
+def _stretches(metadata: pq.FileMetaData) -> list[_Stretch]:
+    """Return the tables in a file: a row group that does not follow the one before in time goes on with its table."""
+    found: list[_Stretch] = []
+    column = next((at for at in range(metadata.num_columns) if metadata.schema.column(at).name == "timestamp"), None)
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        told = None if column is None else group.column(column).statistics
+        begin, end = _EARLIEST, _LATEST
+        if told is not None and told.has_min_max:
+            begin, end = told.min_raw, told.max_raw
+        if found and begin <= found[-1].end:
+            before = found[-1]
+            before.groups.append(number)
+            before.rows += group.num_rows
+            before.begin, before.end = min(before.begin, begin), max(before.end, end)
+        else:
+            found.append(_Stretch([number], group.num_rows, begin, end))
+    return found
 
 
 def part_rows(source: Path | pa.NativeFile) -> int:

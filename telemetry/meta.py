@@ -12,7 +12,7 @@ from typing import Any
 from telemetry.channel import Channel, channel_as_dict, channel_from_dict
 from telemetry.errors import InputError
 from telemetry.runs import Runs
-from telemetry.schema import RUNS_SCHEMA_VERSION, SCHEMA_VERSION, Unit
+from telemetry.schema import READ_SCHEMA_VERSIONS, Unit
 
 META_NAME = "dataset.json"
 """Name of the file, written last: a folder that has it is a whole dataset."""
@@ -134,14 +134,15 @@ def decode_meta(text: str, where: str) -> DatasetMeta:
     try:
         content: Mapping[str, Any] = json.loads(text)
         version = content["schema_version"]
-        if version in (SCHEMA_VERSION, RUNS_SCHEMA_VERSION):
+        if version in READ_SCHEMA_VERSIONS:
             return _decode(content)
     except (ValueError, KeyError, TypeError) as error:
         raise InputError(
             f"dataset.json is damaged: {error}", where, "Import the sources again into this folder."
         ) from error
     raise InputError(
-        f"the dataset has schema version {version}, this predrain reads {SCHEMA_VERSION} and {RUNS_SCHEMA_VERSION}",
+        f"the dataset has schema version {version}, this predrain reads "
+        f"{READ_SCHEMA_VERSIONS[0]} to {READ_SCHEMA_VERSIONS[-1]}",
         where,
         "Import the sources again, or use the version of predrain that wrote it.",
     )

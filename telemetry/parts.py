@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from telemetry.day_digests import footer
 from telemetry.errors import InputError
@@ -74,7 +75,9 @@ class PartsOfOneRun:
             ordered = sorted(parts, key=lambda part: part.first)
             folder = bucket_folder(self._root, bucket)
             if any(before.last >= after.first for before, after in pairwise(ordered)):
-                whole = sorted_whole([read_part(part.path) for part in parts], self._unit)
+                names = pq.read_schema(parts[0].path).names
+                tables = [table for part in parts for table in read_part(part.path, names).tables]
+                whole = sorted_whole(tables, self._unit)
                 for part in parts:
                     part.path.unlink()
                 path = folder / Runs().file_name(0)
@@ -150,7 +153,7 @@ class PartsByRun:
             if run in newest:
                 tables.append(newest[run])
             whole = tables[0] if len(tables) == 1 else sorted_whole(tables, self._unit)
-            _write_new(folder / self._runs.file_name(run), normal_form(whole))
+            _write_new(folder / self._runs.file_name(run), normal_form(whole), self._runs.groups)
         for path, _ in pieces:
             path.unlink()
 
@@ -199,8 +202,8 @@ def duplicate_error(table: pa.Table, row: int, unit: Unit) -> InputError:
     )
 
 
-def _write_new(path: Path, table: pa.Table) -> None:
+def _write_new(path: Path, table: pa.Table, groups: Runs = Runs()) -> None:  # noqa: B008 - frozen
     if path.exists():  # perhaps another dataset's, by a link: to write into it would change that dataset
         raise ValueError(f"{path.parent.name}/{path.name} is there already")
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_part(path, table, footer(table))
+    write_part(path, list(split_by_run(table, groups).values()), footer(table))

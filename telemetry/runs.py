@@ -64,6 +64,18 @@ class Runs:
         end = begin + self.days * DAY_MS
         return (since_ms is None or end > since_ms) and (until_ms is None or begin < until_ms)
 
+    @property
+    def groups(self) -> Runs:
+        """How a run's file is cut into row groups: quarters of a run, of a day at least; not where time is one run."""
+        return Runs(None if self.days is None else max(1, self.days // 4))
+
+    def begin_of(self, instant: datetime) -> datetime | None:
+        """Return where the run of an instant begins, both aware; None where all time is one run."""
+        if self.days is None:
+            return None
+        length = timedelta(days=self.days)
+        return _EPOCH + (instant - _EPOCH) // length * length
+
     def file_name(self, run: int) -> str:
         """Name the file of a run: by its first day, or ``part-00000.parquet`` where all time is one run."""
         if self.days is None:

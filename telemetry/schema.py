@@ -16,8 +16,14 @@ from telemetry.channel import Channel, Kind
 SCHEMA_VERSION: Final = 1
 """Version of a dataset whose buckets are one run; it rises when an older reader could no longer read a dataset."""
 
-RUNS_SCHEMA_VERSION: Final = 2
-"""Version of a dataset cut into runs: a reader that does not know of them would take a bucket's files for sorted."""
+RUNS_SCHEMA_VERSION: Final = 3
+"""Version of a dataset cut into runs: a reader that does not know of them would take a bucket's files for sorted.
+
+In version 2 the file of a run is sorted as a whole; since 3 each row group is, and they follow each other in time.
+"""
+
+READ_SCHEMA_VERSIONS: Final = range(SCHEMA_VERSION, RUNS_SCHEMA_VERSION + 1)
+"""Versions that this predrain reads."""
 
 Unit = Literal["gpu", "node"]
 """What a row is about: a GPU, or the node where a fleet has no GPUs."""

@@ -75,10 +75,11 @@ def test_whatever_is_different_in_a_day_shows_in_its_digest_alone(rows, data):
 
 def test_a_file_says_them_and_its_table_does_not(tmp_path):
     table = table_of([(hour, ("n1", "g1"), 1.0, None, 2, 3) for hour in range(20)])
-    write_part(tmp_path / "part.parquet", table, footer(table))
+    write_part(tmp_path / "part.parquet", [table], footer(table))
     assert read_day_digests(tmp_path / "part.parquet") == day_digests(table)
-    assert read_part(tmp_path / "part.parquet").schema.metadata is None
-    assert read_part(tmp_path / "part.parquet").equals(table)
+    (found,) = read_part(tmp_path / "part.parquet", table.column_names).tables
+    assert found.schema.metadata is None
+    assert found.equals(table)
 
 
 def test_a_file_of_an_older_version_says_none(tmp_path):

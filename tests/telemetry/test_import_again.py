@@ -192,10 +192,10 @@ def import_killed_at(folder: Path, parts: int) -> None:
     """Import more samples, and die before the part of that number is written."""
     original, written = telemetry.parts.write_part, []
 
-    def write_part(path: Path, table: pa.Table, footer: dict[str, str]) -> None:
+    def write_part(path: Path, tables: list[pa.Table], footer: dict[str, str]) -> None:
         if len(written) == parts:
             os._exit(9)
-        original(path, table, footer)
+        original(path, tables, footer)
         written.append(path)
 
     telemetry.parts.write_part = write_part

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -106,7 +107,10 @@ def test_a_run_is_as_short_as_its_rows_allow(rows_a_day: float, days: float | No
 
 @settings(max_examples=40, deadline=None)
 @given(
-    rows=rows_strategy, cuts=st.lists(st.integers(0, 60), max_size=3), days=st.sampled_from([1, 2, 4]), data=st.data()
+    rows=rows_strategy,
+    cuts=st.lists(st.integers(0, 60), max_size=3),
+    days=st.sampled_from([1, 2, 4, 8]),
+    data=st.data(),
 )
 def test_order_and_number_of_writes_leave_no_trace(rows, cuts, days, data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
@@ -123,13 +127,17 @@ def test_order_and_number_of_writes_leave_no_trace(rows, cuts, days, data, tmp_p
 @settings(max_examples=60, deadline=None)
 @given(
     rows=rows_strategy,
-    days=st.sampled_from([None, 1, 2, 4]),
+    days=st.sampled_from([None, 1, 2, 4, 8]),
+    older=st.booleans(),
     since=st.none() | st.integers(-5, HOURS + 5),
     until=st.none() | st.integers(-5, HOURS + 5),
     columns=st.sampled_from([None, ["gpu_temp_c"], ["gpu", "timestamp"], ["timestamp"], ["node", "gpu", "gpu_temp_c"]]),
 )
-def test_what_is_read_is_what_a_plain_list_says(rows, days, since, until, columns, tmp_path_factory):
-    dataset = write(tmp_path_factory.mktemp("runs") / "d", [table_of(rows)], days)
+def test_what_is_read_is_what_a_plain_list_says(rows, days, older, since, until, columns, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        if older:  # as version 2 wrote it: the file of a run is one row group
+            patched.setattr(Runs, "groups", Runs(None))
+        dataset = write(tmp_path_factory.mktemp("runs") / "d", [table_of(rows)], days)
     limits = {
         name: None if hour is None else BEGIN + timedelta(hours=hour)
         for name, hour in (("since", since), ("until", until))
@@ -176,6 +184,44 @@ def test_runs_outside_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [path.name for path in dataset.parts(1, since=BEGIN + timedelta(days=8))] == ["part-20260309.parquet"]
 
 
+def row_groups(dataset: Dataset) -> list[list[int]]:
+    """Return the hours since the beginning of the samples in each row group of the first bucket with any."""
+    return [
+        [(time.value // 1_000_000 - BEGIN_MS) // 3_600_000 for time in group.column("timestamp").to_pandas()]
+        for path in dataset.parts(1)
+        for file in [pq.ParquetFile(path)]
+        for group in map(file.read_row_group, range(file.num_row_groups))
+    ]
+
+
+def test_a_file_has_a_row_group_for_each_quarter_of_its_run(tmp_path: Path):
+    rows = [(hour, gpu, 1.0, 1) for hour in range(0, HOURS, 24) for gpu in ("g1", "g2")]
+    dataset = write(tmp_path / "d", [table_of(rows)], 8)
+    days = [[hour // 24 for hour in group] for group in row_groups(dataset)]
+    # runs of 8 days begin on 28 February and on 8 March; each unit's samples ascend within a row group
+    assert days == [[0, 0], [1, 2, 1, 2], [3, 4, 3, 4], [5, 6, 5, 6], [7, 8, 7, 8]]
+    assert row_groups(write(tmp_path / "one", [table_of(rows)], None)) == [[*range(0, HOURS, 24)] * 2]
+
+
+def test_row_groups_outside_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = [(hour, gpu, 1.0, 1) for hour in range(HOURS) for gpu in ("g1", "g2")]
+    dataset = write(tmp_path / "d", [table_of(rows)], 8)
+    read = []
+    reads = pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_groups",
+        lambda file, groups, columns: read.append((groups, columns)) or reads(file, groups, columns=columns),
+    )
+    # whole row groups: nothing is looked at but what was asked for
+    (table,) = dataset.read_runs(1, ["gpu"], since=BEGIN + timedelta(days=3), until=BEGIN + timedelta(days=5))
+    assert table.num_rows == 2 * 48
+    assert read == [([2], ["gpu"])]
+    read.clear()
+    assert dataset.read_bucket(1, ["gpu"], since=BEGIN + timedelta(days=6, hours=12)).num_rows == 2 * 60
+    assert read == [([3], ["gpu", "timestamp"]), ([0], ["gpu"])]
+
+
 def test_each_file_is_told_with_its_time_and_its_bytes(tmp_path: Path):
     dataset = write(tmp_path / "d", [table_of([(0, "g1", 1.0, 1), (100, "g2", 2.0, None)])], 4)
     first, second = dataset.sample_files()
@@ -191,7 +237,7 @@ def test_each_file_is_told_with_its_time_and_its_bytes(tmp_path: Path):
 def test_only_a_dataset_that_is_cut_is_refused_by_versions_that_know_no_runs(tmp_path: Path):
     rows = table_of([(0, "g1", 1.0, 1)])
     assert write(tmp_path / "one", [rows], None).meta.schema_version == SCHEMA_VERSION == 1
-    assert write(tmp_path / "cut", [rows], 1).meta.schema_version == RUNS_SCHEMA_VERSION == 2
+    assert write(tmp_path / "cut", [rows], 1).meta.schema_version == RUNS_SCHEMA_VERSION == 3
 
 
 def test_a_dataset_without_files_and_run_days_is_read(tmp_path: Path):

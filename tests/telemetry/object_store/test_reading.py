@@ -242,7 +242,7 @@ def test_a_version_that_cannot_be_read_here_replaces_nothing(place, write, tmp_p
     push(good.path, place)
     pull(place, tmp_path / "fetched")
     description = newer.path / "dataset.json"
-    description.write_text(description.read_text().replace('"schema_version": 2', '"schema_version": 99'))
+    description.write_text(description.read_text().replace('"schema_version": 3', '"schema_version": 99'))
     files = {
         path.relative_to(newer.path).as_posix(): StoredFile(
             path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()

@@ -286,6 +286,13 @@ class ModelsSection(Section):
     horizons: tuple[Duration, ...] = tuple(timedelta(hours=hours) for hours in (1, 6, 24, 72))
     """Further horizons to give risks for, such as 1h, 6h, 24h and 72h; consistent with the risk at labels.horizon."""
 
+    @field_validator("horizons")
+    @classmethod
+    def _ahead(cls, value: tuple[timedelta, ...]) -> tuple[timedelta, ...]:
+        if any(each <= timedelta(0) for each in value):
+            raise ValueError("must be positive, such as '6h'")
+        return value
+
 
 class BacktestSection(Section):
     """``backtest``: which part of the dataset is replayed, and how many alerts."""

@@ -175,6 +175,11 @@ def _measured(manifest: Mapping[str, Any]) -> list[str]:
     ]
     if metrics.get("dataset_digest") not in (None, manifest.get("dataset_digest")):
         lines.append(f"**The backtest was of another dataset**, `{metrics['dataset_digest']}`.")
+    differs = (manifest.get("decisions") or {}).get("differs") or []
+    if differs:
+        lines.append(
+            f"**The backtest ran with other parameters**, so these are not this model's figures: {'; '.join(differs)}."
+        )
     lines += ["", "| | value | interval |", "|---|---|---|"]
     for key, name, share in _SHOWN:
         low, high = mine.get(f"{key}_low"), mine.get(f"{key}_high")

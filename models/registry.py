@@ -272,6 +272,7 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "3")  # seven, its default, are minutes without a word
     with warnings.catch_warnings():
         # its own deprecations and hints are none of the user's business, and we run with warnings as errors
         warnings.simplefilter("ignore")
@@ -279,6 +280,7 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
         import mlflow  # noqa: PLC0415 - takes two seconds, which only a run that records should spend
         import mlflow.models  # noqa: PLC0415 - likewise
         import mlflow.pyfunc  # noqa: PLC0415 - likewise
+        from sqlalchemy.exc import SQLAlchemyError  # noqa: PLC0415 - MLflow's, which imports it
 
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.ERROR)
@@ -287,9 +289,11 @@ def opened_store(tracking_uri: str) -> Iterator[Any]:
         mlflow.set_registry_uri(tracking_uri)
         try:
             yield mlflow
-        except mlflow.exceptions.MlflowException as error:
+        except (mlflow.exceptions.MlflowException, SQLAlchemyError) as error:  # the latter from a damaged database
             raise InputError(
-                f"MLflow refused: {str(error).splitlines()[0]}", tracking_uri, "Check the store's path and names."
+                f"MLflow refused: {str(error).splitlines()[0]}",
+                tracking_uri,
+                "Check that the store is there and whole, its path, and the names.",
             ) from None
         finally:
             mlflow.set_tracking_uri(before[0])

@@ -277,7 +277,7 @@ def search_settings(
         fitted = fit_learners(unfitted, judge.X, judge.label, judge.weight, judge.facts, kind=learner)
         for i, each in enumerate(fitted.values()):
             scores[i, at] = average_precision_score(judge.truth, log_odds(each, judge.held))
-    best = int(np.argmax(scores.mean(axis=1)))
+    best = 1 + int(np.argmax(scores[1:].mean(axis=1)))  # of those that are not given
     gain = scores[best] - scores[0]
     error = float(gain.std(ddof=1) / np.sqrt(len(over)))
     chosen = best if gain.mean() > error else 0
@@ -291,9 +291,10 @@ def search_settings(
             "chosen": np.arange(len(trials)) == chosen,
         }
     )
-    over_folds = f"gains {gain.mean():.4f} in average precision over {len(over)} folds"
+    does = "gains" if gain.mean() > 0 else "loses"
+    over_folds = f"{does} {abs(gain.mean()):.4f} in average precision over {len(over)} folds"
     why = (
-        f"settings of {learner} stay: the best other one {over_folds}, within its standard error of {error:.4f}"
+        f"settings of {learner} stay: the best other one {over_folds}, with a standard error of {error:.4f}"
         if chosen == 0
         else f"trial {best} of {learner} {over_folds}, more than its standard error of {error:.4f}"
     )

@@ -34,7 +34,7 @@ from models.schedule import Schedule, alert_budget, format_days, format_instant,
 from models.search import search_table
 from models.searched import search_facts
 from models.sequence.windows import with_windows
-from models.spans import candidates
+from models.spans import EXPANDING, candidates
 from models.trainer import Trainer, Unfit, reach_of
 from models.training_set import Labels, Matrix, Rows
 
@@ -479,10 +479,11 @@ def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: Trai
     if any(fold.facts["unfit"] is None for fold in folds):
         return
     last = folds[-1].facts
-    listed = ", ".join(format_days(span) for span in candidates(training))
+    fixed = "" if training.span == EXPANDING else "a longer span, or "
+    listed = "expanding" if not fixed else "candidates " + ", ".join(map(format_days, candidates(training)))
     raise InputError(
         f"one class only in the training span of every refit ({len(folds)} from "
         f"{format_instant(schedule.refits_ms[0])} to {format_instant(schedule.refits_ms[-1])}); {last['unfit']}",
-        f"parameter training.span, candidates {listed}",
-        "Give a longer span, or a dataset with more history; check labels.xids if failures seem to be missing.",
+        f"parameter training.span, {listed}",
+        f"Give {fixed}a dataset with more history; check labels.xids if failures seem to be missing.",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,12 @@ from models.promises import decisions_frame, walk_promises
 from models.training_set import Matrix
 from models.unforeseen import unforeseen_incidents
 from pipeline.artefacts import load_evaluation
+
+_SHOWN = 3
+"""Parameters named in a sentence."""
+
+_NO_MATTER = ("models.learners", "models.horizons", "training.memory")
+"""Parameters that may differ between a backtest and a bundle: they change nothing about the profile's risks."""
 
 
 def decision_extras(
@@ -78,7 +84,9 @@ def with_horizons(predictions: pd.DataFrame, result: BacktestResult) -> pd.DataF
     return predictions.assign(**{name: values for name, values in columns.items() if name != main})
 
 
-def bundle_decisions(backtest: Path | None, profile: str, dataset_digest: str) -> dict[str, Any]:
+def bundle_decisions(
+    backtest: Path | None, profile: str, dataset_digest: str, params: Mapping[str, str]
+) -> dict[str, Any]:
     """Give the thresholds that a bundle carries, or why it carries none.
 
     Parameters
@@ -89,13 +97,15 @@ def bundle_decisions(backtest: Path | None, profile: str, dataset_digest: str) -
         The bundle's model.
     dataset_digest : str
         Of the dataset that the bundle is fitted on.
+    params : mapping of str to str
+        The bundle's, as a report shows them (:attr:`pipeline.report.ReportContext.params`).
 
     Returns
     -------
     dict
         ``thresholds`` (a list of :meth:`policy.thresholds.Decision.to_json`; null: none), ``until`` (last outcome
-        they look back on) and ``why``. Thresholds are risks: they hold for later refits as far as those stay
-        calibrated.
+        they look back on), ``why`` and ``differs`` (parameters of the backtest that are not the bundle's). Thresholds
+        are risks: they hold for later refits as far as those stay calibrated.
 
     Raises
     ------
@@ -103,8 +113,8 @@ def bundle_decisions(backtest: Path | None, profile: str, dataset_digest: str) -
         If the backtest's folder holds none.
     """
 
-    def none(why: str) -> dict[str, Any]:
-        return {"thresholds": None, "until": None, "why": why}
+    def none(why: str, differs: Sequence[str] = ()) -> dict[str, Any]:
+        return {"thresholds": None, "until": None, "why": why, "differs": list(differs)}
 
     if backtest is None:
         return none("no backtest was given, and without outcomes of earlier refits nothing can be promised")
@@ -114,6 +124,10 @@ def bundle_decisions(backtest: Path | None, profile: str, dataset_digest: str) -
         return none("the backtest was made before decisions were recorded")
     if context.dataset_digest != dataset_digest:
         return none("the backtest ran on another dataset")
+    differs = _differs(context.params, params)
+    if differs:
+        told = "; ".join(differs[:_SHOWN]) + (f"; and {len(differs) - _SHOWN} more" if len(differs) > _SHOWN else "")
+        return none(f"the backtest ran with other parameters: {told}", differs)
     mine = frame[(frame["model"] == profile).to_numpy()]
     if mine.empty:
         return none(f"the backtest did not score the profile {profile}")
@@ -121,7 +135,20 @@ def bundle_decisions(backtest: Path | None, profile: str, dataset_digest: str) -
         "thresholds": [_decision(record) for record in mine.to_dict("records")],
         "until": mine["until"].iloc[0].isoformat(),
         "why": "",
+        "differs": [],
     }
+
+
+def _differs(there: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
+    """Tell what the risks depend on and was otherwise in a backtest: thresholds concern the risks of its models."""
+    names = [
+        name for name in dict.fromkeys([*there, *here]) if name not in _NO_MATTER and not name.startswith("backtest.")
+    ]
+    return [
+        f"{name} {there.get(name, 'not given')}, not {here.get(name, 'given')}"
+        for name in names
+        if there.get(name) != here.get(name)
+    ]
 
 
 def _profile(result: BacktestResult, profile: str) -> pd.DataFrame:

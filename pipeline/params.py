@@ -91,8 +91,8 @@ class ServingSection(Section):
 class Params(Section):
     """All parameters of a run, as ``params.yaml`` holds them."""
 
-    seed: int = 42
-    """Seed of everything random downstream of the dataset."""
+    seed: int = Field(default=42, ge=0, lt=1 << 32)
+    """Seed of everything random downstream of the dataset; as large as every library takes."""
 
     simulate: SimulateSection = SimulateSection()
     data: DataSection = DataSection()

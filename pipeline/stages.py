@@ -28,7 +28,7 @@ from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params
 from pipeline.provenance import code_revision, library_versions
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, write_report
-from pipeline.tracking import measurements_of, record_backtest, record_training
+from pipeline.tracking import check_store, measurements_of, record_backtest, record_training
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""
@@ -86,7 +86,9 @@ def train_bundle(
     """
     check_made_with(matrix, params)
     measured = {} if backtest is None else {"metrics": measurements_of(backtest)}  # before hours of fitting
-    decisions = bundle_decisions(backtest, params.models.profile, matrix.config.dataset_digest)
+    decisions = bundle_decisions(backtest, params.models.profile, matrix.config.dataset_digest, _shown_params(params))
+    if track is not None:
+        check_store(track)
     fitted = fit_final(
         matrix,
         training=params.training,
@@ -169,6 +171,8 @@ def replay(
         does not fit it.
     """
     check_made_with(matrix, params)
+    if track is not None:
+        check_store(track)
     out.mkdir(parents=True, exist_ok=True)
     risks = read_truth(truth) if truth is not None and any(truth.iterdir()) else None
     folds = out / ".folds"

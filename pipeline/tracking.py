@@ -92,6 +92,20 @@ def record_backtest(
     return log_series(track, experiment, parent, children).run_id
 
 
+def check_store(track: str) -> None:
+    """Ask the store something before hours of fitting; one that is new is made.
+
+    Raises
+    ------
+    InputError
+        If it cannot be used.
+    """
+    from models.registry import opened_store  # noqa: PLC0415 - MLflow takes seconds to import
+
+    with opened_store(track) as mlflow:
+        mlflow.MlflowClient().search_experiments(max_results=1)
+
+
 def record_training(
     track: str,
     experiment: str,

@@ -84,11 +84,8 @@ def _replayed(evaluation: Evaluation, context: ReportContext) -> str:
     fleet = "real fleet"
     if context.simulated is not None:
         rate = context.simulated.acceleration
-        faster = (
-            f"its failure rates multiplied by {rate:g} so that there is something to count"
-            if rate != 1
-            else "failure rates as calibrated"
-        )
+        faster = "failure rates as calibrated" if rate == 1 else f"its failure rates multiplied by {rate:g}"
+        faster += " so that there is something to count" if rate > 1 else ""
         fleet = f"simulated fleet (scenario {context.simulated.scenario}, seed {context.simulated.seed}, {faster})"
     return (
         f"{count(evaluation.units)} {context.unit_word}s of a {fleet} were replayed at {count(evaluation.times)} "

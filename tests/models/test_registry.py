@@ -58,6 +58,15 @@ def test_a_run_keeps_params_metrics_tags_and_artifacts(store):
     assert Path(kept).read_bytes() == (bundle.path / "manifest.json").read_bytes()
 
 
+def test_a_damaged_store_is_said_in_one_line(tmp_path):
+    (tmp_path / "bad.db").write_text("hello, this is no database\n" * 100)
+    with (
+        pytest.raises(InputError, match=r"MLflow refused: .*not a database.*Check that the store is there and whole"),
+        registry.opened_store(f"sqlite:///{tmp_path / 'bad.db'}") as mlflow,
+    ):
+        mlflow.MlflowClient().search_experiments(max_results=1)
+
+
 def test_the_challenger_is_the_version_registered_last_and_a_bundle_is_one_version(store):
     uri, _, versions, bundle = store
     assert versions == [1, 2, 2]

@@ -16,6 +16,8 @@ from tests.models.test_promises import FleetMatrix, folds, predictions
 
 MAPS = tuple(HorizonMap(24.0, -5.0, (Link(6.0, -1.2, 0.1),)) for _ in range(4))
 
+PARAMS = {"labels.horizon": "1d", "models.learners": "lightgbm"}
+
 
 @pytest.fixture(scope="module")
 def extras():
@@ -27,7 +29,7 @@ def extras():
 
 
 def context(extras, profile="good"):
-    return SimpleNamespace(extras=extras, profile=profile, unit_word="GPU", dataset_digest="d1")
+    return SimpleNamespace(extras=extras, profile=profile, unit_word="GPU", dataset_digest="d1", params=PARAMS)
 
 
 def test_a_run_leaves_its_promises_and_decisions_as_frames(extras):
@@ -59,18 +61,31 @@ def test_a_report_without_promises_has_no_such_section():
 
 def test_a_bundle_carries_the_decisions_of_its_profile(extras, monkeypatch, tmp_path):
     monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context(extras)))
-    told = bundle_decisions(tmp_path, "good", "d1")
+    told = bundle_decisions(tmp_path, "good", "d1", PARAMS)
     assert [each["kind"] for each in told["thresholds"]] == ["precision"] * 3 + ["budget"]
     assert told["thresholds"][0]["bound"]["lower"] >= 0.3
     assert json.loads(json.dumps(told, allow_nan=False)) == told
-    assert bundle_decisions(tmp_path, "other", "d1")["why"] == "the backtest did not score the profile other"
-    assert bundle_decisions(tmp_path, "good", "d2")["why"] == "the backtest ran on another dataset"
+    assert bundle_decisions(tmp_path, "other", "d1", PARAMS)["why"] == "the backtest did not score the profile other"
+    assert bundle_decisions(tmp_path, "good", "d2", PARAMS)["why"] == "the backtest ran on another dataset"
     monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context({})))
-    assert bundle_decisions(tmp_path, "good", "d1")["why"] == "the backtest was made before decisions were recorded"
+    assert (
+        bundle_decisions(tmp_path, "good", "d1", PARAMS)["why"]
+        == "the backtest was made before decisions were recorded"
+    )
+
+
+def test_thresholds_of_other_parameters_are_not_taken_over(extras, monkeypatch, tmp_path):
+    monkeypatch.setattr(module, "load_evaluation", lambda _path: (None, context(extras)))
+    told = bundle_decisions(tmp_path, "good", "d1", PARAMS | {"labels.horizon": "6h"})
+    assert told["thresholds"] is None
+    assert told["why"] == "the backtest ran with other parameters: labels.horizon 1d, not 6h"
+    assert told["differs"] == ["labels.horizon 1d, not 6h"]
+    for name in ("backtest.k", "models.learners", "models.horizons", "training.memory"):
+        assert bundle_decisions(tmp_path, "good", "d1", PARAMS | {name: "other"})["thresholds"]
 
 
 def test_a_bundle_without_a_backtest_says_why_it_has_no_thresholds():
-    told = bundle_decisions(None, "good", "d1")
+    told = bundle_decisions(None, "good", "d1", PARAMS)
     assert told["thresholds"] is None
     assert told["why"].startswith("no backtest was given")
 

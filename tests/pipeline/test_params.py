@@ -75,6 +75,8 @@ def test_an_unknown_key_inside_a_declared_channel(tmp_path: Path) -> None:
         ("training: {refit_every: 0s}", r"must be positive.*training\.refit_every"),
         ("labels: {horizon: 0s}", r"must be positive.*labels\.horizon"),
         ("features: {groups: []}", r"nothing to learn from.*features\.groups"),
+        ("seed: -1", r"greater than or equal to 0.*parameter seed"),
+        ("models: {horizons: [0h, 24h]}", r"must be positive.*models\.horizons"),
         ("[1, 2]", r"a list where sections were expected"),
         ("labels: {gap: [", r"not valid YAML"),
         (

@@ -11,7 +11,7 @@ from features.errors import InputError
 from features.service import duration_ms, instant_ms, instants
 from models.config import BacktestSection, TrainingSection
 from models.ranking import Ints
-from models.spans import candidates
+from models.spans import EXPANDING, candidates
 from models.training_set import Labels, Matrix, Rows
 
 
@@ -145,6 +145,12 @@ def alert_budget(rows: Rows, labels: Labels, backtest: BacktestSection, *, as_of
     known = ~rows.augmented & (labels.label >= 0) & (labels.complete <= as_of_ms)
     times = len(np.unique(rows.time[known]))
     return max(1, round(int((labels.label[known] == 1).sum()) / max(times, 1)))
+
+
+def candidates_told(training: TrainingSection) -> str:
+    """Say which spans may be used, for an error: ``candidates 7 d, 14 d``, or ``expanding, from 7 d on``."""
+    spans = [format_days(span) for span in candidates(training)]
+    return f"expanding, from {spans[0]} on" if training.span == EXPANDING else f"candidates {', '.join(spans)}"
 
 
 def format_days(span: timedelta | int) -> str:

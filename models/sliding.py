@@ -30,11 +30,19 @@ from models.horizon_map import horizon_maps
 from models.precedent_table import precedent_frame
 from models.precedents import library_at
 from models.refits_ahead import NOTHING_AHEAD, Ahead, BacktestOrder, refits_ahead
-from models.schedule import Schedule, alert_budget, format_days, format_instant, instant_of, plan_schedule
+from models.schedule import (
+    Schedule,
+    alert_budget,
+    candidates_told,
+    format_days,
+    format_instant,
+    instant_of,
+    plan_schedule,
+)
 from models.search import search_table
 from models.searched import search_facts
 from models.sequence.windows import with_windows
-from models.spans import EXPANDING, candidates
+from models.spans import EXPANDING
 from models.trainer import Trainer, Unfit, reach_of
 from models.training_set import Labels, Matrix, Rows
 
@@ -428,7 +436,6 @@ def fit_final(
     )
     choice = trainer.choose_span(refit_ms, labels, None)
     if choice is None:
-        listed = ", ".join(format_days(span) for span in candidates(training))
         before = format_days(refit_ms - trainer.first_ms)
         history = (
             f"the data span {before}"
@@ -436,8 +443,8 @@ def fit_final(
             else f"{before} of the data lie before {format_instant(refit_ms)} (--until)"
         )
         raise InputError(
-            f"no training span fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}, "
-            f"the candidates are {listed}",
+            f"no training span fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
+            f"{candidates_told(training)}",
             "parameter training.span" if isinstance(training.span, timedelta) else "parameter training.spans",
             f"Give {'a shorter span' if until is None else 'a later time, a shorter span'}, or a dataset with more "
             "history.",
@@ -480,10 +487,9 @@ def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: Trai
         return
     last = folds[-1].facts
     fixed = "" if training.span == EXPANDING else "a longer span, or "
-    listed = "expanding" if not fixed else "candidates " + ", ".join(map(format_days, candidates(training)))
     raise InputError(
         f"one class only in the training span of every refit ({len(folds)} from "
         f"{format_instant(schedule.refits_ms[0])} to {format_instant(schedule.refits_ms[-1])}); {last['unfit']}",
-        f"parameter training.span, {listed}",
+        f"parameter training.span, {candidates_told(training)}",
         f"Give {fixed}a dataset with more history; check labels.xids if failures seem to be missing.",
     )

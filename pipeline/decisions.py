@@ -18,9 +18,7 @@ from models.promises import decisions_frame, walk_promises
 from models.training_set import Matrix
 from models.unforeseen import unforeseen_incidents
 from pipeline.artefacts import load_evaluation
-
-_SHOWN = 3
-"""Parameters named in a sentence."""
+from pipeline.params import name_some
 
 _NO_MATTER = ("models.learners", "models.horizons", "training.memory")
 """Parameters that may differ between a backtest and a bundle: they change nothing about the profile's risks."""
@@ -126,8 +124,7 @@ def bundle_decisions(
         return none("the backtest ran on another dataset")
     differs = _differs(context.params, params)
     if differs:
-        told = "; ".join(differs[:_SHOWN]) + (f"; and {len(differs) - _SHOWN} more" if len(differs) > _SHOWN else "")
-        return none(f"the backtest ran with other parameters: {told}", differs)
+        return none(f"the backtest ran with other parameters: {name_some(differs)}", differs)
     mine = frame[(frame["model"] == profile).to_numpy()]
     if mine.empty:
         return none(f"the backtest did not score the profile {profile}")

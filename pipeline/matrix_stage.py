@@ -10,12 +10,9 @@ from typing import Any
 from features.building import build_matrix
 from features.engine import Engine
 from features.matrix import FeatureMatrix
-from pipeline.params import Params
+from pipeline.params import Params, name_some
 from telemetry.errors import InputError
 from telemetry.store import Dataset, Place
-
-_SHOWN = 3
-"""Differences that an error names at most."""
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""
@@ -75,12 +72,10 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> None:
     for name in ("decision", "labels", "features"):
         made[name] = getattr(config, name).model_dump(mode="json")
         said[name] = getattr(params, name).model_dump(mode="json")
-    others = list(_differences(made, said))
+    others = [f"{name} {one}, the parameters say {two}" for name, one, two in _differences(made, said)]
     if others:
-        told = "; ".join(f"{name} {one}, the parameters say {two}" for name, one, two in others[:_SHOWN])
-        more = f"; and {len(others) - _SHOWN} more" if len(others) > _SHOWN else ""
         raise InputError(
-            f"the matrix was made with {told}{more}",
+            f"the matrix was made with {name_some(others)}",
             f"matrix {matrix.path}",
             "Make it again with these parameters (`predrain features`), or give the ones that it was made with.",
         )

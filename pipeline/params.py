@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
@@ -15,6 +15,9 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from models.config import BacktestSection, ModelsSection, PromotionSection, TrainingSection
 from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection
 from telemetry.errors import InputError
+
+_NAMED = 3
+"""Parameters that differ and are named in a sentence, at most."""
 
 
 class SimulateSection(Section):
@@ -245,3 +248,15 @@ def _check_multiples(params: Params, origin: Mapping[tuple[str, ...], Path]) -> 
                 f"{_origin_of(tuple(name.split('.')), origin)}, parameter {name}",
                 "Choose a multiple of the step.",
             )
+
+
+def name_some(differences: Sequence[str]) -> str:
+    """Name the first parameters that differ and count the rest, for a sentence.
+
+    Examples
+    --------
+    >>> name_some(["seed 1, not 2"]), name_some(["a", "b", "c", "d", "e"])
+    ('seed 1, not 2', 'a; b; c; and 2 more')
+    """
+    more = len(differences) - _NAMED
+    return "; ".join(differences[:_NAMED]) + (f"; and {more} more" if more > 0 else "")

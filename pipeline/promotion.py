@@ -217,7 +217,15 @@ def roll_back(*, track: str, model: str, dry_run: bool = False, reason: str = ""
         now, before = standing.champion, standing.previous
         if now is None or before is None:
             raise nothing_before(model, now)
-        _, version = _load(track, model, before, Path(folder))  # who serves must get a bundle that loads
+        try:  # who serves must get a bundle that loads
+            _, version = _load(track, model, before, Path(folder))
+        except InputError as error:
+            raise InputError(
+                error.what,
+                error.where,
+                f"Bring the files of version {before} back, or give the alias to a version whose files are there: "
+                "`predrain promote --to NUMBER --force --reason WHY`.",
+            ) from None
         decision = Decision("rolled back", model, now, now, before, dry_run, reason=reason)
         if dry_run:
             return decision

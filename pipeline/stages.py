@@ -318,8 +318,7 @@ def _alerts(result: BacktestResult, profile: str) -> tuple[AlertEntry, ...]:
 
 def _shown_params(params: Params) -> dict[str, str]:
     chosen = ("decision", "labels", "features", "training", "models", "backtest")
-    flat = _flatten({name: getattr(params, name).model_dump(mode="json") for name in chosen})
-    return {key: value for key, value in flat.items() if not key.startswith(("labels.xids", "labels.classes"))}
+    return _flatten({name: getattr(params, name).model_dump(mode="json") for name in chosen})
 
 
 def _flatten(content: Mapping[str, Any], prefix: str = "") -> dict[str, str]:

@@ -230,7 +230,7 @@ def read_part(
     first = _EARLIEST if since_ms is None else since_ms
     last = _LATEST if until_ms is None else until_ms - 1
     with pq.ParquetFile(source, read_dictionary=["node", "gpu"], memory_map=False, pre_buffer=ahead) as file:
-        found = [each for each in _stretches(file.metadata) if each.begin <= last and each.end >= first]
+        found = [each for each in _sorted_tables(file.metadata) if each.begin <= last and each.end >= first]
         if not found:
             return PartSamples([], file.metadata.num_rows)
         cut = any(each.begin < first or each.end > last for each in found)
@@ -250,7 +250,7 @@ def read_part(
 
 
 @dataclass(slots=True)
-class _Stretch:
+class _SortedTable:
     """Row groups that hold one sorted table: how many rows, from when to when."""
 
     groups: list[int]
@@ -259,9 +259,9 @@ class _Stretch:
     end: int
 
 
-def _stretches(metadata: pq.FileMetaData) -> list[_Stretch]:
+def _sorted_tables(metadata: pq.FileMetaData) -> list[_SortedTable]:
     """Return the tables in a file: a row group that does not follow the one before in time goes on with its table."""
-    found: list[_Stretch] = []
+    found: list[_SortedTable] = []
     column = next((at for at in range(metadata.num_columns) if metadata.schema.column(at).name == "timestamp"), None)
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -275,7 +275,7 @@ def _stretches(metadata: pq.FileMetaData) -> list[_Stretch]:
             before.rows += group.num_rows
             before.begin, before.end = min(before.begin, begin), max(before.end, end)
         else:
-            found.append(_Stretch([number], group.num_rows, begin, end))
+            found.append(_SortedTable([number], group.num_rows, begin, end))
     return found
 
 

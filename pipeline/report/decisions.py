@@ -9,7 +9,7 @@ from models.lead_time import TOP_SHARE
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import Section
 from pipeline.report.tables import Cell, Table
-from pipeline.report.wording import NONE, count, number, percent
+from pipeline.report.wording import NONE, count, number, percent, percent_at_least
 
 
 def decisions(_evaluation: Evaluation, context: ReportContext) -> Section | None:
@@ -51,7 +51,7 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
     for row in mine.itertuples():
         if row.promised == 0:
             could = (
-                f"at the last refit no more than {percent(row.best)} could be promised"
+                f"at the last refit no more than {percent_at_least(row.best)} could be promised"
                 if row.best > 0
                 else "no precision at all could be promised at the last refit"
             )
@@ -96,7 +96,7 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table:
                 Cell(asked),
                 Cell("yes" if row.promised else "no"),
                 Cell(_risk(row.threshold)),
-                Cell(percent(row.bound_lower) if stands else NONE),
+                Cell(percent_at_least(row.bound_lower) if stands else NONE),
                 Cell(number(row.drains_per_decision, 2) if stands else NONE),
                 Cell(percent(row.recall) if stands else NONE),
                 Cell(str(row.why)),
@@ -128,7 +128,7 @@ def _kept(promises: pd.DataFrame, context: ReportContext) -> Table:
                 Cell(("kept" if row.kept else "broken") if judged else NONE),
                 Cell(percent(row.recall) if judged else NONE),
                 Cell(percent(row.recall_promised) if row.promised else NONE),
-                Cell(percent(row.best) if row.best > 0 else NONE),
+                Cell(percent_at_least(row.best) if row.best > 0 else NONE),
             )
         )
     return Table(

@@ -115,6 +115,11 @@ def models(evaluation: Evaluation, context: ReportContext) -> Table:
         if evaluation.replicates
         else "Every model, pooled over all folds. No intervals: backtest.bootstrap is 0."
     )
+    if with_oracle:
+        caption += (
+            " The oracle is the best in the mean, not in each run: a share of its precision, or a bound of one, can "
+            "pass 100 % by chance."
+        )
     return Table(caption, tuple(header), tuple(rows), strong, words=frozenset({0, 1}))
 
 

@@ -25,6 +25,20 @@ def percent(value: float) -> str:
     return f"{hundred:.0f} %" if hundred in (0.0, 100.0) else f"{hundred:.1f} %"
 
 
+def percent_at_least(value: float) -> str:
+    """Write a lower bound: as :func:`percent`, and rounded down, so that no more is said than holds.
+
+    Examples
+    --------
+    >>> percent_at_least(0.07361), percent_at_least(0.00347), percent_at_least(float("nan"))
+    ('7.3 %', '0.34 %', '–')
+    """
+    if not math.isfinite(value):
+        return NONE
+    steps = 1000 if value >= 0.01 else 10000
+    return percent(math.floor(steps * value) / steps)
+
+
 def number(value: float, digits: int = 2) -> str:
     """Write a number with so many decimals.
 

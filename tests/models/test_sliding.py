@@ -230,8 +230,9 @@ def test_no_span_fits(matrix):
         "before the last decision time span 39.75 d (parameter training.spans). Give a shorter span, or a dataset with "
         "more history."
     )
-    with pytest.raises(InputError, match=r"no training span fits: the data span 40 d, gap and horizon take 1\.01 d"):
-        fit_final(matrix, training=TrainingSection(span="60d"), models=QUICK, backtest=AUTO, seed=1)
+    for span, told in (("60d", "candidates 60 d"), ("expanding", "expanding, from 60 d on")):
+        with pytest.raises(InputError, match=rf"fits: the data span 40 d, gap .* take 1\.01 d; {told} \("):
+            fit_final(matrix, training=TrainingSection(span=span, spans=("60d",)), models=QUICK, backtest=AUTO, seed=1)
     short, until = TrainingSection(spans=("8d", "14d")), START + timedelta(days=8)
     said = r"fits: 8 d of the data lie before 2026-01-09 00:00 UTC \(--until\), gap .* 8 d, 14 d .* Give a later time,"
     with pytest.raises(InputError, match=said):

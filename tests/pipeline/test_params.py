@@ -1,11 +1,13 @@
 """Parameters: merging, validation, and messages that say what, where and what to do."""
 
+import doctest
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
+from pipeline import params as module
 from pipeline.params import Params, load_params
 from telemetry.config import ChannelDeclaration, format_duration, parse_duration
 from telemetry.errors import InputError
@@ -17,6 +19,10 @@ def write(tmp_path: Path, text: str, name: str = "p.yaml") -> Path:
     path = tmp_path / name
     path.write_text(text)
     return path
+
+
+def test_differences_are_named_as_documented() -> None:
+    assert doctest.testmod(module).failed == 0
 
 
 def test_no_file_gives_the_defaults() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from features.matrix import FeatureMatrix
 from models.bundle import load_bundle
-from models.champion import standing_of
+from models.champion import fetch_bundle, standing_of, version_at
 from models.registry import opened_store
 from pipeline.held_out import untouched
 from pipeline.matrix_stage import make_matrix
@@ -51,8 +51,8 @@ def test_decisions_to_compare_on_begin_when_no_side_knows_a_label(world) -> None
     assert "`predrain train --until 2026-01-3" in raised.value.do
 
 
-def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
-    _, matrix, store, params = world
+def test_a_model_lives_from_its_first_promotion_to_a_rollback(world, tmp_path: Path) -> None:
+    folder, matrix, store, params = world
     tried = promote(lambda: matrix, params, track=store, model="predrain", to=1, dry_run=True)
     assert tried.verdict is not None
     assert tried.verdict.champion == "history_count, vendor_rules"
@@ -68,6 +68,13 @@ def test_a_model_lives_from_its_first_promotion_to_a_rollback(world) -> None:
     assert second.champion == standing_of(store, "predrain").champion == 2
     with pytest.raises(InputError, match="version 2 is the champion already"):
         promote(lambda: matrix, params, track=store, model="predrain")
+    bundle = fetch_bundle(store, "predrain", version_at(store, "predrain", 1), tmp_path)
+    gone = bundle.rename(folder / "gone")
+    with pytest.raises(InputError, match="it holds no bundles") as raised:
+        roll_back(track=store, model="predrain")
+    assert raised.value.do.startswith("Bring the files of version 1 back, or give the alias to a version whose files")
+    assert standing_of(store, "predrain").champion == 2
+    gone.rename(bundle)
     back = roll_back(track=store, model="predrain", reason="precision fell")
     assert (back.action, back.version, back.champion) == ("rolled back", 2, 1)
     assert standing_of(store, "predrain").history == (1,)

@@ -100,6 +100,13 @@ def test_alerts_in_the_report_carry_reasons_in_words(small_backtest: Path) -> No
     assert all("__" not in reason for alert in context.alerts for reason in alert.reasons)
 
 
+def test_the_report_holds_every_parameter_that_risks_depend_on(small_backtest: Path) -> None:
+    _, context = load_evaluation(small_backtest)
+    assert context.params["labels.xids.bus"] == "79, 143"
+    assert context.params["labels.horizon"] == "1d"
+    assert context.params["models.learners"].startswith("lightgbm")
+
+
 def test_what_is_saved_is_what_is_read(small_backtest: Path, tmp_path: Path) -> None:
     first = write_report_for(small_backtest, tmp_path / "one").read_bytes()
     assert first == (small_backtest / "report" / "index.html").read_bytes()

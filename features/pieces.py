@@ -264,18 +264,25 @@ def _widen(held: npt.NDArray[np.floating], bits: ByteArray, offset: int, rows: I
     for k in range(rows.shape[0]):
         begin, at, count = rows[k, 0], rows[k, 1], rows[k, 2]
         given, taken = held[begin : begin + count], out[at : at + count]
-        known, unknown = _known(bits, offset + begin, count)
-        if not known:
-            taken[:] = np.nan
-        elif not unknown:
-            for i in range(count):
-                value = np.float64(given[i])
-                # 0 unless it is not finite; np.isfinite would keep the compiler from doing several at once
-                taken[i] = value if value - value == 0 else np.nan
+        for i in range(count):
+            value = np.float64(given[i])
+            # 0 unless it is not finite; np.isfinite would keep the compiler from doing several at once
+            taken[i] = value if value - value == 0 else np.nan
+        if bits.size > 0:  # behind the values, because a loop that asked for bits would do one value at a time
+            _forget(bits, offset + begin, taken)
+
+
+@njit(cache=True, nogil=True)
+def _forget(bits: ByteArray, begin: int, taken: FloatArray) -> None:
+    """Put NaN where the bits from ``begin`` on say that a value is missing."""
+    number, end = begin, begin + taken.size
+    while number < end:
+        if number & 7 == 0 and number + 8 <= end and bits[number >> 3] == 255:
+            number += 8
         else:
-            for i in range(count):
-                value = np.float64(given[i])
-                taken[i] = value if _bit(bits, offset + begin + i) and np.isfinite(value) else np.nan
+            if not _bit(bits, number):
+                taken[number - begin] = np.nan
+            number += 1
 
 
 @njit(cache=True, nogil=True)

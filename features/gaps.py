@@ -26,6 +26,10 @@ BoolArray = npt.NDArray[np.bool_]
 _HOUR_MS = 3_600_000.0
 
 
+_TOGETHER = 2048
+"""Samples of which all channels are looked at before the next ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class GapPlan:
     """The columns of the group.
@@ -142,12 +146,7 @@ class GapPlan:
         alike = np.zeros(block.times.size, dtype=np.bool_)
         moved = np.zeros(block.times.size, dtype=np.bool_)
         known = np.zeros((-(-(watched.size + len(block.flags_known)) // 64), block.times.size), dtype=np.uint64)
-        for series in block.values[:gauges]:
-            _compare(series, alike, moved)
-        for bit, channel in enumerate(watched.tolist()):
-            _note_values(block.values[channel], bit % 64, known[bit // 64])
-        for bit, told in enumerate(block.flags_known, start=watched.size):
-            _note(told, bit % 64, known[bit // 64])
+        _note_samples(block.values, gauges, watched, block.flags_known, alike, moved, known)
         return alike & ~moved, known
 
     def _steppers(self) -> list[int]:
@@ -200,6 +199,29 @@ def fresh_share(
                 if at >= begins[pair] and borders[row] - times[at] < window:
                     fresh += 1
         out[row, column] = fresh / present if present > 0 else np.nan
+
+
+@njit(cache=True, nogil=True)
+def _note_samples(
+    values: FloatArray,
+    gauges: int,
+    watched: IntArray,
+    flags_known: npt.NDArray[np.bool_],
+    alike: BoolArray,
+    moved: BoolArray,
+    known: npt.NDArray[np.uint64],
+) -> None:
+    """Go through the channels for some samples at a time, so that what is noted of these stays in the nearest cache."""
+    for begin in range(0, alike.size, _TOGETHER):
+        end = min(begin + _TOGETHER, alike.size)
+        before = max(begin - 1, 0)
+        for c in range(gauges):
+            _compare(values[c, before:end], alike[before:end], moved[before:end])
+        for bit in range(watched.size):
+            _note_values(values[watched[bit], begin:end], bit % 64, known[bit // 64, begin:end])
+        for flag in range(flags_known.shape[0]):
+            bit = watched.size + flag
+            _note(flags_known[flag, begin:end], bit % 64, known[bit // 64, begin:end])
 
 
 @njit(cache=True, nogil=True)

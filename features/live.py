@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -80,7 +80,7 @@ def live_plan(config: MatrixConfig) -> FeaturePlan:
 
 
 def live_rows(
-    samples: pa.Table | pd.DataFrame | Iterable[pa.Table] | Blocks | None,
+    samples: pa.Table | pd.DataFrame | Iterable[Sequence[pa.Table]] | Blocks | None,
     events: pd.DataFrame,
     inventory: pd.DataFrame,
     t: datetime,
@@ -97,8 +97,9 @@ def live_rows(
         Samples with ``timestamp`` (aware), ``node``, ``gpu`` and channels, in any order; at least those younger than
         :func:`look_back` at ``t``. Older ones change nothing, nor do those that
         are not usable yet. Of two samples of a unit at one time the later in the table counts. None: no telemetry.
-        Tables one after the other, each with all samples of some nodes (a dataset's buckets), are taken in one pass
-        with three of them in memory at most; ``t`` must then be on the grid of ``config.decision``.
+        A dataset's buckets one after the other, each as :meth:`telemetry.dataset.Dataset.read_runs` gives it, are taken
+        in one pass with three of them in memory at most; ``t`` must then be on the grid of ``config.decision``. No
+        sample may then stand there twice.
     events, inventory : DataFrame
         As a dataset holds them, of the whole fleet and all its past (history features reach back without limit).
     t : datetime
@@ -122,7 +123,7 @@ def live_rows(
     InputError
         If a key column is missing, times have no time zone, or the columns cannot be made by this version.
     ValueError
-        If tables are given one after the other for a time off the grid.
+        If buckets are given one after the other for a time off the grid.
     """
     plan = live_plan(config)
     events = reported(events, config.features.delay)
@@ -190,7 +191,7 @@ def fleet_reference(
 
 def _fill(
     plan: FeaturePlan,
-    tables: Iterable[pa.Table] | Blocks,
+    tables: Iterable[Sequence[pa.Table]] | Blocks,
     fleet: Fleet,
     rows: Rows,
     values: Float32Array,
@@ -208,29 +209,30 @@ def _fill(
     return filler, first_pass, amounts
 
 
-def _blocks(tables: Iterable[pa.Table] | Blocks, plan: FeaturePlan) -> Iterator[SampleBlock]:
+def _blocks(tables: Iterable[Sequence[pa.Table]] | Blocks, plan: FeaturePlan) -> Iterator[SampleBlock]:
     if isinstance(tables, Blocks):
         yield from tables.again()
         return
-    for table in tables:
-        yield from blocks_of(table, plan.layout, unit=plan.unit)
+    for runs in tables:
+        yield from blocks_of(runs, plan.layout, unit=plan.unit)
 
 
 def _tables(
-    samples: pa.Table | pd.DataFrame | Iterable[pa.Table] | Blocks | None, config: MatrixConfig
-) -> tuple[pa.Table, ...] | Iterator[pa.Table] | Blocks:
+    samples: pa.Table | pd.DataFrame | Iterable[Sequence[pa.Table]] | Blocks | None, config: MatrixConfig
+) -> tuple[Sequence[pa.Table], ...] | Iterator[Sequence[pa.Table]] | Blocks:
     """Give what can be gone through again as a tuple or blocks, what cannot as an iterator."""
     if isinstance(samples, Blocks):
         return samples
     if samples is None:
         return ()
     if isinstance(samples, pa.Table | pd.DataFrame):
-        return (_table(samples, config),)
-    return (_table(each, config) for each in ahead(samples))
+        table = table_of(samples) if isinstance(samples, pd.DataFrame) else samples
+        return ((_distinct(_usable(table, config), config.unit),),)
+    return ([_usable(table, config) for table in runs] for runs in ahead(samples))
 
 
-def _table(samples: pa.Table | pd.DataFrame, config: MatrixConfig) -> pa.Table:
-    table = table_of(samples) if isinstance(samples, pd.DataFrame) else samples
+def _usable(table: pa.Table, config: MatrixConfig) -> pa.Table:
+    """Leave out what no row needs: other columns, and samples without a key."""
     for name in key_columns(config.unit):
         if name not in table.column_names:
             raise InputError(f"the samples have no column {name!r}", "live samples", "Add it.")
@@ -244,7 +246,7 @@ def _table(samples: pa.Table | pd.DataFrame, config: MatrixConfig) -> pa.Table:
     for name in key_columns(config.unit):
         if table.column(name).null_count:
             table = table.filter(pc.is_valid(table.column(name)))
-    return _distinct(table, config.unit)
+    return table
 
 
 def _distinct(table: pa.Table, unit: str) -> pa.Table:

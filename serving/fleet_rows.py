@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -104,7 +104,7 @@ def fleet_rows(
     watch = FreshnessWatch(config, t_ms)
     sampled = live_plan(config).reads_samples or windows is not None
     raw = None if windows is None else RawWindows(windows, config, everyone, inventory, t)
-    read = _buckets(dataset, config, since) if sampled else iter(())
+    read = _buckets(dataset, config, since, whole=raw is not None) if sampled else iter(())
     tables = watch.pass_recent(read if raw is None else _taken(raw, read), t_ms - duration_ms(look_back(config)))
     frame = live_rows(tables if sampled else None, events, inventory, t, config)
     deque(tables, maxlen=0)  # what features do not read is still to be counted
@@ -140,10 +140,11 @@ def in_service(inventory: pd.DataFrame, t_ms: int) -> pd.DataFrame:
     return decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
 
 
-def _taken(raw: RawWindows, tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    for table in tables:
-        raw.take(table)
-        yield table
+def _taken(raw: RawWindows, buckets: Iterable[Sequence[pa.Table]]) -> Iterator[Sequence[pa.Table]]:
+    for tables in buckets:
+        for table in tables:
+            raw.take(table)
+        yield tables
 
 
 def _oldest(dataset: Dataset, config: MatrixConfig, t: datetime, stale: timedelta) -> datetime | None:
@@ -152,7 +153,13 @@ def _oldest(dataset: Dataset, config: MatrixConfig, t: datetime, stale: timedelt
     return t - most if dataset.meta.span[0] < t - most else None
 
 
-def _buckets(dataset: Dataset, config: MatrixConfig, since: datetime | None) -> Iterator[pa.Table]:
+def _buckets(
+    dataset: Dataset, config: MatrixConfig, since: datetime | None, *, whole: bool
+) -> Iterator[Sequence[pa.Table]]:
+    """Read bucket by bucket, each as its runs lie on disk or, for who needs all samples of a unit together, as one."""
     columns = sample_columns(config, dataset.meta.channels)
     for bucket in dataset.buckets():
-        yield dataset.read_bucket(bucket, columns, since=since)
+        if whole:
+            yield [dataset.read_bucket(bucket, columns, since=since)]
+        else:
+            yield dataset.read_runs(bucket, columns, since=since)

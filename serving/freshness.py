@@ -98,15 +98,19 @@ class FreshnessWatch:
         """The newest usable sample of all, in milliseconds since the epoch; None: there was none."""
         return max(self._newest.values(), default=None)
 
-    def pass_recent(self, tables: Iterable[pa.Table], oldest_ms: int) -> Iterator[pa.Table]:
-        """Count the samples of tables, and pass on those that are usable and newer than ``oldest_ms``.
+    def pass_recent(self, buckets: Iterable[Sequence[pa.Table]], oldest_ms: int) -> Iterator[list[pa.Table]]:
+        """Count the samples of buckets, and pass on those that are usable and newer than ``oldest_ms``.
 
         A row without any value is no sample: an exporter that lists a GPU it cannot read tells nothing about it.
         """
-        for table in tables:
-            times = epoch_ms(table.column("timestamp"))
-            self._count(table, times)
-            yield table.filter(pa.array((times > oldest_ms) & (times <= self._border_ms)))
+        for runs in buckets:
+            yield [self._recent(table, oldest_ms) for table in runs]
+
+    def _recent(self, table: pa.Table, oldest_ms: int) -> pa.Table:
+        times = epoch_ms(table.column("timestamp"))
+        self._count(table, times)
+        recent = (times > oldest_ms) & (times <= self._border_ms)
+        return table if recent.all() else table.filter(pa.array(recent))
 
     def of(self, nodes: Sequence[str], units: Sequence[str]) -> Freshness:
         """Give the freshness of units at their present nodes."""

@@ -4,8 +4,8 @@ Statistics are taken in float64 and narrowed at the very end. Sums are of differ
 and then of a row's look-back: that value is itself a member of the window, so the standard deviation has no
 cancellation to fear, whatever the level.
 
-Nodes stand with all gauges of a field side by side, so that the compiler joins several gauges at once; where one has no
-known value, choices between two numbers stand in for branches, which would keep it from that.
+Nodes hold all gauges of a field side by side: a row's visits are gone through once, and each node is joined for all
+gauges in one loop without branches. Where a gauge has no known value, choices between two numbers stand in for them.
 """
 
 from __future__ import annotations

@@ -162,6 +162,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="fleets at a time, 6 GB each, or 12; default 2")
     parser.add_argument("--finished", action="store_true", help="run nothing: the table of what is finished so far")
     parser.add_argument("--no-paper", action="store_true", help="leave the paper's profile out")
+    parser.add_argument("--own-rates", action="store_true", help="fleets at the failure rates as calibrated")
     parser.add_argument("--params", type=Path, nargs="+", default=[ROOT / "params.yaml"])
     parser.add_argument("--work", type=Path, help="folder of what is kept; default benchmarks/work/results")
     parser.add_argument("--out", type=Path, help="the page; default docs/results.md, with --quick none")
@@ -174,6 +175,7 @@ def main() -> None:
         gpus=args.gpus,
         days=args.days,
         with_paper=not args.no_paper,
+        own_pace=args.own_rates,
     )
     work = args.work or ROOT / "benchmarks" / "work" / "results"
     begin = time.monotonic()

@@ -162,6 +162,7 @@ def make_plan(
     gpus: int | None = None,
     days: int | None = None,
     with_paper: bool = True,
+    own_pace: bool = False,
 ) -> Plan:
     """Lay out the table.
 
@@ -196,10 +197,13 @@ def make_plan(
             parts.append(Part(scenario, seed, RECOMMENDED, large))
             if with_paper and seed == first_seed and scenario in PAPER_SCENARIOS[quick]:
                 parts.append(Part(scenario, seed, PAPER, large))
-    own = {} if quick else {name: number for name, number in OWN_SEEDS.items() if name in (scenarios or table)}
-    for scenario, number in own.items():
-        for seed in range(first_seed, first_seed + min(number, seeds or 99)):
-            parts.append(Part(scenario, seed, RECOMMENDED, Size(size.gpus, size.days, 1.0)))
+    if own_pace:
+        parts = [
+            Part(scenario, seed, RECOMMENDED, replace(size, acceleration=1.0))
+            for scenario, number in OWN_SEEDS.items()
+            if scenario in (scenarios or table)
+            for seed in range(first_seed, first_seed + min(number, seeds or 99))
+        ]
     return Plan(tuple(parts), replicates=100 if quick else 500, quick=quick)
 
 

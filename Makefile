@@ -6,7 +6,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run results test test-system lint bench lock check-system clean
+.PHONY: help run results results-own-rates test test-system lint bench lock check-system clean
 
 help:            ## say what each target does
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -15,8 +15,11 @@ run: $(VENV)/.runtime  ## set up, then learn from and replay the embedded demo f
 	@PATH="$(abspath $(BIN)):$$PATH" dvc repro
 	@$(BIN)/predrain report --show data/backtest
 
-results: $(VENV)/.runtime  ## the one table of results over 29 simulated fleets; resumable, up to 4 hours; writes docs/results.md
+results: $(VENV)/.runtime  ## the one table of results over 19 simulated fleets; resumable, up to 4 hours; writes docs/results.md
 	$(BIN)/python benchmarks/results.py
+
+results-own-rates: $(VENV)/.runtime  ## the same over 10 fleets whose failures are not accelerated; writes docs/results-own-rates.md
+	$(BIN)/python benchmarks/results.py --own-rates
 
 test: $(VENV)/.dev  ## the tests that need no server
 	$(BIN)/python -m pytest -m "not system" -n 2 --dist loadfile

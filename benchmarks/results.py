@@ -1,12 +1,13 @@
 """The one table of results: what the models are worth on simulated fleets, and what may be claimed.
 
-Five seeds each of ``base``, ``drift`` and ``announced``, two of the other scenarios, the paper's profile on one seed of
-``base`` and ``drift``, and five seeds each of ``base`` and ``drift`` at the failure rates as calibrated; seeds from 1
-on, on which no parameter was chosen (development uses seeds from 100 on). Writes docs/results.md and
-benchmarks/work/results/results.json. A finished part is kept under benchmarks/work/results and taken from there as long
-as the code and the parameters that it was made from stay the same, so a killed run goes on where it stopped.
+Five seeds each of ``base``, ``drift`` and ``announced``, two of the other scenarios, and the paper's profile on one
+seed of ``base`` and ``drift``, failure rates multiplied; seeds from 1 on, on which no parameter was chosen (development
+uses seeds from 100 on). Writes docs/results.md and benchmarks/work/results/results.json. With ``--own-rates`` instead
+five seeds each of ``base`` and ``drift`` at the failure rates as calibrated, to docs/results-own-rates.md and
+results-own-rates.json. A finished part is kept under benchmarks/work/results and taken from there as long as the code
+and the parameters that it was made from stay the same, so a killed run goes on where it stopped.
 
-    python benchmarks/results.py [--quick] [--finished] [--scenarios base drift] [--seeds 2] [--first-seed 101]
+    python benchmarks/results.py [--quick | --own-rates] [--finished] [--scenarios base drift] [--seeds 2]
 """
 
 from __future__ import annotations
@@ -126,7 +127,8 @@ def make_page(
 
 def facts_of(found: Mapping[str, Measured], paper: Sequence[Gain], plan: Plan, ran: Ran) -> dict[str, Any]:
     """Gather the numbers for a program: tables by scenario, gains, trends, costs."""
-    gains = [each for together in page.gained(found) for each in profile_gains(together)] + list(paper)
+    asked = page.gained(found)
+    gains = (profile_gains(asked) if asked else []) + list(paper)
     return {
         "quick": plan.quick,
         "replicates": plan.replicates,
@@ -153,7 +155,9 @@ def facts_of(found: Mapping[str, Measured], paper: Sequence[Gain], plan: Plan, r
 def main() -> None:
     """Run the plan, measure, write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="small fleets and few seeds, to stdout only")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--quick", action="store_true", help="small fleets and few seeds, to stdout only")
+    which.add_argument("--own-rates", action="store_true", help="fleets whose failures are not accelerated")
     parser.add_argument("--scenarios", nargs="+", help="only these scenarios")
     parser.add_argument("--seeds", type=int, help="at most so many seeds of each scenario")
     parser.add_argument("--first-seed", type=int, default=1, help="from 100 on for development")
@@ -162,10 +166,9 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="fleets at a time, 6 GB each, or 12; default 2")
     parser.add_argument("--finished", action="store_true", help="run nothing: the table of what is finished so far")
     parser.add_argument("--no-paper", action="store_true", help="leave the paper's profile out")
-    parser.add_argument("--own-rates", action="store_true", help="fleets at the failure rates as calibrated")
     parser.add_argument("--params", type=Path, nargs="+", default=[ROOT / "params.yaml"])
     parser.add_argument("--work", type=Path, help="folder of what is kept; default benchmarks/work/results")
-    parser.add_argument("--out", type=Path, help="the page; default docs/results.md, with --quick none")
+    parser.add_argument("--out", type=Path, help="the page; default as above, with --quick none")
     args = parser.parse_args()
     plan = make_plan(
         quick=args.quick,
@@ -175,24 +178,25 @@ def main() -> None:
         gpus=args.gpus,
         days=args.days,
         with_paper=not args.no_paper,
-        own_pace=args.own_rates,
+        own_rates=args.own_rates,
     )
     work = args.work or ROOT / "benchmarks" / "work" / "results"
     begin = time.monotonic()
     ran = run_plan(plan, args.params, work, jobs=args.jobs, finished=args.finished)
     if not ran.parts:
         raise SystemExit("nothing could be run:\n" + "\n".join(ran.left_out))
-    command = "python benchmarks/results.py --quick" if args.quick else "make results"
+    name = "results-own-rates" if args.own_rates else "results"
+    command = "python benchmarks/results.py --quick" if args.quick else f"make {name}"
     section = load_params(args.params).models.promises
     text, facts = make_page(plan, ran, command, section, args.jobs)
-    out = args.out or (None if args.quick else ROOT / "docs" / "results.md")
+    out = args.out or (None if args.quick else ROOT / "docs" / f"{name}.md")
     if out is not None:
         write_bytes(out, (text.rstrip("\n") + "\n").encode())
-        write_json(_finite(facts), work / "results.json")
+        write_json(_finite(facts), work / f"{name}.json")
     else:
         sys.stdout.write(text)
     told = {
-        "name": "results",
+        "name": name,
         "value": round(time.monotonic() - begin),
         "unit": "s",
         "peer": None,

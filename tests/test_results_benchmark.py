@@ -179,21 +179,34 @@ def test_the_key_knows_code_parameters_and_fleet_but_not_the_evaluation():
     assert len(code_digest()) == 64
 
 
-def test_the_plan_names_every_seed_once_and_ends_at_the_true_rates():
+def test_the_plan_names_every_seed_once():
     plan = make_plan(quick=False)
     assert len(set(plan.parts)) == len(plan.parts)
     assert {name: len(parts) for name, parts in plan.pools().items()} == {
         "base": 5, "drift": 5, "announced": 5, "epidemic": 2, "noprecursor": 2,
-        "base at its own rates": 5, "drift at its own rates": 5,
     }  # fmt: skip
     assert [part.scenario for part in plan.parts if part.profile == PAPER] == ["base", "drift"]
-    assert plan.paces == (5, 1)
+    assert {part.size.acceleration for part in plan.parts} == {5}
     assert {part.size.gpus for part in plan.parts if part.scenario != "announced"} == {2000}
     assert {part.size.gpus for part in plan.of("announced", RECOMMENDED)} == {4000}
     assert plan.usual.gpus == 2000
     quick = make_plan(quick=True, first_seed=101)
     assert min(part.seed for part in quick.parts) == 101
     assert max(part.size.gpus for part in quick.parts) < 2000
+
+
+def test_fleets_at_their_own_rates_make_a_plan_and_a_page_of_their_own(two):
+    plan = make_plan(quick=False, own_rates=True)
+    assert {name: len(parts) for name, parts in plan.pools().items()} == {"base": 5, "drift": 5}
+    assert {part.profile for part in plan.parts} == {RECOMMENDED}
+    assert {part.size for part in plan.parts} == {Size(2000, 120, 1.0)}
+    assert not {part.name for part in plan.parts} & {part.name for part in make_plan(quick=False).parts}
+    parts = {part: stored for part, (_, stored) in zip(plan.of("drift", RECOMMENDED), two, strict=False)}
+    few = Plan(tuple(parts), replicates=20, quick=False)
+    text, _ = make_page(few, Ran(parts, (), 2), "make results-own-rates", PromisesSection())
+    assert text.startswith("# Results at the fleets' own failure rates")
+    assert "accelerated" not in text
+    assert "accelerated" in make_page(*_usual(two))[0]
 
 
 def hits(rate, replicates=200, spread=0.0, seed=0):
@@ -252,14 +265,18 @@ def test_profiles_of_the_same_fleets_compare_at_equal_alerts_and_of_others_not_a
         )
 
 
-def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two):
+def _usual(two):
     size = Size(30, 18, 5.0)
     parts = {
         Part("drift", 101, RECOMMENDED, size): two[0][1],
         Part("drift", 102, RECOMMENDED, size): two[1][1],
     }
     plan = Plan(tuple(parts), replicates=40, quick=True)
-    text, facts = make_page(plan, Ran(parts, ("drift-101-paper: no file",), 2), "make results", PromisesSection())
+    return plan, Ran(parts, ("drift-101-paper: no file",), 2), "make results", PromisesSection()
+
+
+def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two):
+    text, facts = make_page(*_usual(two))
     assert text.index("simulated") < text.index("## What may be claimed")
     assert "The quick table" in text
     assert "nothing here may be quoted" in text
@@ -345,18 +362,16 @@ def test_the_first_seed_of_every_scenario_runs_before_the_second_of_any(tmp_path
     ran = []
 
     def run(part, _params, _work, target, key):
-        ran.append((part.scenario, part.seed, part.size.acceleration))
+        ran.append((part.scenario, part.seed))
         target.mkdir(parents=True)
         frame = fleet(part.seed, MODELS[:1], units=6, times=10)
         return store.keep(target, frame, truth_of(frame), {**FACTS, "key": key})
 
     monkeypatch.setattr(fleets, "_run", run)
     monkeypatch.setattr(fleets, "code_digest", lambda: "code")
-    plan = make_plan(quick=False, scenarios=["base", "drift"], seeds=2, with_paper=False)
+    plan = make_plan(quick=False, scenarios=["base", "announced"], seeds=2, with_paper=False)
     fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 1")], tmp_path / "work", jobs=1)
-    assert ran == [("base", 1, 5), ("drift", 1, 5), ("base", 2, 5), ("drift", 2, 5)] + [
-        (scenario, seed, 1) for seed in (1, 2) for scenario in ("base", "drift")
-    ]
+    assert ran == [("announced", 1), ("base", 1), ("announced", 2), ("base", 2)], "the large one of each seed first"
 
 
 def test_large_fleets_run_one_at_a_time_beside_the_others():

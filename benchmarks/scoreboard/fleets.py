@@ -54,7 +54,7 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
     """Run every part that no earlier call left finished, several fleets at a time.
 
     The first seed of every scenario comes first, then the second: what a run that is cut off leaves is a smaller table
-    of the same shape.
+    of the same shape. Of each seed the largest fleets come first, so that none is left to run alone at the end.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         else:
             keys[part] = key_of(part, params, code)
     wanting: dict[str, list[Part]] = {}
-    for part, key in sorted(keys.items(), key=lambda each: (each[0].size.acceleration != plan.paces[0], each[0].seed)):
+    for part, key in sorted(keys.items(), key=lambda each: (each[0].seed, -each[0].size.gpus)):
         if store.load(work / "parts" / part.name, key) is None:
             wanting.setdefault(part.fleet, []).append(part)
     if finished:

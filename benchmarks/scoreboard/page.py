@@ -15,7 +15,7 @@ from benchmarks.scoreboard.claims import (
     relative,
     trend_sentences,
 )
-from benchmarks.scoreboard.plan import OWN_PACE, Plan
+from benchmarks.scoreboard.plan import Plan
 from benchmarks.scoreboard.pooled import Measured
 from benchmarks.scoreboard.promised import promise_lines
 from models.comparison import SLIDING, TRAIN_ONCE
@@ -48,7 +48,14 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
             "profile. The others are named at the end; running the command again adds them.",
             "",
         ]
-    but = f", but for those named *{OWN_PACE.strip()}*" if len(plan.paces) > 1 else ""
+    extent = f"{count(size.gpus)} GPUs{larger} over {size.days} days"
+    fleets = (
+        f"**Every fleet here is simulated, and its failures are accelerated**: {extent} with all failure rates "
+        f"multiplied by {size.acceleration:g}, so that there is something to count. Real fleets fail more rarely, and "
+        "every precision on accelerated ones would be lower there."
+        if size.acceleration != 1
+        else f"**Every fleet here is simulated**: {extent} at failure rates as calibrated, which leave few to count."
+    )
     development = min(part.seed for part in plan.parts) >= DEVELOPMENT
     seeds = (
         f"The seeds are those of development (from {DEVELOPMENT} on): nothing here may be quoted."
@@ -56,13 +63,10 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         else "No parameter was chosen on these seeds."
     )
     return [
-        "# Results",
+        "# Results" if size.acceleration != 1 else "# Results at the fleets' own failure rates",
         "",
         *warning,
-        f"**Every fleet here is simulated, and its failures are accelerated**{but}: {count(size.gpus)} GPUs{larger} "
-        f"over {size.days} days with all failure rates multiplied by {size.acceleration:g}, so that there is something "
-        "to count. Real fleets fail more rarely, and every precision on accelerated ones would be lower there. "
-        f"{seeds}",
+        f"{fleets} {seeds}",
         "",
         f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The parts took "
         f"{spent['cpu'] / 3600:.1f} hours of CPU and "
@@ -80,16 +84,15 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
     ]
 
 
-def gained(found: Mapping[str, Measured]) -> list[dict[str, Measured]]:
-    """Give the pools that gains are asked for on, accelerated and at their own rates apart."""
-    named = ([f"{scenario}{pace}" for scenario in GAINED] for pace in ("", OWN_PACE))
-    groups = [{name: found[name] for name in names if name in found} for names in named]
-    return [group for group in groups if group]
+def gained(found: Mapping[str, Measured]) -> dict[str, Measured]:
+    """Give the pools that gains are asked for on."""
+    return {name: found[name] for name in GAINED if name in found}
 
 
 def claims(found: Mapping[str, Measured], against_paper: Sequence[Gain], promises: pd.DataFrame) -> list[str]:
     """Give the claims: gains, growth, calibration, promises."""
-    gains = [each for together in gained(found) for each in profile_gains(together)] + list(against_paper)
+    asked = gained(found)
+    gains = (profile_gains(asked) if asked else []) + list(against_paper)
     lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
     if gains:
         lines += [
@@ -107,9 +110,8 @@ def claims(found: Mapping[str, Measured], against_paper: Sequence[Gain], promise
     if not against_paper:
         lines += ["The paper's profile was not run, so nothing is said of it.", ""]
     lines += ["### Does sliding training gain with time", ""]
-    for together in gained(found):
-        for name, measured in together.items():
-            lines += [f"- {sentence}" for sentence in trend_sentences(measured, name)]
+    for name, measured in asked.items():
+        lines += [f"- {sentence}" for sentence in trend_sentences(measured, name)]
     lines += ["", "### Are the risks right out of time", ""]
     lines += [
         "| scenario | mean risk over base rate | Brier skill | calibration error | holds |",

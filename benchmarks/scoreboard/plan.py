@@ -102,10 +102,9 @@ class Plan:
     replicates: int
     quick: bool
 
-    def of(self, scenario: str, profile: str, pace: float | None = None) -> list[Part]:
-        """Give the parts of a scenario and profile, by seed; those of the usual acceleration unless told."""
-        wanted = (scenario, profile, self.paces[0] if pace is None else pace)
-        return [part for part in self.parts if (part.scenario, part.profile, part.size.acceleration) == wanted]
+    def of(self, scenario: str, profile: str) -> list[Part]:
+        """Give the parts of a scenario and profile, by seed."""
+        return [part for part in self.parts if (part.scenario, part.profile) == (scenario, profile)]
 
     @property
     def scenarios(self) -> tuple[str, ...]:
@@ -114,21 +113,12 @@ class Plan:
 
     @property
     def usual(self) -> Size:
-        """The size of most fleets: the fewest GPUs, at the usual pace."""
-        return min((part.size for part in self.parts if part.size.acceleration == self.paces[0]), key=lambda s: s.gpus)
-
-    @property
-    def paces(self) -> tuple[float, ...]:
-        """Accelerations in order; the first is the usual one."""
-        return tuple(dict.fromkeys(part.size.acceleration for part in self.parts))
+        """The size of most fleets: the fewest GPUs."""
+        return min((part.size for part in self.parts), key=lambda size: size.gpus)
 
     def pools(self) -> dict[str, list[Part]]:
-        """Give the recommended profile's parts that are measured together, by a name for the page."""
-        pools = {
-            scenario if pace == self.paces[0] else f"{scenario}{OWN_PACE}": self.of(scenario, RECOMMENDED, pace)
-            for pace in self.paces
-            for scenario in self.scenarios
-        }
+        """Give the recommended profile's parts that are measured together, by scenario."""
+        pools = {scenario: self.of(scenario, RECOMMENDED) for scenario in self.scenarios}
         return {name: parts for name, parts in pools.items() if parts}
 
 
@@ -142,10 +132,7 @@ GPUS: dict[str, int] = {"announced": 4000}
 nearly all right, which 2,000 GPUs take most of the replay to give."""
 
 OWN_SEEDS: dict[str, int] = {"base": 5, "drift": 5}
-"""Seeds of each scenario that are replayed at its own failure rates too, in the whole table."""
-
-OWN_PACE = " at its own rates"
-"""What the page adds to the name of a scenario whose failures are not accelerated."""
+"""Seeds of each scenario in the table of fleets at their own failure rates."""
 
 PAPER_SCENARIOS = {False: ("base", "drift"), True: ("drift",)}
 """Scenarios whose first fleet is replayed with the paper's profile too, in the whole table and in the quick one."""
@@ -162,7 +149,7 @@ def make_plan(
     gpus: int | None = None,
     days: int | None = None,
     with_paper: bool = True,
-    own_pace: bool = False,
+    own_rates: bool = False,
 ) -> Plan:
     """Lay out the table.
 
@@ -180,30 +167,26 @@ def make_plan(
         Another size.
     with_paper : bool
         Replay the first fleet of :data:`PAPER_SCENARIOS` with the paper's profile too.
+    own_rates : bool
+        Instead of the accelerated fleets those of :data:`OWN_SEEDS` at the failure rates as calibrated, with the
+        recommended profile: acceleration makes failures frequent enough to tell models apart, and so many that a model
+        needs no second fit.
 
     Returns
     -------
     Plan
-        The parts; at the end the fleets of :data:`OWN_SEEDS` at the failure rates as calibrated: acceleration makes
-        failures frequent enough to tell models apart, and so many that a model needs no second fit.
+        The parts.
     """
     usual = QUICK if quick else FULL
-    size = Size(gpus or usual.gpus, days or usual.days, usual.acceleration)
-    table = QUICK_SEEDS if quick else SEEDS
+    size = Size(gpus or usual.gpus, days or usual.days, 1.0 if own_rates else usual.acceleration)
+    table = OWN_SEEDS if own_rates else QUICK_SEEDS if quick else SEEDS
     parts: list[Part] = []
     for scenario in scenarios or table:
         large = size if quick or gpus else replace(size, gpus=GPUS.get(scenario, size.gpus))
         for seed in range(first_seed, first_seed + min(table.get(scenario, 2), seeds or 99)):
             parts.append(Part(scenario, seed, RECOMMENDED, large))
-            if with_paper and seed == first_seed and scenario in PAPER_SCENARIOS[quick]:
+            if with_paper and not own_rates and seed == first_seed and scenario in PAPER_SCENARIOS[quick]:
                 parts.append(Part(scenario, seed, PAPER, large))
-    if own_pace:
-        parts = [
-            Part(scenario, seed, RECOMMENDED, replace(size, acceleration=1.0))
-            for scenario, number in OWN_SEEDS.items()
-            if scenario in (scenarios or table)
-            for seed in range(first_seed, first_seed + min(number, seeds or 99))
-        ]
     return Plan(tuple(parts), replicates=100 if quick else 500, quick=quick)
 
 

@@ -337,7 +337,8 @@ def _refusal(
         return f"fewer than {needed} units among the riskiest tenth of earlier decisions, too few to begin: {could}"
     return (
         f"{tried.hits} of {tried.alerts} earlier drains of {tried.clusters} units would have been right: with "
-        f"{confidence:.0%} confidence no more than {_low(tried.lower)} is certain, {target:.0%} was asked; {could}"
+        f"{confidence:.0%} confidence this threshold, tested alone, allows no more than {_low(tried.lower)}, "
+        f"{target:.0%} was asked; of several tested together, {could}"
     )
 
 

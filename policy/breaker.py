@@ -215,7 +215,12 @@ def _settle(
     causes = dict(state.causes)
     acknowledged = {key for key in state.acknowledged if key in present}
     asked = signals.reset_breaker_at
-    if asked is not None and asked <= now and (state.reset_at is None or asked > state.reset_at):
+    new = asked is not None and asked <= now and (state.reset_at is None or asked > state.reset_at)
+    if new and asked is not None and state.decided_at is None and now - asked > config.quiet:
+        # the switch outlives the state: what was asked of an earlier one closes nothing that was not seen then
+        reasons.append(f"not closed by hand: that was asked for at {asked:%Y-%m-%d %H:%M} UTC, and no state is left")
+        state = replace(state, reset_at=asked)
+    elif new:
         reasons += [f"closed by hand: {cause.words}" for _, cause in sorted(causes.items())]
         causes, acknowledged = {}, set(present)
         state = replace(state, reset_at=asked)

@@ -239,11 +239,15 @@ def grant(
     Returns
     -------
     Granted
-        The same again when asked again with the starts that it gave: a node's own start within the window does not
-        count against it.
+        The same again when asked again with the starts that it gave: within a rate's window a node's own start does
+        not count against it. A start older than that came to nothing, or was taken back, and counts anew; such nodes
+        come after all others, so that those that cannot be marked keep none from it.
     """
     kept = [replace(start, at=min(start.at, now)) for start in starts if start.at > now - config.memory]
-    own = {(start.node, start.episode) for start in kept}
+    own: dict[tuple[str, datetime], datetime] = {}
+    for start in kept:
+        key = (start.node, start.episode)
+        own[key] = max(own.get(key, start.at), start.at)
     scopes = {member.node: member.scopes for member in members}
     total: Counter[ScopeName] = Counter(scope for member in members for scope in member.scopes)
     lost: Counter[ScopeName] = Counter(scope for member in members if member.lost for scope in member.scopes)
@@ -257,22 +261,29 @@ def grant(
     granted: set[str] = set()
     refused: dict[str, str] = {}
     touched: set[ScopeName] = set(lost)
-    for ask in sorted(asks, key=lambda ask: (-ask.risk, ask.node)):
-        mine = scopes[ask.node]
-        repeated = (ask.node, ask.episode) in own
-        why = _over_floor(mine, total, lost, limited)
-        if why is None and not repeated:
-            why = _over_rate(mine, begun, config.rates)
+
+    def counts(ask: Ask) -> list[bool]:
+        """Tell of each rate whether the node counts in it anew."""
+        since = own.get((ask.node, ask.episode))
+        return [since is None or since <= now - rate.window for rate in config.rates]
+
+    def again(ask: Ask) -> bool:
+        return (ask.node, ask.episode) in own and any(counts(ask))
+
+    for ask in sorted(asks, key=lambda ask: (again(ask), -ask.risk, ask.node)):
+        mine, anew = scopes[ask.node], counts(ask)
+        why = _over_floor(mine, total, lost, limited) or _over_rate(mine, begun, config.rates, anew)
         touched.update(mine)
         if why is not None:
             refused[ask.node] = why
             continue
         granted.add(ask.node)
         lost.update(mine)
-        if not repeated:
+        if any(anew) or (ask.node, ask.episode) not in own:
+            kept = [each for each in kept if (each.node, each.episode) != (ask.node, ask.episode)]
             kept.append(Start(ask.node, now, ask.episode, mine))
-            for counter in begun:
-                counter.update(mine)
+            for counter, counted in zip(begun, anew, strict=True):
+                counter.update(mine if counted else ())
     uses = tuple(
         Use(scope, total[scope], lost[scope], min(floor.allowed(total[scope]) for floor in limited[scope[0]]))
         for scope in sorted(touched)
@@ -294,10 +305,12 @@ def _over_floor(
     return None
 
 
-def _over_rate(scopes: tuple[ScopeName, ...], begun: list[Counter[ScopeName]], rates: tuple[Rate, ...]) -> str | None:
-    for counter, rate in zip(begun, rates, strict=True):
+def _over_rate(
+    scopes: tuple[ScopeName, ...], begun: list[Counter[ScopeName]], rates: tuple[Rate, ...], anew: Sequence[bool]
+) -> str | None:
+    for counter, rate, counted in zip(begun, rates, anew, strict=True):
         for scope in scopes:
-            if scope[0] == rate.scope and counter[scope] >= rate.most:
+            if counted and scope[0] == rate.scope and counter[scope] >= rate.most:
                 name = " ".join(each for each in scope if each)
                 hours = rate.window / timedelta(hours=1)
                 return f"{name}: {counter[scope]} nodes were taken out in {hours:g} h, {rate.most} may be"

@@ -133,7 +133,7 @@ def worth_of(
     verify, planned, unplanned = (
         gpus * _hours(each) for each in (config.verify, config.planned_repair, config.unplanned_repair)
     )
-    unneeded, gain = stop + verify, unplanned + fail - stop - planned
+    unneeded, gain = stop + verify, unplanned + fail - (stop + planned)  # summed as Costs does, to the last bit
     saved, lost = risk * gain, (1 - risk) * unneeded
     break_even = Costs(unneeded, unplanned, lost_job=fail, needed_drain=stop + planned).break_even if gain > 0 else None
     ends = [job.ends_at for job in jobs]

@@ -259,7 +259,7 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
             try:
                 report = controller.round()
             except Exception as error:  # whatever it is, marks expire and must be taken off: go on
-                report = RoundReport(datetime.now(UTC), errors=[f"{type(error).__name__}: {error}"])
+                report = RoundReport(datetime.now(UTC), active=False, errors=[f"{type(error).__name__}: {error}"])
             page.note(report, time.monotonic() - began)
             said = [str(report.active), *report.errors, *report.notes, *(step.line for step in report.work)]
             if report.steps or said != before:  # what stays as it was need not be said every minute

@@ -19,7 +19,7 @@ from scheduler.failures import LedgerError, SchedulerError, SourceError
 from scheduler.garbage import search_deferred
 from scheduler.ports import Announcing, Clock, FactSource, Ledger, RiskSource, SchedulerAdapter, Upkeep
 from scheduler.readings import FleetReading, Switches
-from scheduler.records import RoundRecord, digest_of
+from scheduler.records import RoundRecord, tells_anew
 from scheduler.report import RoundReport, Step
 from scheduler.revalidate import Expected, level_after
 from scheduler.settings import ControllerSettings
@@ -93,7 +93,7 @@ class Controller:
         RoundReport
             A scheduler, a source or a ledger that fails is an error in it, and is not raised.
         """
-        report = RoundReport(self._clock.now())
+        report = RoundReport(self._clock.now(), active=False)  # until the lease is known to be held
         try:
             report.active = self._lease.take()
             if report.active:
@@ -273,7 +273,7 @@ class Controller:
         """Record the decision where it is worth a record; False: nothing new may follow from it."""
         plan = record.plan
         try:
-            if plan.actions or plan.alerts or plan.reasons or self._ledger.last_digest() != digest_of(plan):
+            if tells_anew(plan, self._ledger.last_digest()):
                 report.number = self._ledger.begin(record)
         except LedgerError as error:
             report.errors.append(f"nothing new is done, and releases only: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -16,6 +17,9 @@ from scheduler.risks import Facts
 _REPAIRS = frozenset({"repair", "replacement"})
 _LONGEST = max(rule.holds for rule in RULES)
 _NAMES = frozenset(rule.fact for rule in RULES)
+_RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
+_ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
+"""What the driver may ask for, by NVML's numbers (nvmlDeviceGpuRecoveryAction_t); 0 takes it back."""
 
 
 class EventFacts:
@@ -30,9 +34,10 @@ class EventFacts:
     Notes
     -----
     An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
-    ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. An event of a
-    whole node is about none of its units. No alert is judged here: an incident is more than an event, and silence of a
-    source is not health. :class:`scheduler.judging.JudgedFacts` does that from a history.
+    ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
+    XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
+    An event of a whole node is about none of its units. No alert is judged here: an incident is more than an event, and
+    silence of a source is not health. :class:`scheduler.judging.JudgedFacts` does that from a history.
     """
 
     def __init__(self, file: Path, back: timedelta = _LONGEST) -> None:
@@ -52,17 +57,25 @@ class EventFacts:
         self._load()
         facts: dict[str, list[Fact]] = {}
         void: dict[str, datetime] = {}
+        asked: dict[str, Fact] = {}
         for row in self._rows:
             unit, at, code = row["gpu"], row["timestamp"], (row["code"] or "").strip().lower()
             if row["known_at"] > now or at > now:
                 continue
             kind = row["type"]
+            if kind == "xid" and code == "154":
+                action = _RECOVERY.search(row["detail"] or "")
+                if action is not None and (unit not in asked or asked[unit].seen_at <= at):
+                    asked[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", at)
             name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
             if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
                 if at > now - self._back:
                     facts.setdefault(unit, []).append(Fact(name, at))
             elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
                 void[unit] = max(void.get(unit, at), at)
+        for unit, fact in asked.items():
+            if fact.name in _NAMES and fact.seen_at > now - self._back:
+                facts.setdefault(unit, []).append(fact)
         return {unit: Facts(tuple(facts.get(unit, ())), void.get(unit)) for unit in sorted({*facts, *void})}
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:  # noqa: ARG002 - see the notes
@@ -79,7 +92,7 @@ class EventFacts:
             key = (status.st_ino, status.st_mtime_ns, status.st_size)
             if key == self._key:
                 return
-            columns = ["timestamp", "gpu", "type", "code", "known_at"]
+            columns = ["timestamp", "gpu", "type", "code", "detail", "known_at"]
             table = pq.read_table(self.file, columns=columns)
             wanted = pc.and_(
                 pc.is_in(table["type"], value_set=_texts(["xid", "diagnostic", *sorted(_REPAIRS)])),

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from policy.fleet import Level, Marks, NodeView, Published
 from policy.plan import Action
 from scheduler.answers import Write
+from scheduler.plain import instant
 
 Effect = Literal["PreferNoSchedule", "NoSchedule", "NoExecute"]
 
@@ -340,7 +341,7 @@ def _published(node: NodeObject, keys: Keys) -> Published | None:
         left = keys.tier in node.labels or keys.applied in node.annotations or keys.drain in node.annotations
         return Published("unreadable", _NEVER) if left else None
     content = _object(text)
-    end, tier = _time(content.get("expires_at")), content.get("tier")
+    end, tier = instant(content.get("expires_at")), content.get("tier")
     if end is None or not isinstance(tier, str) or node.labels.get(keys.tier) != tier:
         return Published("unreadable", _NEVER)
     return Published(tier, end)
@@ -355,11 +356,11 @@ def _applied_text(applied: _Applied) -> str:
 
 def _applied(node: NodeObject, keys: Keys) -> _Applied | None:
     content = _object(node.annotations.get(keys.applied, ""))
-    until, name = _time(content.get("until")), content.get("level")
+    until, name = instant(content.get("until")), content.get("level")
     names = {each.name.lower(): each for each in Level}
     if until is None or name not in names:
         return None
-    return _Applied(names[name], until, _time(content.get("since")))
+    return _Applied(names[name], until, instant(content.get("since")))
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -370,11 +371,3 @@ def _object(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _time(text: object) -> datetime | None:
-    try:
-        when = datetime.fromisoformat(text)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return when if when.tzinfo is not None else None

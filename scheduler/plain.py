@@ -84,6 +84,22 @@ def object_of(kind: Any, value: Any, where: str) -> Any:
     return _scalar(kind, value, where)
 
 
+def instant(text: Any) -> datetime | None:
+    """Read an instant that somebody else wrote (ISO 8601 with a zone), in UTC.
+
+    Returns
+    -------
+    datetime or None
+        None: it is none, has no zone, or lies outside the years that UTC can tell, as ``9999-12-31T23:59:59-05:00``
+        does.
+    """
+    try:
+        when = datetime.fromisoformat(text)
+        return when.astimezone(UTC) if when.tzinfo is not None else None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
 @lru_cache(maxsize=4096)
 def _instant(when: datetime) -> str:
     return when.astimezone(UTC).isoformat()
@@ -142,11 +158,8 @@ def _object(kind: type, value: Any, where: str) -> Any:
 
 def _scalar(kind: Any, value: Any, where: str) -> Any:
     if kind is datetime:
-        try:
-            when = datetime.fromisoformat(value)
-        except (TypeError, ValueError):
-            when = None
-        _checked(value, when is not None and when.tzinfo is not None, where, "a time with a zone")
+        when = instant(value)
+        _checked(value, when is not None, where, "a time with a zone")
         return when
     if kind is timedelta:
         found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None

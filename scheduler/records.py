@@ -6,7 +6,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
@@ -112,7 +112,8 @@ class Settled:
 def digest_of(plan: Plan) -> str:
     """Give what a decision comes to in substance, without times and numbers that change with each round.
 
-    Two rounds with the same digest and nothing to do differ in nothing that a person would look for.
+    Two rounds with the same digest and nothing to do differ in nothing that a person would look for. What is said of
+    the fleet has a digest of its own behind the other, see :func:`tells_anew`.
     """
     plain = plain_of(
         {
@@ -125,6 +126,24 @@ def digest_of(plan: Plan) -> str:
             "stages": {name: each.stage for name, each in plan.stages.items()},
         }
     )
+    return f"{_sha256(plain)}:{_sha256(plan.reasons)}"
+
+
+def tells_anew(plan: Plan, last: str | None) -> bool:
+    """Tell whether a decision is worth a record, given the digest of the one recorded last.
+
+    It is where something is to be done, an alert begins or the substance is another; and where something is said of the
+    fleet that was not said then. A switch that stays set is said in each round, and that nothing is said any more is
+    not worth a record.
+    """
+    if plan.actions or plan.alerts or last is None:
+        return True
+    substance, _, said = digest_of(plan).partition(":")
+    before, _, said_before = last.partition(":")
+    return substance != before or (bool(plan.reasons) and said != said_before)
+
+
+def _sha256(plain: Any) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 

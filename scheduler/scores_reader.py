@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from policy.risk_record import FORMAT, RiskRecord
 from policy.tiers import RAISED, TierThresholds
 from scheduler.failures import SourceError
+from scheduler.plain import instant
 from scheduler.risks import Risks, ScoreTiers, risks_of
 
 _NAME = re.compile(r"\d{8}T\d{6}Z")
@@ -119,16 +120,8 @@ def _records(file: Path) -> Iterator[RiskRecord]:
 
 def _fitted(summary: dict[str, Any]) -> datetime | None:
     model = summary.get("model")
-    return _instant(model.get("fitted_at")) if isinstance(model, dict) else None
-
-
-def _instant(text: object) -> datetime | None:
     # an age that is not known opens the breaker, which is what an unreadable one should do as well
-    try:
-        when = datetime.fromisoformat(text)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return when.astimezone(UTC) if when.tzinfo is not None else None
+    return instant(model.get("fitted_at")) if isinstance(model, dict) else None
 
 
 def _drift(summary: dict[str, Any]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.plain import object_of
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.errors import InputError
+from telemetry.yaml_text import read_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def read_settings(file: Path) -> ActSettings:
         If the file is missing, is no YAML, or has an unknown key or a value out of range; names the place.
     """
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+        content = read_yaml(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:

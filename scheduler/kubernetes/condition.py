@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 from policy.fleet import Level, Published
 from policy.plan import Action
 from scheduler.answers import Write
+from scheduler.plain import instant
 from telemetry.kubernetes.client import Object
 
 CONDITION: Final = "GPUFailurePredicted"
@@ -51,7 +52,7 @@ class StandingCondition:
 
 def standing_condition(raw: Object) -> StandingCondition:
     """Read our condition."""
-    return StandingCondition(str(raw.get("status")), str(raw.get("reason")), _time(raw.get("lastTransitionTime")))
+    return StandingCondition(str(raw.get("status")), str(raw.get("reason")), instant(raw.get("lastTransitionTime")))
 
 
 def condition_after(action: Action, standing: StandingCondition | None, now: datetime) -> Object | None:
@@ -164,11 +165,3 @@ def _removed() -> Object:
 
 def _stamp(when: datetime) -> str:
     return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _time(text: object) -> datetime | None:
-    try:
-        when = datetime.fromisoformat(text)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

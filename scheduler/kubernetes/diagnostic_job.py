@@ -14,10 +14,11 @@ import yaml
 
 from scheduler.evacuation.ports import DiagnosticResult, Fence, WorkAnswer
 from scheduler.kubernetes.api import NoAnswerError
-from scheduler.kubernetes.pods import instant
 from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.plain import instant
 from telemetry.errors import InputError
 from telemetry.kubernetes.client import Object
+from telemetry.yaml_text import read_yaml
 
 _ENDED: Final = ("Complete", "Failed")
 _MOST_UNITS: Final = 64
@@ -38,7 +39,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         If it cannot be read or is no such Job.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise InputError(f"the diagnostic's manifest cannot be read: {error}", str(path), "Give a YAML file.") from None
     job = content if isinstance(content, dict) else {}
@@ -162,12 +163,16 @@ class KubernetesVerification:
             "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
         }
         ours = {"key": self._scheduler.keys.taint, "operator": "Exists"}
-        pod["tolerations"] = [*(pod.get("tolerations") or ()), ours]
+        pod["tolerations"] = [*(pod.get("tolerations") or ()), ours, _OUR_CORDON]
         told = {"PREDRAIN_NODE": node, "PREDRAIN_KEY": key, "PREDRAIN_GPUS": ",".join(units)}
         for container in pod["containers"]:
             kept = [each for each in container.get("env") or () if each.get("name") not in told]
             container["env"] = [*kept, *({"name": name, "value": value} for name, value in told.items())]
         return job
+
+
+_OUR_CORDON = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
+"""With ``kubernetes.cordon`` the node is cordoned by us; on one that somebody else cordoned no diagnostic begins."""
 
 
 def name_of(key: str) -> str:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Final
 
 from policy.fleet import JobView
+from scheduler.plain import instant
 from telemetry.kubernetes.client import Object
 from telemetry.kubernetes.jobs import pod_run
 from telemetry.kubernetes.rules import KubernetesRules
@@ -182,15 +183,6 @@ def version_of(thing: Object) -> int:
     metadata = thing.get("metadata")
     text = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
-
-
-def instant(text: Any) -> datetime | None:
-    """Read an instant with a zone; None: it is none."""
-    try:
-        when = datetime.fromisoformat(text)
-    except (TypeError, ValueError):
-        return None
-    return when if when.tzinfo is not None else None
 
 
 def duration(text: str | None) -> timedelta | None:

@@ -15,8 +15,9 @@ from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import MERGE_PATCH, NoAnswerError, Said
 from scheduler.kubernetes.config_map import KeptText
 from scheduler.kubernetes.pod_workload import pod_workload
-from scheduler.kubernetes.pods import LIVING, annotations_of, instant
+from scheduler.kubernetes.pods import LIVING, annotations_of
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
+from scheduler.plain import instant
 from scheduler.readings import StoredState
 from telemetry.kubernetes.client import Object
 

@@ -191,7 +191,11 @@ class SlurmScheduler:
     def _ours(self, node: SlurmNode) -> bool:
         wanted = self._settings.partitions
         inside = not wanted or bool(set(wanted) & set(node.partitions))
-        return inside and node.gpus > 0 and "FUTURE" not in node.states
+        if inside and node.gpus > 0 and "FUTURE" not in node.states:
+            return True
+        # what carries our marks is never passed over, also where it is watched no more
+        standing = standing_on(node, self._clock.now())
+        return standing.record is not None or standing.damaged is not None
 
     def _reading(self, node: SlurmNode, jobs: Sequence[object]) -> NodeReading:
         now = self._clock.now()

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from telemetry.config import Section
 from telemetry.errors import InputError
 from telemetry.mapping import nearest_hint
+from telemetry.yaml_text import read_yaml
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")
 """The documented defaults, in the form of a user's file."""
@@ -141,7 +142,7 @@ class KubernetesRules(Section):
 @cache
 def default_rules() -> KubernetesRules:
     """Return the rules of rules.yaml."""
-    return KubernetesRules.model_validate(yaml.safe_load(DEFAULTS.read_text(encoding="utf-8")))
+    return KubernetesRules.model_validate(read_yaml(DEFAULTS.read_text(encoding="utf-8")))
 
 
 def load_rules(path: Path | None) -> KubernetesRules:
@@ -161,7 +162,7 @@ def load_rules(path: Path | None) -> KubernetesRules:
     if path is None:
         return base
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"the rules cannot be read: {error.strerror}", str(path), "Give a YAML file.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -9,14 +9,16 @@ from telemetry.milliseconds import to_ms
 
 
 def stamp_ms(text: Any) -> int | None:
-    """Return milliseconds since 1970 UTC; None where there is no instant, or the zero one that Go writes for none."""
+    """Return milliseconds since 1970 UTC; None where there is no instant, or the zero one that Go writes for none.
+
+    None as well where it lies outside the years that UTC can tell: anybody may write an annotation.
+    """
     if not isinstance(text, str) or not text:
         return None
     try:
         when = datetime.fromisoformat(text)
-    except ValueError:
+        when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
     ms = to_ms(when)
     return ms if ms > 0 else None

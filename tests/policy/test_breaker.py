@@ -164,6 +164,24 @@ def test_a_hand_closes_it_for_what_is_there_and_a_new_cause_or_the_same_anew_ope
     assert state.frozen("c/g") == ("drift: a",)
 
 
+def test_a_hand_that_closed_an_earlier_breaker_does_not_close_one_whose_state_was_lost():
+    long_ago = {"reset_breaker_at": T0 - 21 * DAY}
+    state, reasons = run(look(50), drift=("a",), **long_ago)
+    assert state.frozen("c/g") == ("drift: a",)
+    assert "not closed by hand: that was asked for at 2026-" in reasons[0]
+    again, reasons = run(look(50), state, T0 + HOUR, drift=("a",), **long_ago)
+    assert again.frozen("c/g") == ("drift: a",)
+    assert reasons == (), "said once"
+    state, _ = run(look(50), again, T0 + HOUR, drift=("a",), reset_breaker_at=T0 + HOUR / 2)
+    assert state.frozen("c/g") == ()
+
+
+def test_a_hand_is_followed_however_late_where_the_breaker_was_watched_all_along():
+    state, _ = run(look(50), drift=("a",))
+    state, _ = run(look(50), state, T0 + 9 * HOUR, drift=("a",), reset_breaker_at=T0 + HOUR)
+    assert state.frozen("c/g") == ()
+
+
 def test_the_same_look_twice_changes_nothing():
     state, _ = run(look(50, 20), drift=("a",), reset_breaker_at=T0 - HOUR)
     again, reasons = run(look(50, 20), state, drift=("a",), reset_breaker_at=T0 - HOUR)

@@ -104,6 +104,33 @@ def test_a_wish_that_is_repeated_costs_nothing_and_a_new_episode_of_the_same_nod
     assert not grant(members(9), [Ask("n00", 0.9, T0 + HOUR / 2)], first.starts, config, T0 + HOUR / 2).nodes
 
 
+def test_grants_that_come_to_nothing_do_not_add_up_to_a_storm_once_they_can_be_carried_out():
+    config = BudgetConfig((), (Rate("cluster", 4, HOUR), Rate("cluster", 24, 24 * HOUR)))
+    everyone = [f"n{i:02}" for i in range(20)]
+    starts, tried = (), []
+    for hour in range(12):  # nobody may write to any node all night
+        found = grant(members(20), asks(*everyone), starts, config, T0 + hour * HOUR)
+        again = grant(members(20), asks(*everyone), found.starts, config, T0 + hour * HOUR)
+        assert (again.nodes, again.starts) == (found.nodes, found.starts)
+        assert len(found.nodes) == 4
+        starts, tried = found.starts, [*tried, *sorted(found.nodes)]
+        assert len({(start.node, start.episode) for start in starts}) == len(starts)
+    assert tried[:20] == everyone, "what cannot be marked keeps nobody from it"
+    assert tried[20:24] == everyone[:4]
+
+
+def test_what_was_given_back_within_the_day_counts_anew_by_the_hour_and_not_by_the_day():
+    config = BudgetConfig((), (Rate("cluster", 2, HOUR), Rate("cluster", 6, 24 * HOUR)))
+    everyone = [f"n{i:02}" for i in range(8)]
+    starts = ()
+    for hour in range(3):
+        starts = grant(members(8), asks(*everyone[2 * hour : 2 * hour + 2]), starts, config, T0 + hour * HOUR).starts
+    later = T0 + 6 * HOUR  # all six were released, and are wished for again; so are two more
+    found = grant(members(8), asks(*everyone), starts, config, later)
+    assert sorted(found.nodes) == ["n00", "n01"]
+    assert found.refused["n06"] == "cluster c: 6 nodes were taken out in 24 h, 6 may be"
+
+
 def test_a_start_dated_ahead_by_a_wrong_clock_counts_for_one_window_and_not_for_years():
     config = BudgetConfig((), (Rate("cluster", 1, HOUR),))
     ahead = (Start("n05", T0 + timedelta(days=3000), T0, (("cluster", "c"),)),)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -42,6 +43,15 @@ def test_the_sums_are_those_of_playing_it_out():
         leave, drain, wait = simulate(8, 64, risk, 6, CONFIG, age_hours=1)
         assert worth.net == pytest.approx(leave - drain, rel=0.02, abs=0.5)
         assert worth.wait == pytest.approx(drain - wait, rel=0.02, abs=0.5)
+
+
+@pytest.mark.parametrize("tenths", range(1, 60, 7))
+def test_a_drain_that_gains_nothing_but_the_rounding_of_its_terms_is_never_worth_it(tenths):
+    even = replace(CONFIG, planned_repair=CONFIG.unplanned_repair, restart=timedelta(minutes=tenths * 0.7))
+    for gpus in (1, 3, 7):  # stopped or failed, a job of unknown age loses the same
+        worth = worth_of(gpus, [JobView("j", 8 * gpus)], 0.3, DAY, even, T0)
+        assert worth.choice == "leave"
+        assert worth.net < 0
 
 
 def test_break_even_is_where_a_drain_saves_what_it_loses():

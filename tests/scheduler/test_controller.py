@@ -347,6 +347,25 @@ def test_the_kill_switch_lets_marks_run_out_and_puts_none_on():
     assert cluster.levels() == {}
 
 
+def test_while_the_kill_switch_is_on_a_round_that_tells_nothing_new_is_not_recorded():
+    cluster = Cluster()
+    cluster.scored(n1=0.9)
+    cluster.round()
+    cluster.scheduler.set_switches(Switches(kill=True))
+    recorded = []
+    for _ in range(4):
+        cluster.clock.move(MINUTE)
+        recorded.append(cluster.round().number is not None)
+    assert recorded == [True, False, False, False]
+    cluster.restart()
+    cluster.clock.move(MINUTE)
+    report = cluster.round()
+    assert (report.active, report.number) == (True, None), "what was said is known from the ledger"
+    cluster.scheduler.set_switches(Switches())
+    cluster.scored(n4=0.9)
+    assert cluster.round().number is not None
+
+
 def test_release_all_takes_off_everything_of_ours_and_nothing_else():
     cluster = Cluster(policy=config("g", free=True))
     cluster.scored(n0=0.9, n1=0.9, n2=0.4, n3=0.15)

@@ -7,20 +7,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from policy.fleet import Fact
+from policy.hard_rules import RULES
 from scheduler.event_facts import EventFacts
 from scheduler.failures import SourceError
 from scheduler.risks import Facts
 from telemetry.schema import EVENTS
+from telemetry.xid_message import parse_xid_message
 from tests.policy.decide_world import HOUR, T0
 
 
 def write(file, *events):
     rows = [
         {
-            "timestamp": at, "node": "n", "gpu": gpu, "type": kind, "code": code, "detail": None, "source": "s",
-            "known_at": at + HOUR / 6,
+            "timestamp": at, "node": "n", "gpu": gpu, "type": kind, "code": code, "source": "s",
+            "detail": detail[0] if detail else None, "known_at": at + HOUR / 6,
         }
-        for at, gpu, kind, code in events
+        for at, gpu, kind, code, *detail in events
     ]  # fmt: skip
     pq.write_table(pa.Table.from_pylist(rows, schema=EVENTS), file)
 
@@ -39,6 +41,30 @@ def test_events_that_rules_name_are_facts_and_a_repair_voids_what_was_before(tmp
         "c": Facts((), T0),
     }
     assert EventFacts(file).read(T0) == {}, "nothing is known before it was"
+
+
+def test_the_newest_recovery_action_that_the_driver_announced_is_a_fact_until_it_is_taken_back(tmp_path):
+    def said(text):
+        message = parse_xid_message(f"NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from {text}")
+        return "xid", message.code, message.detail
+
+    file = tmp_path / "events.parquet"
+    write(
+        file,
+        (T0, "a", *said("0x0 (None) to 0x4 (Drain and Reset)")),
+        (T0 + HOUR, "a", *said("0x4 (Drain and Reset) to 0x1 (GPU Reset Required)")),
+        (T0, "b", *said("0x0 (None) to 0x2 (Node Reboot Required)")),
+        (T0 + HOUR, "b", *said("0x2 (Node Reboot Required) to 0x0 (None)")),
+        (T0, "c", *said("0x0 (None) to 0x3 (Drain P2P)")),
+        (T0, "d", *said("0x0 (None) to 0x9 (of a driver to come)")), (T0, "e", "xid", "154"),
+    )  # fmt: skip
+    found = EventFacts(file).read(T0 + 2 * HOUR)
+    assert found == {
+        "a": Facts((Fact("recovery_action reset", T0 + HOUR),)),
+        "c": Facts((Fact("recovery_action drain_p2p", T0),)),
+    }
+    assert {rule.fact for rule in RULES} >= {fact.name for each in found.values() for fact in each.facts}
+    assert EventFacts(file).read(T0 + HOUR / 2)["b"] == Facts((Fact("recovery_action reboot", T0),))
 
 
 def test_the_file_is_read_again_when_it_was_replaced(tmp_path):

@@ -120,6 +120,15 @@ def test_a_port_that_is_taken_is_refused():
         pass
 
 
+def test_who_cannot_ask_for_the_lease_does_not_say_that_it_holds_it():
+    cluster = Cluster()
+    cluster.scheduler.faults.plan("refused", "hold_lease")
+    report, metrics = cluster.round(), RoundMetrics()
+    assert report.failed
+    metrics.note(report, 0.1)
+    assert values(metrics.exposition())["predrain_act_active"] == 0
+
+
 def test_rounds_that_fail_are_counted():
     cluster = Cluster()
     cluster.scheduler.faults.plan("refused", "read_fleet")

@@ -55,6 +55,9 @@ def test_a_job_is_started_once_on_its_node_past_our_taint(world: World, verifica
     ]
     assert term == {"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["n1"]}]}
     assert {"key": "predrain.io/at-risk", "operator": "Exists"} in template["tolerations"]
+    assert {
+        "key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule",
+    } in template["tolerations"], "our own cordon would keep it off"  # fmt: skip
     assert (job["spec"]["backoffLimit"], template["restartPolicy"]) == (0, "Never")
     told = {each["name"]: each["value"] for each in template["containers"][0]["env"]}
     assert told == {"PREDRAIN_NODE": "n1", "PREDRAIN_KEY": KEY, "PREDRAIN_GPUS": "GPU-a,GPU-b"}

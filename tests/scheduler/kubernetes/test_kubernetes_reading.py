@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from policy.fleet import Level, NodeView
+from policy.fleet import JobView, Level, NodeView
 from scheduler.failures import SchedulerError
+from scheduler.plain import object_of, plain_of
 from telemetry.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, node, pod
@@ -99,6 +100,15 @@ def test_a_pod_that_cannot_be_understood_still_occupies_its_node(world: World, h
     broken["spec"]["containers"] = "none"
     add(world, broken)
     assert [job.name for job in views(hand)["n1"].jobs] == ["team/broken"]
+
+
+@pytest.mark.parametrize("key", ["checkpointed-at", "ends-at"])
+@pytest.mark.parametrize("said", ["9999-12-31T23:59:59-05:00", "0001-01-01T00:00:00+05:00", "soon"])
+def test_an_instant_outside_what_utc_can_tell_is_none(world: World, hand: Hand, key: str, said: str) -> None:
+    add(world, pod("odd", "n1", annotations={f"predrain.io/{key}": said}))
+    (job,) = views(hand)["n1"].jobs
+    assert (job.checkpointed_at, job.ends_at) == (None, None)
+    assert object_of(JobView, plain_of(job), "job") == job, "as the ledger keeps it"
 
 
 def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: World, cluster: Cluster) -> None:

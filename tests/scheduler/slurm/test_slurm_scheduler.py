@@ -44,6 +44,21 @@ def test_a_node_at_risk_is_weighted_drained_and_given_back_as_it_was(world):
     assert world.slurm.all == before
 
 
+def test_a_node_that_leaves_the_watched_partitions_is_given_back_all_the_same(tmp_path):
+    world = World(tmp_path / "shared", partitions=("g",))
+    before = dict(world.slurm.all)
+    world.scored(n3=0.9)
+    world.round()
+    assert world.level("n3") is Level.DRAINED
+    for name in ("n3", "n4"):
+        world.slurm.all[name] = replace(world.slurm.all[name], partitions=("maint",))
+    assert {each.view.name for each in world.scheduler.read_fleet().nodes} == set(before) - {"n4"}
+    world.clock.move(13 * HOUR)
+    assert ("release", "n3", "done") in steps(world.round())
+    assert world.slurm.all["n3"] == replace(before["n3"], partitions=("maint",))
+    assert "n3" not in {each.view.name for each in world.scheduler.read_fleet().nodes}
+
+
 def test_a_new_process_goes_on_from_slurm_alone(world):
     world.scored(n3=0.9)
     world.round()

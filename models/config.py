@@ -46,7 +46,7 @@ class JudgeSection(Section):
     """``training.judge``: how ``span: auto`` compares its candidates."""
 
     learners: tuple[Learner, ...] = ()
-    """Learners, with their own settings, that judge; none: one small LightGBM model."""
+    """Learners, with their settings of ``models.settings``, that judge; none: one small LightGBM model."""
 
     tails: int = Field(default=1, ge=1)
     """Validation tails, each before the other, whose verdicts are averaged."""

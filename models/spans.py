@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
 from sklearn.metrics import average_precision_score
 
 from features.service import duration_ms
 from models.config import JudgeSection, TrainingSection
-from models.learners import make_learner
+from models.learners import fit_learners, make_learner
 from models.ranking import Ints, seed_of
 from models.row_batches import log_odds_of
 from models.row_reader import RowReader
@@ -125,6 +126,7 @@ def choose_span(
     negative_ratio: int,
     seed: int,
     judge: JudgeSection | None = None,
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
     most: int | None = None,
 ) -> SpanChoice:
     """Choose among the spans that fit.
@@ -158,6 +160,8 @@ def choose_span(
     judge : JudgeSection, optional
         ``training.judge``: who judges, on how many tails, and whether candidates that the data's beginning cuts before
         the latest tail by more than :data:`CUT_AT_MOST` take part.
+    settings : mapping of str to mapping, optional
+        ``models.settings``, which learners that judge have too.
     most : int, optional
         Rows to fit on that there is room for; see :func:`models.training_set.choose_rows`.
 
@@ -215,7 +219,8 @@ def choose_span(
                 )
         for name in judge.learners or (None,):
             own_seed = seed_of(seed, "span", refit_ms) if name is None else seed_of(seed, "span", name, refit_ms)
-            tried = _judged(name, own_seed, read, chosen, judged, truth)
+            own = _REFERENCE if name is None else dict((settings or {}).get(name, {}))
+            tried = _judged(name or "lightgbm", own, own_seed, read, chosen, judged, truth)
             said.append({span: tried[max(tail_start - reach_ms - duration_ms(span), first_ms)] for span in spans})
     scores = said[0] if len(said) == 1 else _mean_of_shares(said)
     best = max(scores, key=lambda span: (scores[span], span))
@@ -255,14 +260,20 @@ def _well_filled(
 
 
 def _judged(
-    name: str | None, seed: int, read: RowReader, chosen: Mapping[int, TrainingSet], judged: Ints, truth: np.ndarray
+    name: str,
+    settings: dict[str, Any],
+    seed: int,
+    read: RowReader,
+    chosen: Mapping[int, TrainingSet],
+    judged: Ints,
+    truth: np.ndarray,
 ) -> dict[int, float]:
-    """Average precisions on the tail of a learner, or of the small reference where no name is given."""
+    """Average precisions of a learner on the tail."""
     learners = {}
     for start, rows in chosen.items():
         if rows.usable:
-            learner = make_learner(name or "lightgbm", seed=seed, settings=None if name else _REFERENCE)
-            learners[start] = learner.fit(read(rows.rows), rows.label, sample_weight=rows.weight)
+            unfitted = {name: make_learner(name, seed=seed, settings=settings)}
+            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight, rows.facts)[name]
     said = zip(learners, log_odds_of(list(learners.values()), read, judged), strict=True)
     return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, each)) for start, each in said}
 

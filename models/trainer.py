@@ -159,6 +159,7 @@ class Trainer:
             negative_ratio=self.training.negative_ratio,
             seed=self.seed,
             judge=self.training.judge,
+            settings={str(key): value for key, value in self.models.settings.items()},
             most=self.most,
         )
 

@@ -49,7 +49,9 @@ NO_WORKER_S = 120.0
 
 _POLL_S = 2.0
 _ROOMS = ("telemetry", "policy", "features", "models", "pipeline")
-_COMPARED = ("numpy", "pandas", "pyarrow", "numba", "scikit-learn", "lightgbm", "xgboost-cpu", "distributed")
+_COMPARED = (
+    "numpy", "pandas", "pyarrow", "numba", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu", "torch", "distributed",
+)  # fmt: skip
 
 
 def require_dask() -> None:

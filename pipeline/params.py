@@ -15,6 +15,7 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from models.config import BacktestSection, ModelsSection, PromotionSection, TrainingSection
 from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection
 from telemetry.errors import InputError
+from telemetry.yaml_text import read_yaml
 
 _NAMED = 3
 """Parameters that differ and are named in a sentence, at most."""
@@ -146,7 +147,7 @@ def load_params(paths: Iterable[Path]) -> Params:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError(f"no parameter file {path}", "--params", "Give the path of an existing YAML file.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -28,10 +28,13 @@ def code_revision() -> str:
     Returns
     -------
     str
-        The commit, with ``-dirty`` where tracked files differ from it; ``unknown`` where the code is no checkout.
+        The commit, with ``-dirty`` where tracked files differ from it; ``unknown`` where the code is no checkout, such
+        as an installation that lies within somebody else's.
     """
     here = Path(__file__).resolve().parents[1]
     try:
+        if Path(_git(here, "rev-parse", "--show-toplevel")).resolve() != here:
+            return "unknown"
         commit = _git(here, "rev-parse", "HEAD")
         changed = _git(here, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):

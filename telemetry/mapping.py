@@ -51,6 +51,7 @@ from pydantic import AwareDatetime, Field, ValidationError, field_validator, mod
 
 from telemetry.config import Duration, Section
 from telemetry.errors import InputError
+from telemetry.yaml_text import read_yaml
 
 Scalar = str | int | float | bool | None
 
@@ -226,7 +227,7 @@ def load_mapping(path: Path | None) -> ImportMapping:
     if path is None:
         return ImportMapping()
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -57,9 +57,14 @@ def _made(mine: pd.DataFrame, context: ReportContext) -> str:
             )
             parts.append(f"A precision of {percent(row.target)} was never promised: {could}.")
         elif row.known_drains == 0:
+            became = (
+                "no risk reached the threshold"
+                if row.drains == 0
+                else f"none of {count(row.drains)} drains has a known outcome yet"
+            )
             parts.append(
                 f"A precision of {percent(row.target)} was promised at {count(row.promised)} of {count(row.folds)} "
-                "refits, and no risk reached the threshold."
+                f"refits, and {became}."
             )
         else:
             parts.append(

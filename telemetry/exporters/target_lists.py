@@ -9,6 +9,7 @@ from typing import Any, Final, Protocol
 
 from telemetry.errors import InputError
 from telemetry.exporters.targets import Target, parse_target
+from telemetry.yaml_text import read_yaml
 
 _log = logging.getLogger(__name__)
 _FILE_SUFFIXES: Final = (".txt", ".list", ".json", ".yaml", ".yml")
@@ -98,7 +99,7 @@ class TargetFile:
 
         do = "Write a list of groups: [{targets: [host:port], labels: {node: name}}], as Prometheus' file_sd has it."
         try:
-            content = json.loads(text) if self._path.suffix == ".json" else yaml.safe_load(text)
+            content = json.loads(text) if self._path.suffix == ".json" else read_yaml(text)
         except (ValueError, yaml.YAMLError) as error:
             raise InputError(f"cannot be parsed: {str(error).splitlines()[0]}", str(self._path), do) from None
         groups = [] if content is None else content

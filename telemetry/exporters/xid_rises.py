@@ -13,9 +13,7 @@ from typing import Final
 import pyarrow as pa
 
 from telemetry.landing.tables import LANDED_EVENTS
-
-SOURCE: Final = "dcgm_exporter"
-"""``source`` of the events made here."""
+from telemetry.series.xid_counts import SOURCE
 
 _MAX_KNOWN: Final = 10_000
 

@@ -27,6 +27,7 @@ from pydantic import ValidationError, field_validator
 from telemetry.config import Section
 from telemetry.errors import InputError
 from telemetry.mapping import nearest_hint
+from telemetry.yaml_text import read_yaml
 
 
 class ReasonRule(Section):
@@ -100,7 +101,7 @@ def load_reason_rules(path: Path | None) -> ReasonRules:
     if path is None:
         return DEFAULT_RULES
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
         return ReasonRules.model_validate({} if content is None else content)
     except FileNotFoundError:
         raise InputError(

@@ -28,6 +28,7 @@ from pydantic import Field, ValidationError, field_validator
 from telemetry.config import Section
 from telemetry.errors import InputError
 from telemetry.mapping import nearest_hint
+from telemetry.yaml_text import read_yaml
 
 DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -46,6 +47,7 @@ DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "nvlink_domain": ("nvlink_domain",),
     }
 )
+
 """What a label can tell, and the label names that tell it, in the order in which they are tried."""
 
 
@@ -119,7 +121,7 @@ def load_source_mapping(path: Path | None) -> SourceMapping:
     if path is None:
         return SourceMapping()
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.") from None
     except IsADirectoryError:

@@ -5,7 +5,9 @@ from datetime import timedelta
 import numpy as np
 import pytest
 
+from features.errors import InputError
 from features.service import instant_ms
+from models import learners, spans
 from models.config import JudgeSection, TrainingSection
 from models.spans import candidates, choose_span, fitting, usable_spans
 from models.training_set import Labels, Rows
@@ -31,7 +33,7 @@ def test_spans_longer_than_the_history_do_not_fit():
     assert fitting(SPANS, refit_ms=refit - 1, first_ms=first, reach_ms=REACH_MS) == days(7)
 
 
-def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, judge=None, seen=None, least=0):
+def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, judge=None, seen=None, least=0, **others):
     refit = START + timedelta(days=day)
 
     def read(rows):
@@ -52,6 +54,7 @@ def choose(matrix, *, day=40, spans=SPANS, hysteresis=0.02, current=None, judge=
         negative_ratio=10,
         seed=3,
         judge=(judge or JudgeSection()).model_copy(update={"least_incidents": least}),
+        **others,
     )
 
 
@@ -157,6 +160,24 @@ def test_several_tails_and_judges_are_averaged_as_shares_of_the_best(drifting):
     assert max(choice.scores.values()) > 0.5
     one = choose(drifting, spans=days(7, 14), judge=JudgeSection(learners=("logistic",)))
     assert one != choice
+
+
+def test_learners_that_judge_have_their_settings_and_what_they_ask_for_of_the_rows(drifting, monkeypatch):
+    asked = []
+
+    def fit_learners(unfitted, values, label, weight, facts):
+        asked.append((unfitted, facts))
+        return learners.fit_learners(unfitted, values, label, weight, facts)
+
+    monkeypatch.setattr(spans, "fit_learners", fit_learners)
+    judge = JudgeSection(learners=("lightgbm", "lightgbm_rank"))
+    choose(drifting, spans=days(7, 14), judge=judge, settings={"lightgbm": {"n_estimators": 7}})
+    assert {name for unfitted, _ in asked for name in unfitted} == {"lightgbm", "lightgbm_rank"}
+    trees = {each["lightgbm"].get_params()["n_estimators"] for each, _ in asked if "lightgbm" in each}
+    assert trees == {7}
+    assert all(len(np.unique(facts.times)) > 1 for _, facts in asked), "a ranking is one of units at a time"
+    with pytest.raises(InputError, match="lightgbm"):
+        choose(drifting, spans=days(7, 14), judge=judge, settings={"lightgbm": {"num_leaves": -3}})
 
 
 def test_no_tail_is_ever_fitted_on_by_its_own_judge(drifting):

@@ -86,6 +86,11 @@ def test_an_unknown_key_inside_a_declared_channel(tmp_path: Path) -> None:
         ("[1, 2]", r"a list where sections were expected"),
         ("labels: {gap: [", r"not valid YAML"),
         (
+            "training: {span: 28d}\nseed: 3\ntraining: {refit_every: 3d}",
+            r"(?s)'training' stands twice in one mapping, first.*line 1.*and again.*line 3",
+        ),
+        ("labels: {gap: 5m, horizon: 1d, gap: 6m}", r"'gap' stands twice"),
+        (
             "training: {refit_on: drift, refit_at_most: 1d}",
             r"refit_at_most must not be shorter than refit_every.*parameter training",
         ),

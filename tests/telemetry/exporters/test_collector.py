@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pandas as pd
 import pyarrow as pa
 import pytest
 
 from telemetry.errors import InputError
+from telemetry.events import is_from_exporter
 from telemetry.exporters import newest, sighting_news, xid_rises
 from telemetry.exporters.failures import ScrapeError
 from telemetry.exporters.settings import ScrapeSettings
@@ -186,6 +188,8 @@ def test_xid_counts_that_rise_are_events(tmp_path: Path) -> None:
         ("GPU-n1-0", "xid", "79", "the exporter's count of XID 79 rose by 1 to 1"),
     ]
     assert all(row["known_at"] == row["timestamp"] for row in events)
+    made = pd.DataFrame({"source": [row["source"] for row in events]})
+    assert is_from_exporter(made["source"]).all(), "else they would be told beside what the kernel tells"
 
 
 def test_a_new_driver_and_a_vanished_gpu_show(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""Where a result comes from."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import pipeline.provenance
+from pipeline.provenance import code_revision
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def git(folder: Path, *words: str) -> str:
+    who = ("-c", "user.name=a", "-c", "user.email=a@b")
+    done = subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A repository of somebody's own, with this package's file at the place that it has in a checkout."""
+    (tmp_path / "pipeline").mkdir()
+    shutil.copy(pipeline.provenance.__file__, tmp_path / "pipeline" / "provenance.py")
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "one")
+    return tmp_path
+
+
+def revision_at(folder: Path) -> str:
+    code = "from provenance import code_revision; print(code_revision())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def test_a_checkout_gives_its_commit_and_says_where_files_differ_from_it(checkout):
+    commit = git(checkout, "rev-parse", "HEAD")
+    assert revision_at(checkout / "pipeline") == commit
+    (checkout / "new").touch()
+    assert revision_at(checkout / "pipeline") == commit
+    with (checkout / "pipeline" / "provenance.py").open("a") as file:
+        file.write("# more\n")
+    assert revision_at(checkout / "pipeline") == f"{commit}-dirty"
+
+
+def test_an_installation_inside_somebody_elses_repository_is_no_checkout(checkout):
+    inside = checkout / ".venv" / "site-packages" / "pipeline"
+    inside.mkdir(parents=True)
+    shutil.copy(checkout / "pipeline" / "provenance.py", inside)
+    assert revision_at(inside) == "unknown"
+
+
+def test_it_is_asked_of_the_code_and_not_of_the_folder_it_runs_in(tmp_path, monkeypatch):
+    before = code_revision()
+    monkeypatch.chdir(tmp_path)
+    assert code_revision() == before

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from features.errors import InputError
 from features.matrix import FeatureMatrix
 from features.service import duration_ms, instant_ms
+from features.vocabulary import FeatureColumn
 from models.bundle import Bundle, load_bundle
 from models.config import ModelsSection
 from models.drift.check import Scores, examine
@@ -20,13 +22,13 @@ from models.drift.reference import LabelledRows, Reference
 from models.drift.verdict import CAUSES, Findings
 from models.drift.watch import RECENT_SPAN
 from models.ranking import Ints
-from models.row_reader import row_reader
 from models.schedule import format_days, format_instant, instant_of
-from models.sequence.windows import tabular_values, with_windows
+from models.sequence.windows import with_windows
 from models.training_set import Rows
+from pipeline.held_out import in_codes_of
 
 MOST_SCORED = 200_000
-"""Rows that are scored, at most: the newest decision times, each as a whole."""
+"""Rows that are scored, at most: of more, whole decision times are taken, spread evenly over the time since the fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +45,12 @@ class Health:
         When it was fitted, and the time of the check (UTC).
     findings : Findings
         What changed since.
+    times, times_scored : int
+        Decision times since it was fitted, and how many of them were scored: what follows is of those.
     alerts : AlertCounts
-        What became of the units it would have alerted since it was fitted, each once.
+        What became of the units it would have alerted, each once.
     positives, incidents : int
-        Rows with a known label that failed since, and incidents behind them.
+        Rows with a known label that failed, and incidents behind them.
     expected : float
         Sum of the risks of the rows with a known label.
     """
@@ -56,6 +60,8 @@ class Health:
     fitted_at: datetime
     checked_at: datetime
     findings: Findings
+    times: int
+    times_scored: int
     alerts: AlertCounts
     positives: int
     incidents: int
@@ -77,6 +83,7 @@ class Health:
             "profile": self.profile,
             "fitted_at": self.fitted_at.isoformat(),
             "checked_at": self.checked_at.isoformat(),
+            "scored": {"decision_times": self.times_scored, "of": self.times},
             "alerts": {
                 "right": self.alerts.right,
                 "wrong": self.alerts.wrong,
@@ -97,8 +104,13 @@ class Health:
             f"model {self.bundle[:12]}, {self.profile}: fitted {format_instant(instant_ms(self.fitted_at))}, "
             f"{format_days(age)} before the check at {format_instant(found.end_ms)}",
             f"compared: {found.rows:,} rows from {format_instant(found.start_ms)} on",
-            "",
         ]
+        if self.times_scored < self.times:
+            lines.append(
+                f"scored: {self.times_scored:,} of {self.times:,} decision times, spread evenly since the fit; "
+                "the outcomes are those of their alerts and risks"
+            )
+        lines.append("")
         for verdict in found.verdicts:
             mark = "DRIFT" if verdict.drift else "note"
             lines.append(f"{mark}: {CAUSES[verdict.cause]}. {verdict.text}")
@@ -199,15 +211,17 @@ def _check(
         )
     frame = opened.labels(instant_of(end_ms))
     labelled = LabelledRows.of(rows, frame)
-    read = row_reader(matrix)
-    scored = _newest_times(rows, since)
-    found = fitted.score_rows(read, scored, rows.time[scored], rows.tie[scored])
+    times = np.unique(rows.time[since])
+    scored = _spread_times(rows, since, times)
+    served = in_codes_of(fitted.columns, matrix.columns, matrix.values)
+    found = fitted.score_rows(served, scored, rows.time[scored], rows.tie[scored])
     profile = found[loaded.profile]
     watched = found[reference.model or loaded.profile]
+    seen = _with_new_categories(reference.columns, opened.columns)
     findings = examine(
-        reference,
+        replace(reference, columns=seen),
         labelled,
-        tabular_values(matrix, read),
+        in_codes_of(seen, opened.columns, opened.values),
         matrix.rows["node"],
         start_ms=max(fit_ms, end_ms - 1 - duration_ms(recent)),
         end_ms=end_ms,
@@ -224,6 +238,8 @@ def _check(
         fitted_at=fitted.refit_at,
         checked_at=instant_of(end_ms - 1),
         findings=findings,
+        times=len(times),
+        times_scored=len(np.unique(rows.time[scored])),
         alerts=count_alerts(rows.tie[scored][profile.alert], np.where(known, label, -1)[profile.alert]),
         positives=len(positive),
         incidents=len(np.unique(labelled.incident[positive])),
@@ -231,9 +247,19 @@ def _check(
     )
 
 
-def _newest_times(rows: Rows, since: Ints) -> Ints:
-    """Keep whole decision times, the newest, with at most :data:`MOST_SCORED` rows, but at least one time."""
-    times, counts = np.unique(rows.time[since], return_counts=True)
-    newest = np.cumsum(counts[::-1])
-    kept = max(1, int((newest <= MOST_SCORED).sum()))
-    return since[rows.time[since] >= times[-kept]]
+def _with_new_categories(columns: Sequence[FeatureColumn], now: Sequence[FeatureColumn]) -> tuple[FeatureColumn, ...]:
+    """Put categories that only the matrix has behind those of the bundle: unknown to it, they are a change to see."""
+    return tuple(
+        replace(column, categories=tuple(dict.fromkeys([*column.categories, *own.categories])))
+        for column, own in zip(columns, now, strict=True)
+    )
+
+
+def _spread_times(rows: Rows, since: Ints, times: Ints) -> Ints:
+    """Keep whole decision times, as many as :data:`MOST_SCORED` rows allow, but at least the first and the newest."""
+    at = np.searchsorted(times, rows.time[since])
+    counts = np.bincount(at)
+    kept = np.arange(len(times))
+    while counts[kept].sum() > MOST_SCORED and len(kept) > 2:
+        kept = np.linspace(0, len(times) - 1, len(kept) - 1).round().astype(np.int64)
+    return since[np.isin(at, kept)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,12 +14,14 @@ import pandas as pd
 
 from features.matrix import FeatureMatrix
 from features.service import instant_ms, instants, milliseconds
+from features.vocabulary import FeatureColumn
 from models.baselines import Baseline, make_baseline
 from models.bundle import Bundle
 from models.config import ModelsSection
 from models.promotion import LATENCY_ROWS, Contender
 from models.ranking import Floats, Hashes, mix, name_hashes, rank_within
 from models.row_batches import batches
+from models.row_reader import RowReader
 from models.scored import Scored, split_predictions
 from models.sequence.windows import with_windows
 from telemetry.config import Duration
@@ -159,24 +161,45 @@ class _Reader:
         order = [have[column.name][0] for column in wanted]
         names = [column.name for column in wanted]
         # only a matrix without windows can read some columns and leave the others on the disk
-        self._read: Callable[[Ints], Any] = (
+        read: RowReader = (
             (lambda rows: matrix.values(rows, columns=names))
             if source is matrix
             else (lambda rows: source.values(rows)[:, order])
         )
-        self._codes = {
-            at: np.array([_code(each, column.categories) for each in have[column.name][1].categories], np.float32)
-            for at, column in enumerate(wanted)
-            if column.categories != have[column.name][1].categories
-        }
+        self.values = in_codes_of(wanted, [have[name][1] for name in names], read)
 
-    def values(self, rows: Ints) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Read rows, float32, shape (n_rows, n_features)."""
-        values: np.ndarray[Any, np.dtype[np.float32]] = self._read(rows)
-        for at, codes in self._codes.items():
-            known = np.isfinite(values[:, at])
-            values[known, at] = codes[values[known, at].astype(np.int64)] if len(codes) else np.nan
-        return values
+
+def in_codes_of(wanted: Sequence[FeatureColumn], have: Sequence[FeatureColumn], read: RowReader) -> RowReader:
+    """Give a reader of the same rows, the codes of their categories being those of other columns.
+
+    Parameters
+    ----------
+    wanted : sequence of FeatureColumn
+        The columns whose codes are wanted. A category that they do not have is unknown (NaN), as where it is served.
+    have : sequence of FeatureColumn
+        The columns as they are read: the same features in the same order.
+    read : RowReader
+        Reads them.
+
+    Returns
+    -------
+    RowReader
+        Float32, shape (n_rows, n_features).
+    """
+    recoded = {
+        at: np.array([_code(each, new.categories) for each in old.categories], np.float32)
+        for at, (new, old) in enumerate(zip(wanted, have, strict=True))
+        if new.categories != old.categories
+    }
+
+    def values(rows: Ints) -> np.ndarray[Any, np.dtype[np.float32]]:
+        found: np.ndarray[Any, np.dtype[np.float32]] = read(rows)
+        for at, codes in recoded.items():
+            known = np.isfinite(found[:, at])
+            found[known, at] = codes[found[known, at].astype(np.int64)] if len(codes) else np.nan
+        return found
+
+    return values
 
 
 def _code(category: str, categories: Sequence[str]) -> float:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from telemetry.errors import InputError
 from telemetry.log_stamp import Stamped, split_line
+from telemetry.node_names import NodeNames
 from telemetry.pci import normalise_pci_bus_id
 from telemetry.schema import EVENTS
 from telemetry.xid_message import DESCRIBED_XIDS, mentions_xid, parse_gpu_introduction, parse_xid_message
@@ -142,8 +143,7 @@ def locate(
     unmatched : int
         Number of such events.
     """
-    nodes = set(inventory["node"])
-    short = _short_names(nodes)
+    names = NodeNames(inventory["node"])
     by_place: dict[tuple[str, str], list[int]] = {}
     by_gpu: dict[str, list[int]] = {}
     stays = list(inventory[["gpu", "node", "pci_bus_id", "installed_at", "removed_at"]].itertuples(index=False))
@@ -157,7 +157,7 @@ def locate(
     gpus: list[str | None] = []
     places: list[str] = []
     for event in events.itertuples(index=False):
-        host = event.node if event.node in nodes else short.get(event.node.split(".")[0], event.node)
+        host = names.written(event.node)
         candidates = by_gpu.get(event.gpu, []) if isinstance(event.gpu, str) else []
         if not candidates and isinstance(event.pci_bus_id, str):
             candidates = by_place.get((host, event.pci_bus_id), [])
@@ -172,14 +172,6 @@ def locate(
     # The sum is in microseconds, which do not stack with the milliseconds of every other source.
     made["known_at"] = (made["timestamp"] + delay).astype("datetime64[ms, UTC]")
     return made[list(EVENTS.names)], sum(gpu is None for gpu in gpus)
-
-
-def _short_names(nodes: Iterable[str]) -> dict[str, str]:
-    """Map a node's name up to the first dot to its whole name, where only one node has it."""
-    short: dict[str, list[str]] = {}
-    for name in nodes:
-        short.setdefault(name.split(".")[0], []).append(name)
-    return {name: whole[0] for name, whole in short.items() if len(whole) == 1}
 
 
 def _covers(stay: object, when: pd.Timestamp) -> bool:

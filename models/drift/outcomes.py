@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -127,7 +128,7 @@ def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class AlertCounts:
-    """What became of alerted units, each counted once.
+    """What became of alerted units, each counted once in each window.
 
     Attributes
     ----------
@@ -160,6 +161,28 @@ def count_alerts(unit: np.ndarray, label: np.ndarray) -> AlertCounts:
     right = np.bincount(number, weights=label == 1, minlength=units) > 0
     undecided = (np.bincount(number, weights=label < 0, minlength=units) > 0) & ~right
     return AlertCounts(int(right.sum()), int((~right & ~undecided).sum()), int(undecided.sum()))
+
+
+def count_in_windows(folds: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> AlertCounts:
+    """Count alerted units in each window of so many folds by itself, and sum the counts up.
+
+    A unit with false alerts all the time is wrong once in a window, however long that is, while each failure adds a
+    right one: so only windows of the same length compare.
+
+    Parameters
+    ----------
+    folds : sequence of (ndarray, ndarray)
+        Unit and label of each alert, as :func:`count_alerts` takes them, fold by fold.
+    length : int
+        Folds of a window. Windows are cut from the newest fold back; folds left over, too few for one, do not count.
+    """
+    found = [
+        count_alerts(*(np.concatenate(part) for part in zip(*folds[until - length : until], strict=True)))
+        for until in range(len(folds), length - 1, -length)
+    ]
+    return AlertCounts(
+        sum(each.right for each in found), sum(each.wrong for each in found), sum(each.open for each in found)
+    )
 
 
 def precision_fell(before: AlertCounts, now: AlertCounts) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from features.errors import InputError
-from features.service import duration_ms
+from features.service import NEVER, duration_ms
 from features.vocabulary import FeatureColumn
 from models.drift.distribution import Distribution, summarise
 from models.ranking import Ints, mix, seed_of
@@ -172,12 +172,18 @@ class LabelledRows:
         return cls(rows, labels.label, labels.complete, labels.incident, starts, classes)
 
     def outcomes(self, start_ms: int, end_ms: int, *, known_by_ms: int) -> Outcomes:
-        """Count the failures behind the grid rows from ``start_ms`` to ``end_ms`` (both included) with known labels."""
+        """Count the failures behind the grid rows from ``start_ms`` to ``end_ms`` (both included) with known labels.
+
+        An incident belongs to the earliest row that it makes a positive, in these times or not: so no two windows count
+        it, and short windows count as many for each row as long ones. Rows of the matrix's first decision time are left
+        out, since which of their incidents would have been seen before is not known.
+        """
         rows = self.rows
-        inside = (rows.time >= start_ms) & (rows.time <= end_ms) & ~rows.augmented
-        inside &= (self.complete <= known_by_ms) & (self.label >= 0)
-        at = np.flatnonzero(inside & (self.label == 1))
-        at = at[np.lexsort((self.starts[at], rows.tie[at]))]
+        known = ~rows.augmented & (self.complete <= known_by_ms) & (self.label >= 0)
+        inside = known & (rows.time >= start_ms) & (rows.time <= end_ms)
+        inside &= rows.time > rows.time.min(where=~rows.augmented, initial=NEVER)
+        at = np.flatnonzero(known & (self.label == 1))
+        at = at[np.lexsort((rows.time[at], self.starts[at], rows.tie[at]))]
         counts: dict[str, int] = {}
         last: tuple[int, int] | None = None
         for row in at:
@@ -185,7 +191,8 @@ class LabelledRows:
             if last is not None and last[0] == unit and start - last[1] < duration_ms(BLOCK):
                 continue
             last = (unit, start)
-            counts[str(self.failure_class[row])] = counts.get(str(self.failure_class[row]), 0) + 1
+            if inside[row]:
+                counts[str(self.failure_class[row])] = counts.get(str(self.failure_class[row]), 0) + 1
         return Outcomes(int(inside.sum()), dict(sorted(counts.items())))
 
 

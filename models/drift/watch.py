@@ -13,7 +13,7 @@ from features.service import duration_ms
 from models.backtest_frames import VARIANTS, Fold
 from models.drift.check import Scores, examine, summarise_scores
 from models.drift.distribution import Distribution
-from models.drift.outcomes import AlertCounts, count_alerts
+from models.drift.outcomes import AlertCounts, count_in_windows
 from models.drift.reference import LabelledRows, Reference, make_reference
 from models.drift.verdict import Findings
 from models.fitted import FittedModels
@@ -26,7 +26,7 @@ RECENT_SPAN = timedelta(days=14)
 """Features are compared on the rows of this much time before a check, or since the last check where that is longer."""
 
 EARLIER_ALERTS = timedelta(days=56)
-"""Alerts are compared with those of this much time before the last fit."""
+"""Alerts are compared with those of this much time before the last fit, in windows as long as the time since it."""
 
 
 class DriftWatch:
@@ -99,8 +99,9 @@ class DriftWatch:
                     [past for past in before[:fit] if self._refits_ms[past.facts["fold"]] >= fit_ms - _EARLIER_MS],
                     numbers[self._profile],
                     labelled,
+                    length=len(since),
                 ),
-                self._alerts(since, numbers[self._profile], labelled),
+                self._alerts(since, numbers[self._profile], labelled, length=len(since)),
             ),
         )
 
@@ -133,12 +134,10 @@ class DriftWatch:
         score = np.concatenate([part["score"] for part in parts]).astype(np.float64)
         return Scores(rows.time[at], rows.tie[at], score)
 
-    def _alerts(self, folds: Sequence[Fold], model: int, labelled: LabelledRows) -> AlertCounts:
-        if not folds:
-            return AlertCounts(0, 0, 0)
+    def _alerts(self, folds: Sequence[Fold], model: int, labelled: LabelledRows, *, length: int) -> AlertCounts:
         parts = [self._columns(fold, model, ("row", "alert")) for fold in folds]
-        at = np.concatenate([part["row"][part["alert"]] for part in parts])
-        return count_alerts(self._trainer.rows.tie[at], labelled.label[at])
+        alerted = [part["row"][part["alert"]] for part in parts]
+        return count_in_windows([(self._trainer.rows.tie[at], labelled.label[at]) for at in alerted], length)
 
     @staticmethod
     def _columns(fold: Fold, model: int, names: Sequence[str]) -> dict[str, np.ndarray]:

@@ -17,8 +17,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
 
-import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,29 +26,28 @@ from telemetry.channel import Channel
 from telemetry.config import TelemetrySection, format_duration
 from telemetry.dataset import Dataset
 from telemetry.errors import InputError
-from telemetry.events import place_events
 from telemetry.fold import LANDED_ROLE, Fold
 from telemetry.importing import import_dataset
 from telemetry.inventory import check_stays, merge_stays, read_inventory, unit_of, with_old_starts
-from telemetry.kernel_log import locate
 from telemetry.landing.folder import Landing, landing_of
+from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
 from telemetry.landing.sightings import RUNS, merge_sightings, no_runs
-from telemetry.landing.stays_from_sightings import derive_stays, driver_changes
+from telemetry.landing.stays_from_sightings import derive_stays, driver_changes, late_nodes
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
 from telemetry.mapping import ImportMapping
 from telemetry.meta import META_NAME, DatasetMeta, instant_text
-from telemetry.pci import normalise_pci_bus_id
+from telemetry.node_names import NodeNames
 from telemetry.quarantine import Quarantine
 from telemetry.schema import EVENTS, INVENTORY, JOBS, conform
-from telemetry.stays import Stays
 
 _LOG = logging.getLogger(__name__)
 
 PENDING: Final = timedelta(days=30)
-"""An event whose GPU or node nobody has seen waits this long for it; then it is quarantined."""
+"""An event whose GPU or node nobody has seen waits this long for it.
 
-_NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "before installation")
+Then it is quarantined, or its node's where it names a PCI address only and the node is known.
+"""
 
 _EXPECTED_DAYS: Final = 120
 # A new dataset gets buckets for this much telemetry of the GPUs that are there when it is made.
@@ -224,10 +221,12 @@ class _Folding:
         given = self._given(inventory, before, runs)
         if not any(files.values()) and (inventory is None or self.existing is None):
             return self._nothing("")
-        stays = derive_stays(runs, given)
+        stays = derive_stays(runs, given, before)
         if stays.empty or (self.existing is None and not self._begins(stays)):
             return self._nothing("a first sample: no GPU was seen yet")
-        events, pending = self._events(runs, stays)
+        held = self._state("pending").reindex(columns=PENDING_COLUMNS)
+        placed = self._events(held, runs, stays)
+        events = placed.events
         stays["installed_at"] = self._starts(stays, runs, events, before)
         if not any(files.values()) and self._holds(stays):
             return self._nothing("")
@@ -236,7 +235,7 @@ class _Folding:
         made = {
             "inventory": self._scratch(scratch / "inventory.parquet", conform(stays, INVENTORY)),
             "events": self._scratch(scratch / "events.parquet", conform(events, EVENTS)),
-            "jobs": self._scratch(scratch / "jobs.parquet", self._jobs()),
+            "jobs": self._scratch(scratch / "jobs.parquet", self._jobs(stays)),
         }
         paths = [path for kind in KINDS for path in files[kind]]
         # Saved before the swap, for after a kill these files are not looked at again; told twice, it is the same.
@@ -244,7 +243,9 @@ class _Folding:
         if given is not None:
             self._save("given", conform(given, INVENTORY))
         self._save("derived", conform(_stacked(before, stays), INVENTORY))
-        self._save("pending", conform(pending, EVENTS))
+        # What waited until now leaves only after the swap, or a fold that fails would lose it; in between it is told
+        # twice, which one source does not do at one time.
+        self._save("pending", conform(_told([held, placed.waiting]), LANDED_EVENTS))
         result = import_dataset(
             self.dataset,
             inventory=made["inventory"],
@@ -266,12 +267,14 @@ class _Folding:
             ),
         )
         self._save("derived", conform(result.dataset.inventory(), INVENTORY))
+        self._save("pending", conform(placed.waiting, LANDED_EVENTS))
         _retire(self.landing, paths, self.settings, self.now)
         for path in (*made.values(), *scratch.glob("settled-*.parquet")):
             path.unlink(missing_ok=True)
         folded: dict[str, int] = {kind: len(paths) for kind, paths in files.items() if paths}
         _LOG.info("folded %s into %s", ", ".join(f"{n} files of {kind}" for kind, n in folded.items()), self.dataset)
-        return self._result(folded, result.counts, result.quarantined, result.dataset.meta, "")
+        counts = result.counts | ({"xids_without_a_gpu": placed.without_gpu} if placed.without_gpu else {})
+        return self._result(folded, counts, result.quarantined, result.dataset.meta, "")
 
     def _begins(self, stays: pd.DataFrame) -> bool:
         """Whether a dataset may be made: of GPUs, or of nodes that send samples. Watched nodes decide nothing."""
@@ -326,56 +329,46 @@ class _Folding:
         read = with_old_starts(given[named], read) if named.any() else read
         return pd.concat([frame for frame in (given[~named], read) if len(frame)], ignore_index=True)
 
-    def _events(self, runs: pd.DataFrame, stays: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return the events to fold, and those that wait for their GPU or node to be seen."""
+    def _events(self, held: pd.DataFrame, runs: pd.DataFrame, stays: pd.DataFrame) -> Placed:
+        """Place the events that landed, those that waited until now, and the changes of drivers."""
         tables = [pq.read_table(path, schema=LANDED_EVENTS) for path in self.waiting.files["events"]]
         landed = pa.concat_tables(tables).to_pandas() if tables else LANDED_EVENTS.empty_table().to_pandas()
-        by_address = landed["gpu"].isna() & landed["pci_bus_id"].notna()
-        unplaced = landed[by_address]
-        addresses = [normalise_pci_bus_id(text) or text for text in unplaced["pci_bus_id"]]
-        placed, _ = locate(unplaced.assign(pci_bus_id=addresses), stays)
-        placed["known_at"] = landed.loc[by_address, "known_at"].to_numpy() if len(placed) else placed["known_at"]
-        told = landed[~by_address][list(EVENTS.names)]
         changes = driver_changes(runs)
         if self.existing is not None:
             changes = changes[~_rows(changes).isin(set(_rows(self.existing.events())))]
-        full = [frame for frame in (self._state("pending"), told, placed, changes) if len(frame)]
-        if not full:
-            return EVENTS.empty_table().to_pandas(), EVENTS.empty_table().to_pandas()
-        stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
-        events = pd.concat([frame.astype(stamps) for frame in full], ignore_index=True)
-        events["since_ms"] = events.get("since_ms", pd.Series(np.nan, index=events.index)).fillna(_now_ms(self.now))
-        waits = self._waits(events, stays)
-        return events.loc[~waits, EVENTS.names].reset_index(drop=True), events[waits].reset_index(drop=True)
+        told = _told([held, landed, changes])
+        told["since_ms"] = told["since_ms"].fillna(_now_ms(self.now))
+        return place_landed(told, stays, waited_ms=_now_ms(self.now - PENDING))
 
-    def _waits(self, events: pd.DataFrame, stays: pd.DataFrame) -> npt.NDArray[np.bool_]:
-        """Whether an event may still find its place: its GPU or node was not seen yet, and it has not waited long."""
-        text = {
-            name: events[name].astype(object).where(events[name].notna(), None).to_numpy(copy=True)
-            for name in ("node", "gpu", "type")
-        }
-        ms = events["timestamp"].dt.tz_convert(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
-        known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
-        reasons = place_events(text, ms, Stays(known, unit_of(known)))
-        recent = (events["since_ms"] > _now_ms(self.now - PENDING)).to_numpy()
-        return np.isin(reasons.astype(str), _NOT_SEEN_YET) & recent
-
-    def _jobs(self) -> pa.Table:
+    def _jobs(self, stays: pd.DataFrame) -> pa.Table:
         tables = [pq.read_table(path, schema=JOBS) for path in self.waiting.files["jobs"]]
-        return pa.concat_tables(tables) if tables else JOBS.empty_table()
+        jobs = pa.concat_tables(tables) if tables else JOBS.empty_table()
+        names = NodeNames(stays["node"])
+        nodes = pa.array([names.written(node) for node in jobs.column("node").to_pylist()], pa.string())
+        return jobs.set_column(JOBS.get_field_index("node"), JOBS.field("node"), nodes)
 
     def _starts(self, stays: pd.DataFrame, runs: pd.DataFrame, events: pd.DataFrame, before: pd.DataFrame) -> pd.Series:
-        """Return since when each stay lasts; a GPU that was always there, since the first instant of anything known."""
+        """Return since when each stay lasts; a GPU that was always there, since the first instant of anything known.
+
+        On a node that joined its fleet later, it is the first instant known of that node.
+        """
+        # Events of clocks that cannot be right are quarantined by the fold; a fold that failed may have left theirs.
+        events = events[events["timestamp"].between(EARLIEST, self.now + AHEAD)]
+        before = before[before["installed_at"].between(EARLIEST, self.now + AHEAD)]
         instants: list[pd.Timestamp] = [pd.Timestamp(ms, unit="ms", tz="UTC") for ms in runs["first_ms"]]
         instants += list(events["timestamp"])
         if self.existing is not None:
             instants.append(pd.Timestamp(self.existing.meta.span[0]))
-        first = min(instants).as_unit("ms")
+        first = min(instants, default=pd.Timestamp(self.now)).as_unit("ms")
+        late = late_nodes(runs, events, unit_of(stays))
         # What was said of it before holds where it is earlier: retention moves the beginning of what is known.
-        said = dict(zip(zip(before["gpu"], before["node"], strict=True), before["installed_at"], strict=True))
-        old = [said.get(place, first) for place in zip(stays["gpu"], stays["node"], strict=True)]
-        starts = pd.Series([min(first, each) for each in old], index=stays.index, dtype="datetime64[ms, UTC]")
-        return stays["installed_at"].fillna(starts)
+        said: dict[tuple[str | None, str], pd.Timestamp] = {}
+        for gpu, node, since in zip(before["gpu"], before["node"], before["installed_at"], strict=True):
+            said[gpu, node] = min(since, said.get((gpu, node), since))
+        always = [late.get(node, first) for node in stays["node"]]
+        places = zip(stays["gpu"], stays["node"], always, strict=True)
+        starts = [min(since, said.get((gpu, node), since)) for gpu, node, since in places]
+        return stays["installed_at"].fillna(pd.Series(starts, index=stays.index, dtype="datetime64[ms, UTC]"))
 
     def _keep_from(self) -> datetime | None:
         """Return the midnight before which samples go, where the dataset reaches a day further back than it should."""
@@ -406,7 +399,7 @@ class _Folding:
         except FileNotFoundError:
             if name == "sightings":
                 return no_runs()
-            return (EVENTS if name == "pending" else INVENTORY).empty_table().to_pandas()
+            return (LANDED_EVENTS if name == "pending" else INVENTORY).empty_table().to_pandas()
         except (pa.ArrowException, OSError) as error:
             raise InputError(
                 f"a state file is damaged: {error}",
@@ -425,6 +418,13 @@ class _Folding:
 def _stacked(before: pd.DataFrame, stays: pd.DataFrame) -> pd.DataFrame:
     full = [frame[list(INVENTORY.names)] for frame in (before, stays) if len(frame)]
     return pd.concat(full, ignore_index=True)
+
+
+def _told(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return events as they wait, each once: a fold that failed has left them among those that wait, and landed."""
+    stamps = dict.fromkeys(("timestamp", "known_at"), "datetime64[ms, UTC]")
+    full = [frame.reindex(columns=PENDING_COLUMNS).astype({**stamps, "since_ms": float}) for frame in frames]
+    return pd.concat(full, ignore_index=True).drop_duplicates(LANDED_EVENTS.names, ignore_index=True)
 
 
 def _now_ms(now: datetime) -> float:

@@ -10,16 +10,22 @@ import numpy as np
 import pandas as pd
 
 from telemetry.landing.sightings import ATTRIBUTES
-from telemetry.schema import EVENTS, INVENTORY
+from telemetry.schema import EVENTS, INVENTORY, Unit
 
 SOURCE: Final = "inventory"
 """``source`` of driver events made here."""
 
 FROM_THE_START: Final = timedelta(hours=1)
-"""A GPU first seen this soon after its node was is taken for one that stood there before anybody looked."""
+"""A GPU first seen this soon after its node was is taken for one that stood there before anybody looked.
+
+So is a node first seen this soon after its fleet was.
+"""
+
+_CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
+# GPUs that were seen together are seen, by sources that lag, at times as far apart as this.
 
 
-def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame:
+def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
     """Make the inventory.
 
     Parameters
@@ -29,6 +35,9 @@ def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame
     given : pandas.DataFrame or None
         Stays that somebody told, in the layout of :data:`telemetry.schema.INVENTORY` with further static columns.
         They hold, and what was seen fills their gaps: attributes nobody gave, GPUs they do not name, moves after them.
+    before : pandas.DataFrame
+        What was made of earlier sightings, in the layout of :data:`telemetry.schema.INVENTORY`. An end told there
+        stays where it is until the GPU itself is seen again.
 
     Returns
     -------
@@ -53,7 +62,7 @@ def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame
             if made is not None:
                 told.append(made)
                 stays.append(made)
-    _close_replaced(stays, seen)
+    _close_replaced(stays, seen, before, told=0 if given is None else len(given))
     if any(stay["gpu"] is not None for stay in stays):
         stays = [stay for stay in stays if stay["gpu"] is not None]
     elif not stays or given is None:
@@ -64,6 +73,33 @@ def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None) -> pd.DataFrame
             if stay.get(name) is None:
                 stay[name] = value
     return _frame(stays, given)
+
+
+def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str, pd.Timestamp]:
+    """Return the nodes first seen well after their fleet was, each with the first instant known of it.
+
+    Parameters
+    ----------
+    runs : pandas.DataFrame
+        In the layout of :data:`telemetry.landing.sightings.RUNS`.
+    events : pandas.DataFrame
+        Those of clocks that can be right and with the node of their GPU, in the layout of
+        :data:`telemetry.schema.EVENTS`.
+    unit : {"gpu", "node"}
+        What the fleet is of: a node of GPUs is seen when the first of them is.
+
+    Returns
+    -------
+    dict of str to pandas.Timestamp
+    """
+    counted = runs[runs["gpu"].notna()] if unit == "gpu" else runs
+    first_ms: dict[str, int] = counted.groupby("node")["first_ms"].min().to_dict()
+    fleet_ms = min(first_ms.values(), default=0)
+    since = {node: _instant(ms) for node, ms in first_ms.items() if ms - fleet_ms > _CLEARLY_MS}
+    for node, when in zip(events["node"], events["timestamp"], strict=True):
+        if node in since:
+            since[node] = min(since[node], when)
+    return since
 
 
 def driver_changes(runs: pd.DataFrame) -> pd.DataFrame:
@@ -134,27 +170,47 @@ def _see(told: list[dict[str, Any]], place: dict[str, Any], node_since: dict[str
         return None  # seen before the first stay that somebody told
     new = _new_stay(place["node"], place["gpu"])
     new.update({name: place[name] for name in ATTRIBUTES})
-    there = place["first_ms"] - node_since[place["node"]] <= FROM_THE_START.total_seconds() * 1000
+    there = place["first_ms"] - node_since[place["node"]] <= _CLEARLY_MS
     new["installed_at"] = None if there and not told else _instant(place["first_ms"])
     return new
 
 
-def _close_replaced(stays: list[dict[str, Any]], seen: dict[str, list[dict[str, Any]]]) -> None:
-    """End the stays of GPUs at whose address another one was seen after them."""
-    last_seen = {(gpu, place["node"]): place["last_ms"] for gpu, places in seen.items() for place in places}
-    first_seen: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
-    for gpu, places in seen.items():
-        for place in places:
-            if place["pci_bus_id"] is not None:
-                first_seen[(place["node"], place["pci_bus_id"])].append((place["first_ms"], gpu))
-    for stay in stays:
-        if stay["removed_at"] is not None or stay["gpu"] is None or stay.get("pci_bus_id") is None:
+def _close_replaced(
+    stays: list[dict[str, Any]], seen: dict[str, list[dict[str, Any]]], before: pd.DataFrame, *, told: int
+) -> None:
+    """End the stays of GPUs at whose address another one was seen after them; the first ones are those told."""
+    own = {(gpu, place["node"]): place for gpu, places in seen.items() for place in places}
+    at: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    for place in (place for places in seen.values() for place in places if place["pci_bus_id"] is not None):
+        at[(place["node"], place["pci_bus_id"])].append(place)
+    ended: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for row in map(_plain, before[before["removed_at"].notna()].to_dict("records")):
+        ended[(row["gpu"], row["node"])].append(int(_end(row)))
+    for number, stay in enumerate(stays):
+        if stay["removed_at"] is not None or stay["gpu"] is None:
             continue
-        after = last_seen.get((stay["gpu"], stay["node"]), _start(stay))
-        others = first_seen.get((stay["node"], stay["pci_bus_id"]), [])
-        newcomers = [ms for ms, gpu in others if gpu != stay["gpu"] and ms > after]
-        if newcomers:
-            stay["removed_at"] = _instant(min(newcomers))
+        place = own.get((stay["gpu"], stay["node"]))
+        address = stay.get("pci_bus_id") if place is None or place["pci_bus_id"] is None else place["pci_bus_id"]
+        after = _start(stay) if place is None else max(place["last_ms"], _start(stay))
+        others = [other for other in at.get((stay["node"], address), []) if other["gpu"] != stay["gpu"]]
+        ends = [other["first_ms"] for other in others if other["first_ms"] > after]
+        if place is not None:
+            ends += [other["last_ms"] for other in others if _was_back(other, place)]
+        # An operator may take back the end of a stay that he told; one that was made of sightings stays ended.
+        if ends or number >= told:
+            ends += [ms for ms in ended[(stay["gpu"], stay["node"])] if ms >= after and ms > _start(stay)]
+        if ends:
+            stay["removed_at"] = _instant(min(ends))
+
+
+def _was_back(other: dict[str, Any], place: dict[str, Any]) -> bool:
+    """Whether a GPU that was at an address before another one was seen there after it again.
+
+    Clearly so: GPUs that stand beside each other may be told under one address while a node numbers its bus anew, and
+    one of them that falls silent then was not replaced.
+    """
+    before = place["first_ms"] - other["first_ms"] > _CLEARLY_MS
+    return bool(before and other["last_ms"] - place["last_ms"] > _CLEARLY_MS)
 
 
 def _node_statics(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:

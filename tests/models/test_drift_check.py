@@ -7,10 +7,11 @@ import pytest
 
 from models.drift.causes import failure_verdicts
 from models.drift.movement import by_group
-from models.drift.outcomes import AlertCounts, rate_changes
+from models.drift.outcomes import AlertCounts, rate_change, rate_changes
 from models.drift.reference import LabelledRows, Outcomes, Reference, dated, sample_rows
 from models.drift.verdict import Findings
 from models.drift.watch import refit_reason
+from models.schedule import instant_of
 from models.training_set import Rows
 from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
 
@@ -133,6 +134,47 @@ def test_a_unit_that_fails_again_within_a_week_counts_once():
     labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
     counted = labelled.outcomes(fleet.at(0), fleet.at(30), known_by_ms=fleet.at(40))
     assert counted.incidents == {"bus": 2, "memory": 1}
+    between = labelled.outcomes(fleet.at(11), fleet.at(30), known_by_ms=fleet.at(40))
+    assert between.incidents == {"bus": 1}
+
+
+def test_windows_side_by_side_count_every_incident_once():
+    fleet = DriftingFleet(seed=15, rate=0.02)
+    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
+
+    def counted(first, last):
+        return labelled.outcomes(fleet.at(first), fleet.at(last) - 1, known_by_ms=fleet.at(56))
+
+    whole, days = counted(7, 49), [counted(day, day + 1) for day in range(7, 49)]
+    assert sum(day.total for day in days) == whole.total > 50
+    assert sum(day.rows for day in days) == whole.rows
+
+
+def test_failures_that_come_as_often_as_before_have_a_ratio_near_one_a_day_after_the_fit():
+    before, now = np.zeros(2), np.zeros(2)
+    for seed in range(8):
+        fleet = DriftingFleet(seed=seed, rate=0.02)
+        rows = Rows.of(fleet.rows)
+        for day in range(35, 50, 2):
+            fit, check = fleet.at(day), fleet.at(day + 1)
+            last = fit - DAY_MS - 600_000
+            fitted = LabelledRows.of(rows, fleet.labels(instant_of(fit)))
+            checked = LabelledRows.of(rows, fleet.labels(instant_of(check)))
+            long = fitted.outcomes(last - 28 * DAY_MS, last, known_by_ms=fit)
+            short = checked.outcomes(last + 1, check - 1, known_by_ms=check)
+            before += long.total, long.rows
+            now += short.total, short.rows
+    change = rate_change(int(before[0]), before[1], int(now[0]), now[1])
+    assert change.now > 80
+    assert change.ratio == pytest.approx(1, abs=0.15)
+
+
+def test_incidents_that_may_have_been_seen_before_the_matrix_begins_do_not_count():
+    fleet = DriftingFleet(seed=16, rate=0.0)
+    fleet.incidents = [(0, fleet.at(0) + DAY_MS // 2, "bus"), (1, fleet.at(1) + DAY_MS // 4, "memory")]
+    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
+    counted = labelled.outcomes(fleet.at(0), fleet.at(3), known_by_ms=fleet.at(10))
+    assert counted == Outcomes(6 * fleet.units, {"memory": 1})
 
 
 @pytest.mark.parametrize("seed", [10, 11])

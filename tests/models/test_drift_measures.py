@@ -15,6 +15,7 @@ from models.drift.distribution import Distribution, shift_of, stability_index, s
 from models.drift.outcomes import (
     AlertCounts,
     count_alerts,
+    count_in_windows,
     exact_interval,
     outcomes_over_time,
     poisson_interval,
@@ -241,6 +242,14 @@ def test_an_alerted_unit_counts_once_and_is_right_if_any_of_its_alerts_was():
     assert precision_fell(AlertCounts(40, 10, 0), AlertCounts(5, 40, 0)) < 1e-6
     assert precision_fell(AlertCounts(5, 40, 0), AlertCounts(40, 10, 0)) > 0.99
     assert precision_fell(AlertCounts(0, 0, 0), AlertCounts(4, 1, 3)) == 1
+
+
+def test_alerts_are_counted_window_by_window_and_folds_too_few_for_one_are_left_out():
+    folds = [(np.array(["a", "b"]), np.array([1, 0])) for _ in range(5)]
+    assert count_in_windows(folds, 1) == AlertCounts(right=5, wrong=5, open=0)
+    assert count_in_windows(folds, 2) == AlertCounts(right=2, wrong=2, open=0)
+    assert count_in_windows([(np.array(["a"]), np.array([1])), *folds[:2]], 2) == AlertCounts(1, 1, 0)
+    assert count_in_windows(folds, 6) == count_in_windows([], 1) == AlertCounts(0, 0, 0)
 
 
 def test_outcomes_over_time_are_those_of_the_rows_in_each_window():

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from features.config import GROUPS
 from features.errors import InputError
+from features.vocabulary import FeatureColumn
 from models.bundle import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
 from models.drift.frames import drift_frames
@@ -41,12 +42,30 @@ def fleet(jump=0.0):
     return matrix
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("health") / "bundle"
-    fitted = fit_final(fleet(), training=TRAINING, models=MODELS, backtest=BacktestSection(), seed=7, until=FITTED)
+def fleet_of_makes(categories, codes):
+    """A fleet with a static category; ``codes`` gives each row's, of its unit's number and whether it is late."""
+    matrix = fleet()
+    number = matrix.rows["unit"].str[-3:].astype(int).to_numpy()
+    late = (matrix.rows["decision_time"] >= FITTED).to_numpy()
+    matrix.features = np.c_[matrix.features, codes(number, late)].astype(np.float32)
+    matrix.columns = [*matrix.columns, FeatureColumn.of("static", "model", "code", categories=categories)]
+    return matrix
+
+
+def save(path, matrix):
+    fitted = fit_final(matrix, training=TRAINING, models=MODELS, backtest=BacktestSection(), seed=7, until=FITTED)
     save_bundle(path, fitted, {"profile": "logistic", "params": {"seed": 7}})
     return path
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("health") / "bundle", fleet())
+
+
+@pytest.fixture(scope="module")
+def bundle_of_makes(tmp_path_factory):
+    return save(tmp_path_factory.mktemp("makes") / "bundle", fleet_of_makes(("A", "B"), lambda unit, _: unit % 3 == 0))
 
 
 @pytest.fixture
@@ -130,6 +149,48 @@ def test_a_bundle_without_reference_a_matrix_of_other_columns_and_one_without_ro
     save_bundle(older, replace(fitted, reference=None), {"profile": "logistic"})
     with pytest.raises(InputError, match="the bundle keeps no reference of what it was fitted on"):
         check_health(older, tmp_path)
+
+
+def test_categories_that_a_matrix_numbers_in_another_order_change_nothing(bundle_of_makes, opened, tmp_path):
+    opened(fleet_of_makes(("A", "B"), lambda unit, _: unit % 3 == 0))
+    plain = check_health(bundle_of_makes, tmp_path, until=LATER)
+    opened(fleet_of_makes(("B", "A"), lambda unit, _: unit % 3 != 0))
+    assert check_health(bundle_of_makes, tmp_path, until=LATER) == plain
+    assert plain.healthy
+
+
+def test_a_category_that_came_after_the_fit_is_scored_as_unknown_and_told_as_a_change_of_the_fleet(
+    bundle_of_makes, opened, tmp_path
+):
+    opened(fleet_of_makes(("A", "B"), lambda unit, late: np.where(late & (unit < 6), np.nan, unit % 3 == 0)))
+    unknown = check_health(bundle_of_makes, tmp_path, until=LATER)
+    opened(fleet_of_makes(("C", "A", "B"), lambda unit, late: np.where(late & (unit < 6), 0, 1 + (unit % 3 == 0))))
+    found = check_health(bundle_of_makes, tmp_path, until=LATER)
+    assert (found.expected, found.alerts, found.positives) == (unknown.expected, unknown.alerts, unknown.positives)
+    assert found.findings.scores == unknown.findings.scores
+    [verdict] = [verdict for verdict in found.findings.verdicts if verdict.cause == "fleet"]
+    assert any(fact.startswith("model C: 0% before, 25% now") for fact in verdict.facts)
+
+
+def test_of_more_rows_than_are_scored_whole_times_since_the_fit_are_taken_and_the_answer_says_so(
+    bundle, opened, tmp_path, monkeypatch
+):
+    matrix = fleet()
+    opened(matrix)
+    whole = check_health(bundle, tmp_path, until=LATER)
+    assert (whole.times_scored, whole.times) == (37, 37)
+    assert "decision times" not in whole.to_text()
+    monkeypatch.setattr(health, "MOST_SCORED", 5 * 24 - 1)
+    found = check_health(bundle, tmp_path, until=LATER)
+    assert found.alerts.right + found.alerts.wrong > 0
+    labels = matrix.labels(LATER + timedelta(milliseconds=1))
+    times = [FITTED + timedelta(hours=6 * at) for at in (0, 12, 24, 36)]
+    inside = matrix.rows["decision_time"].isin(times) & ~matrix.rows["augmented"] & (labels["complete_at"] <= LATER)
+    assert found.positives == (labels["label"][inside] == 1).sum() > 0
+    assert "scored: 4 of 37 decision times, spread evenly since the fit; the outcomes are" in found.to_text()
+    assert found.to_json()["scored"] == {"decision_times": 4, "of": 37}
+    monkeypatch.setattr(health, "MOST_SCORED", 1)
+    assert check_health(bundle, tmp_path, until=LATER).times_scored == 2
 
 
 def test_the_report_tells_what_changed_at_each_refit(tmp_path):

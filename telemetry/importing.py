@@ -23,7 +23,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.atomic import disk_errors, recover_folder
+from telemetry.atomic import recover_folder
 from telemetry.channel import Channel
 from telemetry.config import Section, format_duration
 from telemetry.dataset import Dataset
@@ -208,11 +208,9 @@ class _Import:
         with DatasetWriter(self.out, step=self.step, channels={}, buckets=buckets) as writer:
             self._check_unchanged()
             folder = writer.folder / "quarantine"
-            if existing is not None and (existing.path / "quarantine").exists():
-                with disk_errors(self.out):
-                    shutil.copytree(existing.path / "quarantine", folder)
-            number = len(list(folder.glob("*.parquet"))) + 1
-            with Quarantine(folder, f"import-{number:04d}.parquet") as quarantine:
+            if existing is not None:
+                writer.adopt_quarantine(existing)
+            with Quarantine(folder, _new_name(folder)) as quarantine:
                 held = self._inventory(inventory, quarantine)
                 unit = unit_of(held.frame)
                 if existing is not None and existing.meta.unit != unit:
@@ -459,6 +457,14 @@ def _event_ms(events: pd.DataFrame) -> npt.NDArray[np.int64]:
 
 
 _PLACE = ("node", "gpu", "type")
+
+
+def _new_name(folder: Path) -> str:
+    """Return the name of an import's quarantine: the next that is free, for somebody may have taken others away."""
+    number = len(list(folder.glob("*.parquet"))) + 1
+    while (folder / f"import-{number:04d}.parquet").exists():
+        number += 1
+    return f"import-{number:04d}.parquet"
 
 
 def _plain(counts: Counter[str]) -> dict[str, int]:

@@ -94,6 +94,7 @@ class DatasetWriter:
         self._runs = Runs() if runs is None else runs
         self._adopted: dict[int, int] = {}
         self._known: dict[str, str] = {}
+        self._on_disk: set[str] = set()
         self._swap = FolderSwap(path)
         self._parts: Parts = self._new_parts()
         self._written = False
@@ -149,16 +150,7 @@ class DatasetWriter:
         with disk_errors(self._swap.target):
             for source in (path for run in chosen for path in dataset.parts_of_run(bucket, run)):
                 name = f"telemetry/{source.parent.name}/{source.name}"
-                target = self._swap.path / name
-                target.parent.mkdir(parents=True, exist_ok=True)
-                if target.exists():
-                    raise ValueError(f"{name} was written already")
-                # Parts are never changed in place, so that two datasets may share one file.
-                try:
-                    target.hardlink_to(source)
-                except OSError:
-                    shutil.copyfile(source, target)
-                    fsync_path(target)
+                target = self._share(source, name)
                 self._known[name] = dataset.sha256_of(name)
                 if chosen != whole:
                     rows += part_rows(target)
@@ -166,6 +158,12 @@ class DatasetWriter:
             rows = dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0)
         if rows:
             self._adopted[bucket] = rows
+
+    def adopt_quarantine(self, dataset: Dataset) -> None:
+        """Take over the rows that a dataset's imports set aside, without reading them again."""
+        with disk_errors(self._swap.target):
+            for source in sorted(path for path in (dataset.path / "quarantine").rglob("*") if path.is_file()):
+                self._share(source, source.relative_to(dataset.path).as_posix())
 
     def write_samples(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
         """Write samples of one bucket; any number of calls for each bucket, in any order.
@@ -282,7 +280,7 @@ class DatasetWriter:
             meta = replace(meta, digest=_digest(meta))
             (root / META_NAME).write_bytes(encode_meta(meta))
             for path in sorted(root.rglob("*")):
-                if path.relative_to(root).as_posix() not in self._known:  # an adopted file is on the disk already
+                if path.relative_to(root).as_posix() not in self._on_disk:
                     fsync_path(path)
             self._swap.commit()
         return Dataset.open(self._swap.target)
@@ -294,6 +292,20 @@ class DatasetWriter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._swap.discard()
+
+    def _share(self, source: Path, name: str) -> Path:
+        """Take over a file that is never changed in place, so that two datasets may share it; it is on the disk."""
+        target = self._swap.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            raise ValueError(f"{name} was written already")
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            shutil.copyfile(source, target)
+            fsync_path(target)
+        self._on_disk.add(name)
+        return target
 
     def _laid_out(self, table: pa.Table, bucket: int) -> pa.Table:
         if table.schema.equals(self._schema):

@@ -49,6 +49,9 @@ PENDING: Final = timedelta(days=30)
 Then it is quarantined, or its node's where it names a PCI address only and the node is known.
 """
 
+_GIVEN: Final = pa.schema([field.with_nullable(True) for field in INVENTORY])
+"""What an operator may leave out stays out: who does not say since when a GPU is there leaves that to be seen."""
+
 _EXPECTED_DAYS: Final = 120
 # A new dataset gets buckets for this much telemetry of the GPUs that are there when it is made.
 
@@ -241,7 +244,7 @@ class _Folding:
         # Saved before the swap, for after a kill these files are not looked at again; told twice, it is the same.
         self._save("sightings", pa.Table.from_pandas(runs, schema=RUNS, preserve_index=False))
         if given is not None:
-            self._save("given", conform(given, INVENTORY))
+            self._save("given", conform(given, _GIVEN))
         self._save("derived", conform(_stacked(before, stays), INVENTORY))
         # What waited until now leaves only after the swap, or a fold that fails would lose it; in between it is told
         # twice, which one source does not do at one time.

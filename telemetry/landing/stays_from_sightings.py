@@ -22,7 +22,7 @@ So is a node first seen this soon after its fleet was.
 """
 
 _CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
-# GPUs that were seen together are seen, by sources that lag, at times as far apart as this.
+# Sources lag: what was there at one time may be seen at times as far apart as this.
 
 
 def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
@@ -178,9 +178,9 @@ def _see(told: list[dict[str, Any]], place: dict[str, Any], node_since: dict[str
 def _close_replaced(
     stays: list[dict[str, Any]], seen: dict[str, list[dict[str, Any]]], before: pd.DataFrame, *, told: int
 ) -> None:
-    """End the stays of GPUs at whose address another one was seen after them; the first ones are those told."""
+    """End the stays of GPUs at whose address another one was seen after them; the first so many stays are told."""
     own = {(gpu, place["node"]): place for gpu, places in seen.items() for place in places}
-    at: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
+    at: dict[tuple[str, str | None], list[dict[str, Any]]] = defaultdict(list)
     for place in (place for places in seen.values() for place in places if place["pci_bus_id"] is not None):
         at[(place["node"], place["pci_bus_id"])].append(place)
     ended: dict[tuple[str, str], list[int]] = defaultdict(list)
@@ -189,28 +189,29 @@ def _close_replaced(
     for number, stay in enumerate(stays):
         if stay["removed_at"] is not None or stay["gpu"] is None:
             continue
-        place = own.get((stay["gpu"], stay["node"]))
-        address = stay.get("pci_bus_id") if place is None or place["pci_bus_id"] is None else place["pci_bus_id"]
-        after = _start(stay) if place is None else max(place["last_ms"], _start(stay))
-        others = [other for other in at.get((stay["node"], address), []) if other["gpu"] != stay["gpu"]]
-        ends = [other["first_ms"] for other in others if other["first_ms"] > after]
-        if place is not None:
-            ends += [other["last_ms"] for other in others if _was_back(other, place)]
-        # An operator may take back the end of a stay that he told; one that was made of sightings stays ended.
+        mine = own.get((stay["gpu"], stay["node"]), {})
+        if mine and mine["last_ms"] < _start(stay):
+            mine = {}  # of an earlier stay there
+        after = mine.get("last_ms", _start(stay))
+        address = mine.get("pci_bus_id") or stay.get("pci_bus_id")
+        others = [place for place in at.get((stay["node"], address), []) if place["gpu"] != stay["gpu"]]
+        ends = [place["first_ms"] for place in others if place["first_ms"] > after]
+        ends += [place["last_ms"] for place in others if mine and _outlasts(place, mine)]
+        # Whoever told a stay may take its end back; the end of one that was only seen holds.
         if ends or number >= told:
             ends += [ms for ms in ended[(stay["gpu"], stay["node"])] if ms >= after and ms > _start(stay)]
         if ends:
             stay["removed_at"] = _instant(min(ends))
 
 
-def _was_back(other: dict[str, Any], place: dict[str, Any]) -> bool:
-    """Whether a GPU that was at an address before another one was seen there after it again.
+def _outlasts(place: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a GPU was clearly seen at an address later than another one, and came there at another time.
 
-    Clearly so: GPUs that stand beside each other may be told under one address while a node numbers its bus anew, and
-    one of them that falls silent then was not replaced.
+    GPUs that came together stand beside each other, and come under one address where a node numbers its bus anew: one
+    of them that falls silent then was not replaced.
     """
-    before = place["first_ms"] - other["first_ms"] > _CLEARLY_MS
-    return bool(before and other["last_ms"] - place["last_ms"] > _CLEARLY_MS)
+    together = abs(place["first_ms"] - other["first_ms"]) <= _CLEARLY_MS
+    return not together and place["last_ms"] - other["last_ms"] > _CLEARLY_MS
 
 
 def _node_statics(runs: pd.DataFrame) -> dict[str, dict[str, Any]]:

@@ -174,9 +174,10 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
         (telemetry.writer, "write_small"),
         (telemetry.spill.pa.ipc, "new_file"),
         (telemetry.quarantine.pq, "ParquetWriter"),
-        (telemetry.importing.shutil, "copytree"),
+        (telemetry.writer.shutil, "copyfile"),
     ]
-    run_import(tmp_path, events=[bad])  # so that there is a quarantine to copy
+    monkeypatch.setattr(Path, "hardlink_to", full)
+    run_import(tmp_path, events=[bad])  # so that there is a quarantine to copy, on a disk that knows no links
     before = tree(tmp_path / "dataset")
     worse = write_csv(tmp_path / "worse.csv", EVENTS.assign(gpu="who"))
     for module, name in places:
@@ -186,6 +187,36 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
                 run_import(tmp_path, samples=[more], events=[worse])
         assert tree(tmp_path / "dataset") == before
         assert not list(tmp_path.glob(".dataset*"))
+
+
+def test_what_earlier_imports_set_aside_is_neither_copied_nor_forced_to_the_disk_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    forced: list[str] = []
+    force = telemetry.writer.fsync_path
+    monkeypatch.setattr(telemetry.writer, "fsync_path", lambda path: (forced.append(path.name), force(path)))
+    quarantine = tmp_path / "dataset/quarantine"
+    run_import(tmp_path, samples=samples_frame(), events=EVENTS)
+    kept = (quarantine / "import-0001.parquet").stat().st_ino
+    forced.clear()
+    result = run_import(tmp_path, events=EVENTS.assign(gpu="who"))
+    assert result.quarantined == {"unknown gpu": 3}
+    assert (quarantine / "import-0001.parquet").stat().st_ino == kept
+    assert "import-0002.parquet" in forced
+    assert "quarantine" in forced
+    assert "import-0001.parquet" not in forced
+    assert len(quarantine_of(result)) == 4
+
+
+def test_rows_set_aside_never_go_into_a_file_that_is_there(tmp_path: Path):
+    quarantine = tmp_path / "dataset/quarantine"
+    run_import(tmp_path, samples=samples_frame(), events=EVENTS)
+    for name in ("who", "where", "when"):
+        if name == "when":
+            (quarantine / "import-0001.parquet").unlink()
+        result = run_import(tmp_path, events=EVENTS.assign(gpu=name))
+    assert sorted(path.name for path in quarantine.iterdir()) == [f"import-000{number}.parquet" for number in (2, 3, 4)]
+    assert len(quarantine_of(result)) == 9
 
 
 def import_killed_at(folder: Path, parts: int) -> None:

@@ -196,6 +196,22 @@ def test_addresses_find_the_gpu_of_that_time():
     assert events["node"].tolist() == ["host-1.example", "host-1.example", "host-2", "host-1.example", "host-1.example"]
 
 
+def test_an_address_on_a_node_whose_name_only_begins_alike_finds_no_gpu():
+    inventory = pd.DataFrame(
+        {
+            "gpu": ["a"],
+            "node": ["rack1.n0"],
+            "pci_bus_id": ["00000000:10:00"],
+            "installed_at": pd.to_datetime(["2026-01-01"], utc=True),
+            "removed_at": pd.to_datetime([None], utc=True),
+        }
+    )
+    log = parse_kernel_log([f"2026-01-15T00:00:00Z {node} kernel: {FELL}" for node in ("rack1.n1", "rack1.n0.example")])
+    events, unmatched = locate(log.events, inventory)
+    assert (events["gpu"].tolist(), unmatched) == ([None, "a"], 1)
+    assert events["node"].tolist() == ["rack1.n1", "rack1.n0"]
+
+
 def test_kernel_logs_are_event_sources(tmp_path: Path):
     (tmp_path / "messages.log").write_text(
         f"2026-03-01T00:20:00Z node-0 kernel: {FELL}\n"

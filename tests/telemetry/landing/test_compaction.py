@@ -61,7 +61,8 @@ def land(folder: Path, frame: pd.DataFrame, **named: str) -> Path | None:
 
 def land_events(folder: Path, rows: list[dict[str, object]]) -> None:
     landing = Landing(landing_of(folder / "dataset"), writer="test")
-    landing.land("events", pa.Table.from_pylist(rows))
+    names = dict.fromkeys(name for row in rows for name in row)
+    landing.land("events", pa.table({name: [row.get(name) for row in rows] for name in names}))
 
 
 def event(when: pd.Timestamp, code: str, **more: object) -> dict[str, object]:
@@ -203,6 +204,17 @@ def test_what_the_operator_says_holds_against_what_was_seen(tmp_path: Path):
     assert stays.loc[gpu(0), "installed_at"] == pd.Timestamp("2026-01-01", tz="UTC")
     assert stays.loc[gpu(0), "rack"] == "r1"
     assert stays.loc[gpu(5), "installed_at"] == DAY
+
+
+def test_an_operator_need_not_say_since_when_a_gpu_is_there(tmp_path: Path):
+    told = inventory_frame().drop(columns=["installed_at"]).assign(rack="r1")
+    land(tmp_path, raw())
+    fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", told))
+    land(tmp_path, raw(start=DAY + pd.Timedelta("1h")))
+    fold(tmp_path)
+    stays = Dataset.open(tmp_path / "dataset").inventory()
+    assert set(stays["installed_at"]) == {DAY}
+    assert set(stays["rack"]) == {"r1"}
 
 
 def test_an_event_with_an_address_only_finds_its_gpu(tmp_path: Path):
@@ -348,7 +360,7 @@ def test_a_fold_killed_anywhere_loses_nothing_and_counts_nothing_twice(tmp_path:
     early = early[early["gpu"] != gpu(3)]
     waits = event(DAY + pd.Timedelta("5min"), "48", gpu=gpu(3), node="node-1", source="kernel_log:kmsg")
     events = [event(DAY + pd.Timedelta(minutes=minute), "79", gpu=gpu(0)) for minute in (2, 9)]
-    events.append(event(DAY + pd.Timedelta("7min"), "31", pci_bus_id="0000:aa:00.0", source="kernel_log:kmsg"))
+    events.append(event(DAY + pd.Timedelta("7min"), "31", gpu="GPU-not-seen", source="kernel_log:kmsg"))
     after = raw(gpus=1, times=4, start=DAY + pd.Timedelta("2h"))
     (tmp_path / "calm").mkdir()
     for piece in (early, late):

@@ -12,6 +12,7 @@ import pytest
 
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing, landing_of
+from telemetry.schema import INVENTORY, conform
 from telemetry.store import Dataset
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
 from tests.telemetry.landing.test_compaction import NOW, event, fold, land, land_events, raw, samples_of
@@ -121,13 +122,128 @@ def test_clocks_that_cannot_be_right_move_nothing(tmp_path: Path):
     land(tmp_path, raw(gpus=2))
     for wrong in ("2040-01-01", "2001-01-01"):
         land(tmp_path, raw(gpus=2, times=3, start=pd.Timestamp(wrong, tz="UTC")))
-    land_events(tmp_path, [event(pd.Timestamp("2041-01-01", tz="UTC"), "79", gpu=gpu(0))])
+    for wrong in ("2041-01-01", "2006-03-01", "1970-01-01"):
+        land_events(tmp_path, [event(pd.Timestamp(wrong, tz="UTC"), "79", gpu=gpu(0))])
     result = fold(tmp_path)
-    assert result.quarantined == {"a clock that cannot be right": 13}
+    assert result.quarantined == {
+        "a clock that cannot be right": 13,
+        "before installation": 1,
+        "timestamp out of range": 1,
+    }
     dataset = Dataset.open(tmp_path / "dataset")
+    assert dataset.events().empty
     assert dataset.meta.span[0] == DAY.to_pydatetime()
     assert dataset.meta.span[1] < DAY.to_pydatetime() + timedelta(hours=1)
     assert (dataset.inventory()["installed_at"] == DAY).all()
+
+
+@pytest.mark.parametrize("wrong", ["1970-01-01", "2006-03-01", "2041-01-01"])
+def test_a_start_that_cannot_be_right_and_was_kept_is_forgotten(wrong: str, tmp_path: Path):
+    land(tmp_path, raw(gpus=2))
+    fold(tmp_path)
+    state = landing(tmp_path).state("derived.parquet")
+    kept = pq.read_table(state).to_pandas()
+    never = kept.assign(installed_at=pd.Timestamp(wrong, tz="UTC").as_unit("ms"))
+    pq.write_table(conform(pd.concat([kept, never], ignore_index=True), INVENTORY), state)
+    land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("1h")))
+    fold(tmp_path)
+    assert (Dataset.open(tmp_path / "dataset").inventory()["installed_at"] == DAY).all()
+
+
+def test_a_told_fleet_of_which_nothing_is_known_yet_waits_for_a_usable_row(tmp_path: Path):
+    hosts = write_csv(tmp_path / "hosts.csv", inventory_frame(1))
+    land(tmp_path, raw(gpus=1, times=3, start=pd.Timestamp("2001-01-01", tz="UTC")))
+    with pytest.raises(InputError, match="no sample row can be used"):
+        fold(tmp_path, inventory=hosts)
+    land(tmp_path, raw(gpus=1))
+    assert fold(tmp_path).folded == {"samples": 2}
+
+
+def test_a_node_that_joins_later_was_not_there_before(tmp_path: Path):
+    joined = DAY + pd.Timedelta(days=20)
+    land(tmp_path, raw(gpus=1))
+    land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("50min")).assign(gpu=gpu(5), node="node-5"))
+    fold(tmp_path)
+    land(tmp_path, raw(gpus=1, start=joined).assign(gpu=gpu(8), node="node-8"))
+    land(tmp_path, raw(gpus=1, start=joined).assign(gpu=gpu(9), node="node-9"))
+    told = joined - pd.Timedelta("2h")
+    land_events(tmp_path, [event(told, "cordon", node="node-9") | {"type": "drain"}])
+    assert fold(tmp_path).quarantined == {}
+    for more in (joined + pd.Timedelta("2h"), joined - pd.Timedelta("5h")):
+        stays = Dataset.open(tmp_path / "dataset").inventory()
+        starts = dict(zip(stays["node"], stays["installed_at"], strict=True))
+        assert starts == {"node-0": DAY, "node-5": DAY, "node-8": joined, "node-9": told}
+        land(tmp_path, raw(gpus=1, start=more).assign(gpu=gpu(8), node="node-8"))
+        assert fold(tmp_path).quarantined == {}
+    stays = Dataset.open(tmp_path / "dataset").inventory()
+    assert stays.loc[stays["node"] == "node-8", "installed_at"].tolist() == [joined - pd.Timedelta("5h")]
+
+
+def test_a_node_without_gpus_that_joins_later_was_not_there_before(tmp_path: Path):
+    joined = DAY + pd.Timedelta(days=20)
+    for node, start in (("node-0", DAY), ("node-9", joined)):
+        land(tmp_path, raw(gpus=1, start=start).assign(node=node).drop(columns=["gpu", "xid_last"]))
+        fold(tmp_path)
+    assert Dataset.open(tmp_path / "dataset").inventory()["installed_at"].tolist() == [DAY, joined]
+
+
+def put(folder: Path, number: int, when: pd.Timestamp, address: str = "0000:3b:00.0") -> None:
+    """See a GPU at an address of node-0, with samples from then on."""
+    land(folder, raw(gpus=1, start=when).assign(gpu=gpu(number)))
+    row = {"gpu": gpu(number), "node": "node-0", "pci_bus_id": address, "seen_at": when.to_pydatetime()}
+    landing(folder).land("inventory", pa.Table.from_pylist([row]))
+
+
+def ends(folder: Path) -> list[pd.Timestamp | None]:
+    removed = Dataset.open(folder / "dataset").inventory().sort_values("gpu")["removed_at"]
+    return [None if pd.isna(when) else when for when in removed]
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+def test_a_gpu_that_is_put_back_ends_the_stay_of_the_one_in_its_place(folds: int, tmp_path: Path):
+    first, back = DAY + pd.Timedelta(days=1), DAY + pd.Timedelta(days=2)
+    for number, when in ((0, DAY), (1, first), (0, back)):
+        put(tmp_path, number, when)
+        if folds == 3:
+            fold(tmp_path)
+    fold(tmp_path)
+    ended = back + pd.Timedelta("29min30s")
+    assert ends(tmp_path) == [None, ended]
+    # It stays where it is, however long the other goes on, and wherever in its node it goes.
+    put(tmp_path, 0, DAY + pd.Timedelta(days=3))
+    fold(tmp_path)
+    assert ends(tmp_path) == [None, ended]
+    put(tmp_path, 0, DAY + pd.Timedelta(days=4), "0000:86:00.0")
+    fold(tmp_path)
+    assert ends(tmp_path) == [None, ended]
+    put(tmp_path, 1, DAY + pd.Timedelta(days=5))
+    assert fold(tmp_path).quarantined == {}
+    assert ends(tmp_path) == [None, None]
+
+
+def test_an_end_that_the_operator_takes_back_is_none(tmp_path: Path):
+    land(tmp_path, raw(gpus=1))
+    for end in ("2026-04-01T00:00:00Z", None):
+        told = inventory_frame(1).assign(removed_at=end)
+        fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", told))
+        assert ends(tmp_path) == [None if end is None else pd.Timestamp(end)]
+
+
+def test_two_gpus_exchanged_again_and_again_are_never_both_in_the_slot(tmp_path: Path):
+    for day in range(6):
+        put(tmp_path, day % 2, DAY + pd.Timedelta(days=day))
+        assert fold(tmp_path).quarantined == {}
+        assert sum(end is None for end in ends(tmp_path)) == 1
+        assert ends(tmp_path)[day % 2] is None
+
+
+def test_a_silent_gpu_whose_address_a_neighbour_gets_is_still_there(tmp_path: Path):
+    for number, address in ((0, "0000:3b:00.0"), (1, "0000:86:00.0")):
+        put(tmp_path, number, DAY + pd.Timedelta(minutes=number), address)
+    fold(tmp_path)
+    put(tmp_path, 0, DAY + pd.Timedelta(days=1), "0000:86:00.0")
+    fold(tmp_path)
+    assert ends(tmp_path) == [None, None]
 
 
 def test_a_watched_node_alone_does_not_decide_what_a_fleet_is_of(tmp_path: Path):

@@ -1,0 +1,94 @@
+"""Which GPU or node the events of a fold belong to, and which of them wait for theirs to be seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pandas as pd
+
+from telemetry.events import place_events
+from telemetry.inventory import unit_of
+from telemetry.kernel_log import locate
+from telemetry.landing.tables import LANDED_EVENTS
+from telemetry.node_names import NodeNames, are_one_node
+from telemetry.pci import normalise_pci_bus_id
+from telemetry.schema import EVENTS
+from telemetry.stays import Stays
+
+PENDING_COLUMNS: Final = (*LANDED_EVENTS.names, "since_ms")
+"""Columns of events that wait: as they were told, and since when they wait."""
+
+_NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "before installation")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """What a fold does with its events.
+
+    Parameters
+    ----------
+    events : pandas.DataFrame
+        Those to fold, in the layout of :data:`telemetry.schema.EVENTS`.
+    waiting : pandas.DataFrame
+        Those that wait, with the columns :data:`PENDING_COLUMNS`.
+    without_gpu : int
+        XIDs to fold of which no GPU was found at their address; they are their nodes'.
+    """
+
+    events: pd.DataFrame
+    waiting: pd.DataFrame
+    without_gpu: int
+
+
+def place_landed(told: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float) -> Placed:
+    """Find the GPU or node of each event, and tell those apart that may still find it.
+
+    Parameters
+    ----------
+    told : pandas.DataFrame
+        With the columns :data:`PENDING_COLUMNS`.
+    stays : pandas.DataFrame
+        In the layout of :data:`telemetry.schema.INVENTORY`; a missing ``installed_at`` is "always there".
+    waited_ms : float
+        An event that waits since then, in milliseconds since the epoch, has waited long enough.
+
+    Returns
+    -------
+    Placed
+    """
+    known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
+    unit = unit_of(known)
+    by_address = (told["gpu"].isna() & told["pci_bus_id"].notna()).to_numpy()
+    text = {
+        name: told[name].astype(object).where(told[name].notna(), None).to_numpy(copy=True)
+        for name in ("node", "gpu", "type")
+    }
+    if by_address.any():
+        asked = told[by_address]
+        addresses = [normalise_pci_bus_id(each) or each for each in asked["pci_bus_id"]]
+        found, _ = locate(asked.assign(pci_bus_id=addresses), known)
+        text["node"][by_address] = found["node"].to_numpy(dtype=object)
+        text["gpu"][by_address] = found["gpu"].astype(object).where(found["gpu"].notna(), None).to_numpy()
+    names = NodeNames(known["node"])
+    text["node"][:] = [names.written(node) for node in text["node"]]
+    ms = told["timestamp"].dt.tz_convert(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
+    where = Stays(known, unit)
+    if unit == "gpu":
+        # Of two nodes that a bare name may be, the GPU tells which.
+        for index, stay in enumerate(where.find(where.codes(text["gpu"]), ms)):
+            if stay >= 0 and are_one_node(text["node"][index], where.nodes[stay]):
+                text["node"][index] = where.nodes[stay]
+    reasons = place_events(text, ms, where)
+    placed = told.assign(node=text["node"], gpu=text["gpu"])
+    without = by_address & pd.isna(text["gpu"])
+    # Where no GPU has an address, none will come by itself, and its node should know of the event at once.
+    may_come = unit == "gpu" and bool(known["pci_bus_id"].notna().any())
+    unseen = np.isin(reasons.astype(str), _NOT_SEEN_YET) | (without & may_come)
+    waits = unseen & (told["since_ms"] > waited_ms).to_numpy()
+    return Placed(
+        events=placed.loc[~waits, EVENTS.names].reset_index(drop=True),
+        waiting=told.loc[waits, list(PENDING_COLUMNS)].reset_index(drop=True),
+        without_gpu=int((without & ~waits & (told["type"] == "xid").to_numpy()).sum()),
+    )

@@ -1,0 +1,165 @@
+"""Events and jobs that come before their GPU or node was seen, or that call the node otherwise than the inventory."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import telemetry.landing.compaction
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing, landing_of
+from telemetry.store import Dataset
+from tests.telemetry.helpers import DAY, gpu
+from tests.telemetry.landing.test_compaction import NOW, event, fold, land, land_events, raw
+
+LOG = "kernel_log:journal"
+LATER = DAY + pd.Timedelta("5h")
+
+
+def landing(folder: Path) -> Landing:
+    return Landing(landing_of(folder / "dataset"), writer="test")
+
+
+def see(folder: Path, name: str, *, node: str = "node-0", address: str, at: pd.Timestamp = DAY) -> None:
+    row = {"gpu": name, "node": node, "pci_bus_id": address, "seen_at": at.to_pydatetime()}
+    landing(folder).land("inventory", pa.Table.from_pylist([row]))
+
+
+def pending(folder: Path) -> pd.DataFrame:
+    return pd.read_parquet(landing(folder).state("pending.parquet"))
+
+
+def events_of(folder: Path) -> dict[str, tuple[str, str | None]]:
+    """Return node and GPU of each event, by its code."""
+    events = Dataset.open(folder / "dataset").events()
+    gpus = events["gpu"].astype(object).where(events["gpu"].notna(), None)
+    return dict(zip(events["code"], zip(events["node"], gpus, strict=True), strict=True))
+
+
+def fail(*_: object, **__: object) -> None:
+    raise InputError("the disk is full", "somewhere", "Make room.")
+
+
+def test_a_failing_fold_loses_no_event_that_was_waiting_and_keeps_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    land(tmp_path, raw(gpus=1))
+    land_events(tmp_path, [event(DAY, "79", gpu=gpu(1), source=LOG)])
+    fold(tmp_path)
+    land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("30min")))
+    land_events(tmp_path, [event(DAY, "48", gpu=gpu(5), source=LOG)])
+    with monkeypatch.context() as patch:
+        patch.setattr(telemetry.landing.compaction, "import_dataset", fail)
+        for day in range(3):
+            with pytest.raises(InputError, match="the disk is full"):
+                fold(tmp_path, now=NOW + timedelta(days=day))
+    assert pending(tmp_path)["code"].tolist() == ["79", "48"]
+    since = pending(tmp_path)["since_ms"].tolist()
+    assert fold(tmp_path, now=NOW + timedelta(days=3)).quarantined == {}
+    assert events_of(tmp_path) == {"79": ("node-0", gpu(1))}
+    assert pending(tmp_path)["code"].tolist() == ["48"]
+    assert pending(tmp_path)["since_ms"].tolist() == since[1:]
+
+
+def test_an_event_of_an_address_waits_for_its_node_and_for_its_gpu(tmp_path: Path):
+    land(tmp_path, raw(gpus=1))
+    see(tmp_path, gpu(0), address="0:10:0")
+    land_events(
+        tmp_path,
+        [
+            event(LATER, "79", node="node-5", pci_bus_id="0000:3b:00", source=LOG),
+            event(LATER, "48", pci_bus_id="0000:11:00", source=LOG),
+        ],
+    )
+    first = fold(tmp_path)
+    assert events_of(tmp_path) == {}
+    assert pending(tmp_path)["pci_bus_id"].tolist() == ["0000:3b:00", "0000:11:00"]
+    assert "xids_without_a_gpu" not in first.counts
+    land(tmp_path, raw(gpus=2))
+    see(tmp_path, gpu(1), address="0:11:0")
+    land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta("4h")).assign(gpu=gpu(5), node="node-5"))
+    see(tmp_path, gpu(5), node="node-5", address="0:3b:0", at=DAY + pd.Timedelta("4h"))
+    fold(tmp_path)
+    assert events_of(tmp_path) == {"79": ("node-5", gpu(5)), "48": ("node-0", gpu(1))}
+    assert pending(tmp_path).empty
+
+
+def test_an_address_that_nobody_sees_a_gpu_at_is_the_nodes_in_the_end_and_is_counted(tmp_path: Path):
+    land(tmp_path, raw(gpus=1))
+    see(tmp_path, gpu(0), address="0:10:0")
+    lost = {"pci_bus_id": "0000:aa:00.0", "source": LOG}
+    land_events(tmp_path, [event(DAY, "79", **lost), event(DAY, "cordon", **lost) | {"type": "drain"}])
+    for days, expected in ((0, {}), (29, {}), (31, {"xids_without_a_gpu": 1}), (32, {})):
+        land(tmp_path, raw(gpus=1, start=DAY + pd.Timedelta(days=days)))
+        result = fold(tmp_path, now=NOW + timedelta(days=days))
+        counted = {name: number for name, number in result.counts.items() if name == "xids_without_a_gpu"}
+        assert (counted, result.quarantined) == (expected, {})
+    assert events_of(tmp_path) == {"79": ("node-0", None), "cordon": ("node-0", None)}
+
+
+def test_where_no_gpu_has_an_address_nobody_waits_for_one(tmp_path: Path):
+    land(tmp_path, raw(gpus=1))
+    land_events(tmp_path, [event(DAY, "79", pci_bus_id="0000:aa:00.0", source=LOG)])
+    assert fold(tmp_path).counts["xids_without_a_gpu"] == 1
+    assert events_of(tmp_path) == {"79": ("node-0", None)}
+
+
+def test_in_a_fleet_of_nodes_an_address_is_waited_for_by_nobody(tmp_path: Path):
+    frame = raw(gpus=1, times=12, every="10min").drop(columns=["gpu", "xid_last"])
+    land(tmp_path, frame)
+    land_events(tmp_path, [event(DAY, "79", pci_bus_id="0000:10:00", source=LOG)])
+    assert fold(tmp_path).counts["xids_without_a_gpu"] == 1
+    assert events_of(tmp_path) == {"79": ("node-0", None)}
+
+
+def test_events_that_an_earlier_version_left_waiting_are_read_without_their_address(tmp_path: Path):
+    land(tmp_path, raw(gpus=1))
+    land_events(tmp_path, [event(DAY, "79", gpu=gpu(1), source=LOG)])
+    fold(tmp_path)
+    path = landing(tmp_path).state("pending.parquet")
+    pq.write_table(pq.read_table(path).drop_columns(["pci_bus_id"]), path)
+    land(tmp_path, raw(gpus=2, start=DAY + pd.Timedelta("30min")))
+    fold(tmp_path)
+    assert events_of(tmp_path) == {"79": ("node-0", gpu(1))}
+
+
+@pytest.mark.parametrize(("seen", "told"), [("node-0.example.com", "node-0"), ("node-0", "node-0.example.com")])
+def test_events_and_jobs_find_a_node_under_more_or_less_of_its_domain(seen: str, told: str, tmp_path: Path):
+    land(tmp_path, raw(gpus=1).assign(node=seen))
+    see(tmp_path, gpu(0), node=seen, address="0:10:0")
+    land_events(
+        tmp_path,
+        [
+            event(DAY, "79", node=told, pci_bus_id="0000:10:00", source=LOG),
+            event(DAY, "48", node=told, gpu=gpu(0), source=LOG),
+            event(DAY, "cordon", node=told, source="slurm") | {"type": "drain"},
+        ],
+    )
+    job = {"job": "7", "node": told, "started_at": DAY.to_pydatetime()}
+    landing(tmp_path).land("jobs", pa.Table.from_pylist([job]))
+    assert fold(tmp_path).quarantined == {}
+    assert events_of(tmp_path) == {"79": (seen, gpu(0)), "48": (seen, gpu(0)), "cordon": (seen, None)}
+    jobs = Dataset.open(tmp_path / "dataset").jobs()
+    assert jobs is not None
+    assert jobs["node"].tolist() == [seen]
+
+
+def test_of_two_nodes_that_a_bare_name_may_be_the_gpu_tells_which(tmp_path: Path):
+    for number, node in enumerate(("node-0.east", "node-0.west")):
+        land(tmp_path, raw(gpus=1).assign(gpu=gpu(number), node=node))
+    land_events(
+        tmp_path,
+        [
+            event(DAY, "79", gpu=gpu(1), source=LOG),
+            event(DAY, "cordon", source="slurm") | {"type": "drain"},
+            event(DAY, "13", node="node-0.east", gpu=gpu(1), source=LOG),
+        ],
+    )
+    assert fold(tmp_path).quarantined == {"on another node than the inventory says": 1}
+    assert events_of(tmp_path) == {"79": ("node-0.west", gpu(1))}
+    assert pending(tmp_path)["code"].tolist() == ["cordon"]

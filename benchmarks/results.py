@@ -127,8 +127,7 @@ def make_page(
 
 def facts_of(found: Mapping[str, Measured], paper: Sequence[Gain], plan: Plan, ran: Ran) -> dict[str, Any]:
     """Gather the numbers for a program: tables by scenario, gains, trends, costs."""
-    asked = page.gained(found)
-    gains = (profile_gains(asked) if asked else []) + list(paper)
+    gains = profile_gains(page.gained(found)) + list(paper)
     return {
         "quick": plan.quick,
         "replicates": plan.replicates,

@@ -153,7 +153,7 @@ class Ask:
     node : str
         One of the members.
     risk : float
-        The riskiest comes first, among equals the first by name.
+        The riskiest comes first, among equals the first by name; what was granted before and came to nothing, last.
     episode : datetime
         When the node's alert began: what tells a new wish from a repeated one.
     """

@@ -92,7 +92,7 @@ def gained(found: Mapping[str, Measured]) -> dict[str, Measured]:
 def claims(found: Mapping[str, Measured], against_paper: Sequence[Gain], promises: pd.DataFrame) -> list[str]:
     """Give the claims: gains, growth, calibration, promises."""
     asked = gained(found)
-    gains = (profile_gains(asked) if asked else []) + list(against_paper)
+    gains = profile_gains(asked) + list(against_paper)
     lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
     if gains:
         lines += [

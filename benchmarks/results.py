@@ -1,11 +1,12 @@
 """The one table of results: what the models are worth on simulated fleets, and what may be claimed.
 
-Five seeds each of ``base``, ``drift`` and ``announced``, two of the other scenarios, and the paper's profile on one
-seed of ``base`` and ``drift``, failure rates multiplied; seeds from 1 on, on which no parameter was chosen (development
-uses seeds from 100 on). Writes docs/results.md and benchmarks/work/results/results.json. With ``--own-rates`` instead
-five seeds each of ``base`` and ``drift`` at the failure rates as calibrated, to docs/results-own-rates.md and
-results-own-rates.json. A finished part is kept under benchmarks/work/results and taken from there as long as the code
-and the parameters that it was made from stay the same, so a killed run goes on where it stopped.
+Five seeds each of ``base`` and ``drift``, two of the other scenarios, three more of ``announced`` for what is promised
+there, and the paper's profile on one seed of ``base`` and ``drift``, failure rates multiplied; seeds from 1 on, on
+which no parameter was chosen (development uses seeds from 100 on). Writes docs/results.md and
+benchmarks/work/results/results.json. With ``--own-rates`` instead five seeds each of ``base`` and ``drift`` at the
+failure rates as calibrated, to docs/results-own-rates.md and results-own-rates.json. A finished part is kept under
+benchmarks/work/results and taken from there as long as the code and the parameters that it was made from stay the
+same, so a killed run goes on where it stopped.
 
     python benchmarks/results.py [--quick | --own-rates] [--finished] [--scenarios base drift] [--seeds 2]
 """
@@ -29,7 +30,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 from benchmarks.scoreboard import page  # noqa: E402
 from benchmarks.scoreboard.claims import Gain, gain, profile_gains  # noqa: E402
 from benchmarks.scoreboard.fleets import Ran, run_plan  # noqa: E402
-from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Plan, make_plan  # noqa: E402
+from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Part, Plan, make_plan  # noqa: E402
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
 from benchmarks.scoreboard.store import Stored  # noqa: E402
@@ -106,8 +107,7 @@ def make_page(
     (str, dict)
         The page, and the same numbers for a program.
     """
-    stored = {name: [ran.parts[part] for part in parts if part in ran.parts] for name, parts in plan.pools().items()}
-    stored = {name: parts for name, parts in stored.items() if parts}
+    stored, promising = _there(plan.pools(), ran), _there(plan.promising(), ran)
     asked = dict(stored)
     asked |= {
         f"{part.scenario}, the paper's profile": [kept] for part, kept in ran.parts.items() if part.profile == PAPER
@@ -115,7 +115,7 @@ def make_page(
     found = measure_all(asked, plan.replicates, jobs)
     usual = {name: found[name] for name in stored}
     paper = against_paper(plan, ran)
-    promises = promise_table(stored, section, jobs)
+    promises = promise_table(promising, section, jobs)
     lines = page.opening(plan, command, len(ran.parts), ran.fresh, spent(ran), code_revision())
     lines += page.claims(usual, paper, promises)
     for name, measured in found.items():
@@ -123,6 +123,12 @@ def make_page(
     if ran.left_out:
         lines += ["## Left out", "", *[f"- {why}" for why in ran.left_out], ""]
     return "\n".join(lines), facts_of(found, paper, plan, ran)
+
+
+def _there(pools: Mapping[str, Sequence[Part]], ran: Ran) -> dict[str, list[Stored]]:
+    """Give what was run of each pool, without pools of which nothing was."""
+    there = {name: [ran.parts[part] for part in parts if part in ran.parts] for name, parts in pools.items()}
+    return {name: parts for name, parts in there.items() if parts}
 
 
 def facts_of(found: Mapping[str, Measured], paper: Sequence[Gain], plan: Plan, ran: Ran) -> dict[str, Any]:

@@ -121,18 +121,25 @@ def walk_promises(
     repeat_ms = int((final.complete - time).max())
     order = folds[folds["variant"] == "sliding"].sort_values("fold")
     tested = [(int(each.fold), _refit_of(each, time, fold)) for each in order.itertuples()]
-    records: list[dict[str, Any]] = []
+    decided: dict[tuple[str, float], list[Decision]] = {}
     for number, refit_at in tested:
         labels = read(refit_at)
         earlier = (fold < number) & _known(labels, refit_at)
         for name, model in models.items():
-            before = model.evidence(labels, earlier, repeat_ms)
-            for decision in _promised(name, before, section):
-                records.append(
-                    {"model": name, "target": decision.asked, "fold": number, "refit_at": refit_at}
-                    | _told(decision)
-                    | _outcome(decision, model, final, fold == number, repeat_ms)
-                )
+            for decision in _promised(name, model.evidence(labels, earlier, repeat_ms), section):
+                decided.setdefault((name, decision.asked), []).append(decision)
+    numbers = [number for number, _ in tested]
+    became = {
+        (name, target): _outcomes(dict(zip(numbers, made, strict=True)), models[name], final, repeat_ms)
+        for (name, target), made in decided.items()
+    }
+    records = [
+        {"model": name, "target": target, "fold": number, "refit_at": refit_at}
+        | _told(decided[name, target][at])
+        | became[name, target][at]
+        for at, (number, refit_at) in enumerate(tested)
+        for name, target in decided
+    ]
     by_fold = pd.DataFrame.from_records(records, columns=FOLD_COLUMNS)
     pooled = _pool(pd.DataFrame.from_records(records))
     until = max(pd.Timestamp(matrix.span[1]), pd.Timestamp(tested[-1][1])).to_pydatetime()
@@ -211,24 +218,35 @@ def _told(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _outcome(decision: Decision, model: _Replayed, final: Labels, tested: Bools, repeat_ms: int) -> dict[str, Any]:
-    alerts = np.zeros(0, dtype=np.int64)
-    if decision.threshold is not None:
-        alerts = np.flatnonzero(tested & (model.risk >= decision.threshold))
-        alerts = alerts[np.lexsort((model.time[alerts], model.unit[alerts]))]
-    drains = alerts[drains_begun(model.unit[alerts], model.time[alerts], repeat_ms)]
-    hits = drains[final.label[drains] == 1]
-    there, caught = np.unique(final.incident[tested & (final.label == 1)]), np.unique(final.incident[hits])
-    return {
-        "drains": len(drains),
-        "known_drains": int((final.label[drains] >= 0).sum()),
-        "hits": len(hits),
-        "incidents": len(there),
-        "caught": len(caught),
-        # An incident may begin in one fold's horizon and be alerted in two.
-        "there": set(there.tolist()),
-        "those": set(caught.tolist()),
-    }
+def _outcomes(decisions: dict[int, Decision], model: _Replayed, final: Labels, repeat_ms: int) -> list[dict[str, Any]]:
+    """Tell what became of the promises of one target, fold by fold; a drain belongs to the fold that it begins in."""
+    asked = np.full(len(model.risk), np.inf)
+    for fold, decision in decisions.items():
+        if decision.threshold is not None:
+            asked[model.fold == fold] = decision.threshold
+    alerts = np.flatnonzero(model.risk >= asked)
+    alerts = alerts[np.lexsort((model.time[alerts], model.unit[alerts]))]
+    # over all folds at once: a unit that stays alerted over a refit is drained already
+    begun = alerts[drains_begun(model.unit[alerts], model.time[alerts], repeat_ms)]
+    out = []
+    for fold in decisions:
+        drains = begun[model.fold[begun] == fold]
+        hits = drains[final.label[drains] == 1]
+        there = np.unique(final.incident[(model.fold == fold) & (final.label == 1)])
+        caught = np.unique(final.incident[hits])
+        out.append(
+            {
+                "drains": len(drains),
+                "known_drains": int((final.label[drains] >= 0).sum()),
+                "hits": len(hits),
+                "incidents": len(there),
+                "caught": len(caught),
+                # An incident may begin in one fold's horizon and be alerted in two.
+                "there": set(there.tolist()),
+                "those": set(caught.tolist()),
+            }
+        )
+    return out
 
 
 def _pool(folds: pd.DataFrame) -> pd.DataFrame:

@@ -14,7 +14,18 @@ from benchmarks.results import make_page
 from benchmarks.scoreboard import claims, fleets, page, store
 from benchmarks.scoreboard.claims import SHORT, SHOWN, UNPROVEN, WORSE, gain
 from benchmarks.scoreboard.fleets import Ran
-from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Part, Plan, Size, code_digest, key_of, make_plan
+from benchmarks.scoreboard.plan import (
+    PAPER,
+    PROMISED,
+    RECOMMENDED,
+    Part,
+    Plan,
+    Size,
+    code_digest,
+    key_of,
+    make_plan,
+    params_of,
+)
 from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, measure
 from benchmarks.scoreboard.promised import keep_labels, promise_lines, promise_table, promises_of
 from benchmarks.scoreboard.spread import lead_bounds, month_bounds
@@ -24,7 +35,9 @@ from models.evaluation import evaluate
 from models.lead_time import incident_table
 from models.oracle import read_truth
 from models.promises import walk_promises
+from models.sliding import run_backtest
 from pipeline.params import Params
+from tests.models.fake_matrix import FakeMatrix
 from tests.models.fleet_predictions import fleet, truth_of
 
 MODELS = (
@@ -183,16 +196,40 @@ def test_the_plan_names_every_seed_once():
     plan = make_plan(quick=False)
     assert len(set(plan.parts)) == len(plan.parts)
     assert {name: len(parts) for name, parts in plan.pools().items()} == {
+        "base": 5, "drift": 5, "announced": 2, "epidemic": 2, "noprecursor": 2,
+    }  # fmt: skip
+    assert {name: len({part.seed for part in parts}) for name, parts in plan.promising().items()} == {
         "base": 5, "drift": 5, "announced": 5, "epidemic": 2, "noprecursor": 2,
     }  # fmt: skip
+    assert [part.seed for part in plan.of("announced", PROMISED)] == [3, 4, 5]
     assert [part.scenario for part in plan.parts if part.profile == PAPER] == ["base", "drift"]
     assert {part.size.acceleration for part in plan.parts} == {5}
     assert {part.size.gpus for part in plan.parts if part.scenario != "announced"} == {2000}
-    assert {part.size.gpus for part in plan.of("announced", RECOMMENDED)} == {4000}
+    assert {part.size.gpus for part in plan.parts if part.scenario == "announced"} == {4000}
     assert plan.usual.gpus == 2000
     quick = make_plan(quick=True, first_seed=101)
     assert min(part.seed for part in quick.parts) == 101
     assert max(part.size.gpus for part in quick.parts) < 2000
+
+
+def test_a_profile_replayed_alone_has_the_risks_that_it_has_beside_others(tmp_path):
+    given = fleets_params(
+        tmp_path,
+        "models: {learners: [lightgbm, random_forest, logistic], parallel: {members: [lightgbm, random_forest]}, "
+        "cascade: {stages: [random_forest, lightgbm]}, settings: {lightgbm: {n_estimators: 10}}}\n"
+        "training: {span: 15d, refit_every: 14d}",
+    )
+    matrix = FakeMatrix(units=24, days=40, incidents=50, companions=8, seed=3)
+    risks, models = {}, {}
+    for profile in (RECOMMENDED, PROMISED):
+        params = params_of(profile, [given])
+        assert params is not None
+        done = run_backtest(matrix, training=params.training, models=params.models, backtest=params.backtest, seed=7)
+        mine = done.predictions[(done.predictions["model"] == params.models.profile).to_numpy()]
+        risks[profile], models[profile] = mine.astype({"model": str}).reset_index(drop=True), set(done.models)
+    assert {"logistic", "cascade"} <= models[RECOMMENDED] - models[PROMISED]
+    assert len(risks[PROMISED]) > 0
+    pd.testing.assert_frame_equal(risks[PROMISED], risks[RECOMMENDED])
 
 
 def test_fleets_at_their_own_rates_make_a_plan_and_a_page_of_their_own(two):

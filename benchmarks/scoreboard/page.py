@@ -15,7 +15,7 @@ from benchmarks.scoreboard.claims import (
     relative,
     trend_sentences,
 )
-from benchmarks.scoreboard.plan import Plan
+from benchmarks.scoreboard.plan import PROMISED, Plan
 from benchmarks.scoreboard.pooled import Measured
 from benchmarks.scoreboard.promised import promise_lines
 from models.comparison import SLIDING, TRAIN_ONCE
@@ -37,6 +37,11 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
     size = plan.usual
     others = {part.scenario: part.size.gpus for part in plan.parts if part.size.gpus != size.gpus}
     larger = "".join(f" ({count(gpus)} on `{name}`)" for name, gpus in others.items())
+    alone = [part.scenario for part in plan.parts if part.profile == PROMISED]
+    promised = "".join(
+        f" {count(alone.count(name))} of the fleets of `{name}` were replayed with the profile alone, for its promises."
+        for name in dict.fromkeys(alone)
+    )
     warning = (
         ["> **The quick table.** Small fleets and few seeds: it shows that the machinery works and proves nothing.", ""]
         if plan.quick
@@ -66,7 +71,7 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         "# Results" if size.acceleration != 1 else "# Results at the fleets' own failure rates",
         "",
         *warning,
-        f"{fleets} {seeds}",
+        f"{fleets} {seeds}{promised}",
         "",
         f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The parts took "
         f"{spent['cpu'] / 3600:.1f} hours of CPU and "

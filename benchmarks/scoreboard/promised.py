@@ -119,7 +119,7 @@ def promise_table(parts: Mapping[str, Sequence[Stored]], section: PromisesSectio
     Parameters
     ----------
     parts : mapping of str to sequence of Stored
-        The recommended profile's parts by scenario.
+        The recommended profile's parts by scenario, and those that were replayed for their promises alone.
     section : PromisesSection
         ``models.promises``.
     jobs : int

@@ -115,16 +115,44 @@ def first_alerts(alerts):
     return alerts.loc[kept]
 
 
-def test_a_promise_is_judged_on_its_own_fold_alone(walked):
+def alerted_under_promise(frame, made, target):
+    """Rows of the good model at or above the threshold that was promised in their fold."""
+    mine = made.folds[(made.folds["model"] == "good") & (made.folds["target"] == target)].set_index("fold")
+    good = frame[frame["model"] == "good"]
+    return good[good["risk"] >= good["fold"].map(mine["threshold"]).fillna(np.inf)]
+
+
+def test_a_promise_is_judged_on_the_drains_that_begin_in_its_fold(walked):
     _, frame, made = walked
     row = made.folds[(made.folds["model"] == "good") & (made.folds["target"] == 0.5)].iloc[3]
-    test = frame[(frame["model"] == "good") & (frame["fold"] == 3)]
-    alert = first_alerts(test[test["risk"] >= row["threshold"]])
-    assert row["drains"] == len(alert)
-    assert row["hits"] == (alert["label"] == 1).sum()
-    assert row["known_drains"] == alert["label"].notna().sum()
-    assert row["caught"] == alert.loc[alert["label"] == 1, "incident"].nunique()
+    drains = first_alerts(alerted_under_promise(frame, made, 0.5))
+    mine, test = drains[drains["fold"] == 3], frame[(frame["model"] == "good") & (frame["fold"] == 3)]
+    assert row["drains"] == len(mine) > 0
+    assert row["hits"] == (mine["label"] == 1).sum()
+    assert row["known_drains"] == mine["label"].notna().sum()
+    assert row["caught"] == mine.loc[mine["label"] == 1, "incident"].nunique()
     assert row["incidents"] == test.loc[test["label"] == 1, "incident"].nunique()
+
+
+def test_a_refit_begins_no_second_drain_of_a_unit_that_stays_alerted():
+    matrix = FleetMatrix()
+    daily = predictions(matrix).query("model == 'good'")
+    daily["fold"] = ((daily["decision_time"] - START) // timedelta(days=1)).astype(np.int32)
+    days = pd.DataFrame({"fold": range(28), "variant": "sliding"})
+    section = PromisesSection(targets=(0.5,), horizon=timedelta(hours=72))
+    made = walk_promises(daily, days, matrix, section, k=2)
+    alerts = alerted_under_promise(daily, made, 0.5)
+    last: dict[str, datetime] = {}
+    begun = []
+    for at in alerts.sort_values("decision_time").itertuples():
+        if at.unit not in last or at.decision_time > last[at.unit] + GAP + timedelta(hours=72):
+            last[at.unit] = at.decision_time
+            begun.append(at.fold)
+    mine = made.folds.set_index("fold")["drains"]
+    assert mine.sum() == len(begun) > 0
+    assert mine[mine > 0].to_dict() == pd.Series(begun).value_counts().to_dict()
+    anew = alerts.groupby(["unit", "fold"]).ngroups
+    assert len(begun) < anew, "no unit stayed alerted over a refit: the test shows nothing"
 
 
 def test_pooled_recall_counts_each_incident_once(walked):

@@ -30,11 +30,13 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 from benchmarks.scoreboard import page  # noqa: E402
 from benchmarks.scoreboard.claims import Gain, gain, profile_gains  # noqa: E402
 from benchmarks.scoreboard.fleets import Ran, run_plan  # noqa: E402
+from benchmarks.scoreboard.foreseen import foreseen_table  # noqa: E402
 from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Part, Plan, make_plan  # noqa: E402
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
 from benchmarks.scoreboard.store import Stored  # noqa: E402
-from models.config import PromisesSection  # noqa: E402
+from models.comparison import SLIDING  # noqa: E402
+from models.config import CASCADE, PromisesSection  # noqa: E402
 from pipeline.artefacts import write_json  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from pipeline.provenance import code_revision  # noqa: E402
@@ -44,8 +46,8 @@ from telemetry.atomic import write_bytes  # noqa: E402
 def against_paper(plan: Plan, ran: Ran) -> list[Gain]:
     """Compare the recommended profile with the paper's on the fleets that both were replayed on.
 
-    For each scenario and for all together, twice: both at the full budget K, and both at the number of alerts that the
-    paper's profile gives.
+    For each scenario and for all together: both at the full budget K and at the number of alerts that the paper's
+    PARALLEL gives, and at K beside the paper's CASCADE.
     """
     pairs: dict[str, list[tuple[Stored, Stored]]] = {}
     for scenario in plan.scenarios:
@@ -62,10 +64,12 @@ def against_paper(plan: Plan, ran: Ran) -> list[Gain]:
         ours = Pool([one for one, _ in together], plan.replicates)
         theirs = Pool([other for _, other in together], plan.replicates)
         where = f"{fleets} ({len(together)} fleet{'s' if len(together) > 1 else ''})"
-        for sparing in (False, True):
-            mine, other, best = at_alerts_of(ours, theirs, sparing=sparing)
-            name = f"the paper's profile ({theirs.parts[0].facts['profile']}) at {'its own alerts' if sparing else 'K'}"
-            out.append(gain(where, name, mine, other, best, None))
+        profile = str(theirs.parts[0].facts["profile"])
+        for model, sparing in ((profile, False), (profile, True), (CASCADE, False)):
+            if all((model, SLIDING) in part.models for part in theirs.parts):
+                mine, other, best = at_alerts_of(ours, theirs, model, sparing=sparing)
+                name = f"the paper's profile ({model}) at {'its own alerts' if sparing else 'K'}"
+                out.append(gain(where, name, mine, other, best, None))
     return out
 
 
@@ -117,7 +121,7 @@ def make_page(
     paper = against_paper(plan, ran)
     promises = promise_table(promising, section, jobs)
     lines = page.opening(plan, command, len(ran.parts), ran.fresh, spent(ran), code_revision())
-    lines += page.claims(usual, paper, promises)
+    lines += page.claims(usual, paper, promises, section, foreseen_table(stored))
     for name, measured in found.items():
         lines += page.scenario(name, measured, incidents(measured))
     if ran.left_out:

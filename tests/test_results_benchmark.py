@@ -14,6 +14,7 @@ from benchmarks.results import make_page
 from benchmarks.scoreboard import claims, fleets, page, store
 from benchmarks.scoreboard.claims import SHORT, SHOWN, UNPROVEN, WORSE, gain
 from benchmarks.scoreboard.fleets import Ran
+from benchmarks.scoreboard.foreseen import foreseen_incidents, foreseen_table
 from benchmarks.scoreboard.plan import (
     PAPER,
     PROMISED,
@@ -33,9 +34,10 @@ from features.matrix import FeatureMatrix
 from models.config import PromisesSection
 from models.evaluation import evaluate
 from models.lead_time import incident_table
-from models.oracle import read_truth
+from models.oracle import oracle_predictions, read_truth
 from models.promises import walk_promises
 from models.sliding import run_backtest
+from models.unforeseen import unforeseen_incidents
 from pipeline.params import Params
 from tests.models.fake_matrix import FakeMatrix
 from tests.models.fleet_predictions import fleet, truth_of
@@ -279,11 +281,11 @@ def test_profiles_of_the_same_fleets_compare_at_equal_alerts_and_of_others_not_a
     tmp_path.joinpath("p").mkdir()
     paper = store.keep(tmp_path / "p", frame, truth_of(frame), {**FACTS, "profile": "parallel"})
     ours, theirs = Pool([part], 20), Pool([paper], 20)
-    mine, other, best = at_alerts_of(ours, theirs, sparing=True)
+    mine, other, best = at_alerts_of(ours, theirs, "parallel", sparing=True)
     alerts = frame[(frame["model"] == "parallel") & frame["alert"]]
     assert other.hits[0] == alerts["label"].fillna(0).sum()
     assert mine.alerts[0] == pytest.approx(best.alerts[0], rel=0.1)
-    full = at_alerts_of(ours, theirs, sparing=False)
+    full = at_alerts_of(ours, theirs, "parallel", sparing=False)
     assert full[0].hits[0] == measure(ours).at_profile["mean_rank", "sliding"].hits[0]
     with pytest.raises(ValueError, match="not replayed on the same units"):
         at_alerts_of(
@@ -298,6 +300,7 @@ def test_profiles_of_the_same_fleets_compare_at_equal_alerts_and_of_others_not_a
                 ],
                 20,
             ),
+            "parallel",
             sparing=True,
         )
 
@@ -336,10 +339,35 @@ def test_promises_are_counted_and_what_was_asked_is_judged():
         for seed in range(1, 6)
     ]  # fmt: skip
     rows.append({**rows[0], "scenario": "base", "promised": 0, "known_drains": 0, "hits": 0, "kept": None, "best": 0.1})
-    lines = promise_lines(pd.DataFrame(rows))
+    rows.append({**rows[-1], "promised": 1, "fleet": "f9"})
+    lines = promise_lines(pd.DataFrame(rows), PromisesSection())
+    assert "alerts within 72 hours (or the labels' horizon where that is longer) belong to it" in lines[0]
+    counted = next(line for line in lines if "(fleets: 5 of `announced`; " in line)
+    assert counted.endswith(" 1 more brought no drain whose outcome is known.")
     assert any("4 of 5 promises that brought drains were kept" in line for line in lines)
     assert any("on 4 of 5 fleets: **met**" in line for line in lines)
-    assert promise_lines(pd.DataFrame()) == ["No fleet left any promise."]
+    assert promise_lines(pd.DataFrame(), PromisesSection()) == ["No fleet left any promise."]
+
+
+def test_what_stood_out_is_what_the_evaluation_says_of_it(two, tmp_path):
+    frame = fleet(
+        7,
+        [("xgboost", "sliding", 6.0), ("xgboost", "train_once", 0.1), ("random", "sliding", 0.1)],
+        units=60,
+        incidents=40,
+    )
+    risks = truth_of(frame)
+    risks.loc[risks["gpu"] < "g30", "risk"] = 0.0
+    part, truth = store.keep(tmp_path, frame, risks, FACTS), oracle_predictions(frame, risks, 2)
+    expected = unforeseen_incidents(frame, truth).set_index("incident")
+    found = foreseen_incidents(part).set_index("incident")
+    assert 0 < found["seen"].mean() < 1
+    assert len(found["announced"].unique()) == 2
+    for column in ("seen", "chance", "announced"):
+        assert found[column].to_dict() == pytest.approx(expected[column].to_dict())
+    pooled = foreseen_table({"drift": [each for _, each in two]}).iloc[0]
+    assert pooled["incidents"] == sum(len(foreseen_incidents(each)) for _, each in two)
+    assert f"| `drift` | {pooled['incidents']} |" in "\n".join(page.foreseen_lines(pd.DataFrame([pooled])))
 
 
 def test_slopes_and_calibration_are_told_from_the_measurements(measured):

@@ -19,6 +19,7 @@ from benchmarks.scoreboard.plan import PROMISED, Plan
 from benchmarks.scoreboard.pooled import Measured
 from benchmarks.scoreboard.promised import promise_lines
 from models.comparison import SLIDING, TRAIN_ONCE
+from models.config import PromisesSection
 from pipeline.report.comparisons import combiner_advice
 from pipeline.report.wording import NONE, between, count, hours, join, number, percent, points, verdict
 
@@ -27,6 +28,14 @@ DEVELOPMENT = 100
 
 GAINED = ("base", "drift")
 """Scenarios on which gains and their growth are asked for."""
+
+NULL_CHECKS = (
+    "These fleets hold signs of failures by construction. Whether predrain finds something where there is nothing "
+    "(labels shuffled among GPUs, failures independent of everything observed) is checked apart, by "
+    "`python benchmarks/null_check.py`: [what it said](explanations.md#does-the-chain-find-what-is-not-there). "
+    "[A real cluster's faults](real-cluster.md) are predicted above chance, weakly.",
+)
+"""Where it says what the models do with labels that mean nothing."""
 
 _KINDS = {"ensemble": 0, "learner": 1, "baseline": 2, "oracle": 3}
 _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once"}
@@ -86,6 +95,11 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         "*shown* or *better* only where the interval of the difference leaves out zero. `min_votes` takes the rows in "
         "the top K of more than half of the ensemble's members; it is counted from the ranks that they left.",
         "",
+        "`intersection`, `min_votes` and cascades may alert fewer than K. What stands under *precision@K*, average "
+        "precision, capture and months is of their whole order: the rows with most votes first, then by mean rank "
+        "(survivors of a cascade first). `intersection` and `min_votes` order alike and differ in what they alert; "
+        "*of its own alerts* is the precision of that, and incidents caught are those that it covers.",
+        "",
     ]
 
 
@@ -94,8 +108,14 @@ def gained(found: Mapping[str, Measured]) -> dict[str, Measured]:
     return {name: found[name] for name in GAINED if name in found}
 
 
-def claims(found: Mapping[str, Measured], against_paper: Sequence[Gain], promises: pd.DataFrame) -> list[str]:
-    """Give the claims: gains, growth, calibration, promises."""
+def claims(
+    found: Mapping[str, Measured],
+    against_paper: Sequence[Gain],
+    promises: pd.DataFrame,
+    section: PromisesSection,
+    foreseen: pd.DataFrame,
+) -> list[str]:
+    """Give the claims: gains, growth, calibration, promises, and what could not be seen."""
     asked = gained(found)
     gains = profile_gains(asked) + list(against_paper)
     lines = ["## What may be claimed", "", "### The recommended profile at equal numbers of alerts", ""]
@@ -128,8 +148,30 @@ def claims(found: Mapping[str, Measured], against_paper: Sequence[Gain], promise
             f"{percent(row.calibration_error)} | {'yes' if row.holds else 'no'} |"
         )
     lines += ["", "Asked: a ratio from 0.7 to 1.4 and a Brier skill above zero, but on `noprecursor`.", ""]
-    lines += ["### Promises", "", *promise_lines(promises), ""]
+    lines += ["### Promises", "", *promise_lines(promises, section), ""]
+    lines += ["### What no model could have seen", "", *foreseen_lines(foreseen), ""]
+    lines += ["### Where there is nothing to find", "", *NULL_CHECKS, ""]
     return lines
+
+
+def foreseen_lines(table: pd.DataFrame) -> list[str]:
+    """Tell by scenario which share of the incidents came without a sign, and which stood out to no model."""
+    lines = [
+        "| scenario | incidents | nobody could have seen them: true risk never above the fleet's mean | stood out to "
+        "no model | as many would have, had the models ranked at random |",
+        "|---|---|---|---|---|",
+    ]
+    for row in table.itertuples():
+        lines.append(
+            f"| `{row.scenario}` | {count(row.incidents)} | {percent(row.silent)} | {percent(row.missed)} | "
+            f"{percent(row.by_chance)} |"
+        )
+    return [
+        *lines,
+        "",
+        "An incident stands out if some model, sliding, ranks its GPU in the top 5 % at a decision whose label it "
+        "makes positive. For the others no threshold helps: only redundancy and frequent checkpoints do.",
+    ]
 
 
 def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
@@ -155,7 +197,7 @@ def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
         "",
         *slope_table(measured),
         "",
-        "### Ensembles beside their best member, at as many alerts",
+        "### Sliding ensembles beside their best member, at as many alerts",
         "",
         *equal_table(measured),
         "",
@@ -178,10 +220,10 @@ def scenario(name: str, measured: Measured, incidents: int) -> list[str]:
 def model_table(measured: Measured) -> list[str]:
     """Every model, sliding and trained once, ensembles first, with intervals and the oracle's share."""
     lines = [
-        "| model | training | precision@K | incidents caught | average precision | top 5 % capture | median lead time "
-        "(quartiles) | share of the oracle's precision@K | of its average precision | of its capture | mean risk over "
-        "base rate | Brier skill |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| model | training | precision@K | of its own alerts | incidents caught | average precision | top 5 % capture "
+        "| median lead time (quartiles) | share of the oracle's precision@K | of its average precision | of its "
+        "capture | mean risk over base rate | Brier skill |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for _, row in _ordered(measured.table).iterrows():
         lead = hours(row["lead_time_median_hours"])
@@ -193,6 +235,7 @@ def model_table(measured: Measured) -> list[str]:
             f"**{row['model']}**" if (row["model"], row["variant"]) == (measured.profile, SLIDING) else row["model"],
             _VARIANTS.get(row["variant"], ""),
             _share(row, "precision_at_k"),
+            "the same" if row["precision"] == row["precision_at_k"] else _share(row, "precision"),
             _share(row, "recall"),
             f"{number(row['average_precision'], 4)} "
             f"{between(number(row['average_precision_low'], 4), number(row['average_precision_high'], 4))}",

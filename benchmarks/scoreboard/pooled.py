@@ -320,20 +320,22 @@ def _named(frame: pd.DataFrame, scored: Scored) -> pd.DataFrame:
     return frame.assign(model=scored.model, variant=scored.variant)
 
 
-def at_alerts_of(ours: Pool, theirs: Pool, *, sparing: bool) -> tuple[Hits, Hits, Hits]:
+def at_alerts_of(ours: Pool, theirs: Pool, model: str, *, sparing: bool) -> tuple[Hits, Hits, Hits]:
     """Compare two profiles of the same fleets at equal numbers of alerts.
 
     Parameters
     ----------
     ours, theirs : Pool
         The same fleets in the same order, resampled alike, replayed with two profiles.
+    model : str
+        Model of ``theirs``.
     sparing : bool
         At the number of alerts that ``theirs`` gives at each decision time; otherwise at the budget K.
 
     Returns
     -------
     ours, theirs, oracle : Hits
-        Of either profile's model, and of the oracle.
+        Of our profile's model, of theirs, and of the oracle.
 
     Raises
     ------
@@ -345,7 +347,7 @@ def at_alerts_of(ours: Pool, theirs: Pool, *, sparing: bool) -> tuple[Hits, Hits
         raise ValueError("the two profiles were not replayed on the same units and decision times")
     every = np.concatenate([np.ones((1, len(ours.shared.units))), ours.weights])
     mine = ours.scored(str(ours.parts[0].facts["profile"]), SLIDING)
-    other = theirs.scored(str(theirs.parts[0].facts["profile"]), SLIDING)
+    other = theirs.scored(model, SLIDING)
     best = ours.scored(ORACLE, ORACLE)
     if not sparing:
         budget = ours.shared.budget

@@ -13,6 +13,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -29,7 +30,7 @@ from models.comparison import SLIDING
 from models.config import PromisesSection
 from models.promises import walk_promises
 from pipeline.artefacts import write_frame, write_json
-from pipeline.report.wording import count, percent
+from pipeline.report.wording import count, join, percent
 
 ANNOUNCED = "announced"
 """Scenario whose failures announce themselves: there a high precision must be promised."""
@@ -145,13 +146,15 @@ def promise_table(parts: Mapping[str, Sequence[Stored]], section: PromisesSectio
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
-def promise_lines(table: pd.DataFrame) -> list[str]:
-    """Tell them: one row a scenario and target, then what was asked for.
+def promise_lines(table: pd.DataFrame, section: PromisesSection) -> list[str]:
+    """Tell them: what a promise is of, one row a scenario and target, then what was asked for.
 
     Parameters
     ----------
     table : DataFrame
         As :func:`promise_table` returns it.
+    section : PromisesSection
+        What promises were made by.
 
     Returns
     -------
@@ -160,10 +163,18 @@ def promise_lines(table: pd.DataFrame) -> list[str]:
     """
     if table.empty:
         return ["No fleet left any promise."]
+    horizon = section.horizon
+    own = "the labels' horizon"
+    within = own if horizon is None else f"{horizon / timedelta(hours=1):g} hours (or {own} where that is longer)"
     lines = [
-        "| scenario | precision promised | fleets | with a promise | kept | broken | drains under promise | their "
-        "precision | incidents caught | highest that could be promised at the end, by fleet |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "A promise is of **drains**, not of alerts: a GPU's first alert at or above the threshold begins one, its "
+        f"alerts within {within} belong to it, over refits too, and it is right if a failure follows the first within "
+        f"that time. Every other precision on this page is of alerts, one a row, and of {own}.",
+        "",
+        "| scenario | precision promised | fleets | with a promise | kept | broken | without a drain of known outcome "
+        "| drains under promise | their precision | incidents caught | highest that could be promised at the end, by "
+        "fleet |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for (scenario, target), mine in table.groupby(["scenario", "target"], sort=False):
         made = mine[mine["promised"] > 0]
@@ -176,15 +187,14 @@ def promise_lines(table: pd.DataFrame) -> list[str]:
             count(len(made)),
             count(judged["kept"].astype(bool).sum()),
             count((~judged["kept"].astype(bool)).sum()),
+            count(len(made) - len(judged)),
             count(known),
             percent(hits / known) if known else "–",
             percent(float(made["recall"].mean())) if len(made) else "–",
             ", ".join(percent(float(best)) if best >= SPEAKABLE else "none" for best in mine["best"]),
         ]
         lines.append("| " + " | ".join(cells) + " |")
-    judged = table[(table["promised"] > 0) & table["kept"].notna()]
-    kept = int(judged["kept"].astype(bool).sum())
-    lines += ["", f"Over all scenarios and targets, {kept} of {len(judged)} promises that brought drains were kept."]
+    lines += ["", _counted(table)]
     asked = table[(table["scenario"] == ANNOUNCED) & (table["target"].sub(TARGET).abs() < 1e-9)]
     if len(asked):
         good = asked["kept"].fillna(value=False).astype(bool) & (asked["recall"] >= NEEDED_RECALL)
@@ -195,3 +205,18 @@ def promise_lines(table: pd.DataFrame) -> list[str]:
             f"{NEEDED_FLEETS} of 5)."
         )
     return lines
+
+
+def _counted(table: pd.DataFrame) -> str:
+    """Count promises kept over all scenarios, on how many fleets, and those that nothing is known of."""
+    made = table[table["promised"] > 0]
+    judged = made[made["kept"].notna()]
+    kept = int(judged["kept"].astype(bool).sum())
+    on = join(
+        [f"{count(mine['fleet'].nunique())} of `{name}`" for name, mine in judged.groupby("scenario", sort=False)]
+    )
+    told = f"Over all scenarios and targets, {kept} of {len(judged)} promises that brought drains were kept"
+    told += f" (fleets: {on}; a fleet's targets are nested, so its promises are not independent)." if on else "."
+    if len(made) > len(judged):
+        told += f" {count(len(made) - len(judged))} more brought no drain whose outcome is known."
+    return told

@@ -11,11 +11,12 @@ from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
 from features.service import instant_ms
-from models.config import OBJECTIVES
+from models.config import ALL_LEARNERS, SEQUENCE
 from models.doubtful import doubtful_rows
 from models.hard_negatives import hardest, with_hard_negatives
 from models.learners import fit_learners, make_learner
 from models.odds import log_odds
+from models.sequence.layout import SequenceLayout
 from models.training_set import Labels, Rows, choose_rows, known_rows
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
@@ -379,26 +380,35 @@ def test_no_hard_negatives_where_nothing_can_be_told(matrix):
     assert with_hard_negatives(picked, quiet.values, rows, labels, pool, share=0.3, seed=1) is picked
 
 
-@pytest.mark.parametrize("name", ["lightgbm", "xgboost", "random_forest", "mlp", *OBJECTIVES])
-def test_no_learner_can_learn_the_clock(name):
-    """Hour, minute and absolute time are all there is; on later rows every learner is at chance."""
-    matrix = FakeMatrix(units=60, days=60, incidents=80, clock_only=True, seed=4)
+def skill_of_the_clock(name, seed):
+    """Area under the ROC curve on rows that are off the grid, and on the labels of later rows."""
+    matrix = FakeMatrix(units=60, days=60, incidents=80, clock_only=True, seed=seed)
     minutes = ((matrix.rows["decision_time"] - START).dt.total_seconds() / 60).to_numpy()
     clock = np.column_stack([minutes % 1440, minutes % 60, minutes, minutes % 10080]).astype(np.float32)
     rows, labels, picked = chosen(matrix, refit_day=40, span_days=38)
-    tuned = {"reg_lambda": 0.0, "colsample_bytree": 1.0} if "boost" in name or "lightgbm" in name else {}
-    learner = fit_learners(
-        {name: make_learner(name, seed=1, settings=tuned)},
-        clock[picked.rows],
-        picked.label,
-        picked.weight,
-        picked.facts,
-    )[name]
-    score = log_odds(learner, clock)
-    # What the clock could tell is that a time is off the grid, where only incidents put rows: it must not look riskier.
+    settings = {"reg_lambda": 0.0, "colsample_bytree": 1.0} if "boost" in name or "lightgbm" in name else {}
+    if name in SEQUENCE:
+        pytest.importorskip("torch")
+        clock = np.concatenate([clock - 120, clock - 60, clock], axis=1)  # as it stood at three steps of an hour
+        settings = {"epochs": 8}
+    learner = make_learner(name, seed=1, settings=settings)
+    if name in SEQUENCE:
+        learner.set_params(layout=SequenceLayout(begin=0, steps=3, channels=4))
+    fitted = fit_learners({name: learner}, clock[picked.rows], picked.label, picked.weight, picked.facts)[name]
+    score = log_odds(fitted, clock)
     judged = np.concatenate([np.flatnonzero((labels.label == 0) & ~rows.augmented), np.flatnonzero(rows.augmented)])
     judged = judged[labels.complete[judged] <= at(40)]
-    assert roc_auc_score(rows.augmented[judged], score[judged]) < 0.7
     truth = Labels.of(matrix.labels()).label
     later = np.flatnonzero((rows.time > at(41)) & (truth >= 0) & ~rows.augmented)
-    assert abs(roc_auc_score(truth[later], score[later]) - 0.5) < 0.12
+    return roc_auc_score(rows.augmented[judged], score[judged]), roc_auc_score(truth[later], score[later])
+
+
+@pytest.mark.parametrize("name", ALL_LEARNERS)
+def test_no_learner_can_learn_the_clock(name):
+    """Hour, minute and absolute time are all there is; on later rows every learner is at chance."""
+    # A network goes on beyond the times it has seen, up or down: with the few failures of one fleet that says little.
+    fleets = (4, 5, 6) if name in SEQUENCE else (4,)
+    off_grid, later = np.mean([skill_of_the_clock(name, seed) for seed in fleets], axis=0)
+    # What the clock could tell is that a time is off the grid, where only incidents put rows: it must not look riskier.
+    assert off_grid < 0.7
+    assert abs(later - 0.5) < 0.12

@@ -1,7 +1,6 @@
 """Gaps and workload against plain readings."""
 
 from datetime import timedelta
-from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -16,6 +15,7 @@ from features.pane_index import PaneSpec
 from features.panes import Panes
 from features.workload import WorkloadPlan
 from telemetry.channels import CATALOGUE
+from tests.features.gaps_oracle import Asked, plain
 
 MINUTE = timedelta(minutes=1)
 WINDOWS = (20 * MINUTE, 60 * MINUTE)
@@ -30,7 +30,13 @@ CHANNELS = {
 LAYOUT = ChannelLayout.of(CHANNELS)
 GAPS = GapPlan.of(LAYOUT, WINDOWS, step=10 * MINUTE, delay=10 * MINUTE, unit="gpu")
 WORKLOAD = WorkloadPlan.of(LAYOUT, WINDOWS)
-WATCHED = ("power_w", "gpu_util_pct", "pcie_replay_total", "clocks_event_reasons")
+ASKED = Asked(
+    windows=(20, 60),
+    step=10,
+    delay=10,
+    watched=("power_w", "gpu_util_pct", "pcie_replay_total", "clocks_event_reasons"),
+    gauges=("power_w", "gpu_util_pct"),
+)
 
 
 def block_of(samples):
@@ -56,66 +62,6 @@ def compute(samples, border, since=-10_000, panes=NO_PANES):
     WORKLOAD.fill(Panes(block_of(samples), panes), spans, work)
     names = [column.name for column in (*GAPS.columns, *WORKLOAD.columns)]
     return dict(zip(names, [*gaps[0].tolist(), *work[0].tolist()], strict=True))
-
-
-def plain(samples, border, since=-10_000):
-    """Every column but the node's, from the samples of one unit (minutes throughout)."""
-    seen = [s for s in samples if 0 <= border - s["minute"] < LOOK_BACK]
-    pairs = list(pairwise(seen))
-    out = {}
-    for window in (20, 60):
-        inside = [s for s in seen if border - s["minute"] < window]
-        expected = min(window, border - since) // 10
-        missing = 1 - len(inside) / expected if expected > 0 else np.nan
-        out[f"gaps__samples__missing__{_name(window)}"] = np.clip(missing, 0, 1)
-    inside = [s["minute"] for s in seen if border - s["minute"] < 60]
-    start = border - min(60, max(border - since, 0))
-    edges = [min(start, *inside), *inside, border] if inside else [start, border]
-    out["gaps__samples__longest_gap__1h"] = max(b - a for a, b in pairwise(edges)) / 60
-    age = border - seen[-1]["minute"] if seen else LOOK_BACK
-    out["gaps__samples__age"] = (age + 10) / 60
-    near = [(a, b) for a, b in pairs if border - b["minute"] < 60]
-    out["gaps__samples__repeated__1h"] = np.mean([_same(a, b) for a, b in near]) if near else np.nan
-    now = {n for s in seen if border - s["minute"] < 20 for n in WATCHED if s.get(n) is not None}
-    before = {n for s in seen if border - s["minute"] >= 20 for n in WATCHED if s.get(n) is not None}
-    out["gaps__channels__vanished__20m"] = len(before - now)
-    return out | _plain_workload(seen, border)
-
-
-def _plain_workload(seen, border):
-    out = {}
-    used = [s for s in seen if s.get("gpu_util_pct") is not None]
-    hour = [s["gpu_util_pct"] for s in used if border - s["minute"] < 60]
-    out["workload__gpu_util_pct__idle_share__1h"] = np.mean([u < 5 for u in hour]) if hour else np.nan
-    out["workload__gpu_util_pct__busy_share__1h"] = np.mean([u >= 80 for u in hour]) if hour else np.nan
-    steps = [(a["gpu_util_pct"] < 5) != (b["gpu_util_pct"] < 5) for a, b in _steps(used, border)]
-    out["workload__gpu_util_pct__transitions__1h"] = sum(steps) if hour else np.nan
-    swing = {}
-    for window in (20, 60):
-        inside = [s for s in seen if border - s["minute"] < window]
-        lows = [s["power_w"] for s in inside if s.get("power_w") is not None]
-        highs = lows + [s["power_w_max"] for s in inside if s.get("power_w_max") is not None]
-        swing[window] = max(highs) - min(lows) if lows and max(highs) >= min(lows) else np.nan
-    out["workload__power_w__swing__20m"] = swing[20]
-    out["workload__power_w__swing_ratio__1h"] = swing[20] / swing[60] if swing[60] else np.nan
-    powered = [s for s in seen if s.get("power_w") is not None]
-    moves = [abs(a["power_w"] - b["power_w"]) for a, b in _steps(powered, border)]
-    out["workload__power_w__step_change__1h"] = np.mean(moves) if moves else np.nan
-    return out
-
-
-def _steps(samples, border):
-    return [(a, b) for a, b in pairwise(samples) if border - b["minute"] < 60]
-
-
-def _name(minutes):
-    return "1h" if minutes == 60 else f"{minutes}m"
-
-
-def _same(a, b):
-    gauges = ("power_w", "gpu_util_pct")
-    known = [n for n in gauges if a.get(n) is not None or b.get(n) is not None]
-    return bool(known) and all(a.get(n) == b.get(n) for n in known)
 
 
 @st.composite
@@ -144,7 +90,7 @@ def pane_specs():
 @settings(max_examples=200, deadline=None)
 @given(histories(), st.integers(-5, 300), st.integers(-200, 200), pane_specs())
 def test_gaps_and_workload_equal_the_plain_reading(samples, border, since, panes):
-    found, expected = compute(samples, border, since, panes), plain(samples, border, since)
+    found, expected = compute(samples, border, since, panes), plain(samples, border, since, ASKED)
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=1e-5, abs=1e-6, nan_ok=True), name
 

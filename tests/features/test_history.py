@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from features.config import FeatureSection, LabelSection
 from features.history import APP_XIDS, PRECURSOR_XIDS, RECENCY_HALF_LIFE, History, history_columns, history_values
-from features.incidents import known_onsets
 from tests.features import oracle
 from tests.features.builders import at, event, events, inventory, rows, stay
+from tests.features.history_oracle import facts_of, plain_value
 from tests.features.worlds import twins, worlds
 
 LABELS = LabelSection()
@@ -171,68 +171,13 @@ def test_nodes_without_gpus_have_the_history_of_the_node():
     assert found[0, names.index("history__node_repair__since")] == 3
 
 
-GROUPS = {"48": "xid_memory", "79": "xid_bus", "74": "xid_interconnect", "149": "xid_interconnect",
-          "63": "xid_precursor", "31": "xid_app", "46": "xid_watch"}  # fmt: skip
-
-
-def kinds_of(row):
-    kind = row["type"]
-    if kind == "xid":
-        return {GROUPS[row["code"]]} | ({"xid_hardware"} if row["code"] != "31" else set())
-    out = {kind} & {"failure", "driver"}
-    if oracle.is_end(row):
-        out.add("repair")
-    if kind == "diagnostic" and row["code"] == "failed":
-        out.add("diagnostic_failed")
-    return out
-
-
-def place(unit, time, held):
-    """Node and slot that a unit was last put in."""
-    stays = [row for row in oracle.stays_of(unit, held) if row["installed_at"] <= time] if unit else []
-    return (stays[-1]["node"], stays[-1]["slot"]) if stays else None
-
-
-def facts_of(world):
-    """(kinds, time, known, unit, node, xid) of events and onsets."""
-    out = [
-        (kinds_of(r), r["timestamp"], oracle.known(r), r["gpu"], r["node"], r["code"] if r["type"] == "xid" else None)
-        for r in oracle.records(world.events)
-    ]
-    onsets = oracle.records(known_onsets(world.events, world.inventory, LABELS))
-    return out + [({"incident"}, r["timestamp"], r["known_at"], r["unit"], r["node"], None) for r in onsets]
-
-
-def plain_value(column, t, unit, node, facts, held):
-    here = place(unit, t, held)
-    seen = []
-    for kinds, time, known, gpu, where, xid in facts:
-        if known > t:
-            continue
-        mine = {
-            "gpu": gpu == unit and place(gpu, time, held) is not None,
-            "slot": gpu is not None and here is not None and place(gpu, time, held) == here,
-            "node": where == node,
-        }[column.scope]
-        if mine:
-            seen.append((kinds, time, xid))
-    ages = [t - time for kinds, time, _ in seen if column.channel in kinds]
-    if column.statistic == "count":
-        return float(sum(age < column.window for age in ages))
-    if column.statistic == "since":
-        return min(ages) / timedelta(hours=1) if ages else math.nan
-    if column.statistic == "recency":
-        return sum(0.5 ** (age / RECENCY_HALF_LIFE) for age in ages)
-    return float(len({xid for _, time, xid in seen if xid is not None and t - time < column.window}))
-
-
 @SLOW
 @given(worlds(most=20))
 def test_values_are_as_the_plain_reading_says(world):
     asked = rows(*((at(11.25 * k), unit) for k in range(0, 16) for unit in UNITS))
     asked["node"] = asked["unit"].map(UNITS).astype("str")
     found = history_values(asked, world.events, world.inventory, FEATURES, LABELS)
-    columns, facts = history_columns(FEATURES, LABELS), facts_of(world)
+    columns, facts = history_columns(FEATURES, LABELS), facts_of(world.events, world.inventory, LABELS)
     held = oracle.records(world.inventory)
     some = np.random.default_rng(0).permutation(len(asked))[:12]
     for i in some:

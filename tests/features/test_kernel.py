@@ -12,7 +12,7 @@ from features.blocks import RowSpans, blocks_of
 from features.layout import ChannelLayout
 from features.pane_index import PaneSpec, newest_usable
 from features.panes import Panes
-from features.windows import FLAG_PARTS, WindowPlan
+from features.windows import WindowPlan
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
 from tests.features import window_oracle
@@ -38,7 +38,6 @@ CHANNELS = {
     **DECLARED,
 }
 TYPES = {"gauge": pa.float32(), "counter": pa.float64(), "flags": pa.uint64(), "enum": pa.int32()}
-BITS = {f"{channel}_{part}": (channel, mask) for channel, parts in FLAG_PARTS.items() for part, mask in parts}
 
 
 def block_of(samples: list[dict], channels=CHANNELS):
@@ -121,7 +120,7 @@ def test_every_statistic_equals_the_plain_reading(samples, minutes, panes):
     columns, out = compute(samples, borders, panes=panes)
     for row, border in enumerate(borders):
         for at, column in enumerate(columns):
-            expected = window_oracle.statistic(column, samples, border, LOOK_BACK, BITS)
+            expected = window_oracle.statistic(column, samples, border, LOOK_BACK, window_oracle.BITS)
             assert out[row, at] == pytest.approx(expected, rel=2e-6, abs=2e-5, nan_ok=True), column.name
 
 

@@ -4,7 +4,8 @@ A fleet of 2,000 GPUs is simulated for 121 days, with the failures as calibrated
 matrix of the 120 days is built with the feature groups and windows of params.yaml and extended; that of the 121 days is
 built anew beside it. What is counted is seconds of the processor, in processes of their own, from the dataset to the
 matrix; each has built and extended the matrix of a small fleet before, so that modules and compiled kernels are loaded.
-What loading took stands in a column of its own: a process that extends one matrix and ends pays it too. A day takes
+What loading took stands in a column of its own: a process that extends one matrix and ends pays it too; compiling, once
+a machine, is told before. A day takes
 about a second, so it is added in several processes, each to a copy of the matrix; the median of their seconds counts.
 
     python benchmarks/features_extend_day.py [--quick] [--gpus N] [--windows 6h 24h 72h] [--work FOLDER]
@@ -30,8 +31,9 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 import pandas as pd  # noqa: E402
 
+from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
-from features.config import FeatureSection  # noqa: E402
+from features.config import GROUPS, FeatureSection  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
@@ -122,6 +124,7 @@ def main() -> None:
         build(args.build, args.out, args.small, args.windows)
         return
     gpus = 128 if args.quick else args.gpus
+    tell_compiling(("telemetry",) if args.windows else GROUPS)
     with tempfile.TemporaryDirectory() as name:
         folder = args.work or Path(name)
         shorter, longer = simulated(folder, gpus, DAYS)

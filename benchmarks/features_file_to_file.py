@@ -3,7 +3,8 @@
 Two million generated samples, 10 gauges x 3 windows (1, 3, 7 days) x 5 statistics at a decision every six hours,
 Parquet in, Parquet out. predrain writes more columns than the peers (the change against the window before, the newest
 value). Each side runs twice in a process of its own, and the second run counts (the first also loads libraries and
-compiled code, and is told apart); equality is checked before anything is told. tsfresh, which calls Python for each
+compiled code, and is told apart; compiling, once a machine, is done and told before). Nothing is told of a side unless
+it equals the others. tsfresh, which calls Python for each
 window of each unit, gets the samples of one GPU only, and its ratio is one of samples a second.
 
     python benchmarks/features_file_to_file.py [--quick]
@@ -28,6 +29,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
+from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.generated import channels_of, generate  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from benchmarks.peers.task import STATISTICS, Task, hours  # noqa: E402
@@ -168,6 +170,7 @@ def main() -> None:
     if args.one:
         run_one(args.one, Dataset.open(args.dataset), args.out)
         return
+    tell_compiling(("telemetry",))
     with tempfile.TemporaryDirectory() as name:
         whole = run_sides(Path(name) / "whole", PEERS, gpus=16 if args.quick else 116, days=120)
         few = run_sides(Path(name) / "few", (SLOW_PEER,), gpus=1, days=SLOW_DAYS)

@@ -4,8 +4,8 @@ By default 21.6 million generated samples of 20 channels (1,250 GPUs, 120 days, 
 hours, telemetry windows of 6, 24 and 72 hours. ``--all`` takes the feature groups and windows of params.yaml,
 ``--whole`` the paper's size as well: 346 million samples of 20,000 GPUs (some 25 GB of disk). Beside it, on the same
 files: what reading the Parquet files alone takes on as many threads, how fast memory is copied, and, but for
-``--whole``, what the same build takes on one core. Nothing is told unless some rows equal their plain reading, sample
-by sample.
+``--whole``, what the same build takes on one core. Compiling the kernels, once a machine, is done and told before.
+Nothing is told of a build unless some rows of every feature group that it has equal their plain reading.
 
     python benchmarks/features_out_of_core.py [--quick] [--all] [--whole] [--work FOLDER]
 """
@@ -34,11 +34,12 @@ import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
 from numba import njit  # noqa: E402
 
+from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.generated import FAILURES, channels_of, generate  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from benchmarks.plain_check import check_rows  # noqa: E402
 from features.building import build_matrix  # noqa: E402
-from features.config import FeatureSection  # noqa: E402
+from features.config import GROUPS, FeatureSection  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from telemetry.store import Dataset  # noqa: E402
@@ -171,6 +172,7 @@ def main() -> None:
         for standing in ("matrix", "matrix-alone"):
             shutil.rmtree(folder / standing, ignore_errors=True)  # or nothing would be built
         everything = ["--all"] if args.all or args.whole else []
+        tell_compiling(GROUPS if everything else ("telemetry",))
         took = told_by(__file__, "--build", place, "--out", folder / "matrix", *everything)
         check_rows(dataset, FeatureMatrix.open(folder / "matrix"))
         read, copied = reading(dataset), copying()

@@ -1,7 +1,7 @@
 """What a window of 30 days costs beside one of a day: the same samples, the same columns, file to file.
 
-Each is built twice in a process of its own, and the second build counts. Nothing is told unless some rows of both equal
-their plain reading, sample by sample.
+Each is built twice in a process of its own, and the second build counts; compiling the kernels, once a machine, is told
+before. Nothing is told of a build unless some rows of both equal their plain reading, sample by sample.
 
     python benchmarks/features_window_length.py [--quick]
 """
@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
     sys.path.insert(0, str(ROOT))
 
+from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.generated import channels_of, generate  # noqa: E402
 from benchmarks.own_process import told_by  # noqa: E402
 from benchmarks.plain_check import check_rows  # noqa: E402
@@ -62,6 +63,7 @@ def main() -> None:
     if args.build:
         build(args.build, args.out, args.days)
         return
+    tell_compiling(("telemetry",))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         gpus = 16 if args.quick else 128

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +15,10 @@ def peak_mb() -> float:
     return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
-def told_by(script: str, *arguments: object) -> dict[str, float]:
+def told_by(script: str, *arguments: object, compiled: Path | None = None) -> dict[str, float]:
     """Run a benchmark's file anew with other arguments, and give the JSON object that it prints last.
+
+    Compiled code is kept in the folder ``compiled``; default: where this process keeps it.
 
     Raises
     ------
@@ -23,7 +26,8 @@ def told_by(script: str, *arguments: object) -> dict[str, float]:
         If it fails, with what it wrote on stderr.
     """
     command = [sys.executable, script, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ourselves
+    env = {**os.environ, "NUMBA_CACHE_DIR": str(compiled)} if compiled else None
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=env)  # noqa: S603 - ourselves
     if done.returncode:
         sys.exit(f"{' '.join(command[1:])} ended with {done.returncode}\n{done.stderr}")
     told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])

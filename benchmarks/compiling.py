@@ -1,0 +1,60 @@
+"""What compiling the feature kernels costs, once a machine: a tiny fleet's features with an empty cache of Numba's."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on the path
+    sys.path.insert(0, str(ROOT))
+
+from benchmarks.generated import channels_of, generate  # noqa: E402
+from benchmarks.own_process import told_by  # noqa: E402
+from features.building import build_matrix  # noqa: E402
+from pipeline.params import load_params  # noqa: E402
+
+LONG = timedelta(hours=72)
+
+
+def tell_compiling(groups: Sequence[str]) -> None:
+    """Print what the kernels of feature groups take to compile, and leave them compiled for whatever is timed next.
+
+    It is what the first of two builds of a tiny fleet takes more than the second, in seconds of the processor, each in
+    a process of its own, with a cache that was empty before.
+    """
+    with tempfile.TemporaryDirectory() as cache:
+        cold, warm = (told_by(__file__, *groups, compiled=Path(cache))["cpu"] for _ in range(2))
+    told_by(__file__, *groups)
+    print(f"compiling the kernels, once a machine and in none of these times: {cold - warm:.1f} s of CPU")
+
+
+def main(groups: Sequence[str]) -> None:
+    """Build the groups' features of a tiny fleet, and print what that took as JSON."""
+    params = load_params([ROOT / "params.yaml"])
+    with tempfile.TemporaryDirectory() as name:
+        channels = channels_of(gauges=12, counters=6, flags=1, enums=1)
+        tiny = generate(Path(name) / "fleet", gpus=24, days=9, channels=channels, failures=40.0)
+        begin = time.process_time()
+        build_matrix(
+            tiny,
+            Path(name) / "matrix",
+            decision=params.decision,
+            labels=params.labels,
+            # long windows are joined from partial sums, short ones are not
+            features=params.features.model_copy(
+                update={"groups": tuple(groups), "windows": (*params.features.windows, LONG)}
+            ),
+            training=params.training,
+            seed=params.seed,
+        )
+        print(json.dumps({"cpu": time.process_time() - begin}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -53,6 +53,7 @@ from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_i
 REQUIRED_PER_S: Final = 20.0
 REQUIRED_P99_S: Final = 0.5
 REQUIRED_MB: Final = 300.0
+AIM: Final = f"{REQUIRED_PER_S:g} taints/s, p99 {REQUIRED_P99_S:g} s, {REQUIRED_MB:g} MB"
 NVSENTINEL_PER_S: Final = 2.5
 
 NODES: Final = 1500
@@ -249,6 +250,7 @@ def main() -> None:
         found = json.loads(done.stdout.strip().splitlines()[-1])
         peer = replaced(server, [f"n{i:04}" for i in range(nodes - BURST, nodes)])
     table(found, peer, singles)
+    met = found["per_s"] >= REQUIRED_PER_S and found["p99_s"] <= REQUIRED_P99_S and found["mb"] <= REQUIRED_MB
     line = {
         "name": "actuate_kubernetes",
         "value": round(found["per_s"], 1),
@@ -257,11 +259,13 @@ def main() -> None:
         "ratio": round(found["per_s"] / NVSENTINEL_PER_S, 1),
         "limit_share": None,
         "checked": True,
+        "aim": AIM,
+        "met": met,
         "others": {**{name: round(value, 4) for name, value in found.items()}, "client_per_s": round(peer, 1)},
     }
     print(json.dumps(line))
-    if found["per_s"] < REQUIRED_PER_S or found["p99_s"] > REQUIRED_P99_S or found["mb"] > REQUIRED_MB:
-        sys.exit(f"required: {REQUIRED_PER_S} taints a second, {REQUIRED_P99_S} s, {REQUIRED_MB} MB")
+    if not met:
+        sys.exit(f"required: {AIM}")
 
 
 if __name__ == "__main__":

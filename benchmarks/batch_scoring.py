@@ -55,6 +55,8 @@ REQUIRED_S = 5.0
 REQUIRED_RATIO = 2.5
 """How many times as fast as LightGBM's predict the evaluation alone must be."""
 
+AIM = f"under {REQUIRED_S:g} s, {REQUIRED_RATIO:g} times LightGBM's predict"
+
 GPUS = 10_000
 DAYS = 14
 _SEED = 101
@@ -162,6 +164,7 @@ def main() -> None:
         f"\nmodel evaluation, {size:,} rows: {mine * 1e3:.1f} ms, LightGBM's predict {theirs * 1e3:.1f} ms, "
         f"{theirs / mine:.1f} times{', bit-equal' if equal else ''}; load of the machine {os.getloadavg()[0]:.1f}"
     )
+    met = best.wall < REQUIRED_S and theirs / mine >= REQUIRED_RATIO
     line = {
         "name": "batch_scoring",
         "value": round(best.wall, 2),
@@ -170,10 +173,12 @@ def main() -> None:
         "ratio": round(theirs / mine, 1),
         "limit_share": None,
         "checked": True,
+        "aim": AIM,
+        "met": met,
         "others": {"CPU s": round(best.cpu, 2)},
     }
     print(json.dumps(line))
-    if best.wall > REQUIRED_S or theirs / mine < REQUIRED_RATIO:
+    if not met:
         sys.exit(f"it is to take {REQUIRED_S} s at most, and the evaluation to be {REQUIRED_RATIO} times as fast")
 
 

@@ -36,6 +36,8 @@ from policy.tiers import TierThresholds  # noqa: E402
 REQUIRED_S = 1.0
 """What a decision about :data:`NODES` nodes may take."""
 
+AIM = f"{REQUIRED_S:g} s at most"
+
 NODES = 1500
 GPUS = 8
 _EVERY = timedelta(hours=6)
@@ -165,8 +167,7 @@ def main() -> None:
         ("state", f"{max(each.state_bytes for each in took) / 1000:.0f} kB"),
     ):
         sys.stdout.write(f"  {name:<20}{value}\n")
-    if slowest > REQUIRED_S:
-        raise SystemExit(f"the slowest decision took {slowest:.2f} s, more than {REQUIRED_S} s")
+    met = slowest <= REQUIRED_S
     told = {
         "name": "decide_fleet",
         "value": round(slowest, 3),
@@ -175,8 +176,12 @@ def main() -> None:
         "ratio": None,
         "limit_share": None,
         "checked": True,
+        "aim": AIM,
+        "met": met,
     }
     sys.stdout.write(json.dumps(told) + "\n")
+    if not met:
+        raise SystemExit(f"the slowest decision took {slowest:.2f} s, more than {REQUIRED_S} s")
 
 
 if __name__ == "__main__":

@@ -51,6 +51,8 @@ TIMES = 5
 MOST_SHARE = 0.03
 """What a day may cost of the whole."""
 
+AIM = f"{MOST_SHARE:.0%} of building anew at most"
+
 
 def cut(dataset: Dataset, out: Path, until: datetime) -> None:
     """Write what a dataset held at an instant (aware)."""
@@ -161,6 +163,7 @@ def main() -> None:
     print(f"a day more, {TIMES} times: {took} s of CPU")
     print(f"load of the machine {os.getloadavg()[0]:.1f}")
     share = costs["a day more"]["cpu"] / costs[f"{DAYS + 1} days anew"]["cpu"]
+    met = share <= MOST_SHARE
     line = {
         "name": "features_extend_day",
         "value": round(costs["a day more"]["cpu"], 2),
@@ -169,9 +172,11 @@ def main() -> None:
         "ratio": round(1 / share, 1),
         "limit_share": None,
         "checked": True,
+        "aim": AIM,
+        "met": met,
     }
     print(json.dumps(line))
-    if not args.quick and share > MOST_SHARE:
+    if not met and not args.quick:
         sys.exit(f"a day is to cost {MOST_SHARE:.0%} of the whole at most, not {share:.1%}")
 
 

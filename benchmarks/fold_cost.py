@@ -47,6 +47,8 @@ QUICK = {"gauges": 3, "counters": 1}
 REQUIRED_RATIO = 5.0
 """How many times as cheap as importing all anew an hour must be."""
 
+AIM = f"{REQUIRED_RATIO:g} times as cheap"
+
 
 @dataclass(frozen=True, slots=True)
 class Cost:
@@ -152,6 +154,7 @@ def main() -> None:
         print(f"{name:<28}{cost.wall:>8.2f}{cost.cpu:>8.2f}{cost.written:>15}{cost.files:>6}")
     print(f"load of the machine {os.getloadavg()[0]:.1f}")
     one, whole = costs["one more hour"], costs["all of it anew"]
+    met = whole.cpu / one.cpu >= REQUIRED_RATIO
     line = {
         "name": "fold_cost",
         "value": round(one.cpu, 2),
@@ -160,10 +163,12 @@ def main() -> None:
         "ratio": round(whole.cpu / one.cpu, 1),
         "limit_share": None,
         "checked": True,
+        "aim": AIM,
+        "met": met,
         "others": {"CPU s for a day": round(costs["one more day"].cpu, 2), "files written": one.written},
     }
     print(json.dumps(line))
-    if not args.quick and whole.cpu / one.cpu < REQUIRED_RATIO:
+    if not met and not args.quick:
         sys.exit(f"an hour is to be {REQUIRED_RATIO:g} times as cheap as importing all anew")
 
 

@@ -37,6 +37,8 @@ from tests.serving.online.measure_online_state import START, Clock, Source, conf
 REQUIRED_MS: Final = 250.0
 """Most milliseconds that a round may take."""
 
+AIM: Final = f"{REQUIRED_MS:g} ms of CPU a round at most"
+
 _MINUTE: Final = timedelta(minutes=1)
 _DAYS = 30.0  # of look-back: what is done a round does not depend on how much of it is held
 
@@ -139,9 +141,11 @@ def main() -> None:
         "ratio": round(sorted(peer)[len(peer) // 2] / middle, 2),
         "limit_share": round(1000 * middle / REQUIRED_MS, 3),
         "checked": True,
+        "aim": AIM,
+        "met": 1000 * cpus[-1] <= REQUIRED_MS,
     }
     print(json.dumps(line))
-    if 1000 * cpus[-1] > REQUIRED_MS:
+    if not line["met"]:
         sys.exit(f"a round takes {1000 * cpus[-1]:.0f} ms of CPU; it must be {REQUIRED_MS:.0f} ms at most")
 
 

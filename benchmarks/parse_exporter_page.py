@@ -24,6 +24,7 @@ from telemetry.exposition.scanner import Scanner
 from telemetry.series.identity import SeriesCatalogue
 
 REQUIRED: Final = 50.0
+AIM: Final = f"{REQUIRED:g} times prometheus_client"
 """How many times as fast as the peer the scanner must be."""
 
 _GPUS = 8
@@ -138,6 +139,7 @@ def main() -> None:
     for name, seconds in figures.items():
         print(f"{name:<26}{1 / seconds:>12,.0f}{seconds * 1e6:>12,.0f}{peer / seconds:>10.1f}")
     ratio = peer / figures["scanner"]
+    met = ratio >= REQUIRED
     line = {
         "name": "parse_exporter_page",
         "value": round(1 / figures["scanner"]),
@@ -146,9 +148,11 @@ def main() -> None:
         "ratio": round(ratio, 1),
         "limit_share": None,
         "checked": True,
+        "aim": AIM,
+        "met": met,
     }
     print(json.dumps(line))
-    if ratio < REQUIRED:
+    if not met:
         sys.exit(f"the scanner is {ratio:.1f} times as fast as prometheus_client; it must be {REQUIRED:.0f} times")
 
 

@@ -3,8 +3,9 @@
     python benchmarks/run_all.py [NAME ...] [--quick]
 
 The machine must do nothing else. The page is written after each; with names, such as ``sliding_refit`` or
-``"features_out_of_core --whole"``, only those run, and the other lines stay as they are. Where one misses its aim it
-keeps its line, and the command ends with an error that says so.
+``"features_out_of_core --whole"``, only those run, and the other lines stay as they are. What a benchmark prints is
+passed on as it comes. One that misses its aim keeps its line, one that fails has none; at the end the command says
+which were which, and ends with an error if there are any.
 """
 
 from __future__ import annotations
@@ -54,13 +55,18 @@ def write_page(lines: dict[str, str]) -> None:
     head = [
         "# Benchmarks",
         "",
-        f"Made by `make bench` on {os.cpu_count()} cores ({platform.machine()}). Ratios are beside a peer in one run, "
-        "equality checked first; they matter, the numbers are this machine's.",
+        f"Made by `make bench` on {os.cpu_count()} cores ({platform.machine()}). Ratios are beside a peer in one run; "
+        "nothing is told unless both gave the same. They matter, the numbers are this machine's.",
         "",
-        "| name | value | unit | peer | ratio | on |",
-        "|---|---|---|---|---|---|",
+        "| name | value | unit | peer | ratio | aim | on |",
+        "|---|---|---|---|---|---|---|",
     ]
     write_bytes(PAGE, "\n".join([*head, *(lines[name] for name in RUNS if name in lines), ""]).encode())
+
+
+def aim_of(told: dict[str, Any]) -> str:
+    """Say what a benchmark's aim is and whether it was met; empty where it has none."""
+    return f"{told['aim']}: {'met' if told['met'] else '**missed**'}" if told.get("aim") else ""
 
 
 def line_of(told: dict[str, Any]) -> str:
@@ -72,9 +78,22 @@ def line_of(told: dict[str, Any]) -> str:
         told["unit"],
         told["peer"] or "",
         ratio,
+        aim_of(told),
         f"{datetime.now(UTC):%Y-%m-%d}",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def run(command: list[str]) -> tuple[int, dict[str, Any] | None]:
+    """Run a benchmark and pass on what it prints as it comes; give its exit status and its line of JSON, if any."""
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    last = ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as process:  # noqa: S603 - ours
+        for line in process.stdout or ():
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            last = line if line.strip() else last
+    return process.returncode, json.loads(last) if last.startswith("{") else None
 
 
 def main() -> None:
@@ -86,23 +105,23 @@ def main() -> None:
     unknown = sorted(set(args.names) - set(RUNS))
     if unknown:
         parser.error(f"no benchmark is called {', '.join(unknown)}; there are: {', '.join(RUNS)}")
-    lines, missed = read_page(), []
+    lines, missed, failed = read_page(), [], []
     for name in args.names or RUNS:
         file, *options = name.split()
         if args.quick and LARGE in options:
             continue
         command = [sys.executable, str(HERE / f"{file}.py"), *options, *(["--quick"] if args.quick else [])]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - ours
-        sys.stdout.write(done.stdout)
-        sys.stdout.flush()
-        last = (done.stdout.strip().splitlines() or [""])[-1]
-        if done.returncode != 0:
-            missed.append(f"{name} failed:\n{done.stderr}")
-        if last.startswith("{") and not args.quick:
-            lines[name] = line_of(json.loads(last))
+        print(f"--- {name}", flush=True)
+        status, told = run(command)
+        if status and told and told.get("met") is False:
+            missed.append(f"{name} ran and missed its aim ({told['aim']})")
+        elif status or told is None:
+            failed.append(f"{name} failed to run (exit status {status}; what it said stands above)")
+        if told is not None and not args.quick:
+            lines[name] = line_of(told)
             write_page(lines)
-    if missed:
-        raise SystemExit("\n".join(missed))
+    if missed or failed:
+        raise SystemExit("\n".join([*missed, *failed]))
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ from models.trees.evaluate import TreeEvaluator, read_evaluator
 REQUIRED: Final = 2.5
 """How many times as fast as LightGBM's predict it must be for a fleet."""
 
+AIM: Final = f"{REQUIRED:g} times LightGBM's predict"
+
 TOLERANCE: Final = 1e-6
 """How far a probability may be from the library's."""
 
@@ -174,6 +176,7 @@ def main() -> None:
                 )
     fleet = measured["lightgbm", FLEET]
     ratio = fleet["library"] / fleet["ours"]
+    met = ratio >= REQUIRED
     line = {
         "name": "score_fleet",
         "value": round(fleet["ours"], 5),
@@ -182,12 +185,14 @@ def main() -> None:
         "ratio": round(ratio, 1),
         "limit_share": None,
         "checked": True,
+        "aim": AIM,
+        "met": met,
         "others": {
             f"{name}, {size} rows": round(each["library"] / each["ours"], 1) for (name, size), each in measured.items()
         },
     }
     print(json.dumps(line))
-    if ratio < REQUIRED:
+    if not met:
         sys.exit(f"ours is {ratio:.1f} times as fast as LightGBM's predict; it must be {REQUIRED} times")
 
 

@@ -57,6 +57,8 @@ from simulator.simulate import simulate  # noqa: E402
 REQUIRED = 3.0
 """How many times as fast as binning the raw matrix at every refit it is to be."""
 
+AIM = f"{REQUIRED:g} times"
+
 REFITS = 12
 DAYS = 126
 SPAN = timedelta(days=28)
@@ -281,6 +283,7 @@ def main() -> None:
         ages(backtest, found["lightgbm", "own bins"]["ap"], (1, 3, 6) if args.quick else (3,))
     kept = found["lightgbm", "kept bins"]
     ratios = {name: found["lightgbm", name]["cpu"] / kept["cpu"] for name in WAYS[:2]}
+    met = ratios["own bins"] >= REQUIRED
     line = {
         "name": "sliding_refit",
         "value": round(kept["cpu"], 1),
@@ -289,6 +292,8 @@ def main() -> None:
         "ratio": round(ratios["own bins"], 2),
         "limit_share": None,
         "checked": True,
+        "aim": AIM,
+        "met": met,
         "others": {
             "as it was": round(ratios["as it was"], 2),
             "peak MB": round(kept["peak_mb"]),
@@ -296,7 +301,7 @@ def main() -> None:
         },
     }
     print(json.dumps(line))
-    if ratios["own bins"] < REQUIRED and not args.quick:
+    if not met and not args.quick:
         sys.exit(f"kept bins are {ratios['own bins']:.2f} times as fast as own bins; they are to be {REQUIRED} times")
 
 

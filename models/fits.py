@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from models.cascade import CascadeEnsemble
 from models.fit_facts import FitFacts
 from models.learners import fit_learners
+from models.on_bins import wants_features
 from models.ranking import Floats, Hashes, Ints
 from models.row_reader import RowReader
 from models.training_set import TrainingSet
@@ -102,11 +104,16 @@ class LocalFits:
 
 class _LocalRowFits:
     def __init__(self, rows: FitRows, read: RowReader) -> None:
-        self._rows, self._read, self._values = rows, read, read(rows.positions)
+        self._rows, self._read = rows, read
+
+    @cached_property
+    def _values(self) -> np.ndarray:
+        return self._read(self._rows.positions)
 
     def learners(self, unfitted: Mapping[str, Any], told: Told | None = None) -> dict[str, Any]:
         rows = self._rows
-        return fit_learners(unfitted, self._values, rows.label, rows.weight, rows.facts, told)
+        wanted = any(wants_features(each, rows.positions) for each in unfitted.values())
+        return fit_learners(unfitted, self._values if wanted else None, rows.label, rows.weight, rows.facts, told)
 
     def cascade(
         self,

@@ -77,13 +77,19 @@ class KeptBins:
         """Give itself: clones of a learner share its bins."""
         return self
 
-    def lightgbm_rows(self, X: np.ndarray, rows: Ints, label: Ints, weight: Floats, max_bin: int) -> lightgbm.Dataset:
+    def holds(self, rows: Ints) -> bool:
+        """Tell whether rows, ascending positions in the matrix, are taken from the bins without their features."""
+        return self.held and len(rows) > 0 and rows[0] >= self.window[0] and rows[-1] < self.window[1]
+
+    def lightgbm_rows(
+        self, X: np.ndarray | None, rows: Ints, label: Ints, weight: Floats, max_bin: int
+    ) -> lightgbm.Dataset:
         """Give rows in bins, ready to be fitted on.
 
         Parameters
         ----------
-        X : ndarray of float32, shape (n_rows, n_features)
-            Their features; looked at only where the rows are not held in bins.
+        X : ndarray of float32, shape (n_rows, n_features), or None
+            Their features; looked at only where :meth:`holds` says no.
         rows : ndarray of int64, shape (n_rows,)
             Their positions in the matrix, ascending.
         label, weight : ndarray, shape (n_rows,)
@@ -98,8 +104,7 @@ class KeptBins:
         """
         with self._lock:
             edges = self._lightgbm_edges(max_bin)
-            inside = len(rows) > 0 and rows[0] >= self.window[0] and rows[-1] < self.window[1]
-            if self.held and inside:
+            if self.holds(rows):
                 if max_bin not in self._binned:
                     self._binned[max_bin] = self._all_in(edges)
                 chosen = self._binned[max_bin].subset((rows - self.window[0]).tolist()).construct()
@@ -159,7 +164,7 @@ class _Stretch(lightgbm.Sequence):
     def __getitem__(self, wanted: Any) -> np.ndarray:
         if isinstance(wanted, slice):
             low, high, _ = wanted.indices(len(self))
-            return self._read.stretch(self._first + low, self._first + high)
+            return self._read.stretch(self._first + low, self._first + high, len(self))
         return self._read(self._first + np.atleast_1d(wanted))
 
 

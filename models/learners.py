@@ -255,7 +255,7 @@ def _check_kind(value: Any, default: Any, where: str) -> None:
 
 def fit_learners(
     learners: Mapping[str, Any],
-    X: np.ndarray,
+    X: np.ndarray | None,
     y: np.ndarray,
     sample_weight: np.ndarray | None = None,
     facts: FitFacts = NO_FACTS,
@@ -269,8 +269,8 @@ def fit_learners(
     ----------
     learners : mapping of str to scikit-learn classifier
         As :func:`make_learner` gives them.
-    X : ndarray of float32, shape (n_rows, n_features)
-        Features; NaN: unknown.
+    X : ndarray of float32, shape (n_rows, n_features), or None
+        Features; NaN: unknown. None where no learner looks at them (:func:`models.on_bins.wants_features`).
     y : ndarray of int, shape (n_rows,)
         1 for a positive, 0 for a negative; both must occur.
     sample_weight : ndarray of float64, shape (n_rows,), optional

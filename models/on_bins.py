@@ -47,8 +47,8 @@ class LightGBMOnBins(BinaryClassifier):
 
         Parameters
         ----------
-        X : ndarray of float32, shape (n_rows, n_features)
-            Features.
+        X : ndarray of float32, shape (n_rows, n_features), or None
+            Features; None where the bins hold the rows (:func:`wants_features`).
         y : ndarray of int, shape (n_rows,)
             0 or 1; both must occur.
         sample_weight : ndarray of float64, shape (n_rows,), optional
@@ -113,6 +113,24 @@ class XGBoostOnBins(xgboost.XGBClassifier):
         copy = XGBoostOnBins(**self.get_params(deep=False))
         copy.bins = self.bins
         return copy
+
+
+def wants_features(learner: Any, rows: Ints | None) -> bool:
+    """Tell whether a learner looks at the features of the rows that it is fitted on.
+
+    Parameters
+    ----------
+    learner : classifier
+        Unfitted, from :func:`on_bins` or not.
+    rows : ndarray of int64, shape (n_rows,), or None
+        Their positions in the matrix, ascending; None: unknown.
+
+    Returns
+    -------
+    bool
+        False for LightGBM on bins that hold these rows.
+    """
+    return rows is None or not isinstance(learner, LightGBMOnBins) or not learner.bins.holds(rows)
 
 
 def on_bins(learner: Any, bins: KeptBins | None) -> Any:

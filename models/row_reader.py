@@ -27,8 +27,12 @@ class StretchReader(Protocol):
     def __call__(self, rows: Ints) -> np.ndarray:
         """Give the features of rows by their positions."""
 
-    def stretch(self, first: int, until: int) -> np.ndarray:
-        """Give the features of the rows from one position to before another, without holding them."""
+    def stretch(self, first: int, until: int, whole: int) -> np.ndarray:
+        """Give the features of the rows from one position to before another.
+
+        They are held as if they were asked for by position where ``whole``, the number of neighbouring rows that will
+        be read this way, fits into what is held, and are not where it would push out what others need.
+        """
 
 
 class AllRows:
@@ -47,7 +51,7 @@ class AllRows:
         """Give the features of rows by their positions."""
         return self._all()[rows]
 
-    def stretch(self, first: int, until: int) -> np.ndarray:
+    def stretch(self, first: int, until: int, whole: int) -> np.ndarray:  # noqa: ARG002 - all rows are held
         """Give the features of neighbouring rows: a view."""
         return self._all()[first:until]
 
@@ -88,9 +92,10 @@ class NewestRows:
         out[~held] = self._matrix.values(rows[~held])
         return out
 
-    def stretch(self, first: int, until: int) -> np.ndarray:
-        """Give the features of neighbouring rows, read anew."""
-        return self._matrix.values(np.arange(first, until))
+    def stretch(self, first: int, until: int, whole: int) -> np.ndarray:
+        """Give the features of neighbouring rows; see :meth:`StretchReader.stretch`."""
+        rows = np.arange(first, until)
+        return self(rows) if whole <= self._capacity else self._matrix.values(rows)
 
     def _extended(self, lowest: int, until: int) -> np.ndarray:
         if self._ring is None:

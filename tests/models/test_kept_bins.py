@@ -23,6 +23,7 @@ from models.config import (
     TrainingSection,
 )
 from models.fit_facts import FitFacts
+from models.fits import FitRows, LocalFits
 from models.kept_bins import BinKeeper, KeptBins
 from models.learners import fit_learners, make_learner
 from models.on_bins import LightGBMOnBins, XGBoostOnBins, on_bins
@@ -80,7 +81,8 @@ def bins_of(X: np.ndarray, weight: np.ndarray, *, edges: np.ndarray, held_bytes:
         def __call__(self, rows: np.ndarray) -> np.ndarray:
             return X[rows]
 
-        def stretch(self, first: int, until: int) -> np.ndarray:
+        def stretch(self, first: int, until: int, whole: int) -> np.ndarray:
+            assert whole == len(X)
             return X[first:until]
 
     window = (0, len(X))
@@ -118,6 +120,30 @@ def test_rows_taken_from_bins_and_rows_binned_anew_give_the_same_trees(seed, sha
     assert trees(fitted[0]) == trees(fitted[1])
     assert np.array_equal(fitted[0].predict_proba(X), fitted[1].predict_proba(X))
     assert np.array_equal(fitted[0].predict_proba(X)[:, 1], fitted[0].booster_.predict(X))
+
+
+@pytest.mark.parametrize("held_bytes", [2**20, 0])
+@pytest.mark.parametrize("beside", ["lightgbm", "logistic"])
+def test_features_of_training_rows_are_read_only_where_somebody_looks_at_them(held_bytes, beside):
+    X, y, weight = rows_to_fit()
+    X = np.nan_to_num(X)
+    bins = bins_of(X, weight, edges=np.arange(200), held_bytes=held_bytes)
+    taken = np.arange(10, 500, 3)
+    asked = []
+
+    def read(rows):
+        asked.append(len(rows))
+        return X[rows]
+
+    names = dict.fromkeys(("lightgbm", beside))
+    chosen = FitRows(y[taken], weight[taken], taken.astype(np.uint64), FitFacts.of(rows=taken))
+    with LocalFits(read).on(chosen) as fits:
+        fitted = fits.learners({name: on_bins(make_learner(name, seed=3), bins) for name in names})
+    assert asked == ([] if held_bytes and beside == "lightgbm" else [len(taken)])
+    for name in names:
+        own = on_bins(make_learner(name, seed=3), bins)
+        same = fit_learners({name: own}, X[taken], y[taken], weight[taken], FitFacts.of(rows=taken))[name]
+        assert np.array_equal(fitted[name].predict_proba(X), same.predict_proba(X))
 
 
 def test_settings_of_the_learner_count_in_kept_bins():

@@ -43,12 +43,13 @@ from features.matrix import FeatureMatrix  # noqa: E402
 from features.service import duration_ms, instant_ms  # noqa: E402
 from models.config import BacktestSection, BinsSection, TrainingSection  # noqa: E402
 from models.fit_facts import FitFacts  # noqa: E402
+from models.fits import FitRows, LocalFits  # noqa: E402
 from models.kept_bins import BinKeeper, KeptBins  # noqa: E402
-from models.learners import THREADS, fit_learners, make_learner  # noqa: E402
+from models.learners import THREADS, make_learner  # noqa: E402
 from models.odds import log_odds  # noqa: E402
 from models.on_bins import on_bins  # noqa: E402
 from models.ranking import seed_of  # noqa: E402
-from models.row_reader import row_reader  # noqa: E402
+from models.row_reader import StretchReader, row_reader  # noqa: E402
 from models.schedule import Schedule, instant_of, plan_schedule  # noqa: E402
 from models.trainer import reach_of  # noqa: E402
 from models.training_set import Labels, Rows, choose_rows  # noqa: E402
@@ -101,6 +102,43 @@ class Refit:
     label: np.ndarray
     weight: np.ndarray
     tested: np.ndarray
+
+
+class Anew:
+    """Reads rows of a matrix from disk whenever they are asked for."""
+
+    def __init__(self, matrix: Narrow) -> None:
+        self._matrix = matrix
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Give the features of rows by their positions."""
+        return self._matrix.values(rows)
+
+    def stretch(self, first: int, until: int, whole: int) -> np.ndarray:  # noqa: ARG002 - nothing is held
+        """Give the features of neighbouring rows."""
+        return self._matrix.values(np.arange(first, until))
+
+
+class TimedReader:
+    """Reads as another reader does, and counts the seconds of the processor that it takes."""
+
+    def __init__(self, read: StretchReader) -> None:
+        self._read = read
+        self.spent = 0.0
+
+    def __call__(self, rows: np.ndarray) -> np.ndarray:
+        """Give the features of rows by their positions."""
+        clock = time.process_time()
+        found = self._read(rows)
+        self.spent += time.process_time() - clock
+        return found
+
+    def stretch(self, first: int, until: int, whole: int) -> np.ndarray:
+        """Give the features of neighbouring rows."""
+        clock = time.process_time()
+        found = self._read.stretch(first, until, whole)
+        self.spent += time.process_time() - clock
+        return found
 
 
 class Backtest:
@@ -169,7 +207,7 @@ class Backtest:
         scores, seconds
             Log-odds of each refit's tested rows, and seconds of the processor and of the clock by what was done.
         """
-        read = self.matrix.values if anew else row_reader(self.matrix, self.training.memory * 2**20)
+        read = TimedReader(Anew(self.matrix) if anew else row_reader(self.matrix, self.training.bytes_held))
         keeper = self.bins(read, kept)
         seconds = dict.fromkeys(("read", "fit", "score", "wall"), 0.0)
         scores = []
@@ -177,10 +215,7 @@ class Backtest:
             if only is not None and number not in only:
                 continue
             known = {refit.at_ms: self.labels_at(refit.at_ms)} if kept else {}
-            begin = time.perf_counter()
-            clock = time.process_time()
-            X, tested = read(refit.rows), read(refit.tested)
-            seconds["read"] += time.process_time() - clock
+            begin, read.spent = time.perf_counter(), 0.0
             clock = time.process_time()
             bins: KeptBins | None = keeper.at(refit.at_ms, known.__getitem__)
             if bins is not None:
@@ -188,9 +223,12 @@ class Backtest:
             learner = make_learner(name, seed=seed_of(self.seed, name, refit.at_ms))
             if anew and name == "lightgbm":
                 learner.set_params(force_col_wise=False, force_row_wise=True)
-            facts = FitFacts.of(rows=refit.rows)
-            fitted = fit_learners({name: on_bins(learner, bins)}, X, refit.label, refit.weight, facts)[name]
-            seconds["fit"] += time.process_time() - clock
+            chosen = FitRows(refit.label, refit.weight, self.rows.tie[refit.rows], FitFacts.of(rows=refit.rows))
+            with LocalFits(read).on(chosen) as fits:
+                fitted = fits.learners({name: on_bins(learner, bins)})[name]
+            seconds["fit"] += time.process_time() - clock - read.spent
+            tested = read(refit.tested)
+            seconds["read"] += read.spent
             clock = time.process_time()
             scores.append(log_odds(fitted, tested))
             seconds["score"] += time.process_time() - clock

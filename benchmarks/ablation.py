@@ -1,9 +1,9 @@
 """What the recommended profile is made of: feature groups, learners, negatives and spans left out one at a time.
 
 Walks forward over development fleets (seeds from 100 on; reports use 1 to 5): at every refit all variants are fitted on
-the past and score the same later decisions. Fleets are pooled; intervals of the differences from the profile resample
-GPUs, the same ones for all variants. docs/profile.md quotes it. What a refit gave is kept below ``--work``: a run that
-was killed goes on.
+the past and score the same later decisions. Fleets are pooled; intervals of the differences from the profile (or from
+the variant that ``--against`` names) resample GPUs, the same ones for all variants. docs/profile.md quotes it. What a
+refit gave is kept below ``--work``: a run that was killed goes on.
 
     python benchmarks/ablation.py [--scenarios base drift] [--seeds 101 102] [--quick] [--matrix FOLDER ...]
 """
@@ -60,6 +60,10 @@ class Variant:
 VARIANTS: dict[str, Variant] = {
     REFERENCE: Variant(),
     **{f"without {name}": Variant(tuple(group for group in GROUPS if group != name)) for name in GROUPS},
+    **{
+        f"without {first} and {second}": Variant(tuple(group for group in GROUPS if group not in (first, second)))
+        for first, second in (("telemetry", "onset"), ("history", "peers"))
+    },
     **{f"{name} alone": Variant((name,)) for name in ("telemetry", "history", "peers", "onset")},
     "telemetry and static (the paper's)": Variant(("telemetry", "static")),
     **{f"{name} alone as learner": Variant(members=(name,)) for name in (*_MEMBERS, "logistic", "mlp")},
@@ -138,6 +142,7 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=120)
     parser.add_argument("--matrix", type=Path, nargs="+", help="feature matrices to use in place of simulated fleets")
     parser.add_argument("--only", nargs="+", help="variants, by name; the profile is always among them")
+    parser.add_argument("--against", default=REFERENCE, help="the variant that differences are taken from")
     parser.add_argument("--refit-every", type=int, default=28, help="days")
     parser.add_argument("--bootstrap", type=int, default=300)
     parser.add_argument("--work", type=Path, default=ROOT / "benchmarks" / "work" / "ablation")
@@ -146,15 +151,9 @@ def main() -> None:
     if min(args.seeds) < 100:
         sys.exit("seeds below 100 are reported on: a profile is not chosen on them")
     params = load_params([ROOT / "params.yaml"])
-    names = list(VARIANTS)
     if args.quick:
-        args.scenarios, args.seeds, args.gpus, args.bootstrap, names = ["drift"], args.seeds[:1], 256, 100, list(QUICK)
-    if args.only:
-        unknown = [name for name in args.only if name not in VARIANTS]
-        if unknown:
-            sys.exit(f"unknown variant {unknown[0]!r}: choose among {', '.join(VARIANTS)}")
-        names = [REFERENCE, *(name for name in args.only if name != REFERENCE)]
-    variants = {name: VARIANTS[name] for name in names}
+        args.scenarios, args.seeds, args.gpus, args.bootstrap = ["drift"], args.seeds[:1], 256, 100
+    variants = {name: VARIANTS[name] for name in names_of(args)}
     args.work.mkdir(parents=True, exist_ok=True)
     if args.matrix:
         fleets = [Held(FeatureMatrix.open(folder), args.work) for folder in args.matrix]
@@ -185,8 +184,21 @@ def main() -> None:
     assessed: dict[str, Assessment] = {}
     for name, mine in frames.items():
         scored = split_predictions(pd.concat(mine, ignore_index=True), max(budgets))[0]
-        assessed[name] = assess(scored, resample_units(scored.n_units, args.bootstrap, 1))
-    report(assessed, seconds, max(budgets), name="ablation", reference=REFERENCE)
+        assessed[name] = assess(scored, weights := resample_units(scored.n_units, args.bootstrap, 1))
+    report(assessed, seconds, max(budgets), weights, name="ablation", reference=args.against)
+
+
+def names_of(args: argparse.Namespace) -> list[str]:
+    """Give the names of the variants that were asked for, or say which name is wrong and stop."""
+    names = list(QUICK if args.quick else VARIANTS)
+    if args.only:
+        names = [REFERENCE, *(name for name in args.only if name != REFERENCE)]
+    for name in (*names, args.against):
+        if name not in VARIANTS:
+            sys.exit(f"unknown variant {name!r}: choose among {', '.join(VARIANTS)}")
+    if args.against not in names:
+        sys.exit(f"differences are taken from a variant that is shown: choose among {', '.join(names)}")
+    return names
 
 
 def of_scenario(params: Params, scenario: str) -> Params:

@@ -288,8 +288,8 @@ def main() -> None:
     assessed: dict[str, Assessment] = {}
     for name, mine in frames.items():
         scored = split_predictions(pd.concat(mine, ignore_index=True), max(budgets))[0]
-        assessed[name] = assess(scored, resample_units(scored.n_units, args.bootstrap, 1))
-    report(assessed, seconds, max(budgets), name="objectives", reference=REFERENCE)
+        assessed[name] = assess(scored, weights := resample_units(scored.n_units, args.bootstrap, 1))
+    report(assessed, seconds, max(budgets), weights, name="objectives", reference=REFERENCE)
 
 
 if __name__ == "__main__":

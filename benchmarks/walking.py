@@ -15,12 +15,14 @@ import numpy as np
 import pandas as pd
 from scipy.special import expit
 
+from benchmarks.scoreboard.spread import lead_bounds
 from features.building import build_matrix
 from features.matrix import FeatureMatrix
 from features.service import duration_ms, instant_ms
 from models.assessment import Assessment
-from models.bootstrap import interval
+from models.bootstrap import Interval, interval
 from models.checkpoint import code_digest
+from models.metrics import Floats, ratio
 from models.ranking import rank_within
 from models.schedule import instant_of
 from models.trainer import reach_of
@@ -178,38 +180,68 @@ def predictions(
     )
 
 
+def earlier(each: Assessment, peer: Assessment, weights: Floats) -> tuple[float, Interval]:
+    """Give the mean of how many hours earlier incidents that both caught were alerted than by the peer.
+
+    Medians of lead time alone are of other incidents for each: one that catches more may catch late ones.
+    """
+    lead, other = (one.incidents.set_index("incident")["lead_time_hours"] for one in (each, peer))
+    hours = (lead - other).reindex(each.incidents["incident"]).to_numpy()
+    both = np.isfinite(hours)
+    units = each.scored.shared.units.astype(str)
+    unit = np.searchsorted(units, each.incidents["unit"].to_numpy(dtype=str)[both])
+    total = np.bincount(unit, hours[both], len(units))
+    number = np.bincount(unit, minlength=len(units)).astype(np.float64)
+    return float(ratio(total.sum(), number.sum())), interval(ratio(weights @ total, weights @ number))
+
+
 def report(
     assessed: Mapping[str, Assessment],
     seconds: Mapping[str, float],
     k: int,
+    weights: Floats,
     *,
     name: str,
     reference: str,
 ) -> None:
-    """Print the table and the line of JSON of a benchmark of that name, differences taken from ``reference``."""
+    """Print the table and the line of JSON of a benchmark of that name, differences taken from ``reference``.
+
+    ``weights`` are the resamples of the GPUs by which all were assessed.
+    """
     benchmark, peer = name, assessed[reference]
     shared = peer.scored.shared
+    known, positive = int(peer.scored.known.sum()), int(peer.scored.positive.sum())
     print(
         f"{len(shared.units):,} GPUs, {len(shared.times_ms)} decision times, {len(peer.incidents)} incidents, K = {k}; "
-        f"differences from {reference} in points, 95 % intervals by GPU"
+        f"{positive:,} of {known:,} rows positive ({100 * positive / known:.3f} %); "
+        f"differences from {reference} in points, 95 % intervals by GPU; lead: median over the caught incidents; "
+        f"earlier: mean over those that {reference} caught too"
     )
     print(
         f"{'variant':<40}{'P@K %':>8}{'difference':>24}{'AP x 100':>10}{'difference':>24}{'recall %':>10}"
-        f"{'top 5 %':>9}{'risk ratio':>12}{'fit s':>8}"
+        f"{'top 5 %':>9}{'difference':>24}{'lead h':>24}{'earlier h':>24}{'risk ratio':>12}{'fit s':>8}"
     )
     others = {}
     for variant, each in assessed.items():
         told = []
-        for statistic in ("precision_at_k", "average_precision"):
+        for statistic in ("precision_at_k", "average_precision", "capture"):
             bounds = interval(100 * (each.replicates[statistic] - peer.replicates[statistic]))
             difference = 100 * (each.point[statistic] - peer.point[statistic])
             told.append("" if variant == reference else f"{difference:+.2f} [{bounds.low:+.2f}, {bounds.high:+.2f}]")
+        lead = float(each.incidents["lead_time_hours"].median())
+        bounds = lead_bounds(each.incidents, shared.units, weights)
+        told.append(f"{lead:.1f} [{bounds.low:.1f}, {bounds.high:.1f}]")
+        hours, bounds = earlier(each, peer, weights)
+        told.append("" if variant == reference else f"{hours:+.2f} [{bounds.low:+.2f}, {bounds.high:+.2f}]")
         point = {statistic: 100 * each.point[statistic] for statistic in SHOWN}
         print(
             f"{variant:<40}{point['precision_at_k']:>8.2f}{told[0]:>24}{point['average_precision']:>10.2f}{told[1]:>24}"
-            f"{point['recall']:>10.1f}{point['capture']:>9.1f}{each.calibration.risk_ratio:>12.2f}{seconds[variant]:>8.2f}"
+            f"{point['recall']:>10.1f}{point['capture']:>9.1f}{told[2]:>24}{told[3]:>24}{told[4]:>24}"
+            f"{each.calibration.risk_ratio:>12.2f}{seconds[variant]:>8.2f}"
         )
         others[variant] = {key: round(float(value), 3) for key, value in point.items()}
+        if np.isfinite(lead):  # JSON knows no NaN: one that caught nothing has no lead time
+            others[variant]["lead_hours"] = round(lead, 3)
     best = max((name for name in assessed if name != reference), key=lambda name: others[name]["precision_at_k"])
     line = {
         "name": benchmark,

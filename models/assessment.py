@@ -10,7 +10,7 @@ import pandas as pd
 from models.bootstrap import Interval, honest_interval, interval
 from models.config import ALL_LEARNERS, BASELINES
 from models.lead_time import incident_table
-from models.metrics import Bools, Calibration, Floats, Ranking, average_precision, calibration, ratio, roc_auc
+from models.metrics import Bools, Calibration, Floats, Ints, Ranking, calibration, ratio
 from models.oracle import ORACLE
 from models.scored import Scored
 
@@ -108,7 +108,7 @@ def assess(scored: Scored, weights: Floats) -> Assessment:
     every = np.concatenate([np.ones((1, scored.n_units)), weights])
     values, counts = _ratios(scored, incidents, every)
     known = scored.known
-    values["average_precision"], values["roc_auc"] = _ranked(scored, -scored.rank.astype(np.float64), known, every)
+    values["average_precision"], values["roc_auc"] = _ranked(scored, -scored.rank, known, every)
     by_risk = known & np.isfinite(scored.risk)
     values["average_precision_risk"], values["roc_auc_risk"] = _ranked(scored, scored.risk, by_risk, every)
     return Assessment(
@@ -208,7 +208,7 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.nd
         one row a group, ascending. An incident counts in every group that could have caught it.
     """
     scored = assessed.scored
-    groups, code = np.unique(group, return_inverse=True)
+    groups, code = np.unique(group, return_inverse=True) if names is None else _present(group)
     n = len(groups)
     told = groups if names is None else names[groups]
 
@@ -221,8 +221,8 @@ def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.nd
     rankings = []
     for at in range(n):
         rows = known & (code == at)
-        score = -scored.rank[rows].astype(np.float64)
-        rankings.append((average_precision(score, positive[rows]), roc_auc(score, positive[rows])))
+        average, area = Ranking.build(-scored.rank[rows], positive[rows]).both()
+        rankings.append((float(average[0]), float(area[0])))
     return pd.DataFrame(
         {
             "model": scored.model,
@@ -263,7 +263,7 @@ def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[d
     return values, {name: whole for name, (_, whole) in shares.items()}
 
 
-def _ranked(scored: Scored, score: Floats, rows: Bools, weights: Floats) -> tuple[Floats, Floats]:
+def _ranked(scored: Scored, score: Floats | Ints, rows: Bools, weights: Floats) -> tuple[Floats, Floats]:
     return Ranking.build(score[rows], scored.positive[rows], scored.unit[rows], scored.n_units).both(weights)
 
 
@@ -278,6 +278,12 @@ def _false_alerts(scored: Scored) -> dict[str, object]:
         "false_alerts_per_1000_unit_days": float(ratio(1000 * wrong.sum(), days)),
         "false_alert_days_per_1000_unit_days": float(ratio(1000 * len(wrong_days), days)),
     }
+
+
+def _present(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give the positions that occur, ascending, and each row's place among them; rows are not sorted for it."""
+    occurs = np.bincount(positions) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[positions]
 
 
 def _distinct_incidents(incident: np.ndarray, code: np.ndarray, n: int, chosen: Bools) -> np.ndarray:

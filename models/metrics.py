@@ -67,8 +67,8 @@ class Ranking:
 
         Parameters
         ----------
-        score : array_like of float, shape (rows,)
-            Higher means more suspicious; finite.
+        score : array_like of float or int, shape (rows,)
+            Higher means more suspicious; finite. Integers of small range are sorted several times as fast.
         positive : array_like of bool, shape (rows,)
             Labels; rows without one must have been left out.
         unit : array_like of int, shape (rows,), optional
@@ -81,10 +81,10 @@ class Ranking:
         Ranking
             The condensed rows.
         """
-        scores = np.asarray(score, np.float64)
+        scores = _falling(score)
         labels = np.asarray(positive, np.bool_)
         codes = np.zeros(scores.size, np.int64) if unit is None else np.asarray(unit, np.int64)
-        order = np.argsort(-scores, kind="stable")
+        order = np.argsort(scores, kind="stable")
         scores, labels, codes = scores[order], labels[order], codes[order]
         starts = np.ones(scores.size, np.bool_)
         starts[1:] = scores[1:] != scores[:-1]
@@ -164,44 +164,17 @@ class Ranking:
         return average, ratio(above, n_positive * n_negative)
 
 
+def _falling(score: ArrayLike) -> np.ndarray:
+    """Give numbers that fall as the score rises: of 16 bits, which are sorted by radix, where they fit."""
+    scores = np.asarray(score)
+    if not np.issubdtype(scores.dtype, np.integer) or not scores.size:
+        return -scores.astype(np.float64)
+    below = int(scores.max()) - scores.astype(np.int64)
+    return below.astype(np.uint16) if int(below.max()) <= np.iinfo(np.uint16).max else below
+
+
 def _counts(row: Ints, column: Ints, rows: int, columns: int) -> sparse.csr_array:
     return sparse.coo_array((np.ones(row.size), (row, column)), shape=(rows, columns)).tocsr()
-
-
-def average_precision(score: ArrayLike, positive: ArrayLike) -> float:
-    """Average precision of one ranking, ties taken together.
-
-    Parameters
-    ----------
-    score : array_like of float, shape (rows,)
-        Higher means more suspicious.
-    positive : array_like of bool, shape (rows,)
-        Labels.
-
-    Returns
-    -------
-    float
-        In [0, 1]; NaN where nothing is positive.
-    """
-    return float(Ranking.build(score, positive).average_precision()[0])
-
-
-def roc_auc(score: ArrayLike, positive: ArrayLike) -> float:
-    """Area under the ROC curve of one ranking, ties counting half.
-
-    Parameters
-    ----------
-    score : array_like of float, shape (rows,)
-        Higher means more suspicious.
-    positive : array_like of bool, shape (rows,)
-        Labels.
-
-    Returns
-    -------
-    float
-        In [0, 1]; NaN where only one class is present.
-    """
-    return float(Ranking.build(score, positive).roc_auc()[0])
 
 
 @dataclass(frozen=True, slots=True)

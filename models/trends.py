@@ -160,7 +160,7 @@ def _average_precision(scored: Scored, code: Ints, periods: int, weights: Floats
         if not positive.any():
             continue
         unit = scored.unit[rows]
-        ranking = Ranking.build(-scored.rank[rows].astype(np.float64), positive, unit, scored.n_units)
+        ranking = Ranking.build(-scored.rank[rows], positive, unit, scored.n_units)
         value[period] = ranking.average_precision(weights)
         base[period] = weights @ np.bincount(unit[positive], minlength=scored.n_units)
     return value, base

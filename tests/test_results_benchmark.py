@@ -108,10 +108,11 @@ def test_months_and_lead_times_have_intervals_of_resampled_gpus(two):
     pool = Pool([part for _, part in two], 200)
     scored = pool.scored("mean_rank", "sliding")
     every = np.concatenate([np.ones((1, len(pool.shared.units))), pool.weights])
-    bounds = month_bounds(scored, pool.month, every).set_index("month")
+    of_row, months = pool.month
+    bounds = month_bounds(scored, of_row, months, every).set_index("month")
     top = (scored.rank <= 2) & scored.known
     for month in ("2026-01", "2026-02"):
-        chosen = top & (pool.month == month)
+        chosen = top & (months[of_row] == month)
         drawn = []
         for weights in pool.weights:
             weight = weights[scored.unit[chosen]]
@@ -206,8 +207,8 @@ def test_the_plan_names_every_seed_once():
     assert [part.seed for part in plan.of("announced", PROMISED)] == [3, 4, 5]
     assert [part.scenario for part in plan.parts if part.profile == PAPER] == ["base", "drift"]
     assert {part.size.acceleration for part in plan.parts} == {5}
-    assert {part.size.gpus for part in plan.parts if part.scenario != "announced"} == {2000}
-    assert {part.size.gpus for part in plan.parts if part.scenario == "announced"} == {4000}
+    sizes = {"base": 2000, "drift": 2000, "announced": 4000, "epidemic": 1000, "noprecursor": 1000}
+    assert {(part.scenario, part.size.gpus) for part in plan.parts} == set(sizes.items())
     assert plan.usual.gpus == 2000
     quick = make_plan(quick=True, first_seed=101)
     assert min(part.seed for part in quick.parts) == 101

@@ -54,7 +54,8 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
     """Run every part that no earlier call left finished, several fleets at a time.
 
     The first seed of every scenario comes first, then the second: what a run that is cut off leaves is a smaller table
-    of the same shape. Of each seed the largest fleets come first, so that none is left to run alone at the end.
+    of the same shape. Of each seed the largest fleets come first, and fleets smaller than the usual ones come last of
+    all, so that none is left to run alone for long at the end.
 
     Parameters
     ----------
@@ -86,7 +87,7 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         else:
             keys[part] = key_of(part, params, code)
     wanting: dict[str, list[Part]] = {}
-    for part, key in sorted(keys.items(), key=lambda each: (each[0].seed, -each[0].size.gpus)):
+    for part, key in sorted(keys.items(), key=lambda each: _turn(each[0].seed, each[0].size.gpus, plan.usual.gpus)):
         if store.load(work / "parts" / part.name, key) is None:
             wanting.setdefault(part.fleet, []).append(part)
     if finished:
@@ -104,6 +105,11 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         raise RuntimeError(f"these parts were run and left nothing that can be read: {', '.join(missing)}")
     fresh = sum(len(parts) for parts in wanting.values())
     return Ran({part: found for part, found in done.items() if found is not None}, tuple(left_out), fresh)
+
+
+def _turn(seed: int, gpus: int, usual: int) -> tuple[bool, int, int]:
+    """Order fleets by when they are run."""
+    return gpus < usual, seed, -gpus
 
 
 _Task = Sequence[tuple[Part, str]]

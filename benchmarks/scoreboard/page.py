@@ -44,8 +44,11 @@ _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once"}
 def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str, float], revision: str) -> list[str]:
     """Say first what the fleets are and whether all are there, then how the page was made."""
     size = plan.usual
-    others = {part.scenario: part.size.gpus for part in plan.parts if part.size.gpus != size.gpus}
-    larger = "".join(f" ({count(gpus)} on `{name}`)" for name, gpus in others.items())
+    others: dict[int, dict[str, None]] = {}
+    for part in plan.parts:
+        if part.size.gpus != size.gpus:
+            others.setdefault(part.size.gpus, {})[f"`{part.scenario}`"] = None
+    other_sizes = "; ".join(f"{count(gpus)} on {join(names)}" for gpus, names in others.items())
     alone = [part.scenario for part in plan.parts if part.profile == PROMISED]
     promised = "".join(
         f" {count(alone.count(name))} of the fleets of `{name}` were replayed with the profile alone, for its promises."
@@ -62,7 +65,7 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
             "profile. The others are named at the end; running the command again adds them.",
             "",
         ]
-    extent = f"{count(size.gpus)} GPUs{larger} over {size.days} days"
+    extent = f"{count(size.gpus)} GPUs{f' ({other_sizes})' if others else ''} over {size.days} days"
     fleets = (
         f"**Every fleet here is simulated, and its failures are accelerated**: {extent} with all failure rates "
         f"multiplied by {size.acceleration:g}, so that there is something to count. Real fleets fail more rarely, and "

@@ -60,7 +60,7 @@ class Pool:
         loaded = [part.rows() for part in parts]
         unit_names = [part.units() for part in parts]
         sizes = [len(units) for units in unit_names]
-        times = [np.unique(rows["time_ms"]) for rows in loaded]
+        times = self._times = [np.unique(rows["time_ms"]) for rows in loaded]
         self._before_units = np.cumsum([0, *sizes])
         before_times = np.cumsum([0, *map(len, times)])
         budget = [np.full(len(own), part.facts["k"], np.int64) for own, part in zip(times, parts, strict=True)]
@@ -103,12 +103,11 @@ class Pool:
         }
 
     @cached_property
-    def month(self) -> np.ndarray:
-        """Calendar month of each row on its own fleet's clock, ``YYYY-MM``."""
-        place = np.repeat(np.arange(len(self.parts)), [int((part.rows()["time_ms"]).size) for part in self.parts])
-        own = self.shared.times_ms[self._base["time"]] - place * APART_MS
-        codes, months = pd.factorize(own.astype("datetime64[ms]").astype("datetime64[M]"), sort=True)
-        return np.array([str(each)[:7] for each in months])[codes]
+    def month(self) -> tuple[Ints, np.ndarray]:
+        """Calendar month of each row on its own fleet's clock: its position among the months, and their ``YYYY-MM``."""
+        own = np.concatenate(self._times).astype("datetime64[ms]").astype("datetime64[M]")
+        months, of_time = np.unique(own, return_inverse=True)
+        return of_time[self._base["time"]].astype(np.int64), months.astype(str)
 
     def scored(self, model: str, variant: str) -> Scored:
         """Give the pooled rows of one model and variant."""
@@ -221,9 +220,9 @@ def measure(pool: Pool) -> Measured:
             summaries.append(
                 {**summarise(assessed), "lead_time_median_low": lead.low, "lead_time_median_high": lead.high}
             )
-            months = group_table(assessed, pool.month, "month")
+            months = group_table(assessed, pool.month[0], "month", pool.month[1])
             key = ["model", "variant", "month"]
-            frames["monthly"].append(months.merge(month_bounds(scored, pool.month, every), on=key, how="left"))
+            frames["monthly"].append(months.merge(month_bounds(scored, *pool.month, every), on=key, how="left"))
             frames["by_class"].append(_named(recall_by_class(assessed.incidents), scored))
             frames["budgets"].append(budgets([assessed], pool.weights))
             for name, budget in asked.items():

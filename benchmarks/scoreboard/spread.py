@@ -6,17 +6,20 @@ import numpy as np
 import pandas as pd
 
 from models.bootstrap import Interval, honest_interval, interval
-from models.metrics import Floats, ratio
+from models.metrics import Floats, Ints, ratio
 from models.scored import Scored
 
 
-def month_bounds(scored: Scored, month: np.ndarray, every: Floats) -> pd.DataFrame:
+def month_bounds(scored: Scored, month: Ints, names: np.ndarray, every: Floats) -> pd.DataFrame:
     """Give the interval of precision at K in each month.
 
     Parameters
     ----------
     scored : Scored
-    month : ndarray, shape (rows,)
+    month : ndarray of int64, shape (rows,)
+        Position of the row's month in ``names``.
+    names : ndarray of str, shape (months,)
+        In ascending order.
     every : ndarray of float64, shape (1 + replicates, units)
         Weights of the units: ones, then those of each resample.
 
@@ -28,8 +31,8 @@ def month_bounds(scored: Scored, month: np.ndarray, every: Floats) -> pd.DataFra
     """
     top = scored.top(scored.shared.budget) & scored.known
     rows = []
-    for name in np.unique(month):
-        chosen = top & (month == name)
+    for at, name in enumerate(names):
+        chosen = top & (month == at)
         counts = scored.per_unit(chosen)
         found = ratio(every @ scored.per_unit(chosen & scored.positive), every @ counts)
         bounds = honest_interval(found[1:], point=float(found[0]), counts=counts)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 
-from models.metrics import Ranking, average_precision, calibration, rank_curve, ratio, roc_auc
+from models.metrics import Ranking, calibration, rank_curve, ratio
 
 rows = st.lists(st.tuples(st.integers(0, 6), st.booleans(), st.integers(0, 4)), min_size=1, max_size=60)
 
@@ -14,6 +14,14 @@ rows = st.lists(st.tuples(st.integers(0, 6), st.booleans(), st.integers(0, 4)), 
 def split(drawn):
     score, positive, unit = (np.array(each) for each in zip(*drawn, strict=True))
     return score.astype(float), positive.astype(bool), unit
+
+
+def average_precision(score, positive):
+    return float(Ranking.build(score, positive).average_precision()[0])
+
+
+def roc_auc(score, positive):
+    return float(Ranking.build(score, positive).roc_auc()[0])
 
 
 @given(rows)

@@ -1,3 +1,5 @@
+"""Bins kept over refits. scikit-learn's checks do not apply: these learners fit rows of one matrix by position."""
+
 from __future__ import annotations
 
 import copy

@@ -48,7 +48,7 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
     for part in plan.parts:
         if part.size.gpus != size.gpus:
             others.setdefault(part.size.gpus, {})[f"`{part.scenario}`"] = None
-    other_sizes = "; ".join(f"{count(gpus)} on {join(names)}" for gpus, names in others.items())
+    other_sizes = "; ".join(f"{count(gpus)} on {join(list(names))}" for gpus, names in others.items())
     alone = [part.scenario for part in plan.parts if part.profile == PROMISED]
     promised = "".join(
         f" {count(alone.count(name))} of the fleets of `{name}` were replayed with the profile alone, for its promises."

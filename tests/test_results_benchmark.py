@@ -195,7 +195,7 @@ def test_the_key_knows_code_parameters_and_fleet_but_not_the_evaluation():
     assert len(code_digest()) == 64
 
 
-def test_the_plan_names_every_seed_once():
+def test_the_plan_names_every_seed_once_and_the_page_their_sizes():
     plan = make_plan(quick=False)
     assert len(set(plan.parts)) == len(plan.parts)
     assert {name: len(parts) for name, parts in plan.pools().items()} == {
@@ -210,6 +210,8 @@ def test_the_plan_names_every_seed_once():
     sizes = {"base": 2000, "drift": 2000, "announced": 4000, "epidemic": 1000, "noprecursor": 1000}
     assert {(part.scenario, part.size.gpus) for part in plan.parts} == set(sizes.items())
     assert plan.usual.gpus == 2000
+    told = page.opening(plan, "make results", 21, 21, dict.fromkeys(("wall", "cpu", "peak_mb"), 0.0), "0" * 40)[2]
+    assert "2,000 GPUs (4,000 on `announced`; 1,000 on `epidemic` and `noprecursor`) over 120 days" in told
     quick = make_plan(quick=True, first_seed=101)
     assert min(part.seed for part in quick.parts) == 101
     assert max(part.size.gpus for part in quick.parts) < 2000

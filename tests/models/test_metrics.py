@@ -45,6 +45,9 @@ def test_order_of_rows_does_not_matter(drawn, random):
     other, labels, _ = split(shuffled)
     np.testing.assert_array_equal(average_precision(score, positive), average_precision(other, labels))
     np.testing.assert_array_equal(roc_auc(score, positive), roc_auc(other, labels))
+    for whole in (score.astype(int), score.astype(int) * -50_000):  # ranks: sorted as 16 bits where they fit
+        np.testing.assert_array_equal(average_precision(whole, positive), average_precision(whole * 1.0, positive))
+        np.testing.assert_array_equal(roc_auc(whole, positive), roc_auc(whole * 1.0, positive))
 
 
 @given(rows, st.lists(st.lists(st.integers(0, 3), min_size=5, max_size=5), min_size=1, max_size=4))

@@ -207,11 +207,11 @@ def test_the_plan_names_every_seed_once_and_the_page_their_sizes():
     assert [part.seed for part in plan.of("announced", PROMISED)] == [3, 4, 5]
     assert [part.scenario for part in plan.parts if part.profile == PAPER] == ["base", "drift"]
     assert {part.size.acceleration for part in plan.parts} == {5}
-    sizes = {"base": 2000, "drift": 2000, "announced": 4000, "epidemic": 1000, "noprecursor": 1000}
+    sizes = {"base": 2000, "drift": 2000, "announced": 4000, "epidemic": 2000, "noprecursor": 2000}
     assert {(part.scenario, part.size.gpus) for part in plan.parts} == set(sizes.items())
     assert plan.usual.gpus == 2000
     told = page.opening(plan, "make results", 21, 21, dict.fromkeys(("wall", "cpu", "peak_mb"), 0.0), "0" * 40)[2]
-    assert "2,000 GPUs (4,000 on `announced`; 1,000 on `epidemic` and `noprecursor`) over 120 days" in told
+    assert "2,000 GPUs (4,000 on `announced`) over 120 days" in told
     quick = make_plan(quick=True, first_seed=101)
     assert min(part.seed for part in quick.parts) == 101
     assert max(part.size.gpus for part in quick.parts) < 2000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import multiprocessing
 import os
 import resource
@@ -13,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.scoreboard import store
 from benchmarks.scoreboard.plan import FULL, Part, Plan, code_digest, key_of, params_of
@@ -22,6 +24,7 @@ from features.matrix import FeatureMatrix
 from models.config import SEQUENCE
 from models.oracle import read_truth
 from models.sliding import run_backtest
+from pipeline.artefacts import write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from simulator.simulate import simulate
@@ -54,8 +57,8 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
     """Run every part that no earlier call left finished, several fleets at a time.
 
     The first seed of every scenario comes first, then the second: what a run that is cut off leaves is a smaller table
-    of the same shape. Of each seed the largest fleets come first, and fleets smaller than the usual ones come last of
-    all, so that none is left to run alone for long at the end.
+    of the same shape. Of each seed the largest fleets come first, so that none is left to run alone for long at the
+    end.
 
     Parameters
     ----------
@@ -87,7 +90,7 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         else:
             keys[part] = key_of(part, params, code)
     wanting: dict[str, list[Part]] = {}
-    for part, key in sorted(keys.items(), key=lambda each: _turn(each[0].seed, each[0].size.gpus, plan.usual.gpus)):
+    for part, key in sorted(keys.items(), key=lambda each: (each[0].seed, -each[0].size.gpus)):
         if store.load(work / "parts" / part.name, key) is None:
             wanting.setdefault(part.fleet, []).append(part)
     if finished:
@@ -105,11 +108,6 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
         raise RuntimeError(f"these parts were run and left nothing that can be read: {', '.join(missing)}")
     fresh = sum(len(parts) for parts in wanting.values())
     return Ran({part: found for part, found in done.items() if found is not None}, tuple(left_out), fresh)
-
-
-def _turn(seed: int, gpus: int, usual: int) -> tuple[bool, int, int]:
-    """Order fleets by when they are run."""
-    return gpus < usual, seed, -gpus
 
 
 _Task = Sequence[tuple[Part, str]]
@@ -164,9 +162,12 @@ def _missing(params: Params | None) -> str:
 
 
 def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None:
-    seconds: dict[str, float] = {}
-    cpu: dict[str, float] = {}
-    clock = _Clock(seconds, cpu)
+    # matrix and folds know their parameters but not the code that made them, so they lie under the part's key
+    scratch = work / "unfinished" / part.name / key[:16]
+    for other in scratch.parent.glob("*"):
+        if other != scratch:
+            _forget(other)
+    clock = _Clock(scratch / "spent.json")
     fleet = work / "fleets" / part.fleet
     dataset = fleet / "dataset"
     note, code = fleet / "simulated-by", code_digest(("simulator", "telemetry"))
@@ -183,11 +184,6 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
         )
         note.write_text(code, encoding="utf-8")  # last: a fleet without it was cut off
     clock.lap("simulate")
-    # matrix and folds know their parameters but not the code that made them, so they lie under the part's key
-    scratch = work / "unfinished" / part.name / key[:16]
-    for other in scratch.parent.glob("*"):
-        if other != scratch:
-            _forget(other)
     matrix: FeatureMatrix = make_matrix(dataset, params, scratch / "matrix")
     clock.lap("features")
     result = run_backtest(
@@ -197,6 +193,7 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
         backtest=params.backtest,
         seed=params.seed,
         checkpoint=scratch / "folds",
+        progress=lambda *_: clock.lap("backtest"),
     )
     clock.lap("backtest")
     spans = result.folds[result.folds["variant"] == "sliding"].sort_values("fold")["span"]
@@ -208,9 +205,7 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
         "stages": list(params.models.cascade.stages),
         "spans_days": [span.days for span in spans],
         "skipped": [str(each) for each in result.skipped],
-        "seconds": seconds,
-        "cpu_seconds": cpu,
-        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+        **clock.spent(),
         "cores": os.cpu_count(),
     }
     target.mkdir(parents=True)
@@ -220,17 +215,35 @@ def _run(part: Part, params: Params, work: Path, target: Path, key: str) -> None
 
 
 class _Clock:
-    """Seconds of the wall and of all cores since the last lap."""
+    """Seconds of the wall and of all cores between laps, and the most memory, those of calls that were cut off too.
 
-    def __init__(self, wall: dict[str, float], cpu: dict[str, float]) -> None:
-        self._wall, self._cpu = wall, cpu
+    What a call did since its last lap is lost with it, and so is its time: the sum is what a part takes in one go.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._wall: dict[str, float] = {}
+        self._cpu: dict[str, float] = {}
+        self._peak_mb = 0
+        if path.is_file():
+            before = json.loads(path.read_text(encoding="utf-8"))
+            self._wall, self._cpu, self._peak_mb = before["seconds"], before["cpu_seconds"], before["peak_mb"]
         self._from = time.monotonic(), _cpu_seconds()
 
     def lap(self, name: str) -> None:
+        """Count what passed since the last lap under a name, and write it down."""
         now = time.monotonic(), _cpu_seconds()
-        self._wall[name] = round(now[0] - self._from[0], 1)
-        self._cpu[name] = round(now[1] - self._from[1], 1)
+        self._wall[name] = self._wall.get(name, 0.0) + now[0] - self._from[0]
+        self._cpu[name] = self._cpu.get(name, 0.0) + now[1] - self._from[1]
+        self._peak_mb = max(self._peak_mb, round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024))
         self._from = now
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(self.spent(), self._path)
+
+    def spent(self) -> dict[str, Any]:
+        """Give what a part's facts hold of it."""
+        seconds, cpu = ({name: round(value, 1) for name, value in each.items()} for each in (self._wall, self._cpu))
+        return {"seconds": seconds, "cpu_seconds": cpu, "peak_mb": self._peak_mb}
 
 
 def _cpu_seconds() -> float:

@@ -136,10 +136,9 @@ QUICK = Size(gpus=384, days=80, acceleration=10.0)
 SEEDS: dict[str, int] = {"base": 5, "drift": 5, "announced": 5, "epidemic": 2, "noprecursor": 2}
 """Seeds of each scenario in the whole table."""
 
-GPUS: dict[str, int] = {"announced": 4000, "epidemic": 1000, "noprecursor": 1000}
+GPUS: dict[str, int] = {"announced": 4000}
 """Scenarios of other sizes in the whole table. On ``announced`` a precision of 85 % can be promised after some forty
-drains that are nearly all right, which 2,000 GPUs take most of the replay to give; on the smaller ones nothing is asked
-but that risks are right, or that nothing is found."""
+drains that are nearly all right, which 2,000 GPUs take most of the replay to give."""
 
 COMPARED: dict[str, int] = {"announced": 2}
 """Scenarios of which only so many seeds show all models; on the others only what is promised is seen."""

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from benchmarks.results import make_page
-from benchmarks.scoreboard import claims, fleets, page, store
+from benchmarks.scoreboard import claims, page, store
 from benchmarks.scoreboard.claims import SHORT, SHOWN, UNPROVEN, WORSE, gain
 from benchmarks.scoreboard.fleets import Ran
 from benchmarks.scoreboard.foreseen import foreseen_incidents, foreseen_table
@@ -22,10 +22,7 @@ from benchmarks.scoreboard.plan import (
     Part,
     Plan,
     Size,
-    code_digest,
-    key_of,
     make_plan,
-    params_of,
 )
 from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, measure
 from benchmarks.scoreboard.promised import keep_labels, promise_lines, promise_table, promises_of
@@ -36,10 +33,7 @@ from models.evaluation import evaluate
 from models.lead_time import incident_table
 from models.oracle import oracle_predictions, read_truth
 from models.promises import walk_promises
-from models.sliding import run_backtest
 from models.unforeseen import unforeseen_incidents
-from pipeline.params import Params
-from tests.models.fake_matrix import FakeMatrix
 from tests.models.fleet_predictions import fleet, truth_of
 
 MODELS = (
@@ -182,19 +176,6 @@ def test_models_scored_on_other_rows_are_refused(tmp_path):
         store.keep(tmp_path / "a", fleet(4, [("xgboost", "auto 0.2", 1.0)]), truth_of(frame), FACTS)
 
 
-def test_the_key_knows_code_parameters_and_fleet_but_not_the_evaluation():
-    size = Size(100, 50, 5.0)
-    part, params = Part("base", 1, RECOMMENDED, size), Params()
-    key = key_of(part, params, "code")
-    assert key != key_of(part, params, "other code")
-    assert key != key_of(Part("base", 2, RECOMMENDED, size), params, "code")
-    changed = params.training.model_copy(update={"hysteresis": 0.5})
-    assert key != key_of(part, params.model_copy(update={"training": changed}), "code")
-    more = params.model_copy(update={"backtest": params.backtest.model_copy(update={"bootstrap": 7})})
-    assert key == key_of(part, more, "code")
-    assert len(code_digest()) == 64
-
-
 def test_the_plan_names_every_seed_once_and_the_page_their_sizes():
     plan = make_plan(quick=False)
     assert len(set(plan.parts)) == len(plan.parts)
@@ -215,26 +196,6 @@ def test_the_plan_names_every_seed_once_and_the_page_their_sizes():
     quick = make_plan(quick=True, first_seed=101)
     assert min(part.seed for part in quick.parts) == 101
     assert max(part.size.gpus for part in quick.parts) < 2000
-
-
-def test_a_profile_replayed_alone_has_the_risks_that_it_has_beside_others(tmp_path):
-    given = fleets_params(
-        tmp_path,
-        "models: {learners: [lightgbm, random_forest, logistic], parallel: {members: [lightgbm, random_forest]}, "
-        "cascade: {stages: [random_forest, lightgbm]}, settings: {lightgbm: {n_estimators: 10}}}\n"
-        "training: {span: 15d, refit_every: 14d}",
-    )
-    matrix = FakeMatrix(units=24, days=40, incidents=50, companions=8, seed=3)
-    risks, models = {}, {}
-    for profile in (RECOMMENDED, PROMISED):
-        params = params_of(profile, [given])
-        assert params is not None
-        done = run_backtest(matrix, training=params.training, models=params.models, backtest=params.backtest, seed=7)
-        mine = done.predictions[(done.predictions["model"] == params.models.profile).to_numpy()]
-        risks[profile], models[profile] = mine.astype({"model": str}).reset_index(drop=True), set(done.models)
-    assert {"logistic", "cascade"} <= models[RECOMMENDED] - models[PROMISED]
-    assert len(risks[PROMISED]) > 0
-    pd.testing.assert_frame_equal(risks[PROMISED], risks[RECOMMENDED])
 
 
 def test_fleets_at_their_own_rates_make_a_plan_and_a_page_of_their_own(two):
@@ -394,85 +355,6 @@ def test_the_oracle_is_kept_in_the_order_of_the_rows(tmp_path):
     assert all(positive[best & (rows["time_ms"] == time)].all() for time in times_with)
     assert part.facts["oracle_coverage"] == 1
     assert timedelta(milliseconds=int(rows["time_ms"][-1] - rows["time_ms"][0])) == timedelta(hours=66)
-
-
-def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, monkeypatch):
-    ran = []
-
-    def run(part, _params, _work, target, key):
-        ran.append(part.name)
-        target.mkdir(parents=True)
-        frame = fleet(part.seed, MODELS, units=30, times=70, incidents=50, k=2)
-        return store.keep(target, frame, truth_of(frame), {**FACTS, "key": key})
-
-    monkeypatch.setattr(fleets, "_run", run)
-    monkeypatch.setattr(fleets, "code_digest", lambda: "code")
-    plan = make_plan(quick=True, first_seed=101, scenarios=["drift"], with_paper=False)
-    files = [fleets_params(tmp_path, "seed: 1")]
-    assert fleets.run_plan(plan, files, tmp_path / "work", jobs=1).fresh == 2
-    assert not fleets.run_plan(plan, files, tmp_path / "work", jobs=1, finished=True).left_out
-    (tmp_path / "work" / "parts" / plan.parts[1].name / store.FACTS).unlink()  # as a kill leaves it
-    so_far = fleets.run_plan(plan, files, tmp_path / "work", jobs=1, finished=True)
-    assert list(so_far.parts) == [plan.parts[0]]
-    assert so_far.left_out == (f"{plan.parts[1].name}: not run yet",)
-    text, _ = make_page(plan, so_far, "make results", PromisesSection())
-    assert "**Not all of it yet**: 1 of 2 parts" in text
-    assert f"- {plan.parts[1].name}: not run yet" in text
-    again = fleets.run_plan(plan, files, tmp_path / "work", jobs=1)
-    assert again.fresh == 1
-    assert set(again.parts) == set(plan.parts)
-    assert fleets.run_plan(plan, files, tmp_path / "work", jobs=1).fresh == 0
-    assert fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 2")], tmp_path / "work", jobs=1).fresh == 2
-    assert len(ran) == 5
-
-
-def test_the_first_seed_of_every_scenario_runs_before_the_second_of_any(tmp_path, monkeypatch):
-    ran = []
-
-    def run(part, _params, _work, target, key):
-        ran.append((part.scenario, part.seed))
-        target.mkdir(parents=True)
-        frame = fleet(part.seed, MODELS[:1], units=6, times=10)
-        return store.keep(target, frame, truth_of(frame), {**FACTS, "key": key})
-
-    monkeypatch.setattr(fleets, "_run", run)
-    monkeypatch.setattr(fleets, "code_digest", lambda: "code")
-    plan = make_plan(quick=False, scenarios=["base", "announced"], seeds=2, with_paper=False)
-    fleets.run_plan(plan, [fleets_params(tmp_path, "seed: 1")], tmp_path / "work", jobs=1)
-    assert ran == [("announced", 1), ("base", 1), ("announced", 2), ("base", 2)], "the large one of each seed first"
-
-
-def test_large_fleets_run_one_at_a_time_beside_the_others():
-    small, large = (Size(gpus, 120, 5.0) for gpus in (2000, 4000))
-    tasks = {
-        name: [(Part(name, 1, RECOMMENDED, size), "key")] for name, size in
-        (("base", small), ("announced", large), ("more", large), ("drift", small))
-    }  # fmt: skip
-    begun = fleets._next_of(list(tasks.values()), [], 2000)
-    assert begun == tasks["base"]
-    assert fleets._next_of([tasks["announced"], tasks["drift"]], [begun], 2000) == tasks["announced"]
-    assert fleets._next_of([tasks["more"], tasks["drift"]], [tasks["announced"]], 2000) == tasks["drift"]
-    assert fleets._next_of([tasks["more"]], [tasks["announced"]], 2000) is None
-    assert fleets._next_of([], [], 2000) is None
-
-
-def test_sequence_learners_without_their_library_are_left_out_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(fleets.importlib.util, "find_spec", lambda _name: None)
-    monkeypatch.setattr(fleets, "code_digest", lambda: "code")
-    plan = make_plan(quick=True, first_seed=101, scenarios=["drift"], seeds=1, with_paper=False)
-    files = [fleets_params(tmp_path, "models: {learners: [lightgbm, lstm]}")]
-    told = fleets.run_plan(plan, files, tmp_path / "work", jobs=1)
-    assert told.parts == {}
-    assert told.left_out == (
-        "drift-101-384x80-x10-recommended: its sequence learners need PyTorch (the extra `sequence`), which is not "
-        "installed",
-    )
-
-
-def fleets_params(folder, text):
-    path = folder / "params.yaml"
-    path.write_text(text)
-    return path
 
 
 @pytest.mark.system

@@ -34,23 +34,13 @@ from models.lead_time import incident_table
 from models.oracle import oracle_predictions, read_truth
 from models.promises import walk_promises
 from models.unforeseen import unforeseen_incidents
-from tests.models.fleet_predictions import fleet, truth_of
-
-MODELS = (
-    ("mean_rank", "sliding", 0.4), ("mean_rank", "train_once", 1.2), ("parallel", "sliding", 0.6),
-    ("xgboost", "sliding", 0.7), ("xgboost", "train_once", 2.0), ("logistic", "sliding", 1.5),
-    ("logistic", "train_once", 2.5), ("vendor_rules", "sliding", 4.0),
-)  # fmt: skip
-FACTS = {
-    "key": "k", "k": 2, "profile": "mean_rank", "members": ["xgboost"], "stages": ["xgboost"],
-    "seconds": {"backtest": 2.0}, "cpu_seconds": {"backtest": 1.0}, "peak_mb": 100,
-}  # fmt: skip
+from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
 
 
 def kept(folder, seed, **settings):
     frame = fleet(seed, MODELS, units=30, times=70, incidents=50, k=2, **settings)
     folder.mkdir(parents=True)
-    return frame, store.keep(folder, frame, truth_of(frame), FACTS)
+    return frame, store.keep(folder, frame, truth_of(frame), PART_FACTS)
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +118,7 @@ def test_votes_that_nobody_asked_for_are_counted_from_the_members_ranks(tmp_path
     models = [(name, "sliding", 1.0) for name in ("xgboost", "lightgbm", "logistic")]
     frame = fleet(8, models, units=30, times=40, incidents=40, k=3)
     tmp_path.joinpath("a").mkdir()
-    facts = {**FACTS, "k": 3, "profile": "xgboost", "members": ["xgboost", "lightgbm", "logistic"]}
+    facts = {**PART_FACTS, "k": 3, "profile": "xgboost", "members": ["xgboost", "lightgbm", "logistic"]}
     part = store.keep(tmp_path / "a", frame, truth_of(frame), facts)
     pool = Pool([part], 20)
     assert ("min_votes", "sliding") in pool.names
@@ -171,9 +161,9 @@ def test_models_scored_on_other_rows_are_refused(tmp_path):
     odd = frame.drop(index=frame.index[-1])
     tmp_path.joinpath("a").mkdir()
     with pytest.raises(ValueError, match="mean_rank \\(train_once\\) was scored on other rows"):
-        store.keep(tmp_path / "a", odd, truth_of(frame), FACTS)
+        store.keep(tmp_path / "a", odd, truth_of(frame), PART_FACTS)
     with pytest.raises(ValueError, match=r"must hold no dot: auto 0\.2"):
-        store.keep(tmp_path / "a", fleet(4, [("xgboost", "auto 0.2", 1.0)]), truth_of(frame), FACTS)
+        store.keep(tmp_path / "a", fleet(4, [("xgboost", "auto 0.2", 1.0)]), truth_of(frame), PART_FACTS)
 
 
 def test_the_plan_names_every_seed_once_and_the_page_their_sizes():
@@ -243,7 +233,7 @@ def test_a_gain_over_nothing_is_unbounded_and_still_judged_by_the_difference():
 def test_profiles_of_the_same_fleets_compare_at_equal_alerts_and_of_others_not_at_all(two, tmp_path):
     frame, part = two[0]
     tmp_path.joinpath("p").mkdir()
-    paper = store.keep(tmp_path / "p", frame, truth_of(frame), {**FACTS, "profile": "parallel"})
+    paper = store.keep(tmp_path / "p", frame, truth_of(frame), {**PART_FACTS, "profile": "parallel"})
     ours, theirs = Pool([part], 20), Pool([paper], 20)
     mine, other, best = at_alerts_of(ours, theirs, "parallel", sparing=True)
     alerts = frame[(frame["model"] == "parallel") & frame["alert"]]
@@ -322,7 +312,7 @@ def test_what_stood_out_is_what_the_evaluation_says_of_it(two, tmp_path):
     )
     risks = truth_of(frame)
     risks.loc[risks["gpu"] < "g30", "risk"] = 0.0
-    part, truth = store.keep(tmp_path, frame, risks, FACTS), oracle_predictions(frame, risks, 2)
+    part, truth = store.keep(tmp_path, frame, risks, PART_FACTS), oracle_predictions(frame, risks, 2)
     expected = unforeseen_incidents(frame, truth).set_index("incident")
     found = foreseen_incidents(part).set_index("incident")
     assert 0 < found["seen"].mean() < 1
@@ -346,7 +336,7 @@ def test_slopes_and_calibration_are_told_from_the_measurements(measured):
 def test_the_oracle_is_kept_in_the_order_of_the_rows(tmp_path):
     frame = fleet(6, MODELS[:1], units=12, times=12)
     tmp_path.joinpath("a").mkdir()
-    part = store.keep(tmp_path / "a", frame, truth_of(frame), FACTS)
+    part = store.keep(tmp_path / "a", frame, truth_of(frame), PART_FACTS)
     rows, scores = part.rows(), part.scores("oracle", "oracle")
     assert (np.diff(rows["time_ms"]) >= 0).all()
     best = scores["rank"] == 1
@@ -368,7 +358,7 @@ def test_what_was_promised_on_a_part_is_told_from_what_it_kept(small_backtest, s
     direct = direct[direct["model"] == "lightgbm"].reset_index(drop=True)
 
     keep_labels(matrix, tmp_path)
-    part = store.keep(tmp_path, predictions, truth, {**FACTS, "profile": "lightgbm", "k": 3})
+    part = store.keep(tmp_path, predictions, truth, {**PART_FACTS, "profile": "lightgbm", "k": 3})
     found = promises_of(part, section)
     assert found["best"].min() > 0  # too few outcomes for a promise, enough for what could be promised
     pd.testing.assert_frame_equal(found, direct)

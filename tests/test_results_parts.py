@@ -20,13 +20,7 @@ from models.config import PromisesSection
 from models.sliding import run_backtest
 from pipeline.params import Params
 from tests.models.fake_matrix import FakeMatrix
-from tests.models.fleet_predictions import fleet, truth_of
-
-MODELS = (("mean_rank", "sliding", 0.4), ("xgboost", "sliding", 0.7), ("logistic", "sliding", 1.5))
-FACTS = {
-    "key": "k", "k": 2, "profile": "mean_rank", "members": ["xgboost"], "stages": ["xgboost"],
-    "seconds": {"backtest": 2.0}, "cpu_seconds": {"backtest": 1.0}, "peak_mb": 100,
-}  # fmt: skip
+from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
 
 
 def fleets_params(folder, text):
@@ -75,7 +69,7 @@ def test_a_second_call_takes_what_is_finished_and_runs_what_changed(tmp_path, mo
         ran.append(part.name)
         target.mkdir(parents=True)
         frame = fleet(part.seed, MODELS, units=30, times=70, incidents=50, k=2)
-        return store.keep(target, frame, truth_of(frame), {**FACTS, "key": key})
+        return store.keep(target, frame, truth_of(frame), {**PART_FACTS, "key": key})
 
     monkeypatch.setattr(fleets, "_run", run)
     monkeypatch.setattr(fleets, "code_digest", lambda: "code")
@@ -105,7 +99,7 @@ def test_the_first_seed_of_every_scenario_runs_before_the_second_of_any(tmp_path
         ran.append((part.scenario, part.seed))
         target.mkdir(parents=True)
         frame = fleet(part.seed, MODELS[:1], units=6, times=10)
-        return store.keep(target, frame, truth_of(frame), {**FACTS, "key": key})
+        return store.keep(target, frame, truth_of(frame), {**PART_FACTS, "key": key})
 
     monkeypatch.setattr(fleets, "_run", run)
     monkeypatch.setattr(fleets, "code_digest", lambda: "code")

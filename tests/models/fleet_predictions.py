@@ -13,6 +13,19 @@ HORIZON = timedelta(hours=24)
 GAP = timedelta(minutes=10)
 CLASSES = ("memory", "bus", "other")
 
+MODELS = (
+    ("mean_rank", "sliding", 0.4), ("mean_rank", "train_once", 1.2), ("parallel", "sliding", 0.6),
+    ("xgboost", "sliding", 0.7), ("xgboost", "train_once", 2.0), ("logistic", "sliding", 1.5),
+    ("logistic", "train_once", 2.5), ("vendor_rules", "sliding", 4.0),
+)  # fmt: skip
+"""Models, variants and their noise: an ensemble and learners, slid and trained once, better and worse."""
+
+PART_FACTS = {
+    "key": "k", "k": 2, "profile": "mean_rank", "members": ["xgboost"], "stages": ["xgboost"],
+    "seconds": {"backtest": 2.0}, "cpu_seconds": {"backtest": 1.0}, "peak_mb": 100,
+}  # fmt: skip
+"""What a finished part of the table of results tells of itself."""
+
 
 def fleet(seed, models=(("xgboost", "sliding", 0.5),), units=12, times=20, incidents=6, k=2, per_fold=8):
     """Predictions whose score knows the label, more or less: (model, variant, noise)."""

@@ -88,8 +88,8 @@ def opening(plan: Plan, command: str, parts: int, fresh: int, spent: Mapping[str
         f"Made by `{command}` at revision {revision[:12]}; nothing is typed by hand. The parts took "
         f"{spent['cpu'] / 3600:.1f} hours of CPU; their clocks add up to {spent['wall'] / 3600:.1f} hours, two of them "
         f"running at a time unless `--jobs` says otherwise ({fresh} of {parts} were run by the last call, the others "
-        f"taken from earlier ones with the same code and parameters). Each took at most {spent['peak_mb'] / 1024:.1f} GB "
-        "of memory.",
+        "taken from earlier ones with the same code and parameters). Each took at most "
+        f"{spent['peak_mb'] / 1024:.1f} GB of memory.",
         "",
         f"Brackets are 95 % intervals from {plan.replicates} resamples of GPUs within their fleets. Where a model had "
         "no hit at all, resampling cannot vary it; the bound is then Clopper and Pearson's with each GPU counted once "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from features.vocabulary import FeatureColumn
 from models.bundle import Bundle, load_bundle
 from models.config import ModelsSection
 from models.drift.check import Scores, examine
-from models.drift.outcomes import AlertCounts, count_alerts, exact_interval, poisson_interval
+from models.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval
 from models.drift.reference import LabelledRows, Reference
 from models.drift.verdict import CAUSES, Findings
 from models.drift.watch import RECENT_SPAN
@@ -49,10 +49,8 @@ class Health:
         Decision times since it was fitted, and how many of them were scored: what follows is of those.
     alerts : AlertCounts
         What became of the units it would have alerted, each once.
-    positives, incidents : int
-        Rows with a known label that failed, and incidents behind them.
-    expected : float
-        Sum of the risks of the rows with a known label.
+    risks : RiskCounts
+        What became of the risks.
     """
 
     bundle: str
@@ -63,9 +61,7 @@ class Health:
     times: int
     times_scored: int
     alerts: AlertCounts
-    positives: int
-    incidents: int
-    expected: float
+    risks: RiskCounts
 
     @property
     def healthy(self) -> bool:
@@ -92,7 +88,7 @@ class Health:
                 "precision_low": low if decided else None,
                 "precision_high": high if decided else None,
             },
-            "calibration": {"positives": self.positives, "incidents": self.incidents, "expected": self.expected},
+            "calibration": asdict(self.risks),
             "findings": self.findings.to_json(),
         }
 
@@ -134,14 +130,10 @@ class Health:
             if decided
             else f"no alert has an outcome yet, {self.alerts.open} open"
         )
-        if self.expected <= 0:
+        if self.risks.expected <= 0:
             return f"outcomes since the fit: {said}"
-        few, many = poisson_interval(self.incidents)
-        scale = self.positives / self.incidents if self.incidents else 1.0
-        return (
-            f"outcomes since the fit: {said}; positives over risk {self.positives / self.expected:.2f} "
-            f"[{few * scale / self.expected:.2f}, {many * scale / self.expected:.2f}]"
-        )
+        few, many = self.risks.interval()
+        return f"outcomes since the fit: {said}; positives over risk {self.risks.ratio:.2f} [{few:.2f}, {many:.2f}]"
 
 
 def check_health(
@@ -218,6 +210,13 @@ def _check(
     profile = found[loaded.profile]
     watched = found[reference.model or loaded.profile]
     seen = _with_new_categories(reference.columns, opened.columns)
+    risk = fitted.risk(loaded.profile, profile.score)
+    label = labelled.label[scored]
+    known = (label >= 0) & (labelled.complete[scored] <= end_ms)
+    positive = scored[known & (label == 1)]
+    risks = RiskCounts(
+        len(positive), len(np.unique(labelled.incident[positive])), float(risk[known].sum(dtype=np.float64))
+    )
     findings = examine(
         replace(reference, columns=seen),
         labelled,
@@ -227,11 +226,8 @@ def _check(
         end_ms=end_ms,
         seed=int((loaded.manifest.get("params") or {}).get("seed", 0)),
         scores=Scores(rows.time[scored], rows.tie[scored], watched.score.astype(np.float64)),
+        risks=risks,
     )
-    risk = fitted.risk(loaded.profile, profile.score)
-    label = labelled.label[scored]
-    known = (label >= 0) & (labelled.complete[scored] <= end_ms)
-    positive = scored[known & (label == 1)]
     return Health(
         bundle=loaded.digest,
         profile=loaded.profile,
@@ -241,9 +237,7 @@ def _check(
         times=len(times),
         times_scored=len(np.unique(rows.time[scored])),
         alerts=count_alerts(rows.tie[scored][profile.alert], np.where(known, label, -1)[profile.alert]),
-        positives=len(positive),
-        incidents=len(np.unique(labelled.incident[positive])),
-        expected=float(risk[known].sum(dtype=np.float64)),
+        risks=risks,
     )
 
 

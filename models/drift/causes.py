@@ -20,7 +20,7 @@ from models.drift.movement import (
     moved_channels,
     vanished_channels,
 )
-from models.drift.outcomes import ALPHA, RateChange
+from models.drift.outcomes import ALPHA, RateChange, RiskCounts
 from models.drift.reference import Reference
 from models.drift.verdict import Verdict
 from models.ranking import Ints
@@ -40,6 +40,9 @@ WORKLOAD_SHARE = 0.25
 
 GAP_SHARE = 0.34
 """Share of the gap group's features that must have moved."""
+
+RISKS_HOLD = (0.7, 1.4)
+"""Ratio of failures to risks within which risks are told to be right, however sure the ratio is."""
 
 _SOFTWARE = ("driver", "exporter", "firmware", "vbios", "version", "agent")
 _WORKLOAD_ENDINGS = ("_util_pct", "_active_ratio", "_bytes_s", "fb_used_mib")
@@ -96,7 +99,8 @@ def fleet_verdicts(reference: Reference, recent: Recent) -> list[Verdict]:
         said = _mix_facts(column, old, shares)
         if is_software(column):
             if fresh or moved >= MIX_LIMIT:
-                out.append(Verdict("fleet", False, f"The {column.channel} changed on part of the fleet.", said))
+                part = "" if not any(shares.get(code, 0.0) for code in old) else " on part of the fleet"
+                out.append(Verdict("fleet", False, f"The {column.channel} changed{part}.", said))
         elif fresh or moved >= MIX_LIMIT:
             facts += said
     age = next((at for at, column in enumerate(reference.columns) if column.name.startswith("static__age__")), None)
@@ -200,6 +204,29 @@ def failure_verdicts(
         if not anything_moved:
             text = text or "Alerts are right less often than before, though no feature moved."
     return [Verdict("failures", True, text, tuple(facts))] if text else []
+
+
+def risk_verdicts(risks: RiskCounts | None) -> list[Verdict]:
+    """Tell whether units failed so much more or less often than their risks said that chance does not explain it.
+
+    The interval, at one less :data:`ALPHA <models.drift.outcomes.ALPHA>`, must leave 1 out, and the ratio itself lie
+    outside :data:`RISKS_HOLD`.
+    """
+    if risks is None or risks.expected <= 0:
+        return []
+    low, high = risks.interval(1 - ALPHA)
+    too_low, too_high = low > 1 and risks.ratio > RISKS_HOLD[1], high < 1 and risks.ratio < RISKS_HOLD[0]
+    if not (too_low or too_high):
+        return []
+    text = (
+        f"Risks are too {'low' if too_low else 'high'}: units fail {'more' if too_low else 'less'} often than they say."
+    )
+    fact = (
+        f"{risks.positives} decision rows of {risks.incidents} incidents failed where the risks add up to "
+        f"{risks.expected:.1f}: {risks.ratio:.2f} times as many [{low:.2f}, {high:.2f}] "
+        f"({100 * (1 - ALPHA):g} %, exact for independent incidents)"
+    )
+    return [Verdict("risks", True, text, (fact,))]
 
 
 def score_verdicts(scores: dict[str, Any]) -> list[Verdict]:

@@ -15,12 +15,22 @@ from models.drift.causes import (
     failure_verdicts,
     fleet_verdicts,
     reading_verdicts,
+    risk_verdicts,
     score_verdicts,
 )
 from models.drift.distribution import Distribution, summarise
-from models.drift.movement import by_group, movements, worst
-from models.drift.outcomes import AlertCounts, RateChange, precision_fell, rate_changes
-from models.drift.reference import SAMPLE, SCORED, LabelledRows, Reference, dated, make_reference, sample_rows
+from models.drift.movement import MISSING_LIMIT, by_group, moved_where_they_stayed, movements, worst
+from models.drift.outcomes import AlertCounts, RateChange, RiskCounts, precision_fell, rate_changes
+from models.drift.reference import (
+    SAMPLE,
+    SCORED,
+    LabelledRows,
+    Reference,
+    dated,
+    make_reference,
+    sample_rows,
+    warm_from,
+)
 from models.drift.score_drift import score_drift
 from models.drift.verdict import Findings
 from models.fitted import ORDERS_ONLY, FittedModels
@@ -31,6 +41,9 @@ from models.training_set import Matrix, Rows
 
 RECENT = SAMPLE // 2
 """Rows of the recent window that features are compared on, at most."""
+
+LEAST_STAYED = 200
+"""Rows of units that stayed, on either side, below which nothing is taken back for what other units brought."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +155,7 @@ def examine(
     seed: int,
     scores: Scores | None = None,
     alerts: tuple[AlertCounts, AlertCounts] | None = None,
+    risks: RiskCounts | None = None,
     failures_from_ms: int | None = None,
 ) -> Findings:
     """Check the rows since a fit.
@@ -165,6 +179,8 @@ def examine(
         Scores since the fit.
     alerts : (AlertCounts, AlertCounts), optional
         What became of alerts before and now.
+    risks : RiskCounts, optional
+        What became of the risks since the fit.
     failures_from_ms : int, optional
         Failures are compared from this decision time on; default: right after the reference.
 
@@ -190,11 +206,16 @@ def examine(
         rows_per_time=len(inside) / max(len(np.unique(inside)), 1),
     )
     moves = movements(reference.columns, reference.features, pool.values[pool.now])
+    stayed = _stayed(rows, reference, both, pool.now, start_ms=start_ms, end_ms=end_ms)
+    if stayed is not None:
+        of_stayed = (pool.values[stayed & ~pool.now], pool.values[stayed & pool.now])
+        moves = moved_where_they_stayed(moves, reference.features, *of_stayed)
     verdicts = [*fleet_verdicts(reference, pool), *reading_verdicts(reference, pool, moves)]
     since = reference.end_ms + 1 if failures_from_ms is None else failures_from_ms
     changes = rate_changes(reference.outcomes, labelled.outcomes(since, end_ms - 1, known_by_ms=end_ms))
     moved = any(verdict.drift for verdict in verdicts)
     verdicts += failure_verdicts(changes, _fell(alerts), anything_moved=moved)
+    verdicts += risk_verdicts(risks)
     found = (
         {}
         if scores is None
@@ -211,6 +232,29 @@ def examine(
         scores=found,
         outcomes=_outcomes(changes),
     )
+
+
+def _stayed(
+    rows: Rows, reference: Reference, drawn: Ints, now: np.ndarray, *, start_ms: int, end_ms: int
+) -> np.ndarray | None:
+    """Tell which of the drawn rows are of units that were there both in the reference's time and recently.
+
+    None where the reference's rows are not there, where too few units stayed, or where so few came or went that they
+    cannot have moved a share by what counts: then the fleet is compared as a whole.
+    """
+    begin = warm_from(rows, reference.columns, reference.start_ms, reference.end_ms)
+    on_grid = ~rows.augmented
+    before = on_grid & (rows.time >= begin) & (rows.time <= min(reference.end_ms, start_ms - 1))
+    recent = on_grid & (rows.time >= start_ms) & (rows.time < end_ms)
+    stayed = np.isin(rows.tie[drawn], np.intersect1d(rows.tie[before], rows.tie[recent]))
+    warm = now | (rows.time[drawn] >= begin)
+    if not (warm & ~now).any():
+        return None
+    others = max(1 - stayed[now].mean(), 1 - stayed[warm & ~now].mean())
+    stayed &= warm
+    if others < MISSING_LIMIT or min(int((stayed & now).sum()), int((stayed & ~now).sum())) < LEAST_STAYED:
+        return None
+    return stayed
 
 
 def _fell(alerts: tuple[AlertCounts, AlertCounts] | None) -> tuple[float, str] | None:

@@ -15,6 +15,11 @@ from models.drift.verdict import Findings
 _GROUPS = (
     "group", "features", "moved", "psi", "ks", "worst", "missing_before", "missing_now", "missing_moved",
 )  # fmt: skip
+_FEATURES = (
+    "feature", "group", "psi", "usual_psi", "ks", "moved", "missing_before", "missing_now", "median_before",
+    "median_now",
+)  # fmt: skip
+"""Named, so that a table does not depend on the order in which a fold that was kept comes back."""
 
 
 def drift_frames(
@@ -90,7 +95,7 @@ def drift_frames(
             verdicts, columns=["fold", "check_at", "cause", "drift", "text", "facts"]
         ).astype({"fold": "int64", "check_at": "int64", "drift": "bool"}),
         "drift_groups": pd.DataFrame(groups, columns=["fold", "check_at", *_GROUPS]),
-        "drift_features": pd.DataFrame(features),
+        "drift_features": pd.DataFrame(features, columns=["fold", "check_at", *_FEATURES]),
     }
     for frame in out.values():
         for name in ("check_at", "window_start", "score_cut"):

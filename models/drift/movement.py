@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from features.vocabulary import FeatureColumn
 from features.wording import channel_words, decimal, percent
-from models.drift.distribution import Distribution, Shift, shift_of
+from models.drift.distribution import Distribution, Shift, shift_of, summarise
 
 PSI_LIMIT = 0.2
 """Index from which a feature counts as moved, between Siddiqi's 0.1 (little) and 0.25 (much); the two below as well."""
@@ -99,17 +99,38 @@ def movements(columns: Sequence[FeatureColumn], before: Sequence[Distribution], 
     out = []
     for at, (column, reference) in enumerate(zip(columns, before, strict=True)):
         shift = shift_of(reference, values[:, at])
-        usual = reference.usual_psi if math.isfinite(reference.usual_psi) else PSI_LIMIT
-        usual_missing = reference.usual_missing if math.isfinite(reference.usual_missing) else MISSING_LIMIT
-        out.append(
-            Movement(
-                column=column,
-                shift=shift,
-                usual_psi=reference.usual_psi,
-                moved=shift.psi >= max(PSI_LIMIT, USUAL * usual) and shift.ks >= KS_LIMIT,
-                missing_moved=abs(shift.missing_now - shift.missing_before) >= max(MISSING_LIMIT, 3 * usual_missing),
-            )
-        )
+        moved, missing_moved = _judged(shift, reference)
+        out.append(Movement(column, shift, reference.usual_psi, moved, missing_moved))
+    return out
+
+
+def moved_where_they_stayed(
+    moves: Sequence[Movement], before: Sequence[Distribution], earlier: np.ndarray, now: np.ndarray
+) -> list[Movement]:
+    """Take back moves that only came with other units: what counts must have moved on units that stayed, too.
+
+    Parameters
+    ----------
+    moves : sequence of Movement
+        Of the whole fleet.
+    before : sequence of Distribution
+        The reference, one for each feature.
+    earlier, now : ndarray, shape (n_rows, n_features)
+        Rows of the units that were there before and are there now, of the reference's time and recent ones.
+
+    Returns
+    -------
+    list of Movement
+        The same, with the numbers of the whole fleet; static facts, which say who is there, as they were.
+    """
+    out = []
+    for at, (move, reference) in enumerate(zip(moves, before, strict=True)):
+        if move.column.group == "static" or not (move.moved or move.missing_moved):
+            out.append(move)
+            continue
+        own = summarise(earlier[:, at], every_value=bool(move.column.categories))
+        moved, missing_moved = _judged(shift_of(own, now[:, at]), reference)
+        out.append(replace(move, moved=move.moved and moved, missing_moved=move.missing_moved and missing_moved))
     return out
 
 
@@ -196,6 +217,15 @@ def missing_fact(channel: str, move: Movement) -> str:
     return (
         f"{channel_words(channel)}: missing in {percent(shift.missing_before)} of rows before, in "
         f"{percent(shift.missing_now)} now"
+    )
+
+
+def _judged(shift: Shift, reference: Distribution) -> tuple[bool, bool]:
+    usual = reference.usual_psi if math.isfinite(reference.usual_psi) else PSI_LIMIT
+    usual_missing = reference.usual_missing if math.isfinite(reference.usual_missing) else MISSING_LIMIT
+    return (
+        shift.psi >= max(PSI_LIMIT, USUAL * usual) and shift.ks >= KS_LIMIT,
+        abs(shift.missing_now - shift.missing_before) >= max(MISSING_LIMIT, 3 * usual_missing),
     )
 
 

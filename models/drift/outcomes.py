@@ -127,6 +127,36 @@ def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
 
 
 @dataclass(frozen=True, slots=True)
+class RiskCounts:
+    """What became of risks.
+
+    Attributes
+    ----------
+    positives, incidents : int
+        Rows with a known label that failed, and incidents behind them.
+    expected : float
+        Sum of the risks of the rows with a known label.
+    """
+
+    positives: int
+    incidents: int
+    expected: float
+
+    @property
+    def ratio(self) -> float:
+        """Positives over what the risks say; NaN where they say nothing."""
+        return self.positives / self.expected if self.expected else float("nan")
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Give the interval of the ratio, exact for independent incidents that all have as many rows; NaN as above."""
+        if not self.expected:
+            return float("nan"), float("nan")
+        few, many = poisson_interval(self.incidents, level)
+        scale = self.positives / self.incidents if self.incidents else 1.0
+        return few * scale / self.expected, many * scale / self.expected
+
+
+@dataclass(frozen=True, slots=True)
 class AlertCounts:
     """What became of alerted units, each counted once in each window.
 
@@ -257,9 +287,8 @@ def _window(
     decided = label >= 0
     positives = int((label == 1).sum())
     incidents = len(np.unique(incident[(label == 1) & (incident >= 0)])) or positives
-    expected = float(risk[decided].sum())
-    few, many = poisson_interval(incidents)
-    scale = positives / incidents if incidents else 1.0
+    risks = RiskCounts(positives, incidents, float(risk[decided].sum()))
+    calibration_low, calibration_high = risks.interval()
     return {
         "alerts": counts.right + counts.wrong + counts.open,
         "right": counts.right,
@@ -268,10 +297,10 @@ def _window(
         "precision": counts.precision,
         "precision_low": low,
         "precision_high": high,
-        "expected": expected,
+        "expected": risks.expected,
         "positives": positives,
         "incidents": incidents,
-        "calibration": positives / expected if expected else float("nan"),
-        "calibration_low": few * scale / expected if expected else float("nan"),
-        "calibration_high": many * scale / expected if expected else float("nan"),
+        "calibration": risks.ratio,
+        "calibration_low": calibration_low,
+        "calibration_high": calibration_high,
     }

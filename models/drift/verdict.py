@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "scores"]
+Cause = Literal["fleet", "telemetry", "workload", "readings", "failures", "risks", "scores"]
 
 CAUSES: Mapping[Cause, str] = {
     "fleet": "the fleet changed",
@@ -14,6 +14,7 @@ CAUSES: Mapping[Cause, str] = {
     "workload": "the workload changed",
     "readings": "the readings changed, for no reason that could be told",
     "failures": "the failures changed",
+    "risks": "the risks are not right",
     "scores": "the scores changed",
 }
 """Each cause in words, in the order of reports."""

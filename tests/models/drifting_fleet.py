@@ -84,6 +84,12 @@ class DriftingFleet:
         days = np.sort(self.rng.uniform(start, end, count))
         return [(int(self.rng.integers(self.units)), int(START_MS + day * DAY_MS), kind) for day in days]
 
+    def leave_out(self, rows):
+        """Take rows away, as before a unit was installed or after it was taken out."""
+        self.rows = self.rows[~rows].reset_index(drop=True)
+        for name in ("hour", "unit", "node", "day", "util", "upgraded", "X"):
+            setattr(self, name, getattr(self, name)[~rows])
+
     def column(self, part):
         return [at for at, name in enumerate(NAMES) if part in name]
 

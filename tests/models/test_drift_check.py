@@ -5,9 +5,9 @@ import json
 import numpy as np
 import pytest
 
-from models.drift.causes import failure_verdicts
+from models.drift.causes import failure_verdicts, risk_verdicts
 from models.drift.movement import by_group
-from models.drift.outcomes import AlertCounts, rate_change, rate_changes
+from models.drift.outcomes import AlertCounts, RiskCounts, rate_change, rate_changes
 from models.drift.reference import LabelledRows, Outcomes, Reference, dated, sample_rows
 from models.drift.verdict import Findings
 from models.drift.watch import refit_reason
@@ -101,6 +101,70 @@ def test_units_installed_since_the_fit_and_units_taken_out_are_a_change_of_the_f
     new = (fleet.day >= 36) & (fleet.unit % 4 == 0)
     fleet.X[new, fleet.column("static__age")[0]] = fleet.day[new] - 35.5
     assert any("installed since" in fact for fact in told(fleet.check(45), "fleet").facts)
+
+
+def joined_by_another_make(seed, *, channel="pcie_replay_total"):
+    """A fleet of which half lacks a channel, joined by units that have it and read much more there."""
+    fleet = DriftingFleet(seed=seed)
+    new, lacking = fleet.node % 4 == 0, fleet.unit % 2 == 0
+    for at in fleet.column(channel):
+        fleet.X[~new & lacking, at] = np.nan
+        fleet.X[new, at] += 30
+    fleet.leave_out(new & (fleet.day < 36))
+    return fleet
+
+
+@pytest.mark.parametrize("seed", range(10, 14))
+def test_units_of_another_make_change_the_fleet_and_not_its_telemetry_or_readings(seed):
+    found = joined_by_another_make(seed).check(49)
+    assert found.causes == ("fleet",)
+    moved = {each["feature"] for each in found.features if each["moved"]}
+    assert not any("pcie" in name for name in moved)
+    # the numbers stay those of the whole fleet
+    assert any("pcie" in each["feature"] and each["psi"] > 0.2 for each in found.features)
+
+
+def test_what_moves_on_units_that_stay_is_told_though_others_join():
+    fleet = joined_by_another_make(14)
+    for at in fleet.column("gpu_temp_c"):
+        fleet.X[(fleet.day >= 38) & (fleet.node % 3 == 0), at] = np.nan
+    for at in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.day >= 38, at] += 10
+    found = fleet.check(49)
+    assert set(found.causes) == {"fleet", "telemetry", "readings"}
+    assert told(found, "telemetry").text == "GPU temperature fell silent on part of the fleet."
+    assert told(found, "readings").text.startswith("PCIe replays read differently")
+
+
+def test_where_hardly_any_unit_stays_the_fleet_is_compared_as_a_whole():
+    fleet = DriftingFleet(seed=15)
+    fleet.X[np.ix_(fleet.node > 0, fleet.column("pcie_replay_total"))] += 30
+    fleet.leave_out((fleet.node == 0) ^ (fleet.day < 36))
+    assert "readings" in fleet.check(49).causes
+
+
+def test_a_driver_that_is_another_everywhere_is_not_told_of_a_part():
+    fleet = DriftingFleet(seed=16)
+    fleet.X[:, fleet.column("static__driver")[0]] = fleet.day >= 36
+    texts = [verdict.text for verdict in fleet.check(55).verdicts if verdict.cause == "fleet"]
+    assert texts == ["The driver changed."]
+
+
+@pytest.mark.parametrize(
+    ("positives", "incidents", "expected", "text"),
+    [
+        (40, 20, 10.0, "Risks are too low: units fail more often than they say."),
+        (10, 5, 100.0, "Risks are too high: units fail less often than they say."),
+        (0, 0, 50.0, "Risks are too high: units fail less often than they say."),
+        (12, 3, 3.0, None),  # four times as many, of three incidents: chance
+        (13_000, 13_000, 10_000.0, None),  # sure, and little
+        (0, 0, 0.0, None),
+    ],
+)
+def test_risks_that_outcomes_contradict_are_told_where_it_is_sure_and_much(positives, incidents, expected, text):
+    verdicts = risk_verdicts(RiskCounts(positives, incidents, expected))
+    assert [(each.cause, each.drift, each.text) for each in verdicts] == ([("risks", True, text)] if text else [])
+    assert risk_verdicts(None) == []
 
 
 def test_more_failures_and_other_failures_are_a_change_of_the_failures():

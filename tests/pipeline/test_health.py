@@ -16,6 +16,7 @@ from features.vocabulary import FeatureColumn
 from models.bundle import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
 from models.drift.frames import drift_frames
+from models.fitted import FittedModels
 from models.sliding import fit_final, run_backtest
 from pipeline import health
 from pipeline.health import check_health
@@ -103,12 +104,22 @@ def test_a_model_on_a_steady_fleet_is_healthy_and_its_outcomes_are_counted(bundl
     labels = matrix.labels(LATER + timedelta(milliseconds=1))
     rows = matrix.rows
     inside = (rows["decision_time"] >= FITTED) & (rows["decision_time"] <= LATER) & ~rows["augmented"]
-    assert found.positives == (labels["label"][inside & (labels["complete_at"] <= LATER)] == 1).sum()
+    assert found.risks.positives == (labels["label"][inside & (labels["complete_at"] <= LATER)] == 1).sum()
     assert found.alerts.right + found.alerts.wrong > 0
     text = found.to_text()
     assert "nothing changed that was looked for" in text
     assert "verdict: no drift found" in text
     assert json.loads(json.dumps(found.to_json(), allow_nan=False))["healthy"] is True
+
+
+def test_risks_that_are_a_tenth_of_what_fails_are_told(bundle, opened, tmp_path, monkeypatch):
+    opened(fleet())
+    whole = FittedModels.risk
+    monkeypatch.setattr(FittedModels, "risk", lambda self, *given: whole(self, *given) / 10)
+    found = check_health(bundle, tmp_path, until=LATER)
+    assert found.findings.causes == ("risks",)
+    assert not found.healthy
+    assert "DRIFT: the risks are not right. Risks are too low: units fail more often than they say." in found.to_text()
 
 
 def test_what_was_not_known_at_the_check_changes_nothing(bundle, opened, tmp_path):
@@ -166,7 +177,7 @@ def test_a_category_that_came_after_the_fit_is_scored_as_unknown_and_told_as_a_c
     unknown = check_health(bundle_of_makes, tmp_path, until=LATER)
     opened(fleet_of_makes(("C", "A", "B"), lambda unit, late: np.where(late & (unit < 6), 0, 1 + (unit % 3 == 0))))
     found = check_health(bundle_of_makes, tmp_path, until=LATER)
-    assert (found.expected, found.alerts, found.positives) == (unknown.expected, unknown.alerts, unknown.positives)
+    assert (found.risks, found.alerts) == (unknown.risks, unknown.alerts)
     assert found.findings.scores == unknown.findings.scores
     [verdict] = [verdict for verdict in found.findings.verdicts if verdict.cause == "fleet"]
     assert any(fact.startswith("model C: 0% before, 25% now") for fact in verdict.facts)
@@ -186,7 +197,7 @@ def test_of_more_rows_than_are_scored_whole_times_since_the_fit_are_taken_and_th
     labels = matrix.labels(LATER + timedelta(milliseconds=1))
     times = [FITTED + timedelta(hours=6 * at) for at in (0, 12, 24, 36)]
     inside = matrix.rows["decision_time"].isin(times) & ~matrix.rows["augmented"] & (labels["complete_at"] <= LATER)
-    assert found.positives == (labels["label"][inside] == 1).sum() > 0
+    assert found.risks.positives == (labels["label"][inside] == 1).sum() > 0
     assert "scored: 4 of 37 decision times, spread evenly since the fit; the outcomes are" in found.to_text()
     assert found.to_json()["scored"] == {"decision_times": 4, "of": 37}
     monkeypatch.setattr(health, "MOST_SCORED", 1)

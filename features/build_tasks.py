@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from features.blocks import array_of
 from features.bucket_values import bucket_values, buckets_of, compile_kernels, read_samples
@@ -32,7 +31,7 @@ from features.filling import Rows
 from features.fleet import Fleet
 from features.history import History, history_columns
 from features.matrix_meta import ROW_COLUMNS, read_meta
-from features.part_files import StandingParts, write_part
+from features.part_files import StandingParts, read_file, write_part
 from features.plan import FeaturePlan
 from features.service import instants, reported, units_of
 from features.slabs import SlabJoiner, SlabTimes, cut_slabs
@@ -209,7 +208,7 @@ class Build:
         found = {column.name: pa.array(columns[j]) for j, column in enumerate(self.plan.columns)}
         taken = [column.name for column in self.columns if column.name not in found]
         if taken:
-            standing = pq.read_table(self.order.target / slab.file, columns=taken)
+            standing = read_file(self.order.target / slab.file, columns=taken)
             found |= {name: standing.column(name) for name in taken}
         arrays.update({column.name: found[column.name] for column in self.columns})
         table = pa.table(arrays)

@@ -20,7 +20,7 @@ from features.errors import InputError
 from features.grid import decision_times
 from features.matrix import FeatureMatrix
 from features.matrix_meta import EVENTS_NAME, INVENTORY_NAME, META_NAME, MatrixConfig, MatrixMeta, MatrixPart
-from features.part_files import read_part_facts
+from features.part_files import read_file, read_part_facts
 from features.sequences import ARRAY_NAME, SequencePlan, write_sequences
 from features.service import instant_ms
 from features.spill import Spill
@@ -175,8 +175,8 @@ def _extending(order: BuildOrder, dataset: Dataset, standing: FeatureMatrix, kno
         before,
         dataset,
         delay=order.features.delay,
-        events=(pq.read_table(standing.path / EVENTS_NAME), events),
-        inventory=(pq.read_table(standing.path / INVENTORY_NAME), inventory),
+        events=(read_file(standing.path / EVENTS_NAME), events),
+        inventory=(read_file(standing.path / INVENTORY_NAME), inventory),
     )
     begins = decision_times(order.decision, meta.span)
     if not len(begins) or since <= instant_ms(begins[0]):

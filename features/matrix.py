@@ -22,12 +22,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from features.errors import InputError
 from features.incidents import find_incidents
 from features.labels import label_rows, unit_positions
 from features.matrix_meta import EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
+from features.part_files import read_file
 from features.sequences import Sequences, open_sequences
 from features.service import UnitKind, milliseconds
 from features.vocabulary import FeatureColumn
@@ -102,7 +102,7 @@ class FeatureMatrix:
         for training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
         decision time on the grid; a training set as of R takes only rows established by R).
         """
-        parts = [pq.read_table(self.path / part.file, columns=list(ROW_COLUMNS)) for part in self.meta.parts]
+        parts = [read_file(self.path / part.file, columns=list(ROW_COLUMNS)) for part in self.meta.parts]
         table = pa.concat_tables(parts)
         for name in ("node", "gpu", "unit"):
             # each part has codes of its own: as categories they would meet as Python objects, ten times as large
@@ -113,12 +113,12 @@ class FeatureMatrix:
     @cached_property
     def events(self) -> pd.DataFrame:
         """The dataset's events."""
-        return pq.read_table(self.path / EVENTS_NAME).to_pandas()
+        return read_file(self.path / EVENTS_NAME).to_pandas()
 
     @cached_property
     def inventory(self) -> pd.DataFrame:
         """The dataset's inventory."""
-        return pq.read_table(self.path / INVENTORY_NAME).to_pandas()
+        return read_file(self.path / INVENTORY_NAME).to_pandas()
 
     def values(
         self,
@@ -270,7 +270,7 @@ def _read_part(
     path: Path, names: Sequence[str], chosen: npt.NDArray[np.int64] | None, out: npt.NDArray[np.float32]
 ) -> None:
     distinct = list(dict.fromkeys(names))
-    table = pq.read_table(path, columns=distinct)
+    table = read_file(path, columns=distinct)
     arrays = {name: table.column(name).to_numpy() for name in distinct}
     for begin in range(0, out.shape[0], _TILE):
         end = min(begin + _TILE, out.shape[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +19,10 @@ import pyarrow.parquet as pq
 from features.matrix_meta import ROW_COLUMNS, MatrixPart
 from features.service import instant_ms
 from features.slabs import Slab
+from telemetry.damage import damage_told
 from telemetry.layout import normal_form
+
+BUILD_AGAIN = "The matrix is damaged: remove its folder and build it again with `predrain features`."
 
 _FOOTER_KEY = b"predrain.part"
 
@@ -42,9 +45,22 @@ def write_part(path: Path, table: pa.Table) -> None:
         writer.add_key_value_metadata({_FOOTER_KEY: json.dumps(told).encode()})
 
 
+def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
+    """Read one of a matrix's files, a part or a table.
+
+    Raises
+    ------
+    InputError
+        If it is damaged.
+    """
+    with damage_told(path, BUILD_AGAIN):
+        return pq.read_table(path, columns=None if columns is None else list(columns))
+
+
 def read_part_facts(path: Path) -> MatrixPart:
     """Read what a part says about itself, from its footer alone."""
-    told = json.loads(pq.read_metadata(path).metadata[_FOOTER_KEY])
+    with damage_told(path, BUILD_AGAIN):
+        told = json.loads(pq.read_metadata(path).metadata[_FOOTER_KEY])
     established = datetime.fromtimestamp(told["established"] / 1000, UTC)
     return MatrixPart(path.name, told["rows"], told["augmented"], established)
 
@@ -80,7 +96,7 @@ class StandingParts:
         """Put computed rows among those of a standing part that hold; what stands both here and there is the same."""
         if file not in self.parts:
             return computed
-        standing = pq.read_table(self.folder / file).replace_schema_metadata(None)
+        standing = read_file(self.folder / file).replace_schema_metadata(None)
         times = [standing.column(name).cast(pa.int64()).to_numpy() for name in ("decision_time", "established_at")]
         held = np.maximum(*times) < self.since
         standing = standing.filter(pa.array(held))

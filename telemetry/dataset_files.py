@@ -13,10 +13,13 @@ import pyarrow as pa
 from pyarrow.fs import FileSystem
 
 from telemetry.atomic import ReadLease
+from telemetry.damage import damage_told
 from telemetry.errors import InputError
 from telemetry.object_store.connection import connect, storage_errors
 from telemetry.object_store.place import S3Place
 from telemetry.object_store.published import Manifest, open_object, read_manifest, resolve
+
+IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect its sources again."
 
 
 class DatasetFiles(Protocol):
@@ -34,7 +37,8 @@ class DatasetFiles(Protocol):
         FileNotFoundError
             If a folder has no such file.
         InputError
-            If storage has it not as it was published, or cannot be read, also while the file is open.
+            While the file is open, too: if what is read of it as Parquet is none, or storage has it not as it was
+            published, or cannot be read.
         """
 
     def has(self, name: str) -> bool:
@@ -66,7 +70,8 @@ class FolderFiles:
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
         """See :class:`DatasetFiles`."""
-        with pa.OSFile(str(self.root / name)) as stream:
+        path = self.root / name
+        with damage_told(path, IMPORT_AGAIN), pa.OSFile(str(path)) as stream:
             yield stream
 
     def has(self, name: str) -> bool:

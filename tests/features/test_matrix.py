@@ -94,6 +94,19 @@ def test_rows_and_columns_can_be_chosen(small, monkeypatch, tmp_path):
     assert parted.values([]).shape == (0, whole.shape[1])
 
 
+def test_a_damaged_file_is_named_with_what_to_do(small, tmp_path):
+    dataset, _ = small
+    matrix = make_matrix(dataset, tmp_path / "matrix")
+    part = matrix.path / matrix.meta.parts[0].file
+    for path in (part, matrix.path / "events.parquet"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
+        opened = FeatureMatrix.open(matrix.path)
+        with pytest.raises(InputError, match=rf"the file is damaged: .*{path.name}.*build it again"):
+            opened.values() if path == part else opened.events
+        path.write_bytes(whole)
+
+
 def test_a_wrong_row_or_column_is_named(small):
     with pytest.raises(KeyError, match="the matrix has no column 'telemetry__nothing'"):
         small[1].values(columns=["telemetry__nothing"])

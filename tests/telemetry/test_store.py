@@ -200,9 +200,20 @@ def test_damage_is_said(tmp_path: Path):
     dataset = write(tmp_path / "d", [(0, table)])
     with pytest.raises(InputError, match=r"no column 'nope'.*Its columns are"):
         dataset.read_bucket(0, ["nope"])
-    next((tmp_path / "d").rglob("part-*")).unlink()
+    part, events = next((tmp_path / "d").rglob("part-*")), tmp_path / "d" / "events.parquet"
+    for path, read in ((part, lambda: dataset.read_bucket(0)), (events, dataset.events)):
+        whole = path.read_bytes()
+        for cut in (0, 3, len(whole) // 2, len(whole) - 10):
+            path.write_bytes(whole[:cut])
+            with pytest.raises(InputError, match=rf"the file is damaged: .*{path.name}.*import or collect its sources"):
+                read()
+        path.write_bytes(whole[:40] + bytes(len(whole) - 80) + whole[-40:])
+        with pytest.raises(InputError, match=r"the file is damaged"):
+            read()
+        path.write_bytes(whole)
+    part.unlink()
     with pytest.raises(InputError, match=r"bucket 0 holds 0 samples, dataset\.json says 2"):
-        dataset.read_bucket(0)
+        Dataset.open(tmp_path / "d").read_bucket(0)
     meta = tmp_path / "d" / "dataset.json"
     content = json.loads(meta.read_text())
     meta.write_text(json.dumps({**content, "schema_version": 99}))

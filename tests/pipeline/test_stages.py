@@ -156,10 +156,16 @@ def test_a_report_of_something_else_is_refused(tmp_path: Path) -> None:
         write_report_for(tmp_path)
 
 
+def _bytes_of(out: Path) -> dict[str, bytes]:
+    files = [*out.glob("*.*"), *(out / "evaluation").rglob("*")]
+    return {path.relative_to(out).as_posix(): path.read_bytes() for path in files if path.is_file()}
+
+
 def test_a_killed_backtest_goes_on_and_ends_the_same(
     small_fleet: Path, small_params: Params, small_backtest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     matrix = FeatureMatrix.open(small_backtest / "matrix")
+    truth = small_fleet.with_name("fleet-truth")
     calls = []
 
     def stop(done: int, _total: int) -> None:
@@ -168,11 +174,10 @@ def test_a_killed_backtest_goes_on_and_ends_the_same(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        replay(matrix, small_params, tmp_path / "out", progress=stop)
+        replay(matrix, small_params, tmp_path / "out", truth=truth, progress=stop)
     assert list((tmp_path / "out" / ".folds").iterdir())
-    replay(matrix, small_params, tmp_path / "out")
-    resumed = pq.read_table(tmp_path / "out" / "predictions_all.parquet")
-    assert resumed.equals(pq.read_table(small_backtest / "predictions_all.parquet"))
+    replay(matrix, small_params, tmp_path / "out", truth=truth)
+    assert _bytes_of(tmp_path / "out") == _bytes_of(small_backtest)
     kept = list((tmp_path / "out" / ".folds").iterdir())
     assert len(kept) == 1
     told = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -128,6 +128,7 @@ def choose_span(
     judge: JudgeSection | None = None,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
     most: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
 ) -> SpanChoice:
     """Choose among the spans that fit.
 
@@ -164,6 +165,8 @@ def choose_span(
         ``models.settings``, which learners that judge have too.
     most : int, optional
         Rows to fit on that there is room for; see :func:`models.training_set.choose_rows`.
+    progress : callable, optional
+        Called for each judge and tail with the rows gone through and all of them.
 
     Returns
     -------
@@ -220,7 +223,7 @@ def choose_span(
         for name in judge.learners or (None,):
             own_seed = seed_of(seed, "span", refit_ms) if name is None else seed_of(seed, "span", name, refit_ms)
             own = _REFERENCE if name is None else dict((settings or {}).get(name, {}))
-            tried = _judged(name or "lightgbm", own, own_seed, read, chosen, judged, truth)
+            tried = _judged(name or "lightgbm", own, own_seed, read, chosen, judged, truth, progress)
             said.append({span: tried[max(tail_start - reach_ms - duration_ms(span), first_ms)] for span in spans})
     scores = said[0] if len(said) == 1 else _mean_of_shares(said)
     best = max(scores, key=lambda span: (scores[span], span))
@@ -267,14 +270,22 @@ def _judged(
     chosen: Mapping[int, TrainingSet],
     judged: Ints,
     truth: np.ndarray,
+    progress: Callable[[int, int, str], None] | None,
 ) -> dict[int, float]:
     """Average precisions of a learner on the tail."""
     learners = {}
+    gone, total = 0, sum(len(rows.rows) for rows in chosen.values()) + len(judged)
+    tell = progress or (lambda *_: None)
+    tell(gone, total, "judging spans")
     for start, rows in chosen.items():
         if rows.usable:
             unfitted = {name: make_learner(name, seed=seed, settings=settings)}
             learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight, rows.facts)[name]
-    said = zip(learners, log_odds_of(list(learners.values()), read, judged), strict=True)
+        gone += len(rows.rows)
+        tell(gone, total, "judging spans")
+    scores = log_odds_of(list(learners.values()), read, judged)
+    tell(total, total, "judging spans")
+    said = zip(learners, scores, strict=True)
     return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, each)) for start, each in said}
 
 

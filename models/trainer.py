@@ -161,6 +161,7 @@ class Trainer:
             judge=self.training.judge,
             settings={str(key): value for key, value in self.models.settings.items()},
             most=self.most,
+            progress=self._progress,
         )
 
     def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels | Unfit:

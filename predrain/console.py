@@ -128,7 +128,7 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
         """How many a second."""
 
         def render(self, task: Task) -> Text:
-            return Text(f"{task.speed:,.0f}/s" if task.speed else "")
+            return Text(f"{pace(task.speed)}/s" if task.speed else "")
 
     columns = (
         TextColumn("{task.description}"),
@@ -143,6 +143,11 @@ def progress(title: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def pace(rate: float) -> str:
+    """Write how many a second: whole ones from ten on, two digits below."""
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
 class _Lines:
     """Tells how far a long job is where there is no terminal, as in the journal of a service or in CI."""
 
@@ -150,11 +155,13 @@ class _Lines:
         self._title = title
         self._began = self._told = time.monotonic()
         self._first: int | None = None
+        self._total = 0
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if self._first is None:
-            self._began, self._first = now, done  # what an earlier run left finished is no measure of the pace
+        if self._first is None or total != self._total or done < self._first:
+            # what an earlier run left finished is no measure of the pace, nor is what another step went through
+            self._began, self._first, self._total = now, done, total
         if now - self._told < LINE_S:
             return
         self._told = now
@@ -164,8 +171,7 @@ class _Lines:
             line += f" ({done / total:.0%})"
         if rate > 0:
             left = timedelta(seconds=round(max(total - done, 0) / rate))
-            line += f", {rate:,.0f} a second" if rate >= 10 else f", {rate:.2g} a second"
-            line += f", about {left} left"
+            line += f", {pace(rate)} a second, about {left} left"
         sys.stderr.write(line + "\n")
         sys.stderr.flush()
 

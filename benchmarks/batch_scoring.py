@@ -178,7 +178,7 @@ def main() -> None:
         "others": {"CPU s": round(best.cpu, 2)},
     }
     print(json.dumps(line))
-    if not met:
+    if not met and not args.quick:
         sys.exit(f"it is to take {REQUIRED_S} s at most, and the evaluation to be {REQUIRED_RATIO} times as fast")
 
 

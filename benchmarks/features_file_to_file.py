@@ -206,7 +206,7 @@ def main() -> None:
         },
     }
     print(json.dumps(line))
-    if not met:
+    if not met and not args.quick:
         sys.exit(f"it is to be {AIM}")
 
 

@@ -31,7 +31,7 @@ from benchmarks.scoreboard import page  # noqa: E402
 from benchmarks.scoreboard.claims import Gain, gain, profile_gains  # noqa: E402
 from benchmarks.scoreboard.fleets import Ran, run_plan  # noqa: E402
 from benchmarks.scoreboard.foreseen import foreseen_table  # noqa: E402
-from benchmarks.scoreboard.plan import PAPER, RECOMMENDED, Part, Plan, make_plan  # noqa: E402
+from benchmarks.scoreboard.plan import PAPER, PAPER_TITLE, RECOMMENDED, Part, Plan, make_plan  # noqa: E402
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
 from benchmarks.scoreboard.store import Stored  # noqa: E402
@@ -68,7 +68,7 @@ def against_paper(plan: Plan, ran: Ran) -> list[Gain]:
         for model, sparing in ((profile, False), (profile, True), (CASCADE, False)):
             if all((model, SLIDING) in part.models for part in theirs.parts):
                 mine, other, best = at_alerts_of(ours, theirs, model, sparing=sparing)
-                name = f"the paper's profile ({model}) at {'its own alerts' if sparing else 'K'}"
+                name = f"{PAPER_TITLE} ({model}) at {'its own alerts' if sparing else 'K'}"
                 out.append(gain(where, name, mine, other, best, None))
     return out
 
@@ -113,9 +113,7 @@ def make_page(
     """
     stored, promising = _there(plan.pools(), ran), _there(plan.promising(), ran)
     asked = dict(stored)
-    asked |= {
-        f"{part.scenario}, the paper's profile": [kept] for part, kept in ran.parts.items() if part.profile == PAPER
-    }
+    asked |= {f"{part.scenario}, {PAPER_TITLE}": [kept] for part, kept in ran.parts.items() if part.profile == PAPER}
     found = measure_all(asked, plan.replicates, jobs)
     usual = {name: found[name] for name in stored}
     paper = against_paper(plan, ran)

@@ -55,6 +55,10 @@ class Points:
         """
         raise NotImplementedError
 
+    def unheard(self) -> str:
+        """Say why all rows get the same points whatever they hold; empty where they need not."""
+        return ""
+
     def _find(self, **wanted: object) -> list[int]:
         """Positions of the columns whose attributes equal the wanted values; shortest window first."""
         found = [
@@ -92,9 +96,17 @@ class HistoryPoints(Points):
         node = np.maximum(self._count(X, "node"), 0)  # a caller's rows may hold anything, and -1 would divide by zero
         return own + node / (1 + node)
 
+    def unheard(self) -> str:
+        """See :meth:`Points.unheard`."""
+        counted = self._counted("gpu") or self._counted("node")
+        return "" if counted else "the matrix has no counts of past hardware faults (feature group history)"
+
+    def _counted(self, scope: str) -> list[int]:
+        return [i for i in self._find(group="history", statistic="count", scope=scope) if self._hardware(i)]
+
     def _count(self, X: np.ndarray, scope: str) -> Floats:
         total = np.zeros(len(X))
-        counted = [i for i in self._find(group="history", statistic="count", scope=scope) if self._hardware(i)]
+        counted = self._counted(scope)
         windows = {self._window(i) for i in counted}
         if not windows:
             return total
@@ -175,6 +187,15 @@ class VendorPoints(Points):
         for rule in self.RULES:
             total += rule.severity * self._hit(rule, X)
         return total
+
+    def unheard(self) -> str:
+        """See :meth:`Points.unheard`."""
+        found = any(
+            self._find(group="telemetry", channel=channel, statistic=rule.statistic)
+            for rule in self.RULES
+            for channel in rule.channels
+        )
+        return "" if found else "the matrix has none of the error counters that the vendor's rules look at"
 
     def _hit(self, rule: VendorRule, X: np.ndarray) -> np.ndarray:
         value = np.zeros(len(X))

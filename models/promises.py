@@ -20,7 +20,7 @@ from models.config import PromisesSection
 from models.fitted import ORDERS_ONLY
 from models.ranking import Bools, Floats, Ints
 from models.training_set import Labels, Matrix
-from policy.costs import Costs, for_costs
+from policy.costs import Costs, for_costs, no_threshold
 from policy.evidence import Evidence, drains_begun
 from policy.thresholds import Decision, for_budget, for_precisions, no_promise
 
@@ -104,7 +104,8 @@ def walk_promises(
     Promises
         At a fold's refit only labels count that were complete and known by then. Thresholds are set on the calibrated
         risk: it is what the scores of different refits have in common. Models of :data:`models.fitted.ORDERS_ONLY`
-        promise nothing: their riskiest unit has the same risk on a bad day as on a quiet one.
+        promise nothing, and have no threshold of least cost: their riskiest unit has the same risk on a bad day as on a
+        quiet one. A budget of alerts is what they can hold.
     """
     sliding = predictions[(predictions["variant"] == "sliding").to_numpy()]
     names = list(dict.fromkeys(sliding["model"].astype("str")))
@@ -151,7 +152,7 @@ def walk_promises(
         current[name] = [
             *_promised(name, everything, section),
             for_budget(everything, k, section.confidence),
-            *_by_costs(model, section, own, until),
+            *_by_costs(name, model, section, own, until),
         ]
     return Promises(by_fold, pooled, current, until)
 
@@ -177,14 +178,20 @@ def _of_drains(own: LabelsAt, matrix: Matrix, one: pd.DataFrame, section: Promis
     return max(own, other, key=lambda read: int(read(None).complete[0]))
 
 
-def _promised(model: str, evidence: Evidence, section: PromisesSection) -> list[Decision]:
-    if model in ORDERS_ONLY:
-        why = f"{model} only orders the units of a decision time: no threshold of its risk means the same at another"
+def _orders_only(model: str) -> str:
+    """Say why a model has no threshold that means the same at every decision time; empty where it has."""
+    if model not in ORDERS_ONLY:
+        return ""
+    return f"{model} only orders the units of a decision time: no threshold of its risk means the same at another"
+
+
+def _promised(name: str, evidence: Evidence, section: PromisesSection) -> list[Decision]:
+    if why := _orders_only(name):
         return [no_promise(target, section.confidence, why, evidence) for target in section.targets]
     return for_precisions(evidence, section.targets, section.confidence)
 
 
-def _by_costs(model: _Replayed, section: PromisesSection, read: LabelsAt, until: datetime) -> list[Decision]:
+def _by_costs(name: str, model: _Replayed, section: PromisesSection, read: LabelsAt, until: datetime) -> list[Decision]:
     """Set the threshold of least cost: by the labels' own horizon, because it is a threshold of its risk."""
     if section.costs is None:
         return []
@@ -192,6 +199,8 @@ def _by_costs(model: _Replayed, section: PromisesSection, read: LabelsAt, until:
     reach = int((labels.complete - model.time).max())
     known = _known(labels, until)
     costs = Costs(**section.costs.model_dump())
+    if why := _orders_only(name):
+        return [no_threshold(costs, section.confidence, why)]
     return [for_costs(model.evidence(labels, known, reach), costs, section.confidence, repeat_ms=reach)]
 
 

@@ -14,11 +14,13 @@ import pandas as pd
 from features.engine import Engine
 from features.matrix import FeatureMatrix
 from models.bundle import CARD, save_bundle
+from models.config import BASELINES
 from models.drift.frames import drift_frames
 from models.evaluation import evaluate
 from models.light.bundle import load_light
 from models.light.errors import HeavyModelError
 from models.oracle import read_truth
+from models.points import make_points
 from models.sliding import BacktestResult, fit_final, run_backtest
 from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, write_json
 from pipeline.dask_engine import DaskEngine
@@ -202,7 +204,7 @@ def replay(
         gap=params.labels.gap,
         horizon=params.labels.horizon,
         folds=result.folds,
-        skipped=tuple(map(str, result.skipped)),
+        skipped=(*map(str, result.skipped), *_unheard(matrix)),
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
         attributions=result.attributions,
@@ -244,6 +246,12 @@ def replay(
             evaluation=evaluation,
             artifacts=(out / "metrics.json",),
         )
+
+
+def _unheard(matrix: FeatureMatrix) -> list[str]:
+    """Name the baselines that this matrix gives nothing to go by."""
+    made = {name: make_points(name, columns=matrix.columns, seed=0).unheard() for name in BASELINES}
+    return [f"{name} ranks units in the order of ties: {why}" for name, why in made.items() if why]
 
 
 def profile_predictions(predictions: pd.DataFrame, profile: str) -> pd.DataFrame:

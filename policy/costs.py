@@ -89,11 +89,8 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float, *, repeat_ms:
     threshold = costs.break_even
     alert = evidence.risk >= threshold
     bound = precision_bound(evidence.hit[alert], evidence.unit[alert], confidence)
-    asked = costs.unneeded_drain / costs.saved
     if not len(evidence.risk):
-        nothing = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
-        why = "there are no earlier decisions"
-        return Decision("cost", asked, confidence, False, None, nothing, 0.0, math.nan, why=why)
+        return no_threshold(costs, confidence, "there are no earlier decisions")
     chosen = np.flatnonzero(alert)
     caught = np.unique(evidence.incident[alert & evidence.hit & (evidence.incident >= 0)], return_index=True)[1]
     saved_by = evidence.unit[np.flatnonzero(alert & evidence.hit & (evidence.incident >= 0))[caught]]
@@ -115,7 +112,7 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float, *, repeat_ms:
         )
     return Decision(
         kind="cost",
-        asked=asked,
+        asked=costs.unneeded_drain / costs.saved,
         confidence=confidence,
         promised=bool(alert.any() and lower > 0),
         threshold=threshold,
@@ -126,6 +123,13 @@ def for_costs(evidence: Evidence, costs: Costs, confidence: float, *, repeat_ms:
         saving_lower=lower if math.isfinite(lower) else None,
         why=why,
     )
+
+
+def no_threshold(costs: Costs, confidence: float, why: str) -> Decision:
+    """Give the decision where costs set no threshold, with the reason in words."""
+    nothing = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
+    asked = costs.unneeded_drain / costs.saved
+    return Decision("cost", asked, confidence, False, None, nothing, 0.0, math.nan, why=why)
 
 
 def _drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> int:

@@ -286,6 +286,11 @@ def test_the_page_says_simulated_first_and_judges_only_by_what_was_measured(two)
                for at, line in enumerate(text.splitlines()) if line.startswith("|--"))  # fmt: skip
 
 
+def test_the_papers_sections_say_which_baselines_have_nothing_to_go_by(measured):
+    assert page.NOTHING_TO_GO_BY in page.scenario("drift, the paper's profile", measured, 5)
+    assert page.NOTHING_TO_GO_BY not in page.scenario("drift", measured, 5)
+
+
 def test_promises_are_counted_and_what_was_asked_is_judged():
     rows = [
         {"scenario": "announced", "fleet": f"f{seed}", "target": 0.85, "promised": 2, "known_drains": 10, "hits": 9,

@@ -19,6 +19,9 @@ RECOMMENDED = "recommended"
 PAPER = "paper"
 """The paper's setting: params.yaml and params/paper.yaml on top of it."""
 
+PAPER_TITLE = "the paper's profile"
+"""How the page calls it."""
+
 PROMISED = "promised"
 """The profile of params.yaml alone: its members, and no learner or cascade beside it. Its risks are those of
 :data:`RECOMMENDED` bit for bit, so its promises are; how other models do is not seen."""

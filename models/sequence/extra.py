@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import importlib.util
 
@@ -9,6 +10,8 @@ from features.errors import InputError
 
 NEEDED = ("torch", "safetensors")
 """Packages of the extra."""
+
+NEEDS_IT = "parameter models.learners, or the learners of the bundle"
 
 
 def versions() -> dict[str, str]:
@@ -27,14 +30,23 @@ def require_torch(name: str) -> None:
     Raises
     ------
     InputError
-        If PyTorch or safetensors is not installed.
+        If PyTorch or safetensors is not installed, or cannot be loaded.
     """
     absent = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if absent:
         raise InputError(
             f"the learner {name} needs {' and '.join(absent)}, which predrain does not install by itself",
-            "parameter models.learners",
+            NEEDS_IT,
             "Run: pip install 'predrain[sequence]'. To be spared gigabytes of CUDA libraries, first run: "
             "pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu, which is PyTorch's own index "
             "of CPU builds.",
         )
+    for package in NEEDED:
+        try:
+            importlib.import_module(package)
+        except (ImportError, OSError) as error:  # a library of its own is missing, or of another platform
+            raise InputError(
+                f"the learner {name} needs {package}, which is installed and cannot be loaded: {error}",
+                NEEDS_IT,
+                f"Install it anew: pip install --force-reinstall {package}.",
+            ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from models.comparison import SLIDING
+from models.config import CASCADE
 from models.evaluation import Evaluation
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import Section
@@ -153,12 +154,19 @@ def _other_budgets(sliding: pd.DataFrame, budgets: pd.DataFrame) -> str:
 
 
 def _agreement(row: tuple, full: int) -> str:  # type: ignore[type-arg]  # a row of itertuples
+    cascade = row.model == CASCADE  # type: ignore[attr-defined]  # columns
+    where = "what survives its first stages" if cascade else "where its members agree"
     text = (
-        f"{row.model} alerts only where its members agree: {count(row.alerts)} alerts, "  # type: ignore[attr-defined]  # columns
+        f"{row.model} alerts only {where}: {count(row.alerts)} alerts, "  # type: ignore[attr-defined]
         f"{percent(row.alerts / full)} of the budget, at a precision of {percent(row.precision)}. "  # type: ignore[attr-defined]
         f"{row.other_model} cut to as many reaches {percent(row.other_precision)}: "  # type: ignore[attr-defined]
     )
     said = verdict(row.low, row.high)  # type: ignore[attr-defined]
+    if cascade:
+        return text + {
+            "better": "the stages themselves add precision, so use it where few and sure alerts are wanted.",
+            "worse": "the stages cost precision; a smaller budget serves better.",
+        }.get(said, "the stages are not shown to add anything that a smaller budget would not.")
     if said == "better":
         return text + "the agreement itself adds precision, so use it where few and sure alerts are wanted."
     if said == "worse":

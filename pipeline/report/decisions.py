@@ -99,7 +99,7 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table:
         rows.append(
             (
                 Cell(asked),
-                Cell("yes" if row.promised else "no"),
+                Cell(_standing(str(row.kind), promised=bool(row.promised), stands=stands)),
                 Cell(_risk(row.threshold)),
                 Cell(percent_at_least(row.bound_lower) if stands else NONE),
                 Cell(number(row.drains_per_decision, 2) if stands else NONE),
@@ -110,10 +110,17 @@ def _now(mine: pd.DataFrame, context: ReportContext) -> Table:
     return Table(
         f"What the outcomes known at the end of the data allow {context.profile} for the time after, with a confidence "
         f"of {percent(float(mine['confidence'].iloc[0])) if len(mine) else NONE}.",
-        ("asked", "promised", "alert from a risk of", "precision at least", "drains a decision", "recall", "why"),
+        ("asked", "promised?", "alert from a risk of", "precision at least", "drains a decision", "recall", "why"),
         tuple(rows),
         words=frozenset({0, 1, 6}),
     )
+
+
+def _standing(kind: str, *, promised: bool, stands: bool) -> str:
+    """Say what a row of the table is: a promise, or a threshold that a budget or costs set without one."""
+    if kind == "precision":
+        return "yes" if promised else "no"
+    return "set, not promised" if stands else "not set"
 
 
 def _kept(promises: pd.DataFrame, context: ReportContext) -> Table:

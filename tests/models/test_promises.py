@@ -8,7 +8,7 @@ import pytest
 from scipy.special import expit
 
 from models.as_of_rows import row_positions
-from models.config import JudgeSection, PromisesSection, SearchSection
+from models.config import CostsSection, JudgeSection, PromisesSection, SearchSection
 from models.promises import FOLD_COLUMNS, decisions_frame, walk_promises
 from models.unforeseen import unforeseen_incidents
 
@@ -177,10 +177,13 @@ def test_a_model_that_knows_nothing_promises_nothing(walked):
 def test_a_model_that_only_orders_units_promises_nothing(walked, name):
     matrix, frame, _ = walked
     one = frame[frame["model"] == "good"].assign(model=name)
-    made = walk_promises(one, folds(), matrix, SECTION, k=2)
+    with_costs = SECTION.model_copy(update={"costs": CostsSection(unneeded_drain=1, missed_failure=9)})
+    made = walk_promises(one, folds(), matrix, with_costs, k=2)
     assert not made.folds["promised"].any()
     assert made.folds["why"].str.startswith(f"{name} only orders").all()
-    assert [each.kind for each in made.current[name] if each.promised] == ["budget"]
+    assert [each.kind for each in made.current[name] if each.threshold is not None] == ["budget"]
+    assert made.current[name][-1].kind == "cost"
+    assert made.current[name][-1].why.startswith(f"{name} only orders")
 
 
 @pytest.mark.parametrize("name", ["lstm", "cnn1d"])

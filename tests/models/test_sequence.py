@@ -1,6 +1,7 @@
 """Networks on raw windows: the contract, what they learn, what they must not see, and their files."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -231,6 +232,31 @@ def test_without_pytorch_everything_else_works_and_one_error_says_what_to_instal
     assert "the learner lstm needs torch, which predrain does not install by itself" in done.stdout
     assert "pip install 'predrain[sequence]'" in done.stdout
     assert "torch==2.13.0" in done.stdout
+
+
+def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "raise ImportError('libtorch_cpu.so: cannot open shared object file')"
+    )
+    script = """
+        from features.errors import InputError
+        from models.learners import make_learner
+
+        try:
+            make_learner("lstm", seed=1)
+        except InputError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "the learner lstm needs torch, which is installed and cannot be loaded: libtorch_cpu.so" in done.stdout
 
 
 def test_one_module_imports_pytorch():

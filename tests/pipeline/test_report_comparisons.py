@@ -103,6 +103,20 @@ def test_agreement_is_judged_at_as_many_alerts():
         assert word in said
 
 
+def test_of_a_cascade_no_agreement_is_told():
+    for low, high, word in (
+        (0.01, 0.2, "the stages themselves add precision"),
+        (-0.2, -0.01, "the stages cost precision"),
+        (-0.1, 0.1, "the stages are not shown to add anything"),
+    ):
+        equal = pd.DataFrame([beside("cascade", low, high, alerts=40)])
+        table = pd.concat([TABLE, pd.DataFrame([rows("cascade", 0.1, 0.05, 0.15, alerts=40)])], ignore_index=True)
+        said = combiner_advice(table, equal, BUDGETS, "mean_rank")[-1]
+        assert said.startswith("cascade alerts only what survives its first stages: 40 alerts, 40.0 % of the budget")
+        assert word in said
+        assert "agree" not in said
+
+
 def test_nothing_measured_is_nothing_said(evaluation):
     assert combiner_advice(TABLE.iloc[:0], pd.DataFrame([beside("x", 0, 1)]), BUDGETS, "x") == []
     alone = evaluate(fleet(22), k=2, bootstrap=0, seed=0)

@@ -4,8 +4,9 @@ By default 21.6 million generated samples of 20 channels (1,250 GPUs, 120 days, 
 hours, telemetry windows of 6, 24 and 72 hours. ``--all`` takes the feature groups and windows of params.yaml,
 ``--whole`` the paper's size as well: 345 million samples of 20,000 GPUs (some 25 GB of disk). Beside it, on the same
 files: what reading the Parquet files alone takes on as many threads, how fast memory is copied, and, but for
-``--whole``, what the same build takes on one core. Compiling the kernels, once a machine, is done and told before.
-Nothing is told of a build unless some rows of every feature group that it has equal their plain reading.
+``--whole``, what the same build takes by one thread on one core, step by step. Compiling the kernels, once a machine,
+is done and told before. Nothing is told of a build unless some rows of every feature group that it has equal their
+plain reading.
 
     python benchmarks/features_out_of_core.py [--quick] [--all] [--whole] [--work FOLDER]
 """
@@ -32,12 +33,15 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 import numpy as np  # noqa: E402
 import numpy.typing as npt  # noqa: E402
+import pyarrow as pa  # noqa: E402
 from numba import njit  # noqa: E402
 
+from benchmarks.apart import STEPS, Apart  # noqa: E402
 from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.generated import FAILURES, channels_of, generate  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from benchmarks.plain_check import check_rows  # noqa: E402
+from benchmarks.second_core import OneThread  # noqa: E402
 from features.building import build_matrix  # noqa: E402
 from features.config import GROUPS, FeatureSection  # noqa: E402
 from features.matrix import FeatureMatrix  # noqa: E402
@@ -62,8 +66,15 @@ def ready(array: npt.NDArray[np.float64]) -> float:
     return float(array[0])
 
 
-def build(dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelta, ...] = WINDOWS) -> None:
-    """Build the matrix in this process, and print what it took as JSON."""
+def build(
+    dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelta, ...] = WINDOWS, alone: bool = False
+) -> None:
+    """Build the matrix in this process, by one thread on one core if ``alone``, and print what it took as JSON."""
+    apart = None
+    if alone:
+        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
+        pa.set_cpu_count(1)
+        apart = Apart()
     params = load_params([ROOT / "params.yaml"])
     features = params.features if everything else FeatureSection(groups=("telemetry",), windows=windows)
     opened = Dataset.open(dataset)
@@ -86,6 +97,7 @@ def build(dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelt
         training=params.training,
         seed=params.seed,
         progress=reached,
+        engine=OneThread() if alone else None,
     )
     marks.append(_now())
     phases = {
@@ -101,6 +113,7 @@ def build(dataset: Path, out: Path, *, everything: bool, windows: tuple[timedelt
         "peak_mb": peak_mb(),
         "rows": matrix.meta.counts["rows"],
         "columns": matrix.meta.counts["features"],
+        **({} if apart is None else apart.spent),
     }
     print(json.dumps(told))
 
@@ -143,6 +156,15 @@ def copying() -> float:
     return len(sources) * size / min(timed(copy) for _ in range(3))
 
 
+def tell_apart(alone: dict[str, float], together: float) -> None:
+    """Print what a build by one thread takes beside one as shipped, and where its time goes."""
+    print(f"by one thread on one core {alone['wall']:.1f} s: {alone['wall'] / together:.2f} times as long")
+    for step in STEPS:
+        print(f"- {step}: {alone[step]:.1f} s, {alone[step] / alone['wall']:.0%}")
+    rest = alone["wall"] - sum(alone[step] for step in STEPS)
+    print(f"- rows, plan and what is left: {rest:.1f} s, {rest / alone['wall']:.0%}")
+
+
 def main() -> None:
     """Generate, measure, print the table and the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -154,10 +176,8 @@ def main() -> None:
     parser.add_argument("--one-core", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one_core:
-        os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])
     if args.build:
-        build(args.build, args.out, everything=args.all)
+        build(args.build, args.out, everything=args.all, alone=args.one_core)
         return
     gpus = 20_000 if args.whole else 125 if args.quick else 1_250
     with tempfile.TemporaryDirectory() as name:
@@ -193,7 +213,7 @@ def main() -> None:
     for phase in PHASES:
         print(f"- {phase}: {took[f'{phase} wall']:.1f} s, {took[f'{phase} cpu']:.1f} s of CPU")
     if alone is not None:
-        print(f"on one core {alone['wall']:.1f} s: {alone['wall'] / took['wall']:.2f} times as long")
+        tell_apart(alone, took["wall"])
     print(f"before that, {took['loading']:.1f} s until the process had loaded its compiler (once a process)")
     print(f"reading the files alone takes {read:.1f} s: {read / took['wall']:.0%} of it")
     print(

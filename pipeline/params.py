@@ -199,6 +199,9 @@ def _explain(error: ValidationError, origin: Mapping[tuple[str, ...], Path]) -> 
         hint = f"Did you mean '{near[0]}'?" if near else f"Valid names here: {', '.join(valid)}."
         return InputError(f"unknown key '{dotted}'", where, hint)
     message = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "value_error" and isinstance(first.get("input"), Mapping):
+        # of values that do not go together; the whole section says nothing by itself
+        return InputError(message, where, "Correct one of the values.")
     return InputError(f"{first.get('input')!r} is not valid: {message}", where, "Correct the value.")
 
 

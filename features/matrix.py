@@ -27,7 +27,7 @@ from features.errors import InputError
 from features.incidents import find_incidents
 from features.labels import label_rows, unit_positions
 from features.matrix_meta import EVENTS_NAME, INVENTORY_NAME, ROW_COLUMNS, MatrixConfig, MatrixMeta, read_meta
-from features.part_files import read_file
+from features.part_files import read_file, read_frame
 from features.sequences import Sequences, open_sequences
 from features.service import UnitKind, milliseconds
 from features.vocabulary import FeatureColumn
@@ -113,12 +113,12 @@ class FeatureMatrix:
     @cached_property
     def events(self) -> pd.DataFrame:
         """The dataset's events."""
-        return read_file(self.path / EVENTS_NAME).to_pandas()
+        return read_frame(self.path / EVENTS_NAME)
 
     @cached_property
     def inventory(self) -> pd.DataFrame:
         """The dataset's inventory."""
-        return read_file(self.path / INVENTORY_NAME).to_pandas()
+        return read_frame(self.path / INVENTORY_NAME)
 
     def values(
         self,

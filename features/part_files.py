@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -54,7 +55,15 @@ def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         If it is damaged.
     """
     with damage_told(path, BUILD_AGAIN):
+        if path.is_dir():  # Arrow would read the files in it
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         return pq.read_table(path, columns=None if columns is None else list(columns))
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """Read one of a matrix's tables as a frame; errors as :func:`read_file`."""
+    with damage_told(path, BUILD_AGAIN):
+        return read_file(path).to_pandas()
 
 
 def read_part_facts(path: Path) -> MatrixPart:

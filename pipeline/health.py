@@ -214,8 +214,13 @@ def _check(
     label = labelled.label[scored]
     known = (label >= 0) & (labelled.complete[scored] <= end_ms)
     positive = scored[known & (label == 1)]
+    times_scored = len(np.unique(rows.time[scored]))
+    reach = timedelta(milliseconds=int((labelled.complete[scored] - rows.time[scored]).max()))
     risks = RiskCounts(
-        len(positive), len(np.unique(labelled.incident[positive])), float(risk[known].sum(dtype=np.float64))
+        positives=len(positive),
+        incidents=len(np.unique(labelled.incident[positive])),
+        expected=float(risk[known].sum(dtype=np.float64)),
+        rows_each=reach / timedelta(days=1) * reference.times_per_day * times_scored / len(times),
     )
     findings = examine(
         replace(reference, columns=seen),
@@ -235,7 +240,7 @@ def _check(
         checked_at=instant_of(end_ms - 1),
         findings=findings,
         times=len(times),
-        times_scored=len(np.unique(rows.time[scored])),
+        times_scored=times_scored,
         alerts=count_alerts(rows.tie[scored][profile.alert], np.where(known, label, -1)[profile.alert]),
         risks=risks,
     )

@@ -155,13 +155,14 @@ class _Lines:
         self._title = title
         self._began = self._told = time.monotonic()
         self._first: int | None = None
-        self._total = 0
+        self._last = 0
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
-        if self._first is None or total != self._total or done < self._first:
+        if self._first is None or done < self._last:
             # what an earlier run left finished is no measure of the pace, nor is what another step went through
-            self._began, self._first, self._total = now, done, total
+            self._began, self._first = now, done
+        self._last = done
         if now - self._told < LINE_S:
             return
         self._told = now

@@ -19,6 +19,7 @@ from telemetry.object_store.connection import connect, storage_errors
 from telemetry.object_store.place import S3Place
 from telemetry.object_store.published import Manifest, open_object, read_manifest, resolve
 
+PUBLISH_AGAIN = "What was published is damaged: publish the dataset again."
 IMPORT_AGAIN = "The dataset is damaged: restore the file, or import or collect its sources again."
 
 
@@ -65,13 +66,13 @@ class FolderFiles:
 
     def __init__(self, folder: Path, lease: ReadLease | None = None) -> None:
         self._lease = lease
+        self._folder = folder
         self.root = folder if lease is None else lease.path
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[pa.NativeFile]:
         """See :class:`DatasetFiles`."""
-        path = self.root / name
-        with damage_told(path, IMPORT_AGAIN), pa.OSFile(str(path)) as stream:
+        with damage_told(self._folder / name, IMPORT_AGAIN), pa.OSFile(str(self.root / name)) as stream:
             yield stream
 
     def has(self, name: str) -> bool:
@@ -123,7 +124,11 @@ class StoredFiles:
         file = self.manifest.files.get(name)
         if file is None:
             raise FileNotFoundError(name)
-        with storage_errors(self.place, name), open_object(self._storage, self.place, name, file) as stream:
+        with (
+            storage_errors(self.place, name),
+            open_object(self._storage, self.place, name, file) as stream,
+            damage_told(f"{self.place}/{name}", PUBLISH_AGAIN),
+        ):
             yield stream
 
     def has(self, name: str) -> bool:

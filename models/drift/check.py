@@ -19,7 +19,7 @@ from models.drift.causes import (
     score_verdicts,
 )
 from models.drift.distribution import Distribution, summarise
-from models.drift.movement import MISSING_LIMIT, by_group, moved_where_they_stayed, movements, worst
+from models.drift.movement import MISSING_LIMIT, by_group, moved_within_makes, movements, worst
 from models.drift.outcomes import AlertCounts, RateChange, RiskCounts, precision_fell, rate_changes
 from models.drift.reference import (
     SAMPLE,
@@ -42,8 +42,11 @@ from models.training_set import Matrix, Rows
 RECENT = SAMPLE // 2
 """Rows of the recent window that features are compared on, at most."""
 
-LEAST_STAYED = 200
-"""Rows of units that stayed, on either side, below which nothing is taken back for what other units brought."""
+MAKE = "static__model__code"
+"""Column of the make of a unit: makes differ in what they report and how they read."""
+
+LEAST_OF_A_MAKE = 200
+"""Rows of the reference's time from which a make counts as one that was there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +199,7 @@ def examine(
     # Rows of the reference stand beside them where the matrix has any, so that before and after can be told apart.
     earlier = sample_rows(rows, reference.start_ms, min(reference.end_ms, start_ms - 1), most=RECENT, seed=seed)
     both = np.concatenate([earlier, recent])
+    begin = warm_from(rows, reference.columns, reference.start_ms, reference.end_ms)
     inside = rows.time[(rows.time >= start_ms) & (rows.time < end_ms) & ~rows.augmented]
     pool = Recent(
         values=dated(read(both), rows.time[both], reference.columns),
@@ -206,10 +210,9 @@ def examine(
         rows_per_time=len(inside) / max(len(np.unique(inside)), 1),
     )
     moves = movements(reference.columns, reference.features, pool.values[pool.now])
-    stayed = _stayed(rows, reference, both, pool.now, start_ms=start_ms, end_ms=end_ms)
-    if stayed is not None:
-        of_stayed = (pool.values[stayed & ~pool.now], pool.values[stayed & pool.now])
-        moves = moved_where_they_stayed(moves, reference.features, *of_stayed)
+    same = _same_makes(reference, pool, begin)
+    if same is not None:
+        moves = moved_within_makes(moves, reference.features, *same)
     verdicts = [*fleet_verdicts(reference, pool), *reading_verdicts(reference, pool, moves)]
     since = reference.end_ms + 1 if failures_from_ms is None else failures_from_ms
     changes = rate_changes(reference.outcomes, labelled.outcomes(since, end_ms - 1, known_by_ms=end_ms))
@@ -234,27 +237,33 @@ def examine(
     )
 
 
-def _stayed(
-    rows: Rows, reference: Reference, drawn: Ints, now: np.ndarray, *, start_ms: int, end_ms: int
-) -> np.ndarray | None:
-    """Tell which of the drawn rows are of units that were there both in the reference's time and recently.
+def _same_makes(reference: Reference, pool: Recent, begin_ms: int) -> tuple[np.ndarray, np.ndarray] | None:
+    """Give rows of the reference's time in the mix of makes that the recent rows have, and those; new makes left out.
 
-    None where the reference's rows are not there, where too few units stayed, or where so few came or went that they
-    cannot have moved a share by what counts: then the fleet is compared as a whole.
+    None where makes are not known, where the reference's rows are not there, or where the mix is nearly what it was:
+    then it cannot have moved a share by what counts, and the fleet is compared as a whole.
     """
-    begin = warm_from(rows, reference.columns, reference.start_ms, reference.end_ms)
-    on_grid = ~rows.augmented
-    before = on_grid & (rows.time >= begin) & (rows.time <= min(reference.end_ms, start_ms - 1))
-    recent = on_grid & (rows.time >= start_ms) & (rows.time < end_ms)
-    stayed = np.isin(rows.tie[drawn], np.intersect1d(rows.tie[before], rows.tie[recent]))
-    warm = now | (rows.time[drawn] >= begin)
-    if not (warm & ~now).any():
+    make = next((at for at, column in enumerate(reference.columns) if column.name == MAKE), None)
+    if make is None:
         return None
-    others = max(1 - stayed[now].mean(), 1 - stayed[warm & ~now].mean())
-    stayed &= warm
-    if others < MISSING_LIMIT or min(int((stayed & now).sum()), int((stayed & ~now).sum())) < LEAST_STAYED:
+    codes = pool.values[:, make]
+    earlier = np.flatnonzero(~pool.now & (pool.time >= begin_ms) & np.isfinite(codes))
+    recent = np.flatnonzero(pool.now & np.isfinite(codes))
+    if not (len(earlier) and len(recent)):
         return None
-    return stayed
+    makes = np.unique(codes[recent])
+    shares = [(codes[rows][:, None] == makes).mean(axis=0) for rows in (earlier, recent)]
+    if np.abs(shares[1] - shares[0]).sum() < MISSING_LIMIT:
+        return None
+    before, now = [], []
+    for code in makes:
+        had, has = (rows[codes[rows] == code] for rows in (earlier, recent))
+        if len(had) >= LEAST_OF_A_MAKE:
+            before.append(had[np.linspace(0, len(had) - 1, len(has)).round().astype(np.int64)])
+            now.append(has)
+    if not now:
+        return None
+    return pool.values[np.concatenate(before)], pool.values[np.concatenate(now)]
 
 
 def _fell(alerts: tuple[AlertCounts, AlertCounts] | None) -> tuple[float, str] | None:

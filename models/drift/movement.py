@@ -104,10 +104,10 @@ def movements(columns: Sequence[FeatureColumn], before: Sequence[Distribution], 
     return out
 
 
-def moved_where_they_stayed(
+def moved_within_makes(
     moves: Sequence[Movement], before: Sequence[Distribution], earlier: np.ndarray, now: np.ndarray
 ) -> list[Movement]:
-    """Take back moves that only came with other units: what counts must have moved on units that stayed, too.
+    """Take back moves that another mix of makes explains: what counts must have moved within the same makes, too.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def moved_where_they_stayed(
     before : sequence of Distribution
         The reference, one for each feature.
     earlier, now : ndarray, shape (n_rows, n_features)
-        Rows of the units that were there before and are there now, of the reference's time and recent ones.
+        Rows of the reference's time and recent ones, with the same share of each make.
 
     Returns
     -------

@@ -136,11 +136,14 @@ class RiskCounts:
         Rows with a known label that failed, and incidents behind them.
     expected : float
         Sum of the risks of the rows with a known label.
+    rows_each : float
+        Rows that an incident makes positive if all of them are looked at: the horizon over the time between decisions.
     """
 
     positives: int
     incidents: int
     expected: float
+    rows_each: float = 1.0
 
     @property
     def ratio(self) -> float:
@@ -148,12 +151,15 @@ class RiskCounts:
         return self.positives / self.expected if self.expected else float("nan")
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
-        """Give the interval of the ratio, exact for independent incidents that all have as many rows; NaN as above."""
+        """Give the interval of the ratio, exact for independent incidents that all have as many rows; NaN as above.
+
+        Its upper bound gives incidents that were not seen ``rows_each``, where those seen have fewer, or none was seen.
+        """
         if not self.expected:
             return float("nan"), float("nan")
         few, many = poisson_interval(self.incidents, level)
-        scale = self.positives / self.incidents if self.incidents else 1.0
-        return few * scale / self.expected, many * scale / self.expected
+        seen = self.positives / self.incidents if self.incidents else 0.0
+        return few * seen / self.expected, many * max(seen, self.rows_each) / self.expected
 
 
 @dataclass(frozen=True, slots=True)

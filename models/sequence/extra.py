@@ -44,7 +44,7 @@ def require_torch(name: str) -> None:
     for package in NEEDED:
         try:
             importlib.import_module(package)
-        except (ImportError, OSError) as error:  # a library of its own is missing, or of another platform
+        except (ImportError, OSError, RuntimeError, AttributeError) as error:  # half installed, or of another platform
             raise InputError(
                 f"the learner {name} needs {package}, which is installed and cannot be loaded: {error}",
                 NEEDS_IT,

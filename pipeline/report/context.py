@@ -88,7 +88,7 @@ class ReportContext:
     folds : DataFrame
         ``fold``, ``refit_at``, ``span``, ``train_start``, ``train_end``, ``n_positive``, ``n_negative``, ``variant``.
     skipped : sequence of str
-        What was skipped and why, such as spans longer than the history.
+        What was skipped and why, such as spans longer than the history; and baselines with nothing to go by.
     alerts : sequence of AlertEntry
         Alerts to show with their reasons.
     params : mapping of str to str

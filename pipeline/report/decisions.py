@@ -120,7 +120,11 @@ def _standing(kind: str, *, promised: bool, stands: bool) -> str:
     """Say what a row of the table is: a promise, or a threshold that a budget or costs set without one."""
     if kind == "precision":
         return "yes" if promised else "no"
-    return "set, not promised" if stands else "not set"
+    if not stands:
+        return "not set"
+    if kind == "cost":
+        return "set, a saving is sure" if promised else "set, a saving is not sure"
+    return "set, not promised"
 
 
 def _kept(promises: pd.DataFrame, context: ReportContext) -> Table:

@@ -105,6 +105,10 @@ def test_a_damaged_file_is_named_with_what_to_do(small, tmp_path):
         with pytest.raises(InputError, match=rf"the file is damaged: .*{path.name}.*build it again"):
             opened.values() if path == part else opened.events
         path.write_bytes(whole)
+    (matrix.path / "events.parquet").unlink()
+    (matrix.path / "events.parquet").mkdir()
+    with pytest.raises(OSError, match=r"Is a directory.*events\.parquet"):
+        opened = FeatureMatrix.open(matrix.path).events
 
 
 def test_a_wrong_row_or_column_is_named(small):

@@ -103,29 +103,32 @@ def test_units_installed_since_the_fit_and_units_taken_out_are_a_change_of_the_f
     assert any("installed since" in fact for fact in told(fleet.check(45), "fleet").facts)
 
 
-def joined_by_another_make(seed, *, channel="pcie_replay_total"):
-    """A fleet of which half lacks a channel, joined by units that have it and read much more there."""
+def joined(seed, *, make=None, channel="pcie_replay_total"):
+    """A fleet of which one make lacks a channel, joined by units that have it: of that of the others, or a new one."""
     fleet = DriftingFleet(seed=seed)
     new, lacking = fleet.node % 4 == 0, fleet.unit % 2 == 0
+    model = fleet.column("static__model")[0]
+    fleet.X[new, model] = 1 if make is None else make
     for at in fleet.column(channel):
         fleet.X[~new & lacking, at] = np.nan
-        fleet.X[new, at] += 30
+        fleet.X[new, at] += 0 if make is None else 30
     fleet.leave_out(new & (fleet.day < 36))
     return fleet
 
 
-@pytest.mark.parametrize("seed", range(10, 14))
-def test_units_of_another_make_change_the_fleet_and_not_its_telemetry_or_readings(seed):
-    found = joined_by_another_make(seed).check(49)
+@pytest.mark.parametrize("make", [None, 2])
+@pytest.mark.parametrize("seed", range(10, 13))
+def test_another_mix_of_makes_changes_the_fleet_and_not_its_telemetry_or_readings(seed, make):
+    found = joined(seed, make=make).check(49)
     assert found.causes == ("fleet",)
     moved = {each["feature"] for each in found.features if each["moved"]}
     assert not any("pcie" in name for name in moved)
     # the numbers stay those of the whole fleet
-    assert any("pcie" in each["feature"] and each["psi"] > 0.2 for each in found.features)
+    assert make is None or any("pcie" in each["feature"] and each["psi"] > 0.2 for each in found.features)
 
 
-def test_what_moves_on_units_that_stay_is_told_though_others_join():
-    fleet = joined_by_another_make(14)
+def test_what_moves_within_makes_is_told_though_others_join():
+    fleet = joined(14, make=2)
     for at in fleet.column("gpu_temp_c"):
         fleet.X[(fleet.day >= 38) & (fleet.node % 3 == 0), at] = np.nan
     for at in fleet.column("pcie_replay_total"):
@@ -136,11 +139,24 @@ def test_what_moves_on_units_that_stay_is_told_though_others_join():
     assert told(found, "readings").text.startswith("PCIe replays read differently")
 
 
-def test_where_hardly_any_unit_stays_the_fleet_is_compared_as_a_whole():
-    fleet = DriftingFleet(seed=15)
-    fleet.X[np.ix_(fleet.node > 0, fleet.column("pcie_replay_total"))] += 30
-    fleet.leave_out((fleet.node == 0) ^ (fleet.day < 36))
-    assert "readings" in fleet.check(49).causes
+@pytest.mark.parametrize("seed", [20, 21])
+@pytest.mark.parametrize("share", [8, 2])
+def test_units_that_join_silent_are_told_where_their_make_reported_before(seed, share):
+    fleet = DriftingFleet(seed=seed)
+    new = fleet.node % share == 0
+    fleet.X[np.ix_(new, fleet.column("gpu_temp_c"))] = np.nan
+    fleet.leave_out(new & (fleet.day < 36))
+    assert "GPU temperature fell silent" in told(fleet.check(49), "telemetry").text
+
+
+def test_without_makes_or_with_new_ones_alone_the_fleet_is_compared_as_a_whole():
+    for make in (np.nan, 2):
+        fleet = DriftingFleet(seed=15)
+        late = fleet.node > 0
+        fleet.X[np.ix_(late, fleet.column("pcie_replay_total"))] += 30
+        fleet.X[late, fleet.column("static__model")[0]] = make
+        fleet.leave_out((fleet.node == 0) ^ (fleet.day < 36))
+        assert "readings" in fleet.check(49).causes
 
 
 def test_a_driver_that_is_another_everywhere_is_not_told_of_a_part():
@@ -156,15 +172,26 @@ def test_a_driver_that_is_another_everywhere_is_not_told_of_a_part():
         (40, 20, 10.0, "Risks are too low: units fail more often than they say."),
         (10, 5, 100.0, "Risks are too high: units fail less often than they say."),
         (0, 0, 50.0, "Risks are too high: units fail less often than they say."),
+        (0, 0, 20.0, None),  # five incidents' worth: chance, one in 150
+        (1, 1, 12.0, None),
         (12, 3, 3.0, None),  # four times as many, of three incidents: chance
         (13_000, 13_000, 10_000.0, None),  # sure, and little
         (0, 0, 0.0, None),
     ],
 )
 def test_risks_that_outcomes_contradict_are_told_where_it_is_sure_and_much(positives, incidents, expected, text):
-    verdicts = risk_verdicts(RiskCounts(positives, incidents, expected))
+    verdicts = risk_verdicts(RiskCounts(positives, incidents, expected, rows_each=4))
     assert [(each.cause, each.drift, each.text) for each in verdicts] == ([("risks", True, text)] if text else [])
     assert risk_verdicts(None) == []
+
+
+@pytest.mark.parametrize("rows_each", [1, 4, 12])
+def test_right_risks_are_hardly_ever_told_to_be_wrong(rows_each):
+    rng = np.random.default_rng(rows_each)
+    for expected in (0.5, 1, 2, 4, 8, 30):
+        seen = rng.poisson(expected, 4_000)
+        wrong = [bool(risk_verdicts(RiskCounts(rows_each * n, n, rows_each * expected, rows_each))) for n in seen]
+        assert np.mean(wrong) <= 0.01
 
 
 def test_more_failures_and_other_failures_are_a_change_of_the_failures():

@@ -51,6 +51,14 @@ def test_another_step_has_a_pace_of_its_own(clock, capsys):
     ]
 
 
+def test_a_total_that_grows_with_the_job_keeps_the_pace(clock, capsys):
+    with progress("importing") as advance:
+        for step in range(32):
+            advance(10 * step, 20 * step)
+            clock[0] += 1
+    assert capsys.readouterr().err == "predrain: importing: 300 of 600 (50%), 10 a second, about 0:00:30 left\n"
+
+
 def test_what_moves_slowly_or_not_at_all_is_told_too(clock, capsys):
     with progress("backtest") as advance:
         advance(0, 12)

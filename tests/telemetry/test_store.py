@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -205,12 +206,18 @@ def test_damage_is_said(tmp_path: Path):
         whole = path.read_bytes()
         for cut in (0, 3, len(whole) // 2, len(whole) - 10):
             path.write_bytes(whole[:cut])
-            with pytest.raises(InputError, match=rf"the file is damaged: .*{path.name}.*import or collect its sources"):
+            with pytest.raises(InputError, match=r"the file is damaged: .*import or collect its sources") as caught:
                 read()
+            assert caught.value.where == str(path)
         path.write_bytes(whole[:40] + bytes(len(whole) - 80) + whole[-40:])
         with pytest.raises(InputError, match=r"the file is damaged"):
             read()
         path.write_bytes(whole)
+    whole = part.read_bytes()
+    pq.write_table(pa.table({"something": [1]}), part)
+    with pytest.raises(InputError, match=r"the file is damaged"):
+        dataset.read_bucket(0)
+    part.write_bytes(whole)
     part.unlink()
     with pytest.raises(InputError, match=r"bucket 0 holds 0 samples, dataset\.json says 2"):
         Dataset.open(tmp_path / "d").read_bucket(0)

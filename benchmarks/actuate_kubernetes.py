@@ -47,7 +47,7 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.settings import ControllerSettings
 from scheduler.sqlite_ledger import SqliteLedger
-from telemetry.kubernetes.client import connect
+from telemetry.collect.kubernetes.client import connect
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 
 REQUIRED_PER_S: Final = 20.0

@@ -40,11 +40,11 @@ def collect_kubernetes(
     Example: predrain collect kubernetes --dataset fleet --cluster east
     """
     with reported():
+        from telemetry.collect.kubernetes.client import connect
+        from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector, Scope
+        from telemetry.collect.kubernetes.rules import load_rules
         from telemetry.config import parse_duration
         from telemetry.errors import InputError
-        from telemetry.kubernetes.client import connect
-        from telemetry.kubernetes.collector import WRITER, KubernetesCollector, Scope
-        from telemetry.kubernetes.rules import load_rules
         from telemetry.landing.folder import Landing, landing_of
         from telemetry.node_events.rounds import stop_on_signals
 

@@ -83,7 +83,7 @@ def choose_scheduler(
         from scheduler.kubernetes.exec_hook import PodExecHook
         from scheduler.kubernetes.scheduler import KubernetesScheduler
         from scheduler.kubernetes.workloads import KubernetesWorkloads
-        from telemetry.kubernetes.client import connect
+        from telemetry.collect.kubernetes.client import connect
 
         chosen = settings().kubernetes
         kubeconfig = None if chosen.kubeconfig is None else Path(chosen.kubeconfig).expanduser()

@@ -14,7 +14,7 @@ import orjson
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.rate import TokenBucket
 from scheduler.kubernetes.settings import KubernetesSettings
-from telemetry.kubernetes.client import NotSent, Object, Reply, Unreachable
+from telemetry.collect.kubernetes.client import NotSent, Object, Reply, Unreachable
 
 AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 """Statuses that may pass."""
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Connection(Protocol):
-    """What sends one request; :class:`telemetry.kubernetes.client.Cluster` does."""
+    """What sends one request; :class:`telemetry.collect.kubernetes.client.Cluster` does."""
 
     name: str
 

@@ -9,9 +9,9 @@ from typing import Final
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import PodPart
-from telemetry.kubernetes.claims import gpus_of
-from telemetry.kubernetes.client import Object
-from telemetry.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.claims import gpus_of
+from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _GROUP: Final = "/apis/resource.k8s.io"
 _VERSIONS: Final = ("v1", "v1beta2", "v1beta1")

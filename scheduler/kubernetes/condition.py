@@ -14,7 +14,7 @@ from policy.fleet import Level, Published
 from policy.plan import Action
 from scheduler.answers import Write
 from scheduler.plain import instant
-from telemetry.kubernetes.client import Object
+from telemetry.collect.kubernetes.client import Object
 
 CONDITION: Final = "GPUFailurePredicted"
 

@@ -11,7 +11,7 @@ from scheduler.answers import Answer
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import METADATA_ONLY, ApiServer, NoAnswerError, Said, is_named
 from scheduler.readings import StoredState, Switches
-from telemetry.kubernetes.client import Object
+from telemetry.collect.kubernetes.client import Object
 
 _TEXT: Final = "state"
 _REVISION: Final = "revision"

@@ -12,7 +12,7 @@ from scheduler.answers import Write
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer, NoAnswerError
 from scheduler.signals import NodeSignal
-from telemetry.kubernetes.client import Object
+from telemetry.collect.kubernetes.client import Object
 
 GROUP: Final = "/apis/resource.k8s.io"
 RULES: Final = "devicetaintrules"

@@ -16,8 +16,8 @@ from scheduler.evacuation.ports import DiagnosticResult, Fence, WorkAnswer
 from scheduler.kubernetes.api import NoAnswerError
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.plain import instant
+from telemetry.collect.kubernetes.client import Object
 from telemetry.errors import InputError
-from telemetry.kubernetes.client import Object
 from telemetry.yaml_text import read_yaml
 
 _ENDED: Final = ("Complete", "Failed")

@@ -13,10 +13,10 @@ from scheduler.evacuation.hook import HookReply, reply_of
 from scheduler.kubernetes.api import NoAnswerError
 from scheduler.kubernetes.pods import annotations_of
 from scheduler.kubernetes.scheduler import KubernetesScheduler
-from telemetry.kubernetes.client import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from telemetry.kubernetes.executing import Executed
+    from telemetry.collect.kubernetes.executing import Executed
 
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 """Annotation by which a pod says which of its containers is meant where none is named."""
@@ -26,7 +26,7 @@ _MAY_PASS: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
 
 
 class Executing(Protocol):
-    """What runs a command in a container; :class:`telemetry.kubernetes.client.Cluster` does."""
+    """What runs a command in a container; :class:`telemetry.collect.kubernetes.client.Cluster` does."""
 
     def execute(self, path: str, command: Sequence[str], container: str | None, *, total_s: float) -> Executed:
         """Run it once."""

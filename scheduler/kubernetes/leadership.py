@@ -11,7 +11,7 @@ from typing import Any, Final
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer, NoAnswerError
 from scheduler.ports import Clock
-from telemetry.kubernetes.client import Object
+from telemetry.collect.kubernetes.client import Object
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _LOOK_EVERY_S: Final = 1.0

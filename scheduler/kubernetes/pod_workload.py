@@ -10,8 +10,8 @@ from policy.fleet import JobView
 from scheduler.evacuation.workload import CheckpointMeans, CheckpointOffer, Workload
 from scheduler.kubernetes.pods import PodKeys, annotations_of, duration, jobs_of, pod_part
 from scheduler.kubernetes.settings import KubernetesSettings
-from telemetry.kubernetes.client import Object
-from telemetry.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _OURS: Final = "it is our own diagnostic"

@@ -10,9 +10,9 @@ from typing import Final
 
 from policy.fleet import JobView
 from scheduler.plain import instant
-from telemetry.kubernetes.client import Object
-from telemetry.kubernetes.jobs import pod_run
-from telemetry.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.jobs import pod_run
+from telemetry.collect.kubernetes.rules import KubernetesRules
 
 LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
 """Field selector of pods that hold anything."""

@@ -29,7 +29,7 @@ from scheduler.node_object import WRITER, Keys, NodeObject, after, writes_betwee
 from scheduler.ports import Clock
 from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
 from scheduler.signals import NodeSignal
-from telemetry.kubernetes.client import Object
+from telemetry.collect.kubernetes.client import Object
 
 NODES: Final = "/api/v1/nodes"
 PODS: Final = "/api/v1/pods"
@@ -49,7 +49,7 @@ class KubernetesScheduler:
     Parameters
     ----------
     connection : Connection
-        As :func:`telemetry.kubernetes.client.connect` gives it.
+        As :func:`telemetry.collect.kubernetes.client.connect` gives it.
     clock : Clock
     settings : KubernetesSettings
     waits : bool

@@ -13,10 +13,10 @@ from scheduler.kubernetes.condition import CONDITION, StandingCondition, standin
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
 from scheduler.readings import NodeReading
-from telemetry.kubernetes.client import Object
-from telemetry.kubernetes.node_view import NodeView as Collected
-from telemetry.kubernetes.node_view import view_of as collected
-from telemetry.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.node_view import NodeView as Collected
+from telemetry.collect.kubernetes.node_view import view_of as collected
+from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _UUID: Final = re.compile(r"GPU-[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
-from telemetry.kubernetes.rules import KubernetesRules, default_rules
+from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 

@@ -19,7 +19,7 @@ from scheduler.kubernetes.pods import LIVING, annotations_of
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
 from scheduler.plain import instant
 from scheduler.readings import StoredState
-from telemetry.kubernetes.client import Object
+from telemetry.collect.kubernetes.client import Object
 
 _CORE: Final = "/api/v1"
 _NOT_FOUND: Final = 404

@@ -213,7 +213,7 @@ def read_target_options(
     values : sequence of str
         Each a file, ``kubernetes:NAMESPACE/SERVICE[:PORT]``, or addresses with commas between them.
     find_service : callable, optional
-        Finds the endpoints of a Kubernetes service. Default: :mod:`telemetry.kubernetes.discovery`.
+        Finds the endpoints of a Kubernetes service. Default: :mod:`telemetry.collect.kubernetes.discovery`.
 
     Raises
     ------
@@ -242,7 +242,7 @@ def _service(value: str, find: Callable[[str, str, Any], list[Target]] | None) -
     if not (namespace and slash and service) or (colon and not port):
         raise InputError(f"{value!r} names no service", "--targets", "Write kubernetes:NAMESPACE/SERVICE[:PORT].")
     if find is None:
-        from telemetry.kubernetes.discovery import service_targets  # noqa: PLC0415  # an optional dependency
+        from telemetry.collect.kubernetes.discovery import service_targets  # noqa: PLC0415  # an optional dependency
 
         find = service_targets
     return KubernetesTargets(namespace, service, port or None, find)

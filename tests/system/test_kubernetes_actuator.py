@@ -41,7 +41,7 @@ from scheduler.settings import ControllerSettings
 from scheduler.signals import NodeSignal
 from scheduler.sqlite_ledger import SqliteLedger
 from scheduler.verified_facts import VerifiedFacts
-from telemetry.kubernetes.client import Refused, Unreachable, connect
+from telemetry.collect.kubernetes.client import Refused, Unreachable, connect
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.test_scores_reader import record, write
 from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in, wait

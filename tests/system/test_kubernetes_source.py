@@ -15,11 +15,11 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
+from telemetry.collect.kubernetes.client import connect
+from telemetry.collect.kubernetes.collector import KubernetesCollector, Scope
+from telemetry.collect.kubernetes.discovery import service_targets
+from telemetry.collect.kubernetes.rules import load_rules
 from telemetry.errors import InputError
-from telemetry.kubernetes.client import connect
-from telemetry.kubernetes.collector import KubernetesCollector, Scope
-from telemetry.kubernetes.discovery import service_targets
-from telemetry.kubernetes.rules import load_rules
 from telemetry.landing.folder import Landing
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 

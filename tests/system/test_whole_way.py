@@ -60,7 +60,7 @@ from serving.config import ScoringSettings
 from serving.model_source import ServedModel
 from serving.writing import ScoresFolder
 from simulator.simulate import simulate
-from telemetry.kubernetes.client import connect
+from telemetry.collect.kubernetes.client import connect
 from telemetry.store import Dataset
 from tests.system.kubernetes_cluster import PODS, kubernetes_cluster_in, wait
 from tests.system.slurm_cluster import SlurmCluster, why_not

@@ -14,7 +14,7 @@ from typing import Any
 
 import urllib3
 
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 
 Raw = dict[str, Any]
 MEANWHILE = -1

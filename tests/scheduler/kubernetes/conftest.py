@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World, served
 from tests.scheduler.kubernetes.objects import Hand, add, node
 

@@ -9,7 +9,7 @@ from scheduler.answers import Answer, Precondition
 from scheduler.clock import ManualClock
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import Raw, World
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)

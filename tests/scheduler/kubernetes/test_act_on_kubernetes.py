@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from predrain.command import app
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.test_scores_reader import record, write
 

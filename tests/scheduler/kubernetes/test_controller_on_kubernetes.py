@@ -24,7 +24,7 @@ from scheduler.report import RoundReport
 from scheduler.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.settings import ControllerSettings
 from scheduler.sqlite_ledger import SqliteLedger
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import MEANWHILE, Raw, World, managed, served
 from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, node, pod

@@ -17,7 +17,7 @@ from scheduler.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.settings import ControllerSettings
 from scheduler.signals import NodeSignal
 from scheduler.sqlite_ledger import SqliteLedger
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import LASTS, QUICK, T0, Elapsed

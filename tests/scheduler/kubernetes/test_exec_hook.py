@@ -13,10 +13,10 @@ from scheduler.kubernetes.exec_hook import PodExecHook
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import LASTS, Hand, add, pod
-from tests.telemetry.kubernetes.exec_server import ExecServer, ended, exec_server
+from tests.telemetry.collect.kubernetes.exec_server import ExecServer, ended, exec_server
 
 SETTINGS = KubernetesSettings(
     checkpoint_exec=("/usr/local/bin/save", "--now"), checkpoint_exec_timeout=timedelta(seconds=2)

@@ -8,7 +8,7 @@ import pytest
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer, NoAnswerError
 from scheduler.kubernetes.rate import TokenBucket
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World, served
 from tests.scheduler.kubernetes.objects import QUICK, Elapsed, add, node
 

@@ -8,7 +8,7 @@ import pytest
 
 from policy.fleet import Level, NodeView
 from scheduler.kubernetes.settings import KubernetesSettings
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import Raw, World, managed
 from tests.scheduler.kubernetes.objects import LASTS, QUICK, Hand
 

@@ -8,7 +8,7 @@ import pytest
 from scheduler.clock import ManualClock
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.scheduler import KubernetesScheduler
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import LASTS, QUICK, T0, Elapsed
 

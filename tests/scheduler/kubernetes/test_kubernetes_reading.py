@@ -7,7 +7,7 @@ import pytest
 from policy.fleet import JobView, Level, NodeView
 from scheduler.failures import SchedulerError
 from scheduler.plain import object_of, plain_of
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, node, pod
 

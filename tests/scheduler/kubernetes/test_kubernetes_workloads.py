@@ -11,7 +11,7 @@ from scheduler.evacuation.workload import CheckpointOffer, Workload
 from scheduler.failures import SchedulerError
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
-from telemetry.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, pod
 

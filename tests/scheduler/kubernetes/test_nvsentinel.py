@@ -17,8 +17,8 @@ import pytest
 from policy.fleet import Level, Published
 from policy.plan import Action
 from scheduler.kubernetes.nvsentinel import METHOD, HealthEvents, health_events
+from telemetry.collect.kubernetes.client import Cluster
 from telemetry.errors import InputError
-from telemetry.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand
 from tests.scheduler.kubernetes.platform_connector import SERVES, Connector

@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.kubernetes.claims import ClaimBook, gpus_of
-from telemetry.kubernetes.client import Refused
-from telemetry.kubernetes.jobs import JobBook, PodRun, pod_run
-from telemetry.kubernetes.rules import default_rules
+from telemetry.collect.kubernetes.claims import ClaimBook, gpus_of
+from telemetry.collect.kubernetes.client import Refused
+from telemetry.collect.kubernetes.jobs import JobBook, PodRun, pod_run
+from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.milliseconds import to_ms
-from tests.telemetry.kubernetes.memory_api import MemoryApi
-from tests.telemetry.kubernetes.objects import EARLIER, NOW, ended, pod
+from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
+from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, ended, pod
 
 RULES = default_rules()
 ELEVEN = to_ms(datetime(2026, 3, 1, 11, tzinfo=UTC))

@@ -13,8 +13,8 @@ from urllib.parse import urlencode, urlsplit
 
 import websocket
 
-from telemetry.kubernetes.answers import NotSent, Refused, Unreachable
-from telemetry.kubernetes.deadline import Deadlines
+from telemetry.collect.kubernetes.answers import NotSent, Refused, Unreachable
+from telemetry.collect.kubernetes.deadline import Deadlines
 
 PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
 """Newest first. The fifth adds the end of the standard input, which is not used here; before the fourth, the exit code

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from telemetry.kubernetes.client import Object
-from telemetry.kubernetes.node_changes import SOURCE
-from telemetry.kubernetes.rules import KubernetesRules
-from telemetry.kubernetes.stamps import stamp_ms
+from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.node_changes import SOURCE
+from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.stamps import stamp_ms
 from telemetry.milliseconds import from_ms
 from telemetry.node_events.event import Event
 from telemetry.pci import normalise_pci_bus_id

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from telemetry.kubernetes.client import Api, Object, Refused, Unreachable
+from telemetry.collect.kubernetes.client import Api, Object, Refused, Unreachable
 from telemetry.node_events.rounds import Wait, backoff_s
 
 log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from telemetry.kubernetes.client import Api, Object, Refused, Unreachable
-from telemetry.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.client import Api, Object, Refused, Unreachable
+from telemetry.collect.kubernetes.rules import KubernetesRules
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from telemetry.kubernetes.node_view import NodeView, own_taint
-from telemetry.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.node_view import NodeView, own_taint
+from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.milliseconds import from_ms
 from telemetry.node_events.event import Event
 

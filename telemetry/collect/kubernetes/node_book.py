@@ -7,9 +7,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from telemetry.kubernetes.node_changes import node_changes, node_gone
-from telemetry.kubernetes.node_view import NodeView
-from telemetry.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.node_changes import node_changes, node_gone
+from telemetry.collect.kubernetes.node_view import NodeView
+from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.milliseconds import to_ms
 from telemetry.node_events.event import Event
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.discovery import endpoints_targets, service_targets, slice_targets
 from telemetry.errors import InputError
-from telemetry.kubernetes.client import Object, Refused, Unreachable
-from telemetry.kubernetes.discovery import endpoints_targets, service_targets, slice_targets
-from tests.telemetry.kubernetes.memory_api import MemoryApi
+from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
 
 WHERE = "kubernetes:gpu-operator/dcgm"
 METRICS = [{"name": "metrics", "port": 9400}]

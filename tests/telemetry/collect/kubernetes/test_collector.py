@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from telemetry.collect.kubernetes.client import Refused, Unreachable
+from telemetry.collect.kubernetes.collector import KubernetesCollector, Scope
+from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.errors import InputError
-from telemetry.kubernetes.client import Refused, Unreachable
-from telemetry.kubernetes.collector import KubernetesCollector, Scope
-from telemetry.kubernetes.rules import default_rules
 from telemetry.landing.folder import Landing
-from tests.telemetry.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
-from tests.telemetry.kubernetes.objects import NOW, ended, event, node, pod
+from tests.telemetry.collect.kubernetes.memory_api import EVENTS, NODES, PODS, MemoryApi
+from tests.telemetry.collect.kubernetes.objects import NOW, ended, event, node, pod
 
 
 class Clock:
@@ -129,7 +129,7 @@ def test_a_full_disk_at_the_state_file_takes_nothing_in(
 
     with collecting(api, tmp_path, Clock()) as collector:
         with monkeypatch.context() as patched:
-            patched.setattr("telemetry.kubernetes.state.write_bytes", full)
+            patched.setattr("telemetry.collect.kubernetes.journal.write_bytes", full)
             with pytest.raises(InputError, match="disk is full"):
                 collector.once()
         assert rows(tmp_path, "jobs") == []

@@ -20,12 +20,12 @@ from urllib.parse import urlencode
 
 import yaml
 
+from telemetry.collect.kubernetes.answers import Api, NotSent, Object, Refused, Reply, Unreachable
 from telemetry.errors import InputError
-from telemetry.kubernetes.answers import Api, NotSent, Object, Refused, Reply, Unreachable
 
 if TYPE_CHECKING:
-    from telemetry.kubernetes.deadline import Overdue
-    from telemetry.kubernetes.executing import Executed, Tls
+    from telemetry.collect.kubernetes.deadline import Overdue
+    from telemetry.collect.kubernetes.executing import Executed, Tls
 
 __all__ = ["Api", "Cluster", "NotSent", "Object", "Refused", "Reply", "Unreachable", "connect"]
 
@@ -99,7 +99,7 @@ class Cluster:
         self._open: set[Any] = set()
         self._lock = threading.Lock()
         self._closed = False
-        from telemetry.kubernetes.deadline import Deadlines, heed_deadlines  # noqa: PLC0415 - needs urllib3, as below
+        from telemetry.collect.kubernetes.deadline import Deadlines, heed_deadlines  # noqa: PLC0415 - needs urllib3, as below
 
         self._deadlines = Deadlines()
         heed_deadlines(pool)
@@ -240,8 +240,8 @@ class Cluster:
         return Reply(response.status, response.headers, bytes(held))
 
     def execute(self, path: str, command: Sequence[str], container: str | None, *, total_s: float) -> Executed:
-        """Run a command in a container, once; see :func:`telemetry.kubernetes.executing.execute`."""
-        from telemetry.kubernetes.executing import Tls, execute  # noqa: PLC0415 - comes with the optional package
+        """Run a command in a container, once; see :func:`telemetry.collect.kubernetes.executing.execute`."""
+        from telemetry.collect.kubernetes.executing import Tls, execute  # noqa: PLC0415 - comes with the optional package
 
         return execute(
             self.host, path, command, container=container, headers=self._all_headers(None), tls=self._tls or Tls(),
@@ -422,7 +422,7 @@ def connect(
         token = configuration.auth_settings().get("BearerToken")
         return {"Authorization": token["value"]} if token and token["value"] else {}
 
-    from telemetry.kubernetes.executing import Tls  # noqa: PLC0415 - comes with the optional package
+    from telemetry.collect.kubernetes.executing import Tls  # noqa: PLC0415 - comes with the optional package
 
     tls = Tls(
         configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file, configuration.verify_ssl,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from telemetry.kubernetes.client import Object
-from telemetry.kubernetes.rules import KubernetesRules
-from telemetry.kubernetes.stamps import stamp_ms
+from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.stamps import stamp_ms
 
 _CORDON: Final = "node.kubernetes.io/unschedulable"
 _GPU_LABELS: Final = ("nvidia.com/gpu.present", "nvidia.com/gpu.product", "amd.com/gpu.product-name")

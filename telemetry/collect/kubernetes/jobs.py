@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from telemetry.kubernetes.client import Object
-from telemetry.kubernetes.rules import KubernetesRules
-from telemetry.kubernetes.stamps import stamp_ms
+from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.stamps import stamp_ms
 from telemetry.milliseconds import to_ms
 
 CHECKPOINTED: Final = "checkpointed-at"

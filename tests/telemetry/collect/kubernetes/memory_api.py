@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from telemetry.kubernetes.client import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
 
 NODES, PODS, EVENTS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/events"
 

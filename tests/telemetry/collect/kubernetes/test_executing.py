@@ -9,9 +9,9 @@ import pytest
 import urllib3
 from aiohttp import web
 
-from telemetry.kubernetes.client import Cluster, NotSent, Refused, Unreachable
-from telemetry.kubernetes.executing import KEPT_BYTES, Executed
-from tests.telemetry.kubernetes.exec_server import ExecServer, ended, exec_server
+from telemetry.collect.kubernetes.client import Cluster, NotSent, Refused, Unreachable
+from telemetry.collect.kubernetes.executing import KEPT_BYTES, Executed
+from tests.telemetry.collect.kubernetes.exec_server import ExecServer, ended, exec_server
 
 PATH = "/api/v1/namespaces/team/pods/p1/exec"
 

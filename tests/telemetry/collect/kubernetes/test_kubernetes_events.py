@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from telemetry.kubernetes.events import NoticeBook, notice_of
-from telemetry.kubernetes.rules import KubernetesRules, Rule, default_rules
-from tests.telemetry.kubernetes.objects import EARLIER, NOW, event
+from telemetry.collect.kubernetes.events import NoticeBook, notice_of
+from telemetry.collect.kubernetes.rules import KubernetesRules, Rule, default_rules
+from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, event
 
 ELEVEN = datetime(2026, 3, 1, 11, tzinfo=UTC)
 NOON = "2026-03-01T12:00:00Z"

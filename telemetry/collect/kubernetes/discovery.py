@@ -7,9 +7,9 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from telemetry.collect.kubernetes.client import Api, Object, Refused, Unreachable, connect, not_allowed, unreachable
 from telemetry.errors import InputError
 from telemetry.exporters.targets import DEFAULT_PATH, Target
-from telemetry.kubernetes.client import Api, Object, Refused, Unreachable, connect, not_allowed, unreachable
 
 _SLICE_VERSIONS: Final = ("v1", "v1beta1")
 _SERVICE_LABEL: Final = "kubernetes.io/service-name"
@@ -31,7 +31,7 @@ def service_targets(
     port : int or str, optional
         Number or name of the endpoints' port; default: the one named ``metrics``, else the only one.
     api : Api, optional
-        Default: the server that :func:`telemetry.kubernetes.client.connect` finds, connected to once.
+        Default: the server that :func:`telemetry.collect.kubernetes.client.connect` finds, connected to once.
 
     Returns
     -------

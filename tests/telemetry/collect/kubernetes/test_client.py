@@ -14,8 +14,8 @@ import pytest
 import urllib3
 import yaml
 
+from telemetry.collect.kubernetes.client import Cluster, Refused, Unreachable, connect
 from telemetry.errors import InputError
-from telemetry.kubernetes.client import Cluster, Refused, Unreachable, connect
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
@@ -192,7 +192,7 @@ def test_a_watch_that_is_cut_says_so(server: Server, cluster: Cluster) -> None:
 
 
 def test_a_silent_watch_ends(server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("telemetry.kubernetes.client.IDLE_S", 0.2)
+    monkeypatch.setattr("telemetry.collect.kubernetes.client.IDLE_S", 0.2)
     hold = threading.Event()
     server.answers = [stream(b'{"type": "ADDED"}\n', hold=hold)]
     assert len(list(cluster.watch("/w", None, "5"))) == 1

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.kubernetes.node_book import NodeBook
-from telemetry.kubernetes.node_changes import node_changes
-from telemetry.kubernetes.node_view import NodeView, view_of
-from telemetry.kubernetes.rules import KubernetesRules, Rule, default_rules, load_rules
-from tests.telemetry.kubernetes.objects import EARLIER, NOW, condition, node, taint
+from telemetry.collect.kubernetes.node_book import NodeBook
+from telemetry.collect.kubernetes.node_changes import node_changes
+from telemetry.collect.kubernetes.node_view import NodeView, view_of
+from telemetry.collect.kubernetes.rules import KubernetesRules, Rule, default_rules, load_rules
+from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, condition, node, taint
 
 ELEVEN = datetime(2026, 3, 1, 11, tzinfo=UTC)
 RULES = default_rules()

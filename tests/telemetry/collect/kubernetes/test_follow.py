@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from telemetry.kubernetes.client import Object, Refused, Unreachable
-from telemetry.kubernetes.follow import Change, Follower, Resource, list_all
-from tests.telemetry.kubernetes.memory_api import CUT, NODES, MemoryApi
-from tests.telemetry.kubernetes.objects import NOW
+from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_all
+from tests.telemetry.collect.kubernetes.memory_api import CUT, NODES, MemoryApi
+from tests.telemetry.collect.kubernetes.objects import NOW
 
 RESOURCE = Resource("nodes", NODES, lambda item: (item["metadata"]["name"], item.get("value")), {})
 

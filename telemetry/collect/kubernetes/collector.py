@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from telemetry.collect.kubernetes.claims import ClaimBook
+from telemetry.collect.kubernetes.client import Api, Refused, Unreachable, not_allowed, unreachable
+from telemetry.collect.kubernetes.events import Notice, NoticeBook, notice_of
+from telemetry.collect.kubernetes.jobs import JobBook, PodRun, pod_run
+from telemetry.collect.kubernetes.journal import Journal
+from telemetry.collect.kubernetes.node_book import NodeBook
+from telemetry.collect.kubernetes.node_view import NodeView, view_of
+from telemetry.collect.kubernetes.rules import KubernetesRules
+from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_all
 from telemetry.errors import InputError
-from telemetry.kubernetes.claims import ClaimBook
-from telemetry.kubernetes.client import Api, Refused, Unreachable, not_allowed, unreachable
-from telemetry.kubernetes.events import Notice, NoticeBook, notice_of
-from telemetry.kubernetes.follow import Change, Follower, Resource, list_all
-from telemetry.kubernetes.jobs import JobBook, PodRun, pod_run
-from telemetry.kubernetes.node_book import NodeBook
-from telemetry.kubernetes.node_view import NodeView, view_of
-from telemetry.kubernetes.rules import KubernetesRules
-from telemetry.kubernetes.state import Journal
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 from telemetry.node_events.event import Event

@@ -32,11 +32,6 @@ class Apart:
     """Counts the seconds of each of :data:`STEPS` in the builds of this process, which must run on one thread.
 
     A step that calls another one pays for its own part alone.
-
-    Attributes
-    ----------
-    spent : dict of str to float
-        Seconds by step.
     """
 
     def __init__(self) -> None:

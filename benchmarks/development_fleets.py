@@ -31,12 +31,7 @@ Replay = Callable[[FeatureMatrix, Path], tuple[pd.DataFrame, int, Mapping[str, A
 
 
 class Kept:
-    """What a replay has finished, in a folder: one that was killed does only the rest.
-
-    Parameters
-    ----------
-    folder : Path
-    """
+    """What a replay has finished, in a folder: one that was killed does only the rest."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -88,21 +83,7 @@ def only(members: Sequence[str], params: Params) -> ModelsSection:
 
 @dataclass(frozen=True, slots=True)
 class DevelopmentFleets:
-    """Simulated fleets of seeds that nothing is reported on.
-
-    Parameters
-    ----------
-    work : Path
-        Where finished fleets are kept, and the one in work lies.
-    gpus, days : int
-    acceleration : float
-        Failure rates against the fleets' own.
-    params : Params
-    models : ModelsSection
-        What is fitted.
-    benchmark : Path
-        The file whose code decides what is seen, beside predrain's own.
-    """
+    """Simulated fleets of seeds that nothing is reported on."""
 
     work: Path
     gpus: int
@@ -115,10 +96,7 @@ class DevelopmentFleets:
     def of(self, scenario: str, seed: int, replay: Replay) -> store.Stored:
         """Take what was seen on a fleet, or simulate it, replay it and keep what was seen.
 
-        Raises
-        ------
-        SystemExit
-            If results are reported on the seed.
+        Raises ``SystemExit`` if results are reported on the seed.
         """
         if seed < 100:
             raise SystemExit(f"seed {seed} is one that results are reported on: take seeds from 100 on")

@@ -58,26 +58,10 @@ def generate(
 ) -> Dataset:
     """Write a generated dataset.
 
-    Parameters
-    ----------
-    path : Path
-    gpus : int
-        In nodes of eight.
-    days : float
-    channels : dict of str to Channel
-        From :func:`channels_of`.
-    step : timedelta
-    seed : int
-    buckets : int, optional
-        Default: about two million samples each.
-    runs : Runs, optional
-        How its time is cut; default: as the simulator would.
-    failures : float
-        Failures per GPU-year, such as :data:`FAILURES`; with any, there are :data:`APPLICATION_XIDS` too.
-
-    Returns
-    -------
-    Dataset
+    ``channels``: from :func:`channels_of`.
+    ``buckets``: Default: about two million samples each.
+    ``runs``: how its time is cut; default: as the simulator would.
+    ``failures``: failures per GPU-year, such as :data:`FAILURES`; with any, there are :data:`APPLICATION_XIDS` too.
     """
     steps = round(timedelta(days=days) / step)
     names = [f"node-{i:05d}" for i in range(-(-gpus // NODE))]

@@ -91,17 +91,8 @@ backtest: {bootstrap: 20}
 class Scored:
     """A fleet with the scores that it would have had.
 
-    Attributes
-    ----------
-    fleet : Fleet
-    times : tuple of datetime
-        Decision times.
-    risks : mapping of datetime to Risks
-    alerts : mapping of datetime to tuple of str
-        Nodes of the GPUs alerted within the budget K.
-    events : pathlib.Path
-    rounds : tuple of datetime
-        When the controller has something new: scores, or a fault reported.
+    ``alerts``: nodes of the GPUs alerted within the budget K.
+    ``rounds``: when the controller has something new: scores, or a fault reported.
     """
 
     fleet: Fleet
@@ -115,12 +106,7 @@ class Scored:
 class Newest:
     """The scores that are there at the time.
 
-    Parameters
-    ----------
-    scored : Scored
-    clock : ManualClock
-    silent : bool
-        All risks are taken for 0: then only hard rules act.
+    ``silent``: all risks are taken for 0: then only hard rules act.
     """
 
     def __init__(self, scored: Scored, clock: ManualClock, *, silent: bool) -> None:

@@ -18,15 +18,7 @@ _DISK: Final = 48 * 2**20
 class Supervisor:
     """Starts the service again whenever it ends, as systemd does, and reads what it writes.
 
-    Attributes
-    ----------
-    command : list of str
-    lives : list of list of (float, float)
-        Of each process: when its memory was looked at (monotonic), and MiB of it.
-    errors : list of str
-        Messages of level ERROR.
-    kills : list of float
-        When it was killed.
+    ``lives``: of each process: when its memory was looked at (monotonic), and MiB of it.
     """
 
     command: list[str]

@@ -28,20 +28,10 @@ _RESEND_S: Final = 0.2
 class Ledger:
     """What came of all requests; filled by several threads.
 
-    Attributes
-    ----------
-    answers : Counter
-        By kind and status.
-    wrong : list
-        Answers that are none of those expected; at most a hundred are kept.
-    dropped : list of float
-        Times (monotonic) at which a request under way came to nothing.
-    acked : dict
-        Value by (unit, ms) of telemetry that was acknowledged.
-    stored, unsure : int
-        Rows that were acknowledged as held; rows whose acknowledgement never came.
-    took_s : list of float
-        Of node look-ups.
+    ``wrong``: answers that are none of those expected; at most a hundred are kept.
+    ``dropped``: times (monotonic) at which a request under way came to nothing.
+    ``acked``: value by (unit, ms) of telemetry that was acknowledged.
+    ``stored``, ``unsure``: rows that were acknowledged as held; rows whose acknowledgement never came.
     """
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -64,14 +54,8 @@ class Ledger:
 class Asked:
     """A request, and what its answer must be.
 
-    Attributes
-    ----------
-    kind : str
-    method, path, body, media
-    check : callable
-        From status and content to whether it is right.
-    rows : int
-        Rows of telemetry in it.
+    ``check``: from status and content to whether it is right.
+    ``rows``: rows of telemetry in it.
     """
 
     kind: str
@@ -86,18 +70,8 @@ class Asked:
 class Caller(threading.Thread):
     """One connection that sends requests at a pace until it is told to stop.
 
-    Parameters
-    ----------
-    port : int
-    make : callable
-        Gives the next request.
-    per_s : float
-        Requests a second.
-    ledger : Ledger
-    stop : threading.Event
+    ``per_s``: requests a second.
 
-    Notes
-    -----
     The documented way of a client: a connection that cannot be made, and 503 and 429, are tried again, after
     ``Retry-After`` where it is said; an answer that never came is asked for again too, and counted.
     """
@@ -170,11 +144,7 @@ class Caller(threading.Thread):
 class Rows:
     """Feature rows with the answers of each bundle, as the bundle itself gives them.
 
-    Parameters
-    ----------
-    columns : sequence of str
-    score : mapping of str to callable
-        By digest: from float32 rows and units to the predictions.
+    ``score``: by digest: from float32 rows and units to the predictions.
     """
 
     def __init__(
@@ -203,16 +173,7 @@ class Rows:
 
 
 class Telemetry:
-    """Pushes: a row of every unit at an instant of its own, with a value that nobody else sends.
-
-    Parameters
-    ----------
-    units : sequence of (node, gpu)
-    channel : str
-    low, high : float
-        Values of the channel that can be true.
-    ledger : Ledger
-    """
+    """Pushes: a row of every unit at an instant of its own, with a value that nobody else sends."""
 
     def __init__(self, units: Sequence[tuple[str, str]], channel: str, low: float, high: float, ledger: Ledger) -> None:
         self._units, self._channel, self._low, self._high, self._ledger = units, channel, low, high, ledger
@@ -244,15 +205,7 @@ class Telemetry:
 
 
 class Nodes:
-    """Look-ups against decisions of which each has its own risk: an answer that mixes two shows.
-
-    Parameters
-    ----------
-    nodes : int
-        How many there are.
-    risks : mapping of str to float
-        Risk by the decision's name; grows while the load runs.
-    """
+    """Look-ups against decisions of which each has its own risk: an answer that mixes two shows."""
 
     def __init__(self, nodes: int, risks: Mapping[str, float]) -> None:
         self._nodes, self._risks = nodes, risks

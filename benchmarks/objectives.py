@@ -61,20 +61,12 @@ class RowChoice(NamedTuple):
 class Variant:
     """One way to learn.
 
-    Attributes
-    ----------
-    stages : tuple of str
-        A learner, or the learners of a cascade.
-    settings : mapping
-        Overrides of the last stage's settings.
-    hard, margin : float, timedelta
-        ``training.hard_negatives`` and ``training.margin``.
-    augmented : bool
-        Whether it learns from rows off the decision grid.
-    censored : bool
-        Whether units that left without a word have no label (``labels.censor_leavers``); else they survived.
-    score : str
-        ``models.cascade.score``.
+    ``stages``: a learner, or the learners of a cascade.
+    ``settings``: overrides of the last stage's settings.
+    ``hard``, ``margin``: ``training.hard_negatives`` and ``training.margin``.
+    ``augmented``: whether it learns from rows off the decision grid.
+    ``censored``: whether units that left without a word have no label (``labels.censor_leavers``); else they survived.
+    ``score``: ``models.cascade.score``.
     """
 
     stages: tuple[str, ...]

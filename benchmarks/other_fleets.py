@@ -51,12 +51,8 @@ LIMIT_SECONDS, LIMIT_MB = 900.0, 8000.0
 class Kind:
     """A kind of fleet: how it is made and imported.
 
-    Parameters
-    ----------
-    devices, quick : int
-        Devices at full size and with ``--quick``.
-    sources : tuple of str
-        Arguments of ``predrain import``; ``{raw}`` is the generator's folder.
+    ``devices``, ``quick``: devices at full size and with ``--quick``.
+    ``sources``: arguments of ``predrain import``; ``{raw}`` is the generator's folder.
     """
 
     devices: int
@@ -80,15 +76,8 @@ KINDS = {
 def staged(name: str, command: list[str]) -> dict[str, Any]:
     """Run a command in a process of its own.
 
-    Returns
-    -------
-    dict
-        ``stage``, ``wall_s``, ``cpu_s`` (of all its threads), ``peak_mb``.
-
-    Raises
-    ------
-    SystemExit
-        If it fails.
+    Returns: ``stage``, ``wall_s``, ``cpu_s`` (of all its threads), ``peak_mb``.
+    Raises ``SystemExit`` if it fails.
     """
     began = time.perf_counter()
     child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)  # noqa: S603 - our own command
@@ -127,17 +116,9 @@ def run_chain(kind: str, *, quick: bool, seed: int, work: Path, params: list[Pat
 class Tested:
     """The rows that a replay scored: positions in the matrix, and what is known of each.
 
-    Parameters
-    ----------
-    rows : ndarray of int64
-        Ascending in (time, unit).
-    time : ndarray of int64
-        Decision times in ms.
-    tie : ndarray of uint64
-    frame : DataFrame
-        The profile's predictions in the same order.
-    labels : DataFrame
-        As the matrix tells them at the end.
+    ``rows``: ascending in (time, unit).
+    ``time``: decision times in ms.
+    ``frame``: the profile's predictions in the same order.
     """
 
     rows: np.ndarray
@@ -150,10 +131,7 @@ class Tested:
 def tested_rows(matrix: FeatureMatrix, rows: Rows, predictions: pd.DataFrame) -> Tested:
     """Find the predictions' rows in the matrix.
 
-    Raises
-    ------
-    SystemExit
-        If they are not the same rows.
+    Raises ``SystemExit`` if they are not the same rows.
     """
     unit = predictions["gpu"].astype("str") if matrix.unit == "gpu" else predictions["node"].astype("str")
     frame = predictions.assign(unit=unit, ms=milliseconds(predictions["decision_time"]))
@@ -216,12 +194,9 @@ def plain_lightgbm(
 def failure_counts(matrix: FeatureMatrix, rows: Rows, tested: Tested) -> dict[str, np.ndarray]:
     """Score by what has failed before: the device and its node, and the model as seen so far.
 
-    Returns
-    -------
-    dict of str to ndarray
-        ``count_past_failures``: the device's incidents so far, plus its node's squeezed below 1.
-        ``model_rate_so_far``: incidents of the model by then over its rows by then, one incident added to each model at
-        the fleet's mean rate; absent where the inventory names no model.
+    Returns: ``count_past_failures``: the device's incidents so far, plus its node's squeezed below 1.
+    ``model_rate_so_far``: incidents of the model by then over its rows by then, one incident added to each model at the
+    fleet's mean rate; absent where the inventory names no model.
     """
     incidents = matrix.incidents(None)
     known = milliseconds(incidents["known_at"] if "known_at" in incidents else incidents["start"])

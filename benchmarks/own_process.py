@@ -20,10 +20,7 @@ def told_by(script: str, *arguments: object, compiled: Path | None = None) -> di
 
     Compiled code is kept in the folder ``compiled``; default: where this process keeps it.
 
-    Raises
-    ------
-    SystemExit
-        If it fails, with what it wrote on stderr.
+    Raises ``SystemExit`` if it fails, with what it wrote on stderr.
     """
     command = [sys.executable, script, *map(str, arguments)]
     env = {**os.environ, "NUMBA_CACHE_DIR": str(compiled)} if compiled else None

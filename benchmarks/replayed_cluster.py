@@ -42,14 +42,10 @@ minute; in between nothing of these changes here."""
 class Assumed:
     """What neither fleet nor controller tells.
 
-    Attributes
-    ----------
-    checkpoint : timedelta
-        From the request until a training job has written its checkpoint; a serving job writes none, and loses none.
-    leave : timedelta
-        From an eviction until the job is gone.
-    restart : timedelta
-        From a job's end until it computes again elsewhere.
+    ``checkpoint``: from the request until a training job has written its checkpoint; a serving job writes none, and
+    loses none.
+    ``leave``: from an eviction until the job is gone.
+    ``restart``: from a job's end until it computes again elsewhere.
     """
 
     checkpoint: timedelta = timedelta(minutes=5)
@@ -58,18 +54,7 @@ class Assumed:
 
 
 class BlindDiagnostic:
-    """A diagnostic that takes its time and never finds anything: what it costs to believe one that sees too little.
-
-    Parameters
-    ----------
-    clock : ManualClock
-    takes : timedelta
-
-    Attributes
-    ----------
-    begun : dict of str to datetime
-        By key.
-    """
+    """A diagnostic that takes its time and never finds anything: what it costs to believe one that sees too little."""
 
     def __init__(self, clock: ManualClock, takes: timedelta) -> None:
         self.begun: dict[str, datetime] = {}
@@ -125,13 +110,7 @@ class SightedDiagnostic(BlindDiagnostic):
 class Job:
     """A job on the whole of one node, as the fleet's scheduler had it.
 
-    Attributes
-    ----------
-    name, node : str
-    gpus : int
-    began, ended : datetime
-    saved : datetime or None
-        Its last checkpoint before it ended; None: it writes none.
+    ``saved``: its last checkpoint before it ended; None: it writes none.
     """
 
     name: str
@@ -148,13 +127,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A failure of a GPU.
-
-    Attributes
-    ----------
-    gpu, node : str
-    at, repaired : datetime
-    """
+    """A failure of a GPU."""
 
     gpu: str
     node: str
@@ -176,16 +149,7 @@ class Place:
 class Fleet:
     """What a simulated fleet was.
 
-    Attributes
-    ----------
-    jobs : tuple of Job
-    failures : tuple of Failure
-        In order of time.
-    places : tuple of Place
-    groups, racks : mapping of str to str
-        By node.
-    begin, end : datetime
-        Of what is counted.
+    ``failures``: in order of time.
     """
 
     jobs: tuple[Job, ...]
@@ -225,16 +189,11 @@ class Fleet:
 class Count:
     """What came of it.
 
-    Attributes
-    ----------
-    failures, hits, moved, drains, unneeded : int
-        Failures; jobs that they hit; jobs that were moved; drains that began; those of nodes that had not failed, nor
-        did in time.
-    lost, spent, idle : float
-        GPU-hours: of work and restarts in the jobs that were hit; of checkpoints and restarts in the jobs that were
-        moved; of sound nodes that we kept out of service.
-    most_out : int
-        Nodes out of service by us at once.
+    ``failures``, ``hits``, ``moved``, ``drains``, ``unneeded``: Failures; jobs that they hit; jobs that were moved;
+    drains that began; those of nodes that had not failed, nor did in time.
+    ``lost``, ``spent``, ``idle``: GPU-hours: of work and restarts in the jobs that were hit; of checkpoints and
+    restarts in the jobs that were moved; of sound nodes that we kept out of service.
+    ``most_out``: nodes out of service by us at once.
     """
 
     failures: int = 0
@@ -257,23 +216,10 @@ def lost_in(job: Job, failure: Failure, assumed: Assumed) -> float:
 class ReplayedCluster:
     """The cluster, under a controller.
 
-    Parameters
-    ----------
-    fleet : Fleet
-    risks : callable
-        Makes the source of scores, given the clock.
-    facts : FactSource
-    policy : PolicyConfig
-    assumed : Assumed
-    right_within : timedelta
-        A drain was needed if its node fails within it.
-    diagnostic : timedelta or None
-        A diagnostic of this length follows each drain; None: none does.
-    sighted : bool
-        Whether it is a :class:`SightedDiagnostic` rather than a :class:`BlindDiagnostic`.
+    ``right_within``: a drain was needed if its node fails within it.
+    ``diagnostic``: a diagnostic of this length follows each drain; None: none does.
+    ``sighted``: whether it is a :class:`SightedDiagnostic` rather than a :class:`BlindDiagnostic`.
 
-    Notes
-    -----
     A job that is moved, or would have begun on a node that we keep out of service, runs on a spare node that does not
     fail; how many were needed at once is ``most_out``. Nodes fail as they failed, drained or not.
     """

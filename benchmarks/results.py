@@ -104,13 +104,7 @@ def _measure(parts: Sequence[Stored], replicates: int) -> Measured:
 def make_page(
     plan: Plan, ran: Ran, command: str, section: PromisesSection, jobs: int = 1
 ) -> tuple[str, dict[str, Any]]:
-    """Measure every scenario and write it all down.
-
-    Returns
-    -------
-    (str, dict)
-        The page, and the same numbers for a program.
-    """
+    """Measure every scenario and write it all down."""
     stored, promising = _there(plan.pools(), ran), _there(plan.promising(), ran)
     asked = dict(stored)
     asked |= {f"{part.scenario}, {PAPER_TITLE}": [kept] for part, kept in ran.parts.items() if part.profile == PAPER}

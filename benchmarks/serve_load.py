@@ -46,14 +46,9 @@ _SEED: Final = 140
 class Place:
     """What is served.
 
-    Attributes
-    ----------
-    folder : Path
-        For everything that is made.
-    dataset : Path
-        Whose GPUs telemetry is pushed for.
-    bundles : list of Path
-        Two that read the same samples.
+    ``folder``: for everything that is made.
+    ``dataset``: whose GPUs telemetry is pushed for.
+    ``bundles``: two that read the same samples.
     """
 
     folder: Path

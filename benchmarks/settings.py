@@ -40,11 +40,8 @@ def replay(
 ) -> tuple[pd.DataFrame, int, dict[str, Any]]:
     """Replay a fleet with the given settings and with searched ones.
 
-    Returns
-    -------
-    DataFrame, int, dict
-        Predictions of all models with ``variant`` "as given" or "searched"; K; what the search tried and the CPU
-        seconds of both.
+    Returns: predictions of all models with ``variant`` "as given" or "searched"; K; what the search tried and the CPU
+    seconds of both.
     """
     parts, seconds, kept = [], {}, Kept(work)
     for variant, search in ((GIVEN, SearchSection()), (SEARCHED, SearchSection(draws=draws))):

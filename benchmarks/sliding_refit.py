@@ -189,23 +189,10 @@ class Backtest:
     ) -> tuple[list[np.ndarray], dict[str, float]]:
         """Fit and score refits.
 
-        Parameters
-        ----------
-        name : str
-            The learner.
-        kept : int
-            Refits that edges serve; 0: own bins.
-        anew : bool
-            Read every set of rows from disk and build histograms rows first, as before.
-        binned : bool
-            Whether rows may be held in bins; else each refit puts its rows into the edges.
-        only : sequence of int, optional
-            These refits.
-
-        Returns
-        -------
-        scores, seconds
-            Log-odds of each refit's tested rows, and seconds of the processor and of the clock by what was done.
+        ``kept``: refits that edges serve; 0: own bins.
+        ``anew``: read every set of rows from disk and build histograms rows first, as before.
+        ``binned``: whether rows may be held in bins; else each refit puts its rows into the edges.
+        Returns: Log-odds of each refit's tested rows, and seconds of the processor and of the clock by what was done.
         """
         read = TimedReader(Anew(self.matrix) if anew else row_reader(self.matrix, self.training.bytes_held))
         keeper = self.bins(read, kept)

@@ -57,20 +57,10 @@ STATISTICS = ("precision_at_k", "average_precision", "capture")
 class Fleet:
     """What one fleet showed.
 
-    Attributes
-    ----------
-    k : int
-        Alert budget.
-    seconds : dict of str to float
-        CPU seconds that each rule's refits, scoring and choosing took.
-    chosen : dict of str to dict
-        How often each rule took each span, by name.
-    switched : dict of str to int
-        How often each rule left the span in use.
-    checks : dict of str to list of str
-        What each check of a rule found, by its fold; :data:`ON_DRIFT` alone.
-    refits : dict of str to (int, int)
-        Refits and folds; likewise.
+    ``seconds``: CPU seconds that each rule's refits, scoring and choosing took.
+    ``chosen``: how often each rule took each span, by name.
+    ``switched``: how often each rule left the span in use.
+    ``checks``: what each check of a rule found, by its fold; :data:`ON_DRIFT` alone.
     """
 
     k: int
@@ -98,21 +88,8 @@ def replay(matrix: FeatureMatrix, params: Params, models: ModelsSection, work: P
 
     The first test waits until the longest span fits, so that all rules are tested on the same decisions.
 
-    Parameters
-    ----------
-    matrix : FeatureMatrix
-        The fleet.
-    params : Params
-        ``training`` and ``backtest``; the candidates are ``training.spans``.
-    models : ModelsSection
-        What is fitted.
-    work : Path
-        Folder for what is finished.
-
-    Returns
-    -------
-    DataFrame, Fleet
-        The profile's predictions, with the rule as ``variant``, and what else was seen.
+    ``params``: ``training`` and ``backtest``; the candidates are ``training.spans``.
+    Returns: the profile's predictions, with the rule as ``variant``, and what else was seen.
     """
     spans = tuple(sorted(set(params.training.spans)))
     probe = Trainer(matrix, training=params.training, models=models, k=1, seed=params.seed)

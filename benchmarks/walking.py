@@ -41,16 +41,7 @@ Refit = tuple[np.ndarray, dict[str, np.ndarray], dict[str, float]]
 
 
 class KeptRefits:
-    """What refits gave, in files: a run that was killed does only the others.
-
-    Parameters
-    ----------
-    folder : Path
-    benchmark : Path
-        The file whose code decides what a refit gives, beside predrain's own.
-    variants : mapping
-    params : Params
-    """
+    """What refits gave, in files: a run that was killed does only the others."""
 
     def __init__(self, folder: Path, benchmark: Path, variants: Mapping[str, Any], params: Params) -> None:
         self._folder, self._names = folder, list(variants)

@@ -17,15 +17,8 @@ def ahead(items: Iterable[T]) -> Iterator[T]:
     What makes them should leave Python's lock alone for the most part, as Arrow and compiled kernels do. One item more
     is in memory than without.
 
-    Parameters
-    ----------
-    items : iterable
-        Gone through by one thread at a time, and never further than one item ahead.
-
-    Yields
-    ------
-    object
-        In the same order; what raises does so where its item is asked for.
+    ``items``: gone through by one thread at a time, and never further than one item ahead.
+    Yields: in the same order; what raises does so where its item is asked for.
     """
     made = iter(items)
     with ThreadPoolExecutor(1, thread_name_prefix="ahead") as pool:

@@ -31,24 +31,12 @@ def flag_nodes(
 ) -> FloatArray:
     """Count each part's samples in the panes, and join them level by level.
 
-    Parameters
-    ----------
-    flags : uint64 array, shape (masks, n)
-        Bitmasks; whatever where unknown.
-    known : bool array, shape (masks, n)
-        Whether the bitmask was reported.
-    part_flag : int64 array, shape (parts,)
-        Row of ``flags`` of each part.
-    part_mask : uint64 array, shape (parts,)
-        Bits of each part.
-    index : PaneIndex
-    levels : int
-        Levels to fill, at most the index's.
-
-    Returns
-    -------
-    float64 array, shape (parts, nodes, 2)
-        Samples with a known mask, and with any of the bits set.
+    ``flags``: Bitmasks; whatever where unknown; shape (masks, n).
+    ``known``: whether the bitmask was reported; shape (masks, n).
+    ``part_flag``: row of ``flags`` of each part; shape (parts,).
+    ``part_mask``: bits of each part; shape (parts,).
+    ``levels``: levels to fill, at most the index's.
+    Returns shape (parts, nodes, 2).
     """
     nodes = np.empty((part_flag.size, index.nodes, 2))
     for p in range(part_flag.size):
@@ -83,14 +71,9 @@ def flag_windows(
 ) -> None:
     """Fill the share of a window's samples in which any bit of a mask is set.
 
-    Parameters
-    ----------
-    flags, known, part_flag, part_mask, nodes
-        As for :func:`flag_nodes`, and what it gave.
-    visits, window_edge, out
-        As for :func:`features.gauges.gauge_windows`.
-    table : int64 array, shape (w, parts)
-        Column of ``out`` for each window and part; -1: not wanted.
+    ``flags``, ``known``, ``part_flag``, ``part_mask``, ``nodes``: as for :func:`flag_nodes`, and what it gave.
+    ``visits``, ``window_edge``, ``out``: as for :func:`features.gauges.gauge_windows`.
+    ``table``: column of ``out`` for each window and part; -1: not wanted; shape (w, parts).
     """
     rows, edges = visits.stops.shape
     share = np.empty(edges)

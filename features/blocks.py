@@ -24,12 +24,9 @@ BLOCK_SAMPLES = 100_000
 class RowSpans:
     """Rows as the kernels see them.
 
-    Parameters
-    ----------
-    begins, ends : int64 arrays, shape (r,)
-        Range of the unit's samples in the block; empty where it has none.
-    borders : int64 array, shape (r,)
-        Newest usable sample time of the row (decision time minus reporting delay), milliseconds since 1970.
+    ``begins``, ``ends``: range of the unit's samples in the block; empty where it has none; shape (r,).
+    ``borders``: newest usable sample time of the row (decision time minus reporting delay), milliseconds since 1970;
+    shape (r,).
     """
 
     begins: IntArray
@@ -41,18 +38,11 @@ class RowSpans:
 class SampleBlock:
     """Samples of some nodes, ascending in time within each pair of node and unit.
 
-    Parameters
-    ----------
-    times : int64 array, shape (n,)
-        Milliseconds since 1970.
-    values : float64 array, shape (len(layout.numbers), n), C order
-        One series after the other, as Arrow's columns are; NaN where a value is missing.
-    flags : uint64 array, shape (len(layout.masks), n)
-        Bitmasks, 0 where unknown.
-    flags_known : bool array, same shape
-        Whether the bitmask was reported.
-    spans : mapping of Pair to (int, int)
-        Range of each pair's samples.
+    ``times``: milliseconds since 1970; shape (n,).
+    ``values``: one series after the other, as Arrow's columns are; NaN where a value is missing; shape
+    (len(layout.numbers), n).
+    ``flags``: Bitmasks, 0 where unknown; shape (len(layout.masks), n).
+    ``spans``: range of each pair's samples.
     """
 
     times: IntArray
@@ -89,24 +79,12 @@ def blocks_of(
 
     A GPU that has moved has samples under two nodes; they are two pairs, and a row uses those of its present node.
 
-    Parameters
-    ----------
-    samples : pyarrow.Table or sequence of pyarrow.Table
-        Samples with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. A channel
-        of the layout that a table lacks is unknown in all of its rows. Tables that follow each other in time and are
-        each sorted by pair and time (:meth:`telemetry.dataset.Dataset.read_runs`) go into the blocks without a copy in
-        between.
-    layout : ChannelLayout
-        Channels to take.
-    unit : {"gpu", "node"}
-        What a unit is.
-    block_samples : int
-        Aim for the samples in a block.
-
-    Yields
-    ------
-    SampleBlock
-        In order of node name.
+    ``samples``: samples with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. A
+    channel of the layout that a table lacks is unknown in all of its rows. Tables that follow each other in time and
+    are each sorted by pair and time (:meth:`telemetry.dataset.Dataset.read_runs`) go into the blocks without a copy in
+    between.
+    ``unit``: what a unit is.
+    Yields: in order of node name.
     """
     tables = [samples] if isinstance(samples, pa.Table) else list(samples)
     yield from cut_blocks(pieces_of(tables, layout, unit), layout, block_samples=block_samples)
@@ -117,21 +95,10 @@ def cut_blocks(
 ) -> Iterator[SampleBlock]:
     """Cut pieces of samples into blocks, as :func:`blocks_of` does; the same ones may be cut in several ways.
 
-    Parameters
-    ----------
-    pieces : sequence of Piece
-        From :func:`features.pieces.pieces_of`.
-    layout : ChannelLayout
-        Channels to take: those that the pieces were made for, or some of them.
-    since : int, optional
-        Samples before this instant (milliseconds since 1970) are left out.
-    block_samples : int
-        Aim for the samples in a block.
-
-    Yields
-    ------
-    SampleBlock
-        In order of node name.
+    ``pieces``: from :func:`features.pieces.pieces_of`.
+    ``layout``: channels to take: those that the pieces were made for, or some of them.
+    ``since``: samples before this instant (milliseconds since 1970) are left out.
+    Yields: in order of node name.
     """
     by_node: dict[str, dict[Pair, list[Stretch]]] = {}
     for piece in pieces:

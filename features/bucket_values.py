@@ -23,17 +23,9 @@ from telemetry.store import Dataset
 class BucketWork:
     """A bucket with what is to be computed from it.
 
-    Attributes
-    ----------
-    bucket : int
-    nodes : mapping of str to (int, int)
-        Range of the pairs of each of its nodes.
-    pairs : int64 array
-        All of these pairs, ascending.
-    rows : int64 array
-        Positions of its rows in the matrix, ascending.
-    samples : int
-        How many are read.
+    ``nodes``: range of the pairs of each of its nodes.
+    ``pairs``: all of these pairs, ascending.
+    ``rows``: positions of its rows in the matrix, ascending.
     """
 
     bucket: int
@@ -73,13 +65,8 @@ def buckets_of(dataset: Dataset, fleet: Fleet, rows: Rows, *, since: datetime | 
 class BucketBlocks:
     """The samples that rows of a bucket look at.
 
-    Attributes
-    ----------
-    plan : FeaturePlan
-        Of the columns that ``blocks`` fill: all, or those that are not the group ``onset``'s.
-    blocks : iterable of SampleBlock
-    onset : iterable of SampleBlock, optional
-        Where ``onset`` looks back further than the other groups: what it looks at, its own channels alone.
+    ``plan``: of the columns that ``blocks`` fill: all, or those that are not the group ``onset``'s.
+    ``onset``: where ``onset`` looks back further than the other groups: what it looks at, its own channels alone.
     """
 
     plan: FeaturePlan
@@ -90,13 +77,7 @@ class BucketBlocks:
 def read_samples(plan: FeaturePlan, dataset: Dataset, bucket: int, first: datetime | None) -> BucketBlocks:
     """Read what rows of a bucket look at.
 
-    Parameters
-    ----------
-    plan : FeaturePlan
-    dataset : Dataset
-    bucket : int
-    first : datetime, optional
-        Decision time of the first row, aware; None: everything is read.
+    ``first``: decision time of the first row, aware; None: everything is read.
     """
     keys = key_columns(plan.unit)
     columns = [*keys, *plan.layout.numbers, *plan.layout.masks]
@@ -137,21 +118,7 @@ def bucket_values(
 ) -> BucketValues:
     """Compute what a bucket's samples say.
 
-    Parameters
-    ----------
-    plan : FeaturePlan
-    fleet : Fleet
-    rows : Rows
-        All rows of the matrix.
-    service : bool array, shape (times, pairs of the fleet)
-        From :meth:`features.fleet.Fleet.in_service` at ``rows.times``.
-    work : BucketWork
-    samples : BucketBlocks
-        Of the bucket.
-
-    Returns
-    -------
-    BucketValues
+    ``service``: from :meth:`features.fleet.Fleet.in_service` at ``rows.times``; shape (times, pairs of the fleet).
     """
     own = rows.take(work.rows)
     n = work.rows.size

@@ -18,28 +18,14 @@ from telemetry.store import Place
 class BuildOrder:
     """Everything that a build is a function of, small enough to be sent along with each task.
 
-    Attributes
-    ----------
-    dataset : Path or S3Place
-        Absolute; on storage one version.
-    dataset_digest : str
-    target : Path
-        Where the matrix will stand; absolute.
-    folder : Path
-        Where its parts are written until then.
-    decision, labels, features : sections of the parameters
-    augmentation, negative_ratio : int
-    seed : int
-    digest : str
-        Of the matrix: :func:`digest_of` where the build began.
-    base : str
-        Digest of the matrix that stands at the target, where it is extended; else empty.
-    since : int, optional
-        Its rows that were decided and established before this instant (ms) are taken over.
-    taken : tuple of Group
-        Groups whose columns are taken over from it, whole, because nothing that they depend on has changed.
-    token : str
-        Of the spill, by which a machine knows that it sees the same folder and not one of its own by that name.
+    ``dataset``: Absolute; on storage one version.
+    ``target``: where the matrix will stand; absolute.
+    ``folder``: where its parts are written until then.
+    ``digest``: of the matrix: :func:`digest_of` where the build began.
+    ``base``: digest of the matrix that stands at the target, where it is extended; else empty.
+    ``since``: its rows that were decided and established before this instant (ms) are taken over.
+    ``taken``: groups whose columns are taken over from it, whole, because nothing that they depend on has changed.
+    ``token``: of the spill, by which a machine knows that it sees the same folder and not one of its own by that name.
     """
 
     dataset: Place
@@ -76,10 +62,7 @@ def code_digest() -> str:
 def digest_of(order: BuildOrder) -> str:
     """Digest what a matrix is a function of: the dataset's content, the settings, and this room's code as it runs here.
 
-    Returns
-    -------
-    str
-        SHA-256, hexadecimal.
+    Returns: SHA-256, hexadecimal.
     """
     return hashlib.sha256(f"{order.dataset_digest} {settings_digest(order)}".encode()).hexdigest()
 
@@ -97,11 +80,7 @@ def rows_digest(order: BuildOrder) -> str:
 def group_digests(order: BuildOrder, reach: int) -> dict[Group, str]:
     """Digest, for each group that is on, what its values depend on beside the rows.
 
-    Parameters
-    ----------
-    order : BuildOrder
-    reach : int
-        How far back windows may look, in milliseconds: the level of a counter has no other limit.
+    ``reach``: how far back windows may look, in milliseconds: the level of a counter has no other limit.
     """
     found: dict[Group, str] = {}
     for group in order.features.groups:

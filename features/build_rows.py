@@ -30,29 +30,11 @@ def rows_of(
 ) -> pd.DataFrame:
     """List rows of a dataset, on the decision grid and off it.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    events : DataFrame
-        From :func:`features.service.reported`.
-    inventory : DataFrame
-    decision, labels : sections of the parameters
-    augmentation, negative_ratio, seed : int
-    since : int, optional
-        Only rows decided, or established, at this instant (ms) or later; of the times off the grid among them that are
-        older, also the fleet at the last time of the grid before, which they are held against.
-    record : Record
-        Of these events and this inventory.
-
-    Returns
-    -------
-    DataFrame
-        Key columns, sorted by (decision_time, augmented, unit).
-
-    Raises
-    ------
-    InputError
-        If all rows are asked for and no unit is in service at any decision time.
+    ``events``: from :func:`features.service.reported`.
+    ``since``: only rows decided, or established, at this instant (ms) or later; of the times off the grid among them
+    that are older, also the fleet at the last time of the grid before, which they are held against.
+    Returns: key columns, sorted by (decision_time, augmented, unit).
+    Raises ``InputError`` if all rows are asked for and no unit is in service at any decision time.
     """
     span = dataset.meta.span
     down = out_of_use(events, inventory, labels, record=record)

@@ -47,13 +47,7 @@ _SHARED = "Give every machine of the cluster the same folders under the same pat
 class Known:
     """What is read of a dataset before any sample.
 
-    Attributes
-    ----------
-    events : DataFrame
-        From :func:`features.service.reported`.
-    inventory : DataFrame
-    plan : FeaturePlan
-        Of the matrix's columns.
+    ``events``: from :func:`features.service.reported`.
     """
 
     events: pd.DataFrame
@@ -89,29 +83,9 @@ def slab_times(order: BuildOrder, inventory: pd.DataFrame) -> SlabTimes:
 class Build:
     """A build under way, as one process sees it; its threads may share it.
 
-    Parameters
-    ----------
-    order : BuildOrder
-    dataset : Dataset
-        The order's.
-    spill : Spill
-        Where what the buckets gave is kept.
-    known : Known
-        Of the dataset.
-
-    Attributes
-    ----------
-    known : Known
-        As given.
-    columns : tuple of FeatureColumn
-        Of the matrix.
-    plan : FeaturePlan
-        Of those that are computed.
-
-    Raises
-    ------
-    InputError
-        If no unit is in service at any decision time, or a parameter does not fit the dataset.
+    ``dataset``: the order's.
+    ``plan``: of those that are computed.
+    Raises ``InputError`` if no unit is in service at any decision time, or a parameter does not fit the dataset.
     """
 
     def __init__(self, order: BuildOrder, dataset: Dataset, spill: Spill, known: Known) -> None:
@@ -160,10 +134,7 @@ class Build:
     def join(cls, order: BuildOrder) -> Build:
         """Join a build that another machine has begun.
 
-        Raises
-        ------
-        InputError
-            If this machine does not see the dataset or the folder of the matrix, or runs other code.
+        Raises ``InputError`` if this machine does not see the dataset or the folder of the matrix, or runs other code.
         """
         here = f"machine {socket.gethostname()}, process {os.getpid()}"
         if digest_of(order) != order.digest:
@@ -258,12 +229,7 @@ class Build:
 class BuildTask:
     """One of the two kinds of tasks, as a function of a number; can be sent to another machine.
 
-    Parameters
-    ----------
-    build : Build
-        The build, in the process that began it. It is not sent along: elsewhere the task joins by the order.
-    what : {"bucket", "part"}
-        A bucket's values, or a part of the matrix.
+    ``build``: the build, in the process that began it. It is not sent along: elsewhere the task joins by the order.
     """
 
     def __init__(self, build: Build, what: Literal["bucket", "part"]) -> None:

@@ -62,32 +62,14 @@ def build_matrix(
 ) -> FeatureMatrix:
     """Build the feature matrix of a dataset, or return the one that stands at ``out`` if it is the same.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        With or without telemetry.
-    out : Path
-        The matrix's folder. It is built beside it and swapped in; a killed run leaves what was there.
-    decision, labels, features : sections of the parameters
-    training : Augmentation
-        ``training.augmentation`` and ``training.negative_ratio``.
-    seed : int
-        Seed of the augmented rows' companions.
-    progress : callable, optional
-        Called with (samples read and rows written, all of them): before the first bucket, and after each bucket and
-        part.
-    engine : Engine, optional
-        Who runs the buckets and parts; default: this machine's cores. The matrix is the same, byte for byte.
-
-    Returns
-    -------
-    FeatureMatrix
-
-    Raises
-    ------
-    InputError
-        If ``out`` holds something else, a parameter does not fit the dataset, no unit is in service at any decision
-        time, the disk is full, or a machine of a cluster does not see the same folders.
+    ``dataset``: with or without telemetry.
+    ``out``: the matrix's folder. It is built beside it and swapped in; a killed run leaves what was there.
+    ``training``: ``training.augmentation`` and ``training.negative_ratio``.
+    ``progress``: called with (samples read and rows written, all of them): before the first bucket, and after each
+    bucket and part.
+    ``engine``: who runs the buckets and parts; default: this machine's cores. The matrix is the same, byte for byte.
+    Raises ``InputError`` if ``out`` holds something else, a parameter does not fit the dataset, no unit is in service
+    at any decision time, the disk is full, or a machine of a cluster does not see the same folders.
     """
     out = Path(out)
     engine = engine or LocalEngine()

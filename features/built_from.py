@@ -32,24 +32,14 @@ _NEWEST_RUNS = 2  # of each bucket: their days are known one by one, for these a
 class BuiltFrom:
     """Everything but events and inventory, which a matrix holds as they are.
 
-    Attributes
-    ----------
-    settings : str
-        Digest of parameters and code.
-    rows : str
-        Digest of what decides the rows: the dataset, some of the parameters, code.
-    groups : dict of Group to str
-        Digest of what each group's values depend on beside the rows.
-    slab : int
-        Length of the stretches of time that parts cover, milliseconds.
-    layout : dict of str to Any
-        How the dataset's samples are divided among files.
-    span : tuple of datetime
-        First and last instant of the dataset.
-    files : dict of str to str
-        SHA-256 of each file of samples, by its path in the dataset.
-    days : dict of str to (dict of int to str)
-        For the newest runs' files the digest of each day, see :func:`telemetry.day_digests.day_digests`.
+    ``settings``: digest of parameters and code.
+    ``rows``: digest of what decides the rows: the dataset, some of the parameters, code.
+    ``groups``: digest of what each group's values depend on beside the rows.
+    ``slab``: length of the stretches of time that parts cover, milliseconds.
+    ``layout``: how the dataset's samples are divided among files.
+    ``span``: first and last instant of the dataset.
+    ``files``: SHA-256 of each file of samples, by its path in the dataset.
+    ``days``: for the newest runs' files the digest of each day, see :func:`telemetry.day_digests.day_digests`.
     """
 
     settings: str
@@ -151,24 +141,10 @@ def first_other_row(
 ) -> int:
     """Return an instant before which nothing was known that is different now: rows until then are the same.
 
-    Parameters
-    ----------
-    before : BuiltFrom
-        What the standing matrix was built from.
-    dataset : Dataset
-        What a matrix is wanted of.
-    delay : timedelta
-        ``features.delay``.
-    events : pair of pyarrow.Table
-        The standing matrix's and the present ones, from :func:`features.service.reported`.
-    inventory : pair of pyarrow.Table
-        Likewise, as a dataset holds it.
-
-    Returns
-    -------
-    int
-        Milliseconds since 1970: rows decided before, and augmented rows established before, stand as they are.
-        ``-NEVER``: none; :data:`~features.service.NEVER`: all.
+    ``delay``: ``features.delay``.
+    ``events``: the standing matrix's and the present ones, from :func:`features.service.reported`.
+    Returns: milliseconds since 1970: rows decided before, and augmented rows established before, stand as they are.
+    ``-NEVER``: none; :data:`~features.service.NEVER`: all.
     """
     if before.span[0] != dataset.meta.span[0]:  # where the grid begins
         return -NEVER

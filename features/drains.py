@@ -26,20 +26,9 @@ def out_of_use(
 
     Our own controller's drains do not count: a unit that it drained is still watched, and its rows have no label.
 
-    Parameters
-    ----------
-    events, inventory : DataFrame
-        As a dataset holds them.
-    labels : LabelSection
-        What is label-worthy, and the spans.
-    record : Record, optional
-        Of the same, where it has been read already.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from), disjoint.
-        Whether a time lies in an interval depends only on facts known at that time.
+    ``record``: of the same, where it has been read already.
+    Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
+    disjoint. Whether a time lies in an interval depends only on facts known at that time.
     """
     record = record or Record.of(events, inventory, labels)
     down = down_intervals(events, inventory, labels, record=record)

@@ -18,10 +18,7 @@ Result = TypeVar("Result")
 class Engine(Protocol):
     """Runs one function over many items.
 
-    Attributes
-    ----------
-    in_process : bool
-        Whether every item is run by this process.
+    ``in_process``: whether every item is run by this process.
     """
 
     in_process: bool
@@ -36,18 +33,11 @@ class Engine(Protocol):
     ) -> None:
         """Run a function over items, in any order; the first error ends it.
 
-        Parameters
-        ----------
-        job : callable
-            Survives being sent to another machine, as its items and results do; may be run again for an item whose
-            machine was lost.
-        items : sequence
-            What it is called with.
-        told : callable
-            Called in this process with an item and its result, once for each item, as they come in.
-        most : int
-            Items at once in one process of this machine; what it holds in memory is counted with it. Machines of a
-            cluster have as many threads as their owner gave them.
+        ``job``: survives being sent to another machine, as its items and results do; may be run again for an item whose
+        machine was lost.
+        ``told``: called in this process with an item and its result, once for each item, as they come in.
+        ``most``: items at once in one process of this machine; what it holds in memory is counted with it. Machines of
+        a cluster have as many threads as their owner gave them.
         """
 
     def everywhere(self, job: Callable[[], None]) -> None:

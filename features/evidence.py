@@ -51,18 +51,11 @@ _FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])"
 class Facts:
     """Events as arrays, one entry an event, in a fixed order that depends on their content only.
 
-    Attributes
-    ----------
-    time, known : arrays of int64
-        When it happened and from when it is known (ms); nothing is known before it happened.
-    unit : array of int64
-        Unit code (see :class:`features.service.Stays`); -1 for a whole node of GPUs and for unknown devices.
-    node_wide : array of bool
-        The event names a node and no GPU.
-    node, type, code, detail, source : arrays of object
-        As the event has them; null as ''.
-    xid : array of int64
-        XID number of ``xid`` events, -1 for every other event.
+    ``time``, ``known``: when it happened and from when it is known (ms); nothing is known before it happened.
+    ``unit``: unit code (see :class:`features.service.Stays`); -1 for a whole node of GPUs and for unknown devices.
+    ``node_wide``: the event names a node and no GPU.
+    ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
+    ``xid``: XID number of ``xid`` events, -1 for every other event.
     """
 
     time: Int64Array
@@ -80,10 +73,7 @@ class Facts:
     def of(cls, events: pd.DataFrame, stays: Stays, *, as_of_ms: int = NEVER) -> Facts:
         """Read events, leaving out those not known at ``as_of_ms``.
 
-        Raises
-        ------
-        InputError
-            If an event has no time or no known-at time.
+        Raises ``InputError`` if an event has no time or no known-at time.
         """
         time = milliseconds(events["timestamp"], "timestamp")
         known = milliseconds(events["known_at"], "known_at")
@@ -187,14 +177,8 @@ class Sign:
 class UnitEvidence:
     """The facts of one unit that make and end its incidents, each list in ascending order.
 
-    Attributes
-    ----------
-    signs : list of Sign
-        Label-worthy events.
-    ends : list of (time, known)
-        Repairs, replacements, resets and removals.
-    own_ends : list of time
-        Those of ``ends`` that name the unit itself and take it out of the node or mend it (no resets).
+    ``ends``: Repairs, replacements, resets and removals.
+    ``own_ends``: those of ``ends`` that name the unit itself and take it out of the node or mend it (no resets).
     """
 
     signs: list[Sign] = field(default_factory=list)
@@ -260,12 +244,7 @@ def gather(facts: Facts, stays: Stays, labels: LabelSection) -> dict[int, UnitEv
 class Record:
     """What events say of the units of an inventory, read once for all who ask.
 
-    Attributes
-    ----------
-    stays : Stays
-    facts : Facts
-    evidence : dict of int to UnitEvidence
-        From :func:`gather`.
+    ``evidence``: from :func:`gather`.
     """
 
     stays: Stays
@@ -306,19 +285,11 @@ def _collect_ends(
 def established_at(candidates: list[tuple[int, int]], confirmers: list[tuple[int, int]]) -> list[int]:
     """From when each conditional error of one unit is known to count.
 
-    Parameters
-    ----------
-    candidates : list of (time, known)
-        The unit's conditional errors (ms).
-    confirmers : list of (time, known), sorted
-        Repairs, resets, drains, losses (ms).
-
-    Returns
-    -------
-    list of int
-        For each candidate the earliest time (ms) at which the known facts hold a confirmer within
-        :data:`CONFIRMED_WITHIN` after it, or :data:`REPEATS` candidates, it among them, within
-        :data:`REPEATED_WITHIN`; :data:`features.service.NEVER` if they never do.
+    ``candidates``: the unit's conditional errors (ms).
+    ``confirmers``: Repairs, resets, drains, losses (ms).
+    Returns: for each candidate the earliest time (ms) at which the known facts hold a confirmer within
+    :data:`CONFIRMED_WITHIN` after it, or :data:`REPEATS` candidates, it among them, within :data:`REPEATED_WITHIN`;
+    :data:`features.service.NEVER` if they never do.
     """
     within, span = duration_ms(CONFIRMED_WITHIN), duration_ms(REPEATED_WITHIN)
     out: list[int] = []

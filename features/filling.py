@@ -28,16 +28,9 @@ Float32Array = npt.NDArray[np.float32]
 class Rows:
     """Rows to compute, as positions.
 
-    Parameters
-    ----------
-    pair : int64 array, shape (rows,)
-        Number of each row's pair in the fleet.
-    time : int64 array, shape (rows,)
-        Position of its decision time in ``times``.
-    times : int64 array
-        Distinct decision times, ascending, in milliseconds; with each also the last one of the grid before it.
-    grid : bool array
-        Which of them are of the decision grid.
+    ``pair``: number of each row's pair in the fleet; shape (rows,).
+    ``time``: position of its decision time in ``times``; shape (rows,).
+    ``times``: distinct decision times, ascending, in milliseconds; with each also the last one of the grid before it.
     """
 
     pair: IntArray
@@ -89,23 +82,14 @@ class SampleFiller:
 
     Several threads may call :meth:`fill` at once with different nodes.
 
-    Parameters
-    ----------
-    plan : FeaturePlan
-    fleet : Fleet
-    rows : Rows
-    values : float32 array, shape (rows, plan's columns) or (rows, ``columns``), C order
-        Filled in place.
-    first_pass : float32 array, shape (values, grid times, pairs), or None
-        Where the first pass of ``peers`` is kept; None where that group is off.
-    amounts : float32 array, shape (rows, amounts), or None
-        Where the amounts of ``onset`` are kept; None where that group is off.
-    service : bool array, shape (times, pairs of the fleet), optional
-        From :meth:`features.fleet.Fleet.in_service` at the rows' times, where it is known already.
-    pairs : int64 array, optional
-        The pairs that ``first_pass`` has, ascending; default: the fleet's.
-    columns : int64 array, optional
-        Which of the plan's columns ``values`` has; default: all.
+    ``values``: filled in place; shape (rows, plan's columns).
+    ``first_pass``: where the first pass of ``peers`` is kept; None where that group is off; shape (values, grid times,
+    pairs).
+    ``amounts``: where the amounts of ``onset`` are kept; None where that group is off; shape (rows, amounts).
+    ``service``: from :meth:`features.fleet.Fleet.in_service` at the rows' times, where it is known already; shape
+    (times, pairs of the fleet).
+    ``pairs``: the pairs that ``first_pass`` has, ascending; default: the fleet's.
+    ``columns``: which of the plan's columns ``values`` has; default: all.
     """
 
     def __init__(
@@ -136,13 +120,8 @@ class SampleFiller:
     def fill(self, blocks: Iterable[SampleBlock], nodes: Mapping[str, tuple[int, int]]) -> None:
         """Fill the rows of some nodes, and take their amounts, where the plan has them.
 
-        Parameters
-        ----------
-        blocks : iterable of SampleBlock
-            All samples of those nodes; other nodes' are passed over.
-        nodes : mapping of str to (int, int)
-            Range of each node's pairs. A node without a sample has rows like any other: everything about it is
-            missing, and ``gaps`` says so.
+        ``nodes``: range of each node's pairs. A node without a sample has rows like any other: everything about it is
+        missing, and ``gaps`` says so.
         """
         for block, spans in _block_by_block(blocks, nodes, self._plan.layout):
             chosen, panes = self._chosen(spans), Panes(block, self._plan.panes)
@@ -155,14 +134,8 @@ class SampleFiller:
     ) -> None:
         """Take the amounts of the rows of some nodes, which :meth:`fill` leaves out where its plan has no ``onset``.
 
-        Parameters
-        ----------
-        plan : FeaturePlan
-            The one that has it.
-        blocks : iterable of SampleBlock
-            Of the layout that ``onset`` reads alone, with all samples of those nodes that it looks back into.
-        nodes : mapping of str to (int, int)
-            Range of each node's pairs.
+        ``blocks``: of the layout that ``onset`` reads alone, with all samples of those nodes that it looks back into.
+        ``nodes``: range of each node's pairs.
         """
         assert plan.onset is not None
         alone = plan.onset.alone
@@ -172,12 +145,9 @@ class SampleFiller:
     def compare_with_fleet(self, medians: FloatArray, model: IntArray) -> None:
         """Fill the comparison with the fleet, after every node's :meth:`fill`.
 
-        Parameters
-        ----------
-        medians : float64 array, shape (values, 1, models)
-            From :func:`features.peers.fleet_medians`, at the last grid time before all of the rows.
-        model : int64 array, shape (pairs of the fleet,)
-            Model of each pair; -1 where it has no median.
+        ``medians``: from :func:`features.peers.fleet_medians`, at the last grid time before all of the rows; shape
+        (values, 1, models).
+        ``model``: model of each pair; -1 where it has no median; shape (pairs of the fleet,).
         """
         peers, pair = self._plan.peers, self._rows.pair
         assert peers is not None
@@ -255,25 +225,10 @@ def fill_block(
 ) -> Float32Array | None:
     """Compute everything that a block's samples decide: all sampled groups but the comparison with the fleet.
 
-    Parameters
-    ----------
-    plan : FeaturePlan
-    panes : Panes
-        Of a block with the samples of whole nodes.
-    fleet : Fleet
-    pairs : int64 array
-        Every pair of those nodes, ascending.
-    rows : Rows
-        Rows of those pairs.
-    service : bool array, shape (times, pairs of the fleet)
-        From :meth:`features.fleet.Fleet.in_service` at ``rows.times``.
-    out : float32 array, shape (rows, plan's columns), C order
-        Filled in place at the groups' columns.
-
-    Returns
-    -------
-    float32 array, shape (values, grid times, pairs), or None
-        The first pass of ``peers``, where that group is on.
+    ``pairs``: every pair of those nodes, ascending.
+    ``service``: from :meth:`features.fleet.Fleet.in_service` at ``rows.times``; shape (times, pairs of the fleet).
+    ``out``: filled in place at the groups' columns; shape (rows, plan's columns).
+    Returns: the first pass of ``peers``, where that group is on; shape (values, grid times, pairs).
     """
     block, delay = panes.block, duration_ms(plan.features.delay)
     borders = rows.milliseconds - delay

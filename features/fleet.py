@@ -18,18 +18,11 @@ from features.service import NEVER, Timeline, milliseconds, text, units_of
 class Fleet:
     """Every pair of node and unit that an inventory knows, in order of (node, unit), with its stays.
 
-    Attributes
-    ----------
-    pairs : tuple of Pair
-        The pairs; a pair's number is its position.
-    index : mapping of Pair to int
-        The numbers.
-    first_of_node, last_of_node : int64 arrays, one entry a pair
-        Range of the pairs of its node.
-    stay_pair, installed, removed : int64 arrays, one entry a stay
-        Pair, beginning and end (milliseconds, ``NEVER`` while it lasts), sorted by (pair, beginning).
-    stay_row : int64 array
-        Row of the inventory that the stay came from.
+    ``pairs``: the pairs; a pair's number is its position.
+    ``first_of_node``, ``last_of_node``: range of the pairs of its node.
+    ``stay_pair``, ``installed``, ``removed``: Pair, beginning and end (milliseconds, ``NEVER`` while it lasts), sorted
+    by (pair, beginning).
+    ``stay_row``: row of the inventory that the stay came from.
     """
 
     pairs: tuple[Pair, ...]
@@ -80,16 +73,9 @@ class Fleet:
     def in_service(self, times: IntArray) -> npt.NDArray[np.bool_]:
         """Say which pairs were in service at which times.
 
-        Parameters
-        ----------
-        times : int64 array, shape (t,)
-            Milliseconds, ascending.
-
-        Returns
-        -------
-        bool array, shape (t, pairs)
-            True from a stay's beginning (included) to its end (excluded). Only stays that have begun and removals that
-            have happened by a time play a part in its row.
+        ``times``: Milliseconds, ascending; shape (t,).
+        Returns: true from a stay's beginning (included) to its end (excluded). Only stays that have begun and removals
+        that have happened by a time play a part in its row; shape (t, pairs).
         """
         present = np.zeros((times.size, len(self.pairs)), dtype=np.bool_)
         begins = np.searchsorted(times, self.installed, side="left")

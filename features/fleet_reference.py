@@ -27,13 +27,10 @@ from features.service import duration_ms, instant_ms, instants
 class FleetReference:
     """What one node's rows need to know of the whole fleet at a decision time.
 
-    Attributes
-    ----------
-    medians : DataFrame
-        For the group ``peers``: one row a model (index; empty where the inventory does not say), one float64 column a
-        channel; NaN where no unit has a value. Empty where the group is off.
-    onset : DataFrame
-        For the group ``onset``, as :meth:`features.onset.Reference.to_frame` gives it; empty where the group is off.
+    ``medians``: for the group ``peers``: one row a model (index; empty where the inventory does not say), one float64
+    column a channel; NaN where no unit has a value. Empty where the group is off.
+    ``onset``: for the group ``onset``, as :meth:`features.onset.Reference.to_frame` gives it; empty where the group is
+    off.
     """
 
     medians: pd.DataFrame
@@ -51,24 +48,9 @@ def take_reference(
 ) -> FleetReference:
     """Take it at the last decision time of the grid that is not later than ``t``, in one pass over the samples.
 
-    Parameters
-    ----------
-    plan : FeaturePlan
-        Of ``config``.
-    config : MatrixConfig
-    blocks : iterable of SampleBlock
-        The whole fleet's samples, all of a node in one block.
-    events : DataFrame
-        From :func:`features.service.reported`.
-    inventory : DataFrame
-    fleet : Fleet
-        Of ``inventory``.
-    t : datetime
-        Aware.
-
-    Returns
-    -------
-    FleetReference
+    ``plan``: of ``config``.
+    ``events``: from :func:`features.service.reported`.
+    ``fleet``: of ``inventory``.
     """
     last = grid_time(config.decision, np.array([instant_ms(t)], dtype=np.int64))
     keys = decision_rows(instants(last), inventory, out_of_use(events, inventory, config.labels))

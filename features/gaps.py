@@ -44,18 +44,8 @@ class GapPlan:
     node_units, fresh         share of the node's units in service with a sample in the smallest window
     ========================  ==================================================================================
 
-    Parameters
-    ----------
-    columns : tuple of FeatureColumn
-    layout : ChannelLayout
-    windows : int64 array
-        Windows in milliseconds, ascending.
-    look_back, step, delay : int
-        Milliseconds.
-    repeated_from : int
-        First window over which repeats are counted.
-    with_node : bool
-        Whether units share nodes, and ``fresh`` is a column.
+    ``windows``: windows in milliseconds, ascending.
+    ``with_node``: whether units share nodes, and ``fresh`` is a column.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -102,16 +92,9 @@ class GapPlan:
     ) -> None:
         """Write every column but ``fresh`` into ``out[:, offset:]``.
 
-        Parameters
-        ----------
-        panes : Panes
-            Of the samples' block.
-        rows : RowSpans
-            For each row its unit's samples and its border.
-        since : int64 array, shape (rows,)
-            When the unit came into service (ms): samples are expected from then on.
-        out : float32 array, shape (rows, columns), C order
-        offset : int
+        ``rows``: for each row its unit's samples and its border.
+        ``since``: when the unit came into service (ms): samples are expected from then on; shape (rows,).
+        ``out``: shape (rows, columns).
         """
         block, index = panes.block, panes.index
         edges = np.unique(np.append(self.windows, self.look_back))
@@ -171,23 +154,12 @@ def fresh_share(
 ) -> None:
     """Fill the share of a node's units in service that have a sample in the window.
 
-    Parameters
-    ----------
-    times : int64 array
-        Sample times of the block.
-    begins, ends : int64 arrays, shape (pairs,)
-        Samples of each pair.
-    service : bool array, shape (times, pairs)
-        Which pairs are in service at which decision time.
-    row_time : int64 array, shape (rows,)
-        Each row's position among the decision times.
-    row_first, row_last : int64 arrays, shape (rows,)
-        Range of the pairs of each row's node.
-    borders : int64 array, shape (rows,)
-    window : int
-        Milliseconds.
-    column : int
-        Column of ``out``, float32 of shape (rows, columns).
+    ``begins``, ``ends``: samples of each pair; shape (pairs,).
+    ``service``: which pairs are in service at which decision time; shape (times, pairs).
+    ``row_time``: each row's position among the decision times; shape (rows,).
+    ``row_first``, ``row_last``: range of the pairs of each row's node; shape (rows,).
+    ``borders``: shape (rows,).
+    ``column``: column of ``out``, float32 of shape (rows, columns).
     """
     for row in range(borders.size):
         present = 0

@@ -147,21 +147,12 @@ def gauge_nodes(
 ) -> FloatArray:
     """Sum up the panes of gauges, and join them level by level.
 
-    Parameters
-    ----------
-    times : int64 array, shape (n,)
-        Sample times in milliseconds.
-    values : float64 array, shape (series, n)
-        Gauges first; NaN where a value is missing.
-    low_at, high_at : int64 arrays, shape (gauges,)
-        Row of ``values`` with each gauge's lowest (highest) value within a sample's step; -1: it has none.
-    index : PaneIndex
-    levels : int
-        Levels to fill, at most the index's.
-
-    Returns
-    -------
-    float64 array, shape (nodes, fields, gauges)
+    ``times``: sample times in milliseconds; shape (n,).
+    ``values``: gauges first; NaN where a value is missing; shape (series, n).
+    ``low_at``, ``high_at``: row of ``values`` with each gauge's lowest (highest) value within a sample's step; -1: it
+    has none; shape (gauges,).
+    ``levels``: levels to fill, at most the index's.
+    Returns shape (nodes, fields, gauges).
     """
     nodes = np.empty((index.nodes, _FIELDS, low_at.size))
     one = np.empty(_FIELDS)
@@ -202,20 +193,14 @@ def gauge_windows(
 ) -> None:
     """Fill the statistics of gauges.
 
-    Parameters
-    ----------
-    times, values, low_at, high_at
-        As for :func:`gauge_nodes`.
-    nodes : float64 array
-        From :func:`gauge_nodes`, with the levels that the visits use.
-    visits : Visits
-        Of the rows, with the edges that ``window_edge`` speaks of.
-    window_edge : int64 array, shape (w, 2)
-        For each window the edges at its own age and at its double; -1 where the double is not wanted.
-    table : int64 array, shape (7, w, gauges)
-        Column of ``out`` for each of ``GAUGE_STATISTICS``, window and gauge; -1: not wanted.
-    out : float32 array, shape (rows, columns)
-        Filled in place; NaN where a statistic is unknown.
+    ``times``, ``values``, ``low_at``, ``high_at``: as for :func:`gauge_nodes`.
+    ``nodes``: from :func:`gauge_nodes`, with the levels that the visits use.
+    ``visits``: of the rows, with the edges that ``window_edge`` speaks of.
+    ``window_edge``: for each window the edges at its own age and at its double; -1 where the double is not wanted;
+    shape (w, 2).
+    ``table``: column of ``out`` for each of ``GAUGE_STATISTICS``, window and gauge; -1: not wanted; shape (7, w,
+    gauges).
+    ``out``: filled in place; NaN where a statistic is unknown; shape (rows, columns).
     """
     gauges = low_at.size
     windows = window_edge.shape[0]

@@ -45,21 +45,12 @@ def grid_time(decision: DecisionSection, times: Int64Array) -> Int64Array:
 def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.DataFrame) -> pd.DataFrame:
     """List the units to score at each time: in service then, and not known then to be down.
 
-    Parameters
-    ----------
-    times : DatetimeIndex
-        Decision times, ascending.
-    inventory : DataFrame
-        As a dataset holds it. A stay counts from ``installed_at`` (included) to ``removed_at`` (excluded), so that a
-        row depends on no removal after its time.
-    down : DataFrame
-        From :func:`features.incidents.down_intervals`.
-
-    Returns
-    -------
-    DataFrame
-        ``decision_time``, ``node``, ``gpu`` (null for a node), ``unit``, ``augmented`` (False), ``established_at``
-        (the decision time: that is when the row is known to exist); sorted by (decision_time, unit).
+    ``times``: decision times, ascending.
+    ``inventory``: as a dataset holds it. A stay counts from ``installed_at`` (included) to ``removed_at`` (excluded),
+    so that a row depends on no removal after its time.
+    ``down``: from :func:`features.incidents.down_intervals`.
+    Returns: ``decision_time``, ``node``, ``gpu`` (null for a node), ``unit``, ``augmented`` (False), ``established_at``
+    (the decision time: that is when the row is known to exist); sorted by (decision_time, unit).
     """
     population = _Population(inventory, down)
     at = milliseconds(times, "decision time")
@@ -96,28 +87,13 @@ def augmented_rows(
     The rows are derived from *known onsets*, not from incidents, because those never change after they are known: the
     rows with ``established_at <= R`` depend only on facts known at R. A training set as of R must take only those.
 
-    Parameters
-    ----------
-    onsets : DataFrame
-        From :func:`features.incidents.known_onsets`.
-    inventory, down : DataFrame
-        As for :func:`decision_rows`.
-    decision, labels : DecisionSection, LabelSection
-        The grid to stay off; gap and horizon.
-    step : timedelta
-        The dataset's step; extra times are multiples of it from 00:00 UTC.
-    span : tuple of datetime
-        First and last instant at which a row may stand.
-    augmentation, negative_ratio : int
-        ``training.augmentation`` and ``training.negative_ratio``.
-    seed : int
-        Seed of the companions.
-
-    Returns
-    -------
-    DataFrame
-        As :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for the
-        row was known. No (decision_time, unit) stands twice; sorted by (decision_time, unit).
+    ``onsets``: from :func:`features.incidents.known_onsets`.
+    ``inventory``, ``down``: as for :func:`decision_rows`.
+    ``step``: the dataset's step; extra times are multiples of it from 00:00 UTC.
+    ``span``: first and last instant at which a row may stand.
+    ``augmentation``, ``negative_ratio``: ``training.augmentation`` and ``training.negative_ratio``.
+    Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
+    the row was known. No (decision_time, unit) stands twice; sorted by (decision_time, unit).
     """
     population = _Population(inventory, down)
     decided, unit, known = _extra_times(onsets, population, decision, labels, step, span, augmentation)

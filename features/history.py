@@ -80,21 +80,11 @@ _WEIGHED = ("incident", "xid_hardware", "xid_precursor")
 def history_columns(features: FeatureSection, labels: LabelSection, *, unit: UnitKind = "gpu") -> list[FeatureColumn]:
     """List the columns of the group, in the order in which :func:`history_values` fills them.
 
-    Parameters
-    ----------
-    features : FeatureSection
-        ``history_scopes`` and ``history_windows``.
-    labels : LabelSection
-        Unused for the names; it decides what the columns hold.
-    unit : {"gpu", "node"}
-        The fleet's unit. For nodes only the scope ``node`` is left, the others would repeat it.
-
-    Returns
-    -------
-    list of FeatureColumn
-        For each scope: ``count`` of each kind in each window, hours ``since`` the last incident, hardware XID and
-        repair (NaN: never), ``recency`` (sum over all known events of 0.5 to the power of age over
-        :data:`RECENCY_HALF_LIFE`), and the number of ``distinct`` XIDs in :data:`DISTINCT_WINDOW`.
+    ``features``: ``history_scopes`` and ``history_windows``.
+    ``unit``: the fleet's unit. For nodes only the scope ``node`` is left, the others would repeat it.
+    Returns: for each scope: ``count`` of each kind in each window, hours ``since`` the last incident, hardware XID and
+    repair (NaN: never), ``recency`` (sum over all known events of 0.5 to the power of age over
+    :data:`RECENCY_HALF_LIFE`), and the number of ``distinct`` XIDs in :data:`DISTINCT_WINDOW`.
     """
     del labels
     columns: list[FeatureColumn] = []
@@ -122,23 +112,11 @@ def history_values(
 ) -> NDArray[np.float32]:
     """Compute the group for decision rows; see :class:`History`.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns ``decision_time``, ``node`` and ``unit``; any order.
-    events, inventory : DataFrame
-        As a dataset holds them.
-    features, labels : FeatureSection, LabelSection
-        Scopes and windows; what an incident is.
-    unit : {"gpu", "node"}
-        The fleet's unit.
-    record : Record, optional
-        Of these events and this inventory, where it has been read already.
-
-    Returns
-    -------
-    array of float32, shape (len(rows), len(history_columns(...)))
-        A row at t depends only on events with ``known_at <= t`` and stays with ``installed_at <= t``.
+    ``rows``: columns ``decision_time``, ``node`` and ``unit``; any order.
+    ``unit``: the fleet's unit.
+    ``record``: of these events and this inventory, where it has been read already.
+    Returns: a row at t depends only on events with ``known_at <= t`` and stays with ``installed_at <= t``; shape
+    (len(rows), len(history_columns(...))).
     """
     return History.of(events, inventory, features, labels, unit=unit, record=record).values(rows)
 
@@ -161,10 +139,7 @@ class _ScopeEvents:
 class History:
     """Events sorted once, to be asked for the history of any rows, a whole matrix or the live ones.
 
-    Attributes
-    ----------
-    columns : list of FeatureColumn
-        What :meth:`values` gives.
+    ``columns``: what :meth:`values` gives.
     """
 
     columns: list[FeatureColumn]

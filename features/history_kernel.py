@@ -109,37 +109,22 @@ def sweep_history(
 
     At a row of time t an event counts once it is known (``known <= t``), in a window w as long as ``time > t - w``.
 
-    Parameters
-    ----------
-    row_order : array of int64, shape (n,)
-        Rows sorted by (entity, time).
-    row_entity, row_time : arrays of int64, shape (n,)
-        Entity of each row (-1: none, nothing ever happened to it) and its time (ms).
-    starts : array of int64, shape (entities + 1,)
-        Where each entity's events begin in the event arrays.
-    known, time : arrays of int64, shape (m,)
-        When each event was known and when it happened (ms), sorted by (entity, known).
-    kinds : array of uint32, shape (m,)
-        Bit set of what the event is.
-    code : array of int64, shape (m,)
-        Number of the event's XID among ``codes`` distinct ones; -1: no XID.
-    by_time : array of int64, shape (m,)
-        Events sorted by (entity, time).
-    codes : int
-        Number of distinct XIDs.
-    windows : array of int64, shape (w + 1,)
-        Windows of the counts (ms), then that of the distinct XIDs.
-    counted, timed, weighed : arrays of int64
-        Bits that get a count in each window, hours since the last, and a recency-weighted sum.
-    half_life : float
-        Of the recency weights (ms).
-    first_column : int
-        Column of ``out`` at which the scope begins: counts (by bit, then window), hours, weights, distinct XIDs.
-    out : array of float32, shape (n, columns)
-        Written in place.
+    ``row_order``: rows sorted by (entity, time); shape (n,).
+    ``row_entity``, ``row_time``: entity of each row (-1: none, nothing ever happened to it) and its time (ms); shape
+    (n,).
+    ``starts``: where each entity's events begin in the event arrays; shape (entities + 1,).
+    ``known``, ``time``: when each event was known and when it happened (ms), sorted by (entity, known); shape (m,).
+    ``kinds``: bit set of what the event is; shape (m,).
+    ``code``: number of the event's XID among ``codes`` distinct ones; -1: no XID; shape (m,).
+    ``by_time``: events sorted by (entity, time); shape (m,).
+    ``windows``: windows of the counts (ms), then that of the distinct XIDs; shape (w + 1,).
+    ``counted``, ``timed``, ``weighed``: bits that get a count in each window, hours since the last, and a
+    recency-weighted sum.
+    ``half_life``: of the recency weights (ms).
+    ``first_column``: column of ``out`` at which the scope begins: counts (by bit, then window), hours, weights,
+    distinct XIDs.
+    ``out``: written in place; shape (n, columns).
 
-    Notes
-    -----
     An event is added to each window at the first row after it is known and taken out at the first row past the
     window, so the work is events times windows plus rows times columns. A value does not depend on which other rows
     are asked for: counts are integers, and the weighted sum is kept relative to the entity's first known event.

@@ -47,25 +47,14 @@ def find_incidents(
     at or after its last event, or ``labels.quiet`` after that event; a repair or removal of the unit itself that comes
     later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR` has passed.
 
-    Parameters
-    ----------
-    events, inventory : DataFrame
-        As a dataset holds them (DESIGN 3.1).
-    labels : LabelSection
-        What is label-worthy, and the spans.
-    as_of : datetime, optional
-        Use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.
-    data_end : datetime, optional
-        End of the data; by default the latest time in events and inventory. An incident whose quiet span ends after
-        this (or after ``as_of``) is open.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``, ``start``,
-        ``end`` (NaT: open), ``failure_class`` (of its first event that is not ``other``), ``code`` (of that event),
-        ``known_at`` (when it was first established). Times are ``datetime64[ms, UTC]``. No two incidents of a unit
-        overlap.
+    ``events``, ``inventory``: as a dataset holds them (DESIGN 3.1).
+    ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.
+    ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose quiet span ends
+    after this (or after ``as_of``) is open.
+    Returns: columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``,
+    ``start``, ``end`` (NaT: open), ``failure_class`` (of its first event that is not ``other``), ``code`` (of that
+    event), ``known_at`` (when it was first established). Times are ``datetime64[ms, UTC]``. No two incidents of a unit
+    overlap.
     """
     as_of_ms = instant_ms(as_of)
     stays = Stays.of(inventory, as_of_ms=as_of_ms)
@@ -95,20 +84,9 @@ def known_onsets(
     then, it belongs to the same incident as another known one. An onset once given never changes, so that those
     known at or before any time depend only on facts known at or before it.
 
-    Parameters
-    ----------
-    events, inventory : DataFrame
-        As a dataset holds them.
-    labels : LabelSection
-        What is label-worthy, and the spans.
-    record : Record, optional
-        Of the same, where it has been read already.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
-        ``failure_class``, ``code``; sorted by (known_at, timestamp, unit).
+    ``record``: of the same, where it has been read already.
+    Returns: columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
+    ``failure_class``, ``code``; sorted by (known_at, timestamp, unit).
     """
     record = record or Record.of(events, inventory, labels)
     stays = record.stays
@@ -140,20 +118,9 @@ def down_intervals(
     A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
     replacement, reset or removal and is less than ``labels.quiet`` ago.
 
-    Parameters
-    ----------
-    events, inventory : DataFrame
-        As a dataset holds them.
-    labels : LabelSection
-        What is label-worthy, and the spans.
-    record : Record, optional
-        Of the same, where it has been read already.
-
-    Returns
-    -------
-    DataFrame
-        Columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from), disjoint.
-        Whether a time lies in an interval depends only on facts known at that time.
+    ``record``: of the same, where it has been read already.
+    Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
+    disjoint. Whether a time lies in an interval depends only on facts known at that time.
     """
     record = record or Record.of(events, inventory, labels)
     rows: list[tuple[int, int, int]] = []

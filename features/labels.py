@@ -49,30 +49,13 @@ def label_rows(
       was out of use at some time in (t, t + gap + horizon], and it neither failed nor passed a diagnostic after that
       and within the horizon: nobody can say what would have happened.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Columns ``decision_time`` and ``unit``; any order, millions of them.
-    incidents : DataFrame
-        From :func:`features.incidents.find_incidents`, called with the same ``as_of``.
-    inventory : DataFrame
-        As a dataset holds it; with ``as_of``, removals after that are not used.
-    labels : LabelSection
-        Gap, horizon and whether leavers are censored.
-    data_end : datetime
-        End of the data.
-    as_of : datetime, optional
-        The label as it could be told then.
-    events : DataFrame, optional
-        As a dataset holds them, for our own drains; without them there are none.
-    units : tuple of arrays, optional
-        What :func:`unit_positions` gives for these rows, for one who labels them again and again.
-
-    Returns
-    -------
-    DataFrame
-        Aligned with ``rows`` (same index): ``label`` (Int8), ``incident`` (Int64), ``incident_start`` and
-        ``failure_class`` of the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
+    ``rows``: columns ``decision_time`` and ``unit``; any order, millions of them.
+    ``incidents``: from :func:`features.incidents.find_incidents`, called with the same ``as_of``.
+    ``inventory``: as a dataset holds it; with ``as_of``, removals after that are not used.
+    ``events``: as a dataset holds them, for our own drains; without them there are none.
+    ``units``: what :func:`unit_positions` gives for these rows, for one who labels them again and again.
+    Returns: aligned with ``rows`` (same index): ``label`` (Int8), ``incident`` (Int64), ``incident_start`` and
+    ``failure_class`` of the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
     """
     as_of_ms = instant_ms(as_of)
     stays = Stays.of(inventory, as_of_ms=as_of_ms)
@@ -117,17 +100,9 @@ def label_rows(
 def unit_positions(rows: pd.DataFrame) -> tuple[Int64Array, NDArray[np.object_]]:
     """Find the distinct units of rows: they repeat few, so that names are looked up once each.
 
-    Parameters
-    ----------
-    rows : DataFrame
-        Column ``unit``.
-
-    Returns
-    -------
-    position : array of int64, shape (n_rows,)
-        Of each row's unit among the names.
-    names : array of object
-        Distinct units, in order of appearance.
+    ``rows``: column ``unit``.
+    Returns ``position``: of each row's unit among the names; shape (n_rows,).
+    Returns ``names``: distinct units, in order of appearance.
     """
     position, names = pd.factorize(rows["unit"])
     return position.astype(np.int64), np.asarray(names, dtype=object)

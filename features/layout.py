@@ -19,18 +19,10 @@ class ChannelLayout:
     refines the statistics of ``X``. In the value array of a block the gauges come first, then the lows, highs,
     counters, rises and enums; flags have their own array because a bitmask does not fit a float.
 
-    Parameters
-    ----------
-    gauges, counters, flags, enums : tuple of Channel
-        Channels of each kind, in the order of the dataset's list of channels.
-    lows, highs : tuple of str
-        Roll-up columns of gauges.
-    low_of, high_of : tuple of int
-        For each of ``lows`` (``highs``) the position of its gauge.
-    rises : tuple of str
-        Roll-up columns of counters.
-    rise_of : tuple of int
-        For each of ``rises`` the position of its counter.
+    ``gauges``, ``counters``, ``flags``, ``enums``: channels of each kind, in the order of the dataset's list of
+    channels.
+    ``low_of``, ``high_of``: for each of ``lows`` (``highs``) the position of its gauge.
+    ``rise_of``: for each of ``rises`` the position of its counter.
     """
 
     gauges: tuple[Channel, ...]

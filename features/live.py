@@ -34,11 +34,8 @@ from features.static import StaticPlan
 class Blocks:
     """Samples that stand in blocks already, for :func:`live_rows` and :func:`fleet_reference`.
 
-    Attributes
-    ----------
-    again : callable
-        Gives the blocks from the first on, each time it is called: all samples of a node in one block, ascending in
-        time within each pair and none twice.
+    ``again``: gives the blocks from the first on, each time it is called: all samples of a node in one block, ascending
+    in time within each pair and none twice.
     """
 
     again: Callable[[], Iterator[SampleBlock]]
@@ -54,10 +51,7 @@ def look_back(config: MatrixConfig) -> timedelta:
 def live_plan(config: MatrixConfig) -> FeaturePlan:
     """Make the plan whose columns are those of a matrix.
 
-    Raises
-    ------
-    InputError
-        If this version of predrain no longer makes those columns from those settings.
+    Raises ``InputError`` if this version of predrain no longer makes those columns from those settings.
     """
     static = StaticPlan(tuple(column for column in config.columns if column.group == "static"))
     plan = FeaturePlan.of(
@@ -91,39 +85,21 @@ def live_rows(
 ) -> pd.DataFrame:
     """Compute the rows of one decision time.
 
-    Parameters
-    ----------
-    samples : pyarrow.Table, DataFrame, Blocks or None
-        Samples with ``timestamp`` (aware), ``node``, ``gpu`` and channels, in any order; at least those younger than
-        :func:`look_back` at ``t``. Older ones change nothing, nor do those that
-        are not usable yet. Of two samples of a unit at one time the later in the table counts. None: no telemetry.
-        A dataset's buckets one after the other, each as :meth:`telemetry.dataset.Dataset.read_runs` gives it, are taken
-        in one pass with three of them in memory at most; ``t`` must then be on the grid of ``config.decision``. No
-        sample may then stand there twice.
-    events, inventory : DataFrame
-        As a dataset holds them, of the whole fleet and all its past (history features reach back without limit).
-    t : datetime
-        Decision time, aware.
-    config : MatrixConfig
-        Of the matrix that the model was trained on.
-    fleet_reference : FleetReference, optional
-        From :func:`fleet_reference`, where ``samples`` are not those of the whole fleet. By default the samples are
-        taken to be the fleet's.
-    nodes : collection of str, optional
-        Nodes to compute rows for, whose samples must be there in full; default: every node.
-
-    Returns
-    -------
-    DataFrame
-        The key columns of a matrix's rows, then its features as float32 (NaN: unknown), sorted by unit: one row for
-        each unit in service and not known to be down.
-
-    Raises
-    ------
-    InputError
-        If a key column is missing, times have no time zone, or the columns cannot be made by this version.
-    ValueError
-        If buckets are given one after the other for a time off the grid.
+    ``samples``: samples with ``timestamp`` (aware), ``node``, ``gpu`` and channels, in any order; at least those
+    younger than :func:`look_back` at ``t``. Older ones change nothing, nor do those that are not usable yet. Of two
+    samples of a unit at one time the later in the table counts. None: no telemetry. A dataset's buckets one after the
+    other, each as :meth:`telemetry.dataset.Dataset.read_runs` gives it, are taken in one pass with three of them in
+    memory at most; ``t`` must then be on the grid of ``config.decision``. No sample may then stand there twice.
+    ``events``, ``inventory``: as a dataset holds them, of the whole fleet and all its past (history features reach back
+    without limit).
+    ``fleet_reference``: from :func:`fleet_reference`, where ``samples`` are not those of the whole fleet. By default
+    the samples are taken to be the fleet's.
+    ``nodes``: nodes to compute rows for, whose samples must be there in full; default: every node.
+    Returns: the key columns of a matrix's rows, then its features as float32 (NaN: unknown), sorted by unit: one row
+    for each unit in service and not known to be down.
+    Raises ``InputError`` if a key column is missing, times have no time zone, or the columns cannot be made by this
+    version.
+    Raises ``ValueError`` if buckets are given one after the other for a time off the grid.
     """
     plan = live_plan(config)
     events = reported(events, config.features.delay)
@@ -175,14 +151,7 @@ def fleet_reference(
 ) -> FleetReference:
     """Take what the comparisons with the fleet need, from the whole fleet's samples, at the last time of the grid.
 
-    Parameters
-    ----------
-    samples, events, inventory, t, config
-        As for :func:`live_rows`.
-
-    Returns
-    -------
-    FleetReference
+    ``samples``, ``events``, ``inventory``, ``t``, ``config``: as for :func:`live_rows`.
     """
     plan, fleet = live_plan(config), Fleet.of(inventory)
     told = reported(events, config.features.delay)

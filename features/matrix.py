@@ -37,15 +37,7 @@ _TILE = 4096
 
 
 class FeatureMatrix:
-    """A feature matrix on disk; make it with :func:`features.building.build_matrix`, open it with :meth:`open`.
-
-    Parameters
-    ----------
-    path : Path
-        The matrix's folder.
-    meta : MatrixMeta
-        What its matrix.json says.
-    """
+    """A feature matrix on disk; make it with :func:`features.building.build_matrix`, open it with :meth:`open`."""
 
     def __init__(self, path: Path, meta: MatrixMeta) -> None:
         self.path = path
@@ -55,10 +47,7 @@ class FeatureMatrix:
     def open(cls, path: Path) -> FeatureMatrix:
         """Open the matrix at ``path``; a swap that a killed writer left half done is undone first.
 
-        Raises
-        ------
-        InputError
-            If there is no matrix at ``path``, or it is damaged.
+        Raises ``InputError`` if there is no matrix at ``path``, or it is damaged.
         """
         path = Path(path)
         recover_folder(path)
@@ -127,24 +116,12 @@ class FeatureMatrix:
     ) -> npt.NDArray[np.float32]:
         """Read values.
 
-        Parameters
-        ----------
-        row_indices : sequence of int, optional
-            Positions in :attr:`rows`, in any order, repeats allowed; default: all. Files without any are not read.
-        columns : sequence of str, optional
-            Names of the columns to read, in the order wanted; default: all.
-
-        Returns
-        -------
-        float32 array, shape (rows, columns), C order
-            NaN where a value is unknown.
-
-        Raises
-        ------
-        KeyError
-            If a column is not in the matrix.
-        IndexError
-            If a row index is outside the matrix.
+        ``row_indices``: positions in :attr:`rows`, in any order, repeats allowed; default: all. Files without any are
+        not read.
+        ``columns``: names of the columns to read, in the order wanted; default: all.
+        Returns: NaN where a value is unknown; shape (rows, columns).
+        Raises ``KeyError`` if a column is not in the matrix.
+        Raises ``IndexError`` if a row index is outside the matrix.
         """
         known = [column.name for column in self.config.columns]
         names = known if columns is None else list(columns)
@@ -176,10 +153,7 @@ class FeatureMatrix:
     def sequences(self) -> Sequences | None:
         """The raw windows, where ``features.sequence`` asked for them when the matrix was built; else None.
 
-        Raises
-        ------
-        InputError
-            If their files are missing, damaged, or another matrix's.
+        Raises ``InputError`` if their files are missing, damaged, or another matrix's.
         """
         features = self.config.features
         if not features.sequence.channels:
@@ -207,20 +181,9 @@ class FeatureMatrix:
     def windows(self, row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None) -> npt.NDArray[np.float32]:
         """Read the raw windows of rows.
 
-        Parameters
-        ----------
-        row_indices : sequence of int, optional
-            Positions in :attr:`rows`, in any order, repeats allowed; default: all.
-
-        Returns
-        -------
-        float32 array, shape (rows, steps, channels)
-            Oldest step first; NaN where nothing was known.
-
-        Raises
-        ------
-        InputError
-            If the matrix has none (``features.sequence`` was off) or they cannot be read.
+        ``row_indices``: positions in :attr:`rows`, in any order, repeats allowed; default: all.
+        Returns: oldest step first; NaN where nothing was known; shape (rows, steps, channels).
+        Raises ``InputError`` if the matrix has none (``features.sequence`` was off) or they cannot be read.
         """
         if self.sequences is None:
             raise InputError(
@@ -242,17 +205,8 @@ class FeatureMatrix:
     def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
         """Label the rows, as could be told at ``as_of`` (None: by everything the dataset knows).
 
-        Parameters
-        ----------
-        as_of : datetime, optional
-            When; aware.
-        horizon : timedelta, optional
-            Another horizon than ``labels.horizon``.
-
-        Returns
-        -------
-        DataFrame
-            Aligned with :attr:`rows`; see :func:`features.labels.label_rows`.
+        ``horizon``: another horizon than ``labels.horizon``.
+        Returns: aligned with :attr:`rows`; see :func:`features.labels.label_rows`.
         """
         return label_rows(
             self.rows,

@@ -32,25 +32,12 @@ ROW_COLUMNS = ("decision_time", "node", "gpu", "unit", "augmented", "established
 class MatrixConfig:
     """What a matrix was made with: enough to compute a live row with the same columns.
 
-    Parameters
-    ----------
-    decision, labels, features : sections of the parameters
-    augmentation, negative_ratio : int
-        ``training.augmentation`` and ``training.negative_ratio``, which decide the augmented rows.
-    seed : int
-    unit : str
-        ``gpu`` or ``node``.
-    step : timedelta
-        The dataset's nominal sample interval.
-    span : tuple of datetime
-        First and last instant of anything in the dataset, aware UTC.
-    channels : mapping of str to Channel
-        The dataset's channels, roll-ups included.
-    columns : tuple of FeatureColumn
-        The columns, in order; categorical ones hold their table of codes.
-    dataset_digest : str
-    sources : tuple of dict
-        Where the dataset came from, as its dataset.json says; a simulated fleet says so here.
+    ``augmentation``, ``negative_ratio``: ``training.augmentation`` and ``training.negative_ratio``, which decide the
+    augmented rows.
+    ``unit``: ``gpu`` or ``node``.
+    ``span``: first and last instant of anything in the dataset, aware UTC.
+    ``columns``: the columns, in order; categorical ones hold their table of codes.
+    ``sources``: where the dataset came from, as its dataset.json says; a simulated fleet says so here.
     """
 
     decision: DecisionSection
@@ -110,14 +97,8 @@ class MatrixConfig:
 class MatrixPart:
     """A file of rows.
 
-    Parameters
-    ----------
-    file : str
-        Named by the time of the decision grid at which its rows begin, see :func:`features.slabs.part_name`.
-    rows, augmented : int
-        Rows, and how many of them are augmented.
-    established : datetime
-        When the last of them was decided or, if that was later, established; aware.
+    ``file``: named by the time of the decision grid at which its rows begin, see :func:`features.slabs.part_name`.
+    ``established``: when the last of them was decided or, if that was later, established; aware.
     """
 
     file: str
@@ -130,15 +111,9 @@ class MatrixPart:
 class MatrixMeta:
     """The content of matrix.json.
 
-    Parameters
-    ----------
-    digest : str
-        SHA-256 over what the matrix is a function of: the dataset's content, the settings and this room's code.
-    config : MatrixConfig
-    counts : dict of str to int
-        ``rows``, ``augmented`` and ``features``.
-    parts : tuple of MatrixPart
-        Files in order of time.
+    ``digest``: SHA-256 over what the matrix is a function of: the dataset's content, the settings and this room's code.
+    ``counts``: ``rows``, ``augmented`` and ``features``.
+    ``parts``: files in order of time.
     """
 
     digest: str
@@ -161,10 +136,7 @@ class MatrixMeta:
 def read_meta(path: Path) -> MatrixMeta:
     """Read matrix.json of the matrix at ``path``.
 
-    Raises
-    ------
-    InputError
-        If there is no matrix, or its matrix.json cannot be used.
+    Raises ``InputError`` if there is no matrix, or its matrix.json cannot be used.
     """
     file = path / META_NAME
     again = "Run the features stage again: `predrain features` or `dvc repro features`."

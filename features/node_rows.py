@@ -12,13 +12,8 @@ from features.blocks import IntArray
 class NodeRows:
     """Positions of rows by the name of their node.
 
-    Parameters
-    ----------
-    nodes : sequence of str
-        Node of each row.
+    ``nodes``: node of each row.
 
-    Notes
-    -----
     ``numpy.isin`` on names sorts all of them in one go, for each block of nodes anew, and holds the interpreter for
     some 15 ms at 10,000 rows: as long as that, a service that decides answers nobody.
     """

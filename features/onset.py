@@ -48,15 +48,10 @@ _NOT_ERRORS = frozenset({"mJ", "J", "ns", "us", "ms", "s", "B", "bytes", "MiB", 
 class Reference:
     """Percentiles of log rises at some decision times, by kind of unit.
 
-    Attributes
-    ----------
-    times : int64 array, shape (t,)
-        Decision times in milliseconds since the epoch, ascending.
-    kinds : dict of (model, driver) to int
-        Position of each kind in ``values``; ``(model, None)`` stands for all drivers of a model, ``(None, None)`` for
-        the fleet.
-    values : float64 array, shape (t, kinds, amounts)
-        NaN where fewer than :data:`MIN_UNITS` units had a value.
+    ``times``: decision times in milliseconds since the epoch, ascending; shape (t,).
+    ``kinds``: position of each kind in ``values``; ``(model, None)`` stands for all drivers of a model, ``(None,
+    None)`` for the fleet.
+    ``values``: NaN where fewer than :data:`MIN_UNITS` units had a value; shape (t, kinds, amounts).
     """
 
     times: IntArray
@@ -177,21 +172,13 @@ class OnsetPlan:
     Log ratios are taken of rises plus one. NaN where the counter, the fleet or the past is unknown. Nothing older than
     the longest past counts, not even as the value that its first sample rose from.
 
-    Parameters
-    ----------
-    columns : tuple of FeatureColumn
-    amounts : WindowPlan
-        Rises and shares over every window and past.
-    alone : WindowPlan
-        The same, of blocks of samples that hold what the group reads and nothing else.
-    now, past : int64 arrays, shape (surges,)
-        Columns of ``amounts``: the window and its past.
-    hours_now, hours_past : float64 arrays, shape (surges,)
-    steps_now, steps_past : float64 arrays, shape (surges,)
-        What makes an amount a count: 1 for a counter, samples in the window for a share.
-    window_of : int64 array, shape (surges,)
-        Number of each surge's window.
-    windows : int
+    ``amounts``: rises and shares over every window and past.
+    ``alone``: the same, of blocks of samples that hold what the group reads and nothing else.
+    ``now``, ``past``: columns of ``amounts``: the window and its past; shape (surges,).
+    ``hours_now``, ``hours_past``: shape (surges,).
+    ``steps_now``, ``steps_past``: what makes an amount a count: 1 for a counter, samples in the window for a share;
+    shape (surges,).
+    ``window_of``: number of each surge's window; shape (surges,).
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -212,13 +199,7 @@ class OnsetPlan:
     ) -> OnsetPlan | None:
         """Plan the group; None where the dataset has no counter of errors.
 
-        Parameters
-        ----------
-        layout : ChannelLayout
-        pairs : sequence of (timedelta, timedelta)
-            ``features.onset``: windows, ascending, and the longer past each is held against.
-        step : timedelta
-            The dataset's nominal sample interval.
+        ``pairs``: ``features.onset``: windows, ascending, and the longer past each is held against.
         """
         spans = sorted({span for pair in pairs for span in pair})
         errors = _errors(layout)
@@ -265,18 +246,8 @@ class OnsetPlan:
     def reference(self, amounts: Float32Array, kinds: Kinds, time: IntArray) -> Reference:
         """Take the percentiles of grid rows.
 
-        Parameters
-        ----------
-        amounts : float32 array, shape (rows, amounts)
-            Of every unit in service and not down at each time.
-        kinds : Kinds
-            Of the same rows.
-        time : int64 array, shape (rows,)
-            Decision times in milliseconds.
-
-        Returns
-        -------
-        Reference
+        ``amounts``: of every unit in service and not down at each time; shape (rows, amounts).
+        ``time``: decision times in milliseconds; shape (rows,).
         """
         times, code = np.unique(time, return_inverse=True)
         values = np.full((times.size, len(kinds.names), self.now.size), np.nan)
@@ -301,16 +272,10 @@ class OnsetPlan:
     ) -> None:
         """Write the group's columns into ``out[:, offset:]``.
 
-        Parameters
-        ----------
-        amounts, kinds
-            Of the rows to write, as :meth:`reference` takes them.
-        last : int64 array, shape (rows,)
-            Last decision time of the grid that is not later than each row's, milliseconds: what it is held against. Not
-            held against anything where the reference has no such time.
-        reference : Reference
-        out : float32 array, shape (rows, columns)
-        offset : int
+        ``amounts``, ``kinds``: of the rows to write, as :meth:`reference` takes them.
+        ``last``: last decision time of the grid that is not later than each row's, milliseconds: what it is held
+        against. Not held against anything where the reference has no such time; shape (rows,).
+        ``out``: shape (rows, columns).
         """
         at = np.searchsorted(reference.times, last, side="right") - 1
         there = at >= 0

@@ -24,14 +24,9 @@ LEAST_STEPS = 6
 class PaneSpec:
     """How time is cut.
 
-    Attributes
-    ----------
-    length : int
-        Of a pane, milliseconds.
-    phase : int
-        Where panes end: at ``phase`` plus multiples of the length, milliseconds since 1970.
-    reach : int
-        Largest age that any window asks for, milliseconds. Samples further apart than this never meet in a window.
+    ``phase``: where panes end: at ``phase`` plus multiples of the length, milliseconds since 1970.
+    ``reach``: largest age that any window asks for, milliseconds. Samples further apart than this never meet in a
+    window.
     """
 
     length: int
@@ -42,14 +37,8 @@ class PaneSpec:
     def of(cls, *, every: int, origin: int, delay: int, step: int, reach: int) -> PaneSpec:
         """Choose panes for a decision grid: rows of the grid begin and, where windows allow, end at their borders.
 
-        Parameters
-        ----------
-        every, origin : int
-            ``decision.every`` and ``decision.origin``, milliseconds.
-        delay, step : int
-            ``features.delay`` and the dataset's step, milliseconds.
-        reach : int
-            Largest age of any window, milliseconds.
+        ``every``, ``origin``: ``decision.every`` and ``decision.origin``, milliseconds.
+        ``delay``, ``step``: ``features.delay`` and the dataset's step, milliseconds.
         """
         length = every * max(1, -(-LEAST_STEPS * step // every))
         return cls(length, (origin - delay) % length, reach)
@@ -71,26 +60,13 @@ class PaneIndex(NamedTuple):
     Samples of a unit form a run until they are further apart than the reach; each run has its own panes, so that a
     silence of years costs nothing.
 
-    Attributes
-    ----------
-    length, phase : int
-        As :class:`PaneSpec` has them.
-    levels : int
-        Levels of nodes.
-    run_first : int64 array, shape (runs,)
-        First sample of each run, ascending.
-    run_pane : int64 array, shape (runs,)
-        Number k of each run's first pane, a multiple of ``2 ** (levels - 1)``.
-    run_panes : int64 array, shape (runs,)
-        Panes of each run, a multiple of the same.
-    run_node : int64 array, shape (runs,)
-        First node of each run.
-    run_start : int64 array, shape (runs,)
-        Where each run's entries in ``starts`` begin; it has one more than panes.
-    starts : int64 array
-        First sample of each pane.
-    nodes : int
-        Nodes of all runs.
+    ``length``, ``phase``: as :class:`PaneSpec` has them.
+    ``run_first``: first sample of each run, ascending; shape (runs,).
+    ``run_pane``: number k of each run's first pane, a multiple of ``2 ** (levels - 1)``; shape (runs,).
+    ``run_panes``: panes of each run, a multiple of the same; shape (runs,).
+    ``run_node``: first node of each run; shape (runs,).
+    ``run_start``: where each run's entries in ``starts`` begin; it has one more than panes; shape (runs,).
+    ``starts``: first sample of each pane.
     """
 
     length: int
@@ -108,13 +84,9 @@ class PaneIndex(NamedTuple):
 def index_panes(times: IntArray, begins: IntArray, ends: IntArray, spec: PaneSpec) -> PaneIndex:
     """Index the panes of a block.
 
-    Parameters
-    ----------
-    times : int64 array, shape (n,)
-        Sample times in milliseconds, ascending within each unit.
-    begins, ends : int64 arrays, shape (units,)
-        Samples of each unit, ascending and apart from each other; units without samples may be among them.
-    spec : PaneSpec
+    ``times``: sample times in milliseconds, ascending within each unit; shape (n,).
+    ``begins``, ``ends``: samples of each unit, ascending and apart from each other; units without samples may be among
+    them; shape (units,).
     """
     levels = spec.levels
     if levels == 0:
@@ -191,16 +163,10 @@ class Visits(NamedTuple):
     A sample at time s has the age ``border - s``; it is usable if that is zero or more, and lies in the stretch ``e``
     if ``edges[e - 1] <= age < edges[e]`` (from zero for the first).
 
-    Attributes
-    ----------
-    node : int64 array, shape (visits,)
-        Node of each visit, or -1 for a range of samples.
-    first, last : int64 arrays, shape (visits,)
-        The samples of each visit, a node's too: first and one past the last.
-    begin : int64 array, shape (rows,)
-        First visit of each row.
-    stops : int64 array, shape (rows, edges)
-        One past the last visit of each row's stretches.
+    ``node``: node of each visit, or -1 for a range of samples; shape (visits,).
+    ``first``, ``last``: the samples of each visit, a node's too: first and one past the last; shape (visits,).
+    ``begin``: first visit of each row; shape (rows,).
+    ``stops``: one past the last visit of each row's stretches; shape (rows, edges).
     """
 
     node: IntArray
@@ -222,19 +188,10 @@ def visit_windows(
 ) -> Visits:
     """List what rows' windows are made of.
 
-    Parameters
-    ----------
-    times : int64 array
-        Of the block.
-    begins, ends : int64 arrays, shape (rows,)
-        Samples of each row's unit.
-    borders : int64 array, shape (rows,)
-        Newest usable time of each row: decision time minus reporting delay, milliseconds.
-    edges : int64 array
-        Ages, ascending, milliseconds.
-    index : PaneIndex
-    levels : int
-        Levels of nodes to use, at most the index's; 0: samples alone.
+    ``begins``, ``ends``: samples of each row's unit; shape (rows,).
+    ``borders``: newest usable time of each row: decision time minus reporting delay, milliseconds; shape (rows,).
+    ``edges``: Ages, ascending, milliseconds.
+    ``levels``: levels of nodes to use, at most the index's; 0: samples alone.
     """
     rows = borders.size
     begin = np.empty(rows, dtype=np.int64)

@@ -15,13 +15,7 @@ from features.steps import counter_nodes, enum_nodes
 
 
 class Panes:
-    """Panes of a block; the groups share their nodes.
-
-    Parameters
-    ----------
-    block : SampleBlock
-    spec : PaneSpec
-    """
+    """Panes of a block; the groups share their nodes."""
 
     def __init__(self, block: SampleBlock, spec: PaneSpec) -> None:
         self.block = block

@@ -49,10 +49,7 @@ def write_part(path: Path, table: pa.Table) -> None:
 def read_file(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Read one of a matrix's files, a part or a table.
 
-    Raises
-    ------
-    InputError
-        If it is damaged.
+    Raises ``InputError`` if it is damaged.
     """
     with damage_told(path, BUILD_AGAIN):
         if path.is_dir():  # Arrow would read the files in it
@@ -78,13 +75,7 @@ def read_part_facts(path: Path) -> MatrixPart:
 class StandingParts:
     """The parts of a matrix that stands, and up to when they hold for another one.
 
-    Attributes
-    ----------
-    folder : Path
-    parts : mapping of str to MatrixPart
-        By file.
-    since : int
-        Rows decided and established before this instant (ms) hold.
+    ``since``: rows decided and established before this instant (ms) hold.
     """
 
     folder: Path

@@ -42,13 +42,7 @@ class PeerPlan:
 
     NaN where the unit or every peer has no value; a node of one unit has no node columns' values.
 
-    Parameters
-    ----------
-    columns : tuple of FeatureColumn
-    first : WindowPlan
-        The first pass.
-    deviation, rank, fleet : int64 arrays, one entry a value of the first pass
-        Column of each statistic; -1 where it is not one.
+    ``deviation``, ``rank``, ``fleet``: column of each statistic; -1 where it is not one.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -93,20 +87,10 @@ class PeerPlan:
     ) -> Float32Array:
         """Take the values to compare.
 
-        Parameters
-        ----------
-        panes : Panes
-            Of the samples' block.
-        begins, ends : int64 arrays, shape (pairs,)
-            Samples of each pair.
-        borders : int64 array, shape (times,)
-            Border of each decision time.
-        service : bool array, shape (times, pairs)
-            A pair out of service at a time has no value then.
-
-        Returns
-        -------
-        float32 array, shape (times, pairs, values)
+        ``begins``, ``ends``: samples of each pair; shape (pairs,).
+        ``borders``: border of each decision time; shape (times,).
+        ``service``: a pair out of service at a time has no value then; shape (times, pairs).
+        Returns shape (times, pairs, values).
         """
         time, pair = np.nonzero(service)
         taken = np.full((time.size, len(self.first.columns)), np.nan, dtype=np.float32)
@@ -129,16 +113,10 @@ class PeerPlan:
     ) -> None:
         """Write the comparison with the node into ``out[:, offset:]``.
 
-        Parameters
-        ----------
-        values : float32 array, shape (times, pairs, values)
-            From :meth:`first_pass`.
-        row_time, row_pair : int64 arrays, shape (rows,)
-            Positions of each row in ``values``.
-        row_first, row_last : int64 arrays, shape (rows,)
-            Range of the pairs of each row's node.
-        out : float32 array, shape (rows, columns)
-        offset : int
+        ``values``: from :meth:`first_pass`; shape (times, pairs, values).
+        ``row_time``, ``row_pair``: positions of each row in ``values``; shape (rows,).
+        ``row_first``, ``row_last``: range of the pairs of each row's node; shape (rows,).
+        ``out``: shape (rows, columns).
         """
         _node(
             values, row_time, row_pair, row_first, row_last, self.deviation, self.rank, offset, out
@@ -149,14 +127,9 @@ class PeerPlan:
     ) -> None:
         """Write each row's own value at its last grid time where :meth:`fill_fleet` is going to compare it.
 
-        Parameters
-        ----------
-        values : float32 array, shape (grid times, pairs, values)
-            From :meth:`first_pass`.
-        at, row_pair : int64 arrays, shape (rows,)
-            Positions of each row in them.
-        out : float32 array, shape (rows, columns)
-        offset : int
+        ``values``: from :meth:`first_pass`; shape (grid times, pairs, values).
+        ``at``, ``row_pair``: positions of each row in them; shape (rows,).
+        ``out``: shape (rows, columns).
         """
         for value, column in enumerate(self.fleet.tolist()):
             out[:, offset + column] = values[at, row_pair, value]
@@ -166,14 +139,10 @@ class PeerPlan:
     ) -> None:
         """Write the comparison with the fleet into ``out[:, offset:]``, where :meth:`fill_own` left the rows' values.
 
-        Parameters
-        ----------
-        medians : float64 array, shape (values, grid times, models)
-            From :func:`fleet_medians`.
-        at, row_model : int64 arrays, shape (rows,)
-            Positions in them: of each row's last grid time, and of its model; a model of -1 has no reference.
-        out : float32 array, shape (rows, columns)
-        offset : int
+        ``medians``: from :func:`fleet_medians`; shape (values, grid times, models).
+        ``at``, ``row_model``: positions in them: of each row's last grid time, and of its model; a model of -1 has no
+        reference; shape (rows,).
+        ``out``: shape (rows, columns).
         """
         known = row_model >= 0
         for value, column in enumerate(self.fleet.tolist()):
@@ -199,19 +168,9 @@ def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[list[str], IntAr
 def fleet_medians(values: Float32Array, model: IntArray, n_models: int) -> FloatArray:
     """Take the median over the units of each model at each time.
 
-    Parameters
-    ----------
-    values : float32 array, shape (values, grid times, pairs)
-        First pass; NaN where a unit has no value or is not in service.
-    model : int64 array, shape (pairs,)
-        Model of each pair, 0 to n_models - 1.
-    n_models : int
-        Number of models.
-
-    Returns
-    -------
-    float64 array, shape (values, grid times, models)
-        NaN where no unit of the model has a value.
+    ``values``: first pass; NaN where a unit has no value or is not in service; shape (values, grid times, pairs).
+    ``model``: model of each pair, 0 to n_models - 1; shape (pairs,).
+    Returns: NaN where no unit of the model has a value; shape (values, grid times, models).
     """
     medians = np.full((values.shape[0], values.shape[1], n_models), np.nan)
     for value in range(values.shape[0]):

@@ -46,18 +46,9 @@ class _Column:
 class Piece:
     """A table in one chunk, as arrays that share its memory.
 
-    Parameters
-    ----------
-    number : int
-        Of the piece.
-    times : int64 array
-        Milliseconds since 1970.
-    numbers, masks : mapping of str to _Column
-        Those of the layout's channels that it has.
-    pairs : list of Pair
-        In order of the rows.
-    begins : int64 array, shape (len(pairs) + 1,)
-        Where the rows of each pair begin, and where the last ones end.
+    ``times``: milliseconds since 1970.
+    ``pairs``: in order of the rows.
+    ``begins``: where the rows of each pair begin, and where the last ones end; shape (len(pairs) + 1,).
     """
 
     number: int
@@ -90,14 +81,9 @@ class Piece:
     ) -> None:
         """Copy stretches into a block.
 
-        Parameters
-        ----------
-        layout : ChannelLayout
-            Of the block: the one that the piece was made for, or some of its channels.
-        rows : int64 array, shape (n, 3)
-            Where each stretch begins here, where it begins in the block, and how many rows it has.
-        times, values, flags, known
-            Of the block, see :class:`features.blocks.SampleBlock`.
+        ``layout``: of the block: the one that the piece was made for, or some of its channels.
+        ``rows``: where each stretch begins here, where it begins in the block, and how many rows it has; shape (n, 3).
+        ``times``, ``values``, ``flags``, ``known``: of the block, see :class:`features.blocks.SampleBlock`.
         """
         _copy(self.times, rows, times)
         for name, series in zip(layout.numbers, values, strict=True):
@@ -118,13 +104,7 @@ class Piece:
 def pieces_of(tables: Sequence[pa.Table], layout: ChannelLayout, unit: str) -> list[Piece]:
     """Lay tables out as pieces in which the samples of each pair ascend in time, from piece to piece as well.
 
-    Parameters
-    ----------
-    tables : sequence of pyarrow.Table
-        See :func:`features.blocks.blocks_of`. Tables that are not in such an order are sorted into
-        one.
-    layout : ChannelLayout
-    unit : {"gpu", "node"}
+    ``tables``: see :func:`features.blocks.blocks_of`. Tables that are not in such an order are sorted into one.
     """
     tables = [table for table in tables if table.num_rows]
     pieces = _in_order(tables, layout, unit)

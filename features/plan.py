@@ -27,18 +27,9 @@ from telemetry.channel import ROLLUP_SUFFIXES, Channel
 class FeaturePlan:
     """Every column of a matrix and the plans of its groups; a group that is off or has no columns is None.
 
-    Parameters
-    ----------
-    columns : tuple of FeatureColumn
-        All columns, group by group in the order of :data:`features.config.GROUPS`.
-    at : mapping of Group to int
-        Where each group's columns begin.
-    features : FeatureSection
-    unit : str
-        ``gpu`` or ``node``.
-    layout : ChannelLayout
-    panes : PaneSpec
-        How time is cut for the windows of all groups.
+    ``columns``: all columns, group by group in the order of :data:`features.config.GROUPS`.
+    ``at``: where each group's columns begin.
+    ``unit``: ``gpu`` or ``node``.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -68,24 +59,10 @@ class FeaturePlan:
     ) -> FeaturePlan:
         """Make a plan.
 
-        Parameters
-        ----------
-        features : FeatureSection
-        channels : mapping of str to Channel
-            Channels of the dataset, roll-ups included; empty without telemetry, and then only ``history`` and
-            ``static`` have columns.
-        unit : {"gpu", "node"}
-        step : timedelta
-        decision : DecisionSection
-        static : StaticPlan or None
-            Its categories are facts of the dataset, so the caller makes it.
-        history : sequence of FeatureColumn
-            Columns of the group ``history``.
-
-        Raises
-        ------
-        InputError
-            If ``features.channels`` names a channel that is not there.
+        ``channels``: channels of the dataset, roll-ups included; empty without telemetry, and then only ``history`` and
+        ``static`` have columns.
+        ``history``: columns of the group ``history``.
+        Raises ``InputError`` if ``features.channels`` names a channel that is not there.
         """
         channels = chosen_channels(features.channels, channels)
         layout = ChannelLayout.of(channels)
@@ -176,10 +153,7 @@ def _reach(features: FeatureSection, *, with_onset: bool) -> timedelta:
 def chosen_channels(names: Sequence[str] | Literal["auto"], channels: Mapping[str, Channel]) -> Mapping[str, Channel]:
     """Take the named channels of a dataset, each with its roll-up columns; ``auto``: all of them.
 
-    Raises
-    ------
-    InputError
-        If a named channel is not there.
+    Raises ``InputError`` if a named channel is not there.
     """
     if names == "auto":
         return channels

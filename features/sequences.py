@@ -47,14 +47,8 @@ Float32Array = npt.NDArray[np.float32]
 class SequencePlan:
     """What a raw window is made of.
 
-    Parameters
-    ----------
-    channels : tuple of Channel
-        Gauges (averaged over a step) and counters (their reset-aware rise within it), in the order asked for.
-    window, step : timedelta
-        Length of a window and of its steps.
-    delay_ms : int
-        ``features.delay``.
+    ``channels``: gauges (averaged over a step) and counters (their reset-aware rise within it), in the order asked for.
+    ``delay_ms``: ``features.delay``.
     """
 
     channels: tuple[Channel, ...]
@@ -66,19 +60,9 @@ class SequencePlan:
     def of(cls, section: SequenceSection, channels: Mapping[str, Channel], *, delay: timedelta) -> SequencePlan:
         """Plan the windows of a dataset.
 
-        Parameters
-        ----------
-        section : SequenceSection
-            ``features.sequence``.
-        channels : mapping of str to Channel
-            Channels of the dataset.
-        delay : timedelta
-            ``features.delay``.
-
-        Raises
-        ------
-        InputError
-            If a channel is not there or is neither gauge nor counter, or ``auto`` finds none.
+        ``section``: ``features.sequence``.
+        ``delay``: ``features.delay``.
+        Raises ``InputError`` if a channel is not there or is neither gauge nor counter, or ``auto`` finds none.
         """
         where = "parameter features.sequence.channels"
         if section.channels == "auto":
@@ -145,14 +129,7 @@ class SequencePlan:
 class StepAxis:
     """The steps of an array: step j covers the samples after ``first_ms + (j - 1) * step_ms`` up to its end.
 
-    Parameters
-    ----------
-    first_ms : int
-        End of step 0, in milliseconds since the epoch.
-    step_ms : int
-        Length.
-    count : int
-        How many.
+    ``first_ms``: end of step 0, in milliseconds since the epoch.
     """
 
     first_ms: int
@@ -185,18 +162,9 @@ def fill_steps(
 ) -> None:
     """Fill the steps of a block's pairs.
 
-    Parameters
-    ----------
-    plan : SequencePlan
-    layout : ChannelLayout
-        Of the block: see :func:`layout_of`.
-    block : SampleBlock
-        All samples of some pairs.
-    fleet : Fleet
-        Whose pair numbers are the first axis of ``out``; samples of a pair it does not know are passed over.
-    axis : StepAxis
-    out : float32 array, shape (pairs, steps, channels)
-        Filled in place.
+    ``layout``: of the block: see :func:`layout_of`.
+    ``fleet``: whose pair numbers are the first axis of ``out``; samples of a pair it does not know are passed over.
+    ``out``: filled in place; shape (pairs, steps, channels).
     """
     counters = [channel.name for channel in layout.counters]
     own = {counters[owner]: layout.rises[i] for i, owner in enumerate(layout.rise_of)}
@@ -236,22 +204,8 @@ def write_sequences(
 ) -> None:
     """Write the raw windows of a dataset into a matrix's folder while it is being built.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        With telemetry.
-    fleet : Fleet
-        Of its inventory.
-    plan : SequencePlan
-    decision : DecisionSection
-        Whose ``origin`` the steps are aligned to.
-    folder : Path
-        The folder; a file that is there is replaced.
-    digest : str
-        The matrix's.
+    ``decision``: whose ``origin`` the steps are aligned to.
 
-    Notes
-    -----
     One bucket of samples is in memory at a time; the array itself is a file mapped into memory.
     """
     begin, end = dataset.meta.span
@@ -272,13 +226,7 @@ def write_sequences(
 class Sequences:
     """The raw windows of a matrix, mapped into memory; make them with :func:`open_sequences`.
 
-    Parameters
-    ----------
-    plan : SequencePlan
-    axis : StepAxis
-    array : float32 array, shape (pairs, steps, channels)
-    fleet : Fleet
-        Whose pair numbers are the first axis.
+    ``array``: shape (pairs, steps, channels).
     """
 
     def __init__(self, plan: SequencePlan, axis: StepAxis, array: Float32Array, fleet: Fleet) -> None:
@@ -294,17 +242,9 @@ class Sequences:
     def windows(self, pair: IntArray, time_ms: IntArray) -> Float32Array:
         """Read windows.
 
-        Parameters
-        ----------
-        pair : int64 array, shape (n,)
-            From :meth:`pairs`; -1: everything is unknown.
-        time_ms : int64 array, shape (n,)
-            Decision times in milliseconds since the epoch, on the grid or off it.
-
-        Returns
-        -------
-        float32 array, shape (n, steps, channels)
-            Oldest step first; NaN where nothing is known.
+        ``pair``: from :meth:`pairs`; -1: everything is unknown; shape (n,).
+        ``time_ms``: decision times in milliseconds since the epoch, on the grid or off it; shape (n,).
+        Returns: oldest step first; NaN where nothing is known; shape (n, steps, channels).
         """
         steps = self.plan.steps
         newest = self.axis.newest(time_ms - self.plan.delay_ms)
@@ -328,17 +268,7 @@ def open_sequences(
 ) -> Sequences:
     """Open the raw windows in a matrix's folder.
 
-    Parameters
-    ----------
-    folder : Path
-        The matrix's.
-    section, channels, inventory, delay, digest
-        What the matrix was made with.
-
-    Raises
-    ------
-    InputError
-        If the files are missing, damaged, or another matrix's.
+    Raises ``InputError`` if the files are missing, damaged, or another matrix's.
     """
     plan = SequencePlan.of(section, channels, delay=delay)
     fleet = Fleet.of(inventory)
@@ -368,26 +298,11 @@ def live_windows(
 ) -> Float32Array:
     """Compute the windows of one decision time from recent samples, as a matrix would hold them.
 
-    Parameters
-    ----------
-    samples : pyarrow.Table or DataFrame
-        At least those of the last ``plan.window + plan.step + delay``; counters need one sample before that. One
-        sample a unit and time.
-    rows : DataFrame
-        ``node`` and ``unit`` of the rows, as :func:`features.live.live_rows` gives them.
-    inventory : DataFrame
-    t : datetime
-        Decision time, aware.
-    plan : SequencePlan
-    channels : mapping of str to Channel
-        The matrix's.
-    origin : datetime
-        ``decision.origin``.
-    unit : {"gpu", "node"}
-
-    Returns
-    -------
-    float32 array, shape (rows, steps, channels)
+    ``samples``: at least those of the last ``plan.window + plan.step + delay``; counters need one sample before that.
+    One sample a unit and time.
+    ``rows``: ``node`` and ``unit`` of the rows, as :func:`features.live.live_rows` gives them.
+    ``origin``: ``decision.origin``.
+    Returns shape (rows, steps, channels).
     """
     fleet = Fleet.of(inventory)
     border = instant_ms(t) - plan.delay_ms

@@ -25,17 +25,8 @@ UnitKind = Literal["gpu", "node"]
 def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
     """Read times as int64 milliseconds since the epoch, null as :data:`NEVER`.
 
-    Parameters
-    ----------
-    values : Series or DatetimeIndex
-        Times with a time zone, any resolution.
-    column : str
-        Name of the column, for the error.
-
-    Raises
-    ------
-    InputError
-        If the values are not times with a time zone.
+    ``column``: name of the column, for the error.
+    Raises ``InputError`` if the values are not times with a time zone.
     """
     series = pd.Series(values)
     if not isinstance(series.dtype, pd.DatetimeTZDtype):
@@ -100,17 +91,9 @@ def unit_kind(inventory: pd.DataFrame) -> UnitKind:
 class Timeline:
     """Times that belong to groups, for asking which entry of a group comes last at or before a time, or next after it.
 
-    Parameters
-    ----------
-    group : array of int64, shape (n,)
-        Group code of each entry, zero or more.
-    time : array of int64, shape (n,)
-        Time of each entry, milliseconds since the epoch. Entries must be sorted by (group, time).
-    groups : int
-        Number of group codes.
+    ``group``: group code of each entry, zero or more; shape (n,).
+    ``time``: time of each entry, milliseconds since the epoch. Entries must be sorted by (group, time); shape (n,).
 
-    Notes
-    -----
     All questions are answered by one binary search over ``group * (distinct times + 1) + rank of the time``, which
     cannot overflow for any span of time.
     """
@@ -149,14 +132,10 @@ class Timeline:
 class Stays:
     """An inventory as arrays, one entry a stay, sorted by (unit, installed_at).
 
-    Attributes
-    ----------
-    units : array of str
-        Distinct unit names, sorted; a unit's code is its position here.
-    unit, installed, removed : arrays of int64
-        Unit code, and when the stay began and ended (ms; :data:`NEVER` while it lasts).
-    node, slot, gpu : arrays of object
-        Where the unit sat (slot None where not given); its GPU (None for a node without GPUs).
+    ``units``: distinct unit names, sorted; a unit's code is its position here.
+    ``unit``, ``installed``, ``removed``: unit code, and when the stay began and ended (ms; :data:`NEVER` while it
+    lasts).
+    ``node``, ``slot``, ``gpu``: where the unit sat (slot None where not given); its GPU (None for a node without GPUs).
     """
 
     units: NDArray[np.object_]
@@ -250,17 +229,8 @@ def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
     A dataset fixes ``known_at`` when it is imported. A ticket's entry time stands; but nothing is known earlier than
     the delay of now after it happened, whatever the delay was at the import.
 
-    Parameters
-    ----------
-    events : DataFrame
-        As a dataset holds them.
-    delay : timedelta
-        ``features.delay``.
-
-    Returns
-    -------
-    DataFrame
-        A copy with ``known_at`` at least ``timestamp + delay``.
+    ``delay``: ``features.delay``.
+    Returns: a copy with ``known_at`` at least ``timestamp + delay``.
     """
     earliest = events["timestamp"] + delay
     later = events["known_at"].where(events["known_at"] >= earliest, earliest)

@@ -37,10 +37,7 @@ class SlabTimes:
     What is looked up at the last time of the grid so lies in the same slab, and rows that come later, or are found out
     later, leave the borders where they are.
 
-    Attributes
-    ----------
-    length, origin : int
-        Slabs are ``origin + [k * length, (k + 1) * length)``, milliseconds since 1970.
+    ``length``, ``origin``: slabs are ``origin + [k * length, (k + 1) * length)``, milliseconds since 1970.
     """
 
     length: int
@@ -68,12 +65,8 @@ class SlabTimes:
 class Slab:
     """Rows of a stretch of decision times.
 
-    Attributes
-    ----------
-    file : str
-        The part that they become.
-    begin, end : int
-        Rows, the last one excluded.
+    ``file``: the part that they become.
+    ``begin``, ``end``: Rows, the last one excluded.
     """
 
     file: str
@@ -99,22 +92,9 @@ def cut_slabs(rows: Rows, times: SlabTimes) -> list[Slab]:
 class SlabJoiner:
     """Joins what the buckets gave, and adds what needs the whole fleet at a time. Several threads may use one.
 
-    Parameters
-    ----------
-    plan : FeaturePlan
-    fleet : Fleet
-    rows : Rows
-        Of the matrix, sorted by time.
-    keys : DataFrame
-        The same rows' keys.
-    augmented : bool array, shape (rows,)
-    events, inventory : DataFrame
-    history : History, optional
-        Where that group is on.
-    work : sequence of BucketWork
-        Every bucket; none where no column is made of samples.
-    spill : Spill
-        Holds all of them.
+    ``rows``: of the matrix, sorted by time.
+    ``augmented``: shape (rows,).
+    ``work``: every bucket; none where no column is made of samples.
     """
 
     def __init__(

@@ -22,14 +22,11 @@ _OWNER = "owner"
 class BucketValues:
     """What the samples of a bucket say.
 
-    Attributes
-    ----------
-    values : float32 array, shape (rows of the bucket, columns)
-        The columns that need no other bucket.
-    amounts : float32 array, shape (rows of the bucket, amounts)
-        Of the group ``onset``, still to be held against the fleet; no columns where that group is off.
-    peers : float32 array, shape (grid times, values, pairs of the bucket)
-        First pass of the group ``peers``; no values where that group is off.
+    ``values``: the columns that need no other bucket; shape (rows of the bucket, columns).
+    ``amounts``: of the group ``onset``, still to be held against the fleet; no columns where that group is off; shape
+    (rows of the bucket, amounts).
+    ``peers``: first pass of the group ``peers``; no values where that group is off; shape (grid times, values, pairs of
+    the bucket).
     """
 
     values: Float32Array
@@ -43,18 +40,8 @@ class Spill:
     The folder is named by the digest, and files get their names when they are whole. So a machine that was thought lost
     and still writes can do no harm: it writes the same bytes again, or into a folder that is gone.
 
-    Parameters
-    ----------
-    target : Path
-        Where the matrix will stand; the caller has it for itself (:class:`telemetry.atomic.FolderSwap`).
-    digest : str
-        Of the matrix. What another one left is removed.
-
-    Attributes
-    ----------
-    folder : Path
-    token : str
-        Says which process began it.
+    ``target``: where the matrix will stand; the caller has it for itself (:class:`telemetry.atomic.FolderSwap`).
+    ``token``: says which process began it.
     """
 
     def __init__(self, target: Path, digest: str) -> None:
@@ -122,18 +109,7 @@ class Spill:
     def read(self, bucket: int, name: str, begin: int, end: int, shape: tuple[int, ...]) -> Float32Array:
         """Read some entries along the first axis of one of a bucket's arrays.
 
-        Parameters
-        ----------
-        bucket : int
-        name : {"values", "amounts", "peers"}
-        begin, end : int
-            Entries.
-        shape : tuple of int
-            Of one entry.
-
-        Returns
-        -------
-        float32 array, shape (end - begin, *shape)
+        Returns shape (end - begin, *shape).
         """
         if self._held is not None and bucket in self._held:
             array: Float32Array = getattr(self._held[bucket], name)

@@ -16,13 +16,10 @@ from features.wording import percent
 class Standing:
     """One feature's value among all units at one decision time.
 
-    Attributes
-    ----------
-    low, median, high : float
-        First percentile, median and 99th percentile of the known values; NaN where no unit has one.
-    above, below, same, known, units : int
-        Units whose value is higher, lower and equal (the unit itself among these; a row without a value equals those
-        without one), units with a value, and all.
+    ``low``, ``median``, ``high``: first percentile, median and 99th percentile of the known values; NaN where no unit
+    has one.
+    ``above``, ``below``, ``same``, ``known``, ``units``: units whose value is higher, lower and equal (the unit itself
+    among these; a row without a value equals those without one), units with a value, and all.
     """
 
     low: float
@@ -57,21 +54,7 @@ class Standing:
 def describe_standing(column: FeatureColumn, value: float, standing: Standing, noun: str = "GPUs") -> str:
     """Say where a value stands.
 
-    Parameters
-    ----------
-    column : FeatureColumn
-        What the value is of.
-    value : float
-        The value; NaN: unknown.
-    standing : Standing
-        Among whom.
-    noun : str
-        What the units are called.
-
-    Returns
-    -------
-    str
-        A clause to stand in brackets.
+    ``value``: the value; NaN: unknown.
 
     Examples
     --------

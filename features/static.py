@@ -40,10 +40,7 @@ class StaticPlan:
     value      a numeric column as it is
     =========  =======================================================================================
 
-    Parameters
-    ----------
-    columns : tuple of FeatureColumn
-        A ``code`` column holds its categories.
+    ``columns``: a ``code`` column holds its categories.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -52,17 +49,8 @@ class StaticPlan:
     def of(cls, inventory: pd.DataFrame, events: pd.DataFrame, wanted: Sequence[str] | Literal["auto"]) -> StaticPlan:
         """Plan the group.
 
-        Parameters
-        ----------
-        inventory, events : DataFrame
-            As a dataset holds them.
-        wanted : sequence of str or "auto"
-            Columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where filled.
-
-        Raises
-        ------
-        InputError
-            If a named column does not exist or cannot be a feature.
+        ``wanted``: columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where filled.
+        Raises ``InputError`` if a named column does not exist or cannot be a feature.
         """
         if wanted == "auto":
             names = [name for name in _AUTO if name == "age" or _filled(inventory, name)]
@@ -77,18 +65,11 @@ class StaticPlan:
     ) -> npt.NDArray[np.float32]:
         """Take the columns' values.
 
-        Parameters
-        ----------
-        fleet : Fleet
-            Made of ``inventory``.
-        inventory, events : DataFrame
-            As a dataset holds them; a live one may hold categories that the plan does not know (NaN).
-        pair, time : int64 arrays, shape (rows,)
-            Pair (-1: unknown) and decision time (ms) of each row.
-
-        Returns
-        -------
-        float32 array, shape (rows, columns)
+        ``fleet``: made of ``inventory``.
+        ``inventory``, ``events``: as a dataset holds them; a live one may hold categories that the plan does not know
+        (NaN).
+        ``pair``, ``time``: pair (-1: unknown) and decision time (ms) of each row; shape (rows,).
+        Returns shape (rows, columns).
         """
         return self.of_fleet(fleet, inventory, events).values(pair, time)
 
@@ -119,14 +100,8 @@ class StaticPlan:
 class StaticFact:
     """What is known for one column, and may be for all time; a row's time decides what of it was known then.
 
-    Attributes
-    ----------
-    numbers : float64 array, optional
-        The value of each row of the inventory.
-    since : int64 array, optional
-        For a column of days: from when they count (ms), of each row of the inventory, or of each pair.
-    of_pair : bool
-    changes : DriverChanges, optional
+    ``numbers``: the value of each row of the inventory.
+    ``since``: for a column of days: from when they count (ms), of each row of the inventory, or of each pair.
     """
 
     numbers: npt.NDArray[np.float64] | None = None
@@ -247,12 +222,7 @@ def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int
 class DriverChanges:
     """Changes of drivers by pair and by when they were known.
 
-    Attributes
-    ----------
-    known : Timeline
-        Of the changes.
-    when, code : arrays, one entry a change
-        Timestamp (ms) and code of the latest change, by timestamp, that was known with it.
+    ``when``, ``code``: timestamp (ms) and code of the latest change, by timestamp, that was known with it.
     """
 
     known: Timeline

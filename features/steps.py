@@ -106,21 +106,11 @@ def _join_counters(newer: FloatArray, older: FloatArray, into: FloatArray) -> No
 def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index: PaneIndex, levels: int) -> FloatArray:
     """Sum up the panes of counters, and join them level by level.
 
-    Parameters
-    ----------
-    values : float64 array, shape (series, n)
-        NaN where a value is missing.
-    counter_at : int
-        Row of ``values`` with the first counter.
-    rise_at : int64 array, shape (counters,)
-        Row of ``values`` with each counter's rise within a sample's step; -1: it has none.
-    index : PaneIndex
-    levels : int
-        Levels to fill, at most the index's.
-
-    Returns
-    -------
-    float64 array, shape (counters, nodes, fields)
+    ``values``: NaN where a value is missing; shape (series, n).
+    ``counter_at``: row of ``values`` with the first counter.
+    ``rise_at``: row of ``values`` with each counter's rise within a sample's step; -1: it has none; shape (counters,).
+    ``levels``: levels to fill, at most the index's.
+    Returns shape (counters, nodes, fields).
     """
     nodes = np.empty((rise_at.size, index.nodes, _FIELDS))
     for c in range(rise_at.size):
@@ -159,15 +149,10 @@ def counter_windows(
 ) -> None:
     """Fill the statistics of counters.
 
-    Parameters
-    ----------
-    values, counter_at, rise_at, nodes
-        As for :func:`counter_nodes`, and what it gave.
-    visits, window_edge, out
-        As for :func:`features.gauges.gauge_windows`.
-    table : int64 array, shape (3, w, counters)
-        Column of ``out`` for each of ``COUNTER_STATISTICS``, window and counter; -1: not wanted. The last value of a
-        counter has no age limit within the look-back: only levels that persist are asked for.
+    ``values``, ``counter_at``, ``rise_at``, ``nodes``: as for :func:`counter_nodes`, and what it gave.
+    ``visits``, ``window_edge``, ``out``: as for :func:`features.gauges.gauge_windows`.
+    ``table``: column of ``out`` for each of ``COUNTER_STATISTICS``, window and counter; -1: not wanted. The last value
+    of a counter has no age limit within the look-back: only levels that persist are asked for; shape (3, w, counters).
     """
     rows, edges = visits.stops.shape
     amount = np.empty(edges)
@@ -321,14 +306,9 @@ def enum_windows(
 ) -> None:
     """Fill the statistics of enums.
 
-    Parameters
-    ----------
-    enum_at, n_enums : int
-        First row of ``values`` with an enum, and their number.
-    values, nodes, visits, window_edge, out
-        As for :func:`counter_windows`.
-    table : int64 array, shape (2, w, enums)
-        Column of ``out`` for each of ``ENUM_STATISTICS``, window and enum; -1: not wanted.
+    ``enum_at``, ``n_enums``: first row of ``values`` with an enum, and their number.
+    ``values``, ``nodes``, ``visits``, ``window_edge``, ``out``: as for :func:`counter_windows`.
+    ``table``: column of ``out`` for each of ``ENUM_STATISTICS``, window and enum; -1: not wanted; shape (2, w, enums).
     """
     rows, edges = visits.stops.shape
     changes = np.empty(edges)

@@ -33,24 +33,15 @@ _COUNTS = frozenset(
 class FeatureColumn:
     """One column of a feature matrix.
 
-    Parameters
-    ----------
-    name : str
-        ``GROUP__WHAT__STATISTIC[__WINDOW]`` (history: ``GROUP__SCOPE_WHAT__STATISTIC[__WINDOW]``), unique in a matrix.
-    group : str
-        The feature group, one of :data:`features.config.GROUPS`.
-    channel : str or None
-        The channel the column is made of; in ``history`` what is counted; in ``static`` the inventory column.
-    statistic : str
-        What is taken of it, such as ``mean``, ``rise``, ``count``.
-    window : timedelta or None
-        The trailing window; None where the statistic has none.
-    scope : str or None
-        Whose history is counted: ``gpu``, ``slot`` or ``node``; None outside ``history``.
-    unit : str
-        Unit of the channel in words (``C``, ``W``), empty if it has none.
-    categories : tuple of str
-        What the codes 0, 1, ... of a categorical column stand for; empty for a numeric column.
+    ``name``: ``GROUP__WHAT__STATISTIC[__WINDOW]`` (history: ``GROUP__SCOPE_WHAT__STATISTIC[__WINDOW]``), unique in a
+    matrix.
+    ``group``: the feature group, one of :data:`features.config.GROUPS`.
+    ``channel``: the channel the column is made of; in ``history`` what is counted; in ``static`` the inventory column.
+    ``statistic``: what is taken of it, such as ``mean``, ``rise``, ``count``.
+    ``window``: the trailing window; None where the statistic has none.
+    ``scope``: whose history is counted: ``gpu``, ``slot`` or ``node``; None outside ``history``.
+    ``unit``: unit of the channel in words (``C``, ``W``), empty if it has none.
+    ``categories``: what the codes 0, 1, ... of a categorical column stand for; empty for a numeric column.
     """
 
     name: str
@@ -133,19 +124,9 @@ def format_window(window: timedelta) -> str:
 def describe(column: FeatureColumn, value: float, reference: float | None = None) -> str:
     """Say a feature's value in plain words, with its numbers.
 
-    Parameters
-    ----------
-    column : FeatureColumn
-        What the value is of.
-    value : float
-        The value; NaN: unknown.
-    reference : float, optional
-        What is usual (such as the median of the fleet), in the same unit; it is put in brackets.
-
-    Returns
-    -------
-    str
-        A clause without a full stop.
+    ``value``: the value; NaN: unknown.
+    ``reference``: what is usual (such as the median of the fleet), in the same unit; it is put in brackets.
+    Returns: a clause without a full stop.
 
     Examples
     --------

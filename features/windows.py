@@ -51,22 +51,15 @@ _Wanted = tuple[str, Sequence[int]]
 class WindowPlan:
     """The window statistics of a layout: their columns, and how the kernel fills them.
 
-    Parameters
-    ----------
-    columns : tuple of FeatureColumn
-        The columns, in the order in which :meth:`fill` writes them.
-    layout : ChannelLayout
-        The channels.
-    edges : int64 array
-        Every window and, where anything older than a window matters to it, its double, in milliseconds, ascending.
-    window_edge : int64 array, shape (windows, 2)
-        Positions of each window and its double in ``edges``; -1 where there are no doubles.
-    gauge_table, counter_table, enum_table : int64 arrays, shape (statistics, windows, channels)
-        Column of each statistic; -1 where it is not wanted.
-    flag_table : int64 array, shape (windows, parts)
-        Column of each part's share.
-    part_flag, part_mask : arrays, shape (parts,)
-        Flags column and bits of each part.
+    ``columns``: the columns, in the order in which :meth:`fill` writes them.
+    ``edges``: every window and, where anything older than a window matters to it, its double, in milliseconds,
+    ascending.
+    ``window_edge``: positions of each window and its double in ``edges``; -1 where there are no doubles; shape
+    (windows, 2).
+    ``gauge_table``, ``counter_table``, ``enum_table``: column of each statistic; -1 where it is not wanted; shape
+    (statistics, windows, channels).
+    ``flag_table``: column of each part's share; shape (windows, parts).
+    ``part_flag``, ``part_mask``: flags column and bits of each part; shape (parts,).
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -100,12 +93,8 @@ class WindowPlan:
         enum      last (no older than the smallest window), number of changes (larger windows)
         ========  =====================================================================================
 
-        Parameters
-        ----------
-        layout : ChannelLayout
-            Channels; one with only nulls in the data still has its columns.
-        windows : sequence of timedelta
-            Trailing windows, ascending.
+        ``layout``: Channels; one with only nulls in the data still has its columns.
+        ``windows``: trailing windows, ascending.
         """
         every = range(len(windows))
         larger = range(1, len(windows)) if len(windows) > 1 else range(1)
@@ -213,16 +202,9 @@ class WindowPlan:
     def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
         """Write the statistics of ``rows`` into ``out[:, offset:]``.
 
-        Parameters
-        ----------
-        panes : Panes
-            Of the samples' block.
-        rows : RowSpans
-            For each row its unit's samples and its border in time.
-        out : float32 array, shape (rows, columns), C order
-            Filled in place.
-        offset : int
-            Column of ``out`` at which this plan's columns begin.
+        ``rows``: for each row its unit's samples and its border in time.
+        ``out``: filled in place; shape (rows, columns).
+        ``offset``: column of ``out`` at which this plan's columns begin.
         """
         block, layout, doubles = panes.block, self.layout, self.window_edge
         visits, levels = panes.visits(rows, self.edges)

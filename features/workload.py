@@ -37,15 +37,9 @@ class WorkloadPlan:
     power_w, step_change        mean change of power from one sample to the next (larger windows), W
     ==========================  ==============================================================================
 
-    Parameters
-    ----------
-    columns : tuple of FeatureColumn
-    windows : int64 array
-        Milliseconds, ascending.
-    larger : int
-        Position of the first of the larger windows.
-    utilisation, power, power_low, power_high : int
-        Columns of a block's value array; -1 where a dataset has none.
+    ``windows``: Milliseconds, ascending.
+    ``utilisation``, ``power``, ``power_low``, ``power_high``: columns of a block's value array; -1 where a dataset has
+    none.
     """
 
     columns: tuple[FeatureColumn, ...]

@@ -29,20 +29,11 @@ _FLEET_ROWS = 65_536
 class AlertReasons:
     """Why one unit was alerted at one decision time.
 
-    Attributes
-    ----------
-    decision_time : datetime
-        UTC.
-    unit : str
-        The GPU, or the node where there are no GPUs.
-    reasons : tuple of str
-        In plain words with the numbers, the weightiest first.
-    method : str
-        How they were computed.
-    precedents : tuple of str
-        The past incidents that looked most like it, in words, the nearest first; empty where none did.
-    worth : str
-        How often incidents, and healthy rows, come as close; empty where nobody asked.
+    ``decision_time``: UTC.
+    ``unit``: the GPU, or the node where there are no GPUs.
+    ``reasons``: in plain words with the numbers, the weightiest first.
+    ``precedents``: the past incidents that looked most like it, in words, the nearest first; empty where none did.
+    ``worth``: how often incidents, and healthy rows, come as close; empty where nobody asked.
     """
 
     decision_time: datetime
@@ -56,19 +47,7 @@ class AlertReasons:
 def riskiest_alerts(scored: pa.Table, *, model: int, variant: int, count: int) -> Ints:
     """Choose the alerts of a fold to explain: the riskiest.
 
-    Parameters
-    ----------
-    scored : Table
-        ``row``, ``variant``, ``model``, ``score``, ``risk``, ``alert`` of a fold.
-    model, variant : int
-        Whose alerts, by their numbers in the table.
-    count : int
-        How many at most.
-
-    Returns
-    -------
-    ndarray of int64
-        Rows of the matrix, the riskiest first.
+    ``scored``: ``row``, ``variant``, ``model``, ``score``, ``risk``, ``alert`` of a fold.
     """
     columns = {name: scored.column(name).to_numpy() for name in ("row", "variant", "model", "score", "risk", "alert")}
     mine = np.flatnonzero((columns["model"] == model) & (columns["variant"] == variant) & columns["alert"])
@@ -88,25 +67,8 @@ def explain_rows(
 ) -> list[dict[str, Any]]:
     """Explain alerted rows by the models that alerted them, beside the fleet at the same time.
 
-    Parameters
-    ----------
-    fitted : FittedModels
-    matrix : Matrix
-    model : str
-        Whose alerts.
-    rows : ndarray of int64
-        Rows of the matrix to explain.
-    among : ndarray of int64
-        All rows scored with them.
-    library : PrecedentLibrary, optional
-        Where to look for incidents that looked the same.
-    values : callable, optional
-        Reads rows of the matrix; by default the matrix itself does.
-
-    Returns
-    -------
-    list of dict
-        ``row``, ``reasons``, ``method``, and with a library ``precedents``, JSON-able, one for each of ``rows``.
+    ``values``: reads rows of the matrix; by default the matrix itself does.
+    Returns: ``row``, ``reasons``, ``method``, and with a library ``precedents``, JSON-able, one for each of ``rows``.
     """
     if rows.size == 0:
         return []

@@ -10,22 +10,9 @@ from features.errors import InputError
 def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datetime:
     """Give the time of the fit.
 
-    Parameters
-    ----------
-    span : tuple of datetime
-        First and last instant of the data (aware UTC).
-    until : datetime, optional
-        The time asked for; None: the end of the data.
-
-    Returns
-    -------
-    datetime
-        Aware.
-
-    Raises
-    ------
-    InputError
-        If the time has no zone or lies outside the data.
+    ``span``: first and last instant of the data (aware UTC).
+    ``until``: the time asked for; None: the end of the data.
+    Raises ``InputError`` if the time has no zone or lies outside the data.
     """
     if until is None:
         return span[1]

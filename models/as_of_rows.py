@@ -19,22 +19,9 @@ LabelsAt = Callable[[datetime | None], Labels]
 def row_positions(matrix: Matrix, predictions: pd.DataFrame) -> Ints:
     """Find the rows of a prediction frame.
 
-    Parameters
-    ----------
-    matrix : Matrix
-        The matrix that the predictions were made on.
-    predictions : DataFrame
-        ``decision_time`` and ``unit``, all on the decision grid.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        Positions in the matrix.
-
-    Raises
-    ------
-    KeyError
-        If a row is not in the matrix: the predictions belong to another.
+    ``predictions``: ``decision_time`` and ``unit``, all on the decision grid.
+    Returns shape (n,).
+    Raises ``KeyError`` if a row is not in the matrix: the predictions belong to another.
     """
     rows = matrix.rows
     grid = np.flatnonzero(~rows["augmented"].to_numpy(dtype=bool))

@@ -39,20 +39,12 @@ class Assessment:
     and ``roc_auc`` pool rows by their rank within the decision time, because scores of different refits do not share
     a scale; those with ``_risk`` pool by calibrated risk.
 
-    Attributes
-    ----------
-    scored : Scored
-        The predictions.
-    point : dict of str to float
-        Every statistic of :data:`STATISTICS` on the units as they are.
-    replicates : dict of str to ndarray, shape (replicates,)
-        The same on each bootstrap sample; the samples are shared by all models.
-    counts : dict of str to ndarray, shape (units,)
-        For statistics that are shares: how many rows (or incidents) of each unit stand in the denominator.
-    incidents : DataFrame
-        As :func:`models.lead_time.incident_table` returns it.
-    calibration : Calibration
-        Bins and errors of the risk.
+    ``point``: every statistic of :data:`STATISTICS` on the units as they are.
+    ``replicates``: the same on each bootstrap sample; the samples are shared by all models; shape (replicates,).
+    ``counts``: for statistics that are shares: how many rows (or incidents) of each unit stand in the denominator;
+    shape (units,).
+    ``incidents``: as :func:`models.lead_time.incident_table` returns it.
+    ``calibration``: bins and errors of the risk.
     """
 
     scored: Scored
@@ -72,15 +64,7 @@ class Assessment:
 def kind_of(model: str) -> str:
     """Say what a model is.
 
-    Parameters
-    ----------
-    model : str
-        Its name.
-
-    Returns
-    -------
-    str
-        ``learner``, ``baseline``, ``oracle`` or ``ensemble``.
+    Returns: ``learner``, ``baseline``, ``oracle`` or ``ensemble``.
     """
     if model in ALL_LEARNERS:
         return "learner"
@@ -92,17 +76,7 @@ def kind_of(model: str) -> str:
 def assess(scored: Scored, weights: Floats) -> Assessment:
     """Measure one model and variant.
 
-    Parameters
-    ----------
-    scored : Scored
-        Its predictions.
-    weights : ndarray, shape (replicates, units)
-        Bootstrap samples, as :func:`models.bootstrap.resample_units` draws them.
-
-    Returns
-    -------
-    Assessment
-        The measurements.
+    ``weights``: bootstrap samples, as :func:`models.bootstrap.resample_units` draws them; shape (replicates, units).
     """
     incidents = incident_table(scored)
     every = np.concatenate([np.ones((1, scored.n_units)), weights])
@@ -124,19 +98,9 @@ def assess(scored: Scored, weights: Floats) -> Assessment:
 def precision_of(scored: Scored, alerted: Bools, weights: Floats) -> Floats:
     """Precision of any set of alerts, on each resample.
 
-    Parameters
-    ----------
-    scored : Scored
-        The rows.
-    alerted : ndarray of bool, shape (rows,)
-        Which of them are alerted.
-    weights : ndarray, shape (replicates, units)
-        How often each unit counts.
-
-    Returns
-    -------
-    ndarray, shape (replicates,)
-        Hits over alerts with a label; NaN where there are none.
+    ``alerted``: which of them are alerted; shape (rows,).
+    ``weights``: how often each unit counts; shape (replicates, units).
+    Returns: hits over alerts with a label; NaN where there are none; shape (replicates,).
     """
     hits = weights @ scored.per_unit(alerted & scored.positive)
     return ratio(hits, weights @ scored.per_unit(alerted & scored.known))
@@ -145,15 +109,7 @@ def precision_of(scored: Scored, alerted: Bools, weights: Floats) -> Floats:
 def summarise(assessed: Assessment) -> dict[str, object]:
     """One row of the evaluation's table.
 
-    Parameters
-    ----------
-    assessed : Assessment
-        The measurements.
-
-    Returns
-    -------
-    dict
-        Counts, every statistic with ``_low`` and ``_high``, lead times in hours, false alerts, calibration.
+    Returns: Counts, every statistic with ``_low`` and ``_high``, lead times in hours, false alerts, calibration.
     """
     scored = assessed.scored
     known, alert = scored.known, scored.alert
@@ -188,24 +144,13 @@ def summarise(assessed: Assessment) -> dict[str, object]:
 def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
     """Measure the main statistics within groups of rows, such as folds or months.
 
-    Parameters
-    ----------
-    assessed : Assessment
-        The measurements.
-    group : ndarray, shape (rows,)
-        The group of each row.
-    name : str
-        Name of the group's column.
-    names : ndarray, optional
-        Names of the groups in ascending order, where ``group`` holds positions in it: text for each row is slow and
-        large.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``variant``, NAME, ``labelled``, ``positives``, ``base_rate``, ``alerts_labelled``, ``hits``,
-        ``precision``, ``precision_at_k``, ``incidents``, ``caught``, ``recall``, ``average_precision``, ``roc_auc``;
-        one row a group, ascending. An incident counts in every group that could have caught it.
+    ``group``: the group of each row; shape (rows,).
+    ``name``: name of the group's column.
+    ``names``: names of the groups in ascending order, where ``group`` holds positions in it: text for each row is slow
+    and large.
+    Returns: ``model``, ``variant``, NAME, ``labelled``, ``positives``, ``base_rate``, ``alerts_labelled``, ``hits``,
+    ``precision``, ``precision_at_k``, ``incidents``, ``caught``, ``recall``, ``average_precision``, ``roc_auc``; one
+    row a group, ascending. An incident counts in every group that could have caught it.
     """
     scored = assessed.scored
     groups, code = np.unique(group, return_inverse=True) if names is None else _present(group)

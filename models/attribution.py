@@ -25,21 +25,9 @@ COLUMNS: Final = ("fold", "model", "feature", "group", "channel", "share", "rows
 def attribute(fitted: FittedModels, matrix: Matrix, model: str, alerted: Ints, tested: Ints) -> dict[str, Any]:
     """Take the mean absolute contribution of each feature over a sample of a fold's rows.
 
-    Parameters
-    ----------
-    fitted : FittedModels
-        The fold's models.
-    matrix : Matrix
-    model : str
-        One of ``fitted.models``.
-    alerted, tested : ndarray of int64
-        Rows of the matrix: alerts, and all rows scored.
-
-    Returns
-    -------
-    dict
-        ``shares`` (list of float, one a feature, adding up to 1; empty if nothing moved a score) and ``rows``;
-        JSON-able.
+    ``model``: one of ``fitted.models``.
+    Returns: ``shares`` (list of float, one a feature, adding up to 1; empty if nothing moved a score) and ``rows``;
+    JSON-able.
     """
     room = max(0, SAMPLED_ROWS - alerted.size)
     spread = tested[np.linspace(0, tested.size - 1, min(room, tested.size)).astype(np.int64)] if tested.size else tested
@@ -54,18 +42,10 @@ def attribute(fitted: FittedModels, matrix: Matrix, model: str, alerted: Ints, t
 def attribution_frame(matrix: Matrix, model: str, folds: list[dict[str, Any]]) -> pd.DataFrame:
     """Lay the attributions of all folds out as a table.
 
-    Parameters
-    ----------
-    matrix : Matrix
-    model : str
-    folds : list of dict
-        What :func:`attribute` returned for each fold, in their order.
-
-    Returns
-    -------
-    DataFrame
-        ``fold`` (int32), ``model``, ``feature``, ``group``, ``channel`` (null where the feature has none), ``share``
-        (float64; those of a fold add up to 1), ``rows`` (int32; rows explained). Folds without attributions are absent.
+    ``folds``: what :func:`attribute` returned for each fold, in their order.
+    Returns: ``fold`` (int32), ``model``, ``feature``, ``group``, ``channel`` (null where the feature has none),
+    ``share`` (float64; those of a fold add up to 1), ``rows`` (int32; rows explained). Folds without attributions are
+    absent.
     """
     parts = []
     for number, fold in enumerate(folds):

@@ -26,15 +26,9 @@ VARIANTS: tuple[str, ...] = ("sliding", "train_once")
 class Skipped:
     """Something a backtest left out or replaced, and why.
 
-    Attributes
-    ----------
-    what : str
-        ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit whose
-        slice had too few incidents; ``negatives``: a refit whose memory had room for fewer than asked for.
-    fold : int or None
-        The fold; None if it concerns all.
-    why : str
-        In words.
+    ``what``: ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit
+    whose slice had too few incidents; ``negatives``: a refit whose memory had room for fewer than asked for.
+    ``fold``: the fold; None if it concerns all.
     """
 
     what: str
@@ -49,39 +43,30 @@ class Skipped:
 class BacktestResult:
     """What a backtest found.
 
-    Attributes
-    ----------
-    predictions : DataFrame
-        One row for each variant, model and grid row tested, in this order. Columns: ``decision_time``, ``node``,
-        ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32),
-        ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
-        ``incident_start``, ``fold`` (int32). Baselines stand under ``sliding`` only: they learn nothing that
-        training once could lack.
-    folds : DataFrame
-        One row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were fitted),
-        ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``, ``train_end``,
-        ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False: stand-ins),
-        ``refit_fold`` (the fold whose refit made the models) and ``why`` (why it was refitted or kept, in words).
-    k : int
-        Alert budget a decision time.
-    skipped : tuple of Skipped
-        What was left out or replaced.
-    models : tuple of str
-        Models, in the order of reports.
-    drift : tuple of Findings or None
-        For each fold what a check for drift just before it found, against the last fit; None while there was none.
-    horizons : tuple of HorizonMap
-        For each fold the profile's risks at further horizons, see :func:`models.horizons.add_risks`; none asked for:
-        empty.
-    reasons : tuple of AlertReasons
-        Why the profile alerted, for the riskiest alerts of each fold.
-    attributions : DataFrame or None
-        What the profile's scores are made of, see :func:`models.attribution.attribution_frame`; None if nothing was
-        to be explained.
-    precedents : DataFrame or None
-        Past incidents that looked like the alerts explained, see :func:`models.precedent_table.precedent_frame`.
-    searched : DataFrame or None
-        Settings that were tried before the first test, see :func:`models.search.search_table`; None: nothing was.
+    ``predictions``: one row for each variant, model and grid row tested, in this order. Columns: ``decision_time``,
+    ``node``, ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32),
+    ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
+    ``incident_start``, ``fold`` (int32). Baselines stand under ``sliding`` only: they learn nothing that training once
+    could lack.
+    ``folds``: one row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were
+    fitted), ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``,
+    ``train_end``, ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False:
+    stand-ins), ``refit_fold`` (the fold whose refit made the models) and ``why`` (why it was refitted or kept, in
+    words).
+    ``k``: alert budget a decision time.
+    ``skipped``: what was left out or replaced.
+    ``models``: Models, in the order of reports.
+    ``drift``: for each fold what a check for drift just before it found, against the last fit; None while there was
+    none.
+    ``horizons``: for each fold the profile's risks at further horizons, see :func:`models.horizons.add_risks`; none
+    asked for: empty.
+    ``reasons``: why the profile alerted, for the riskiest alerts of each fold.
+    ``attributions``: what the profile's scores are made of, see :func:`models.attribution.attribution_frame`; None if
+    nothing was to be explained.
+    ``precedents``: past incidents that looked like the alerts explained, see
+    :func:`models.precedent_table.precedent_frame`.
+    ``searched``: settings that were tried before the first test, see :func:`models.search.search_table`; None: nothing
+    was.
     """
 
     predictions: pd.DataFrame
@@ -101,12 +86,9 @@ class BacktestResult:
 class Fold:
     """A finished fold, as a checkpoint holds it.
 
-    Attributes
-    ----------
-    table : pyarrow.Table
-        ``row`` (position in the matrix), ``variant`` and ``model`` (numbers), ``score``, ``risk``, ``rank``, ``alert``.
-    facts : dict
-        What else is known of the fold, as JSON holds it.
+    ``table``: ``row`` (position in the matrix), ``variant`` and ``model`` (numbers), ``score``, ``risk``, ``rank``,
+    ``alert``.
+    ``facts``: what else is known of the fold, as JSON holds it.
     """
 
     table: pa.Table

@@ -18,12 +18,8 @@ from models.points import HistoryPoints, Points, RandomPoints, VendorPoints, unk
 class Baseline(Points, BinaryClassifier):
     """What the baselines have in common.
 
-    Parameters
-    ----------
-    columns : sequence of FeatureColumn or None
-        The columns of ``X``, in order; None: no column is known, and the score is constant.
-    seed : int
-        Seed of ``random``; the others ignore it.
+    ``columns``: the columns of ``X``, in order; None: no column is known, and the score is constant.
+    ``seed``: seed of ``random``; the others ignore it.
     """
 
     def __init__(self, columns: Sequence[FeatureColumn] | None = None, seed: int = 0) -> None:
@@ -69,24 +65,10 @@ _CLASSES: dict[str, type[Baseline]] = {
 def make_baseline(name: str, *, columns: Sequence[FeatureColumn], seed: int) -> Baseline:
     """Make a baseline.
 
-    Parameters
-    ----------
-    name : str
-        One of :data:`models.config.BASELINES`.
-    columns : sequence of FeatureColumn
-        The columns of the features it will be given.
-    seed : int
-        Seed of ``random``.
-
-    Returns
-    -------
-    Baseline
-        Ready to score: baselines need no fit.
-
-    Raises
-    ------
-    InputError
-        If there is no such baseline.
+    ``name``: one of :data:`models.config.BASELINES`.
+    ``seed``: seed of ``random``.
+    Returns: ready to score: baselines need no fit.
+    Raises ``InputError`` if there is no such baseline.
     """
     if name not in _CLASSES:
         raise unknown_baseline(name)

@@ -20,10 +20,7 @@ _TOO_FEW = 20
 class Interval:
     """Bounds of a percentile bootstrap interval; NaN where there is none.
 
-    Attributes
-    ----------
-    low, high : float
-        The bounds at :data:`LEVEL`.
+    ``low``, ``high``: the bounds at :data:`LEVEL`.
     """
 
     low: float
@@ -33,19 +30,8 @@ class Interval:
 def resample_units(units: int, replicates: int, seed: int) -> Floats:
     """Draw bootstrap samples of units.
 
-    Parameters
-    ----------
-    units : int
-        Number of units in the evaluation.
-    replicates : int
-        Number of samples; 0 gives an empty array.
-    seed : int
-        Seed; the same arguments give the same draws.
-
-    Returns
-    -------
-    ndarray of float64, shape (replicates, units)
-        How often each unit was drawn; every row sums to ``units``.
+    ``replicates``: number of samples; 0 gives an empty array.
+    Returns: how often each unit was drawn; every row sums to ``units``; shape (replicates, units).
     """
     if units == 0 or replicates == 0:
         return np.zeros((replicates, units))
@@ -59,19 +45,9 @@ def resample_units(units: int, replicates: int, seed: int) -> Floats:
 def resample_fleets(fleets: Sequence[int], replicates: int, seed: int) -> Floats:
     """Draw bootstrap samples of the units of several fleets, each fleet's within itself.
 
-    Parameters
-    ----------
-    fleets : sequence of int
-        Number of units of each fleet.
-    replicates : int
-        Number of samples.
-    seed : int
-        Seed; the fleets draw independently of each other.
-
-    Returns
-    -------
-    ndarray of float64, shape (replicates, sum of fleets)
-        The fleets side by side, in order: how often each unit was drawn.
+    ``fleets``: number of units of each fleet.
+    ``seed``: Seed; the fleets draw independently of each other.
+    Returns: the fleets side by side, in order: how often each unit was drawn; shape (replicates, sum of fleets).
     """
     parts = [resample_units(units, replicates, seed + 7919 * place) for place, units in enumerate(fleets)]
     return np.concatenate(parts, axis=1) if parts else np.zeros((replicates, 0))
@@ -85,21 +61,10 @@ def honest_interval(values: Floats, *, point: float, counts: Floats, level: floa
     of three two-sided. The rows of one unit are not independent, so n counts units, and as they differ in rows, it is
     their effective number ``(sum of rows)^2 / sum of squared rows`` (Kish 1965).
 
-    Parameters
-    ----------
-    values : ndarray, shape (replicates,)
-        The share in each replicate; empty: no interval was asked for.
-    point : float
-        The share itself.
-    counts : ndarray, shape (units,)
-        Rows of each unit in the denominator of the share.
-    level : float
-        Coverage.
-
-    Returns
-    -------
-    Interval
-        As :func:`interval` where the share is neither 0 nor 1, or where nothing was resampled.
+    ``values``: the share in each replicate; empty: no interval was asked for; shape (replicates,).
+    ``point``: the share itself.
+    ``counts``: rows of each unit in the denominator of the share; shape (units,).
+    Returns: as :func:`interval` where the share is neither 0 nor 1, or where nothing was resampled.
     """
     squares = float(np.square(counts).sum())
     if values.size == 0 or point not in (0.0, 1.0) or squares == 0:
@@ -112,17 +77,8 @@ def honest_interval(values: Floats, *, point: float, counts: Floats, level: floa
 def interval(values: Floats, level: float = LEVEL) -> Interval:
     """Percentile interval of bootstrap replicates.
 
-    Parameters
-    ----------
-    values : ndarray, shape (replicates,)
-        The statistic in each replicate; NaN where it is undefined.
-    level : float
-        Coverage.
-
-    Returns
-    -------
-    Interval
-        NaN bounds where fewer than twenty replicates, or fewer than half of them, are finite.
+    ``values``: the statistic in each replicate; NaN where it is undefined; shape (replicates,).
+    Returns: NaN bounds where fewer than twenty replicates, or fewer than half of them, are finite.
     """
     finite = values[np.isfinite(values)]
     if finite.size < max(_TOO_FEW, values.size / 2):

@@ -62,16 +62,10 @@ _OWN = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
 class Bundle:
     """A loaded bundle.
 
-    Attributes
-    ----------
-    path : Path
-        Where it was read from.
-    fitted : FittedModels
-        The models; ``fitted.score`` scores rows.
-    manifest : dict
-        The manifest, as it stands in the file.
-    digest : str
-        SHA-256 of the manifest, which holds those of all other files: it names the bundle's whole content.
+    ``path``: where it was read from.
+    ``fitted``: the models; ``fitted.score`` scores rows.
+    ``manifest``: the manifest, as it stands in the file.
+    ``digest``: SHA-256 of the manifest, which holds those of all other files: it names the bundle's whole content.
     """
 
     path: Path
@@ -93,29 +87,14 @@ class Bundle:
 def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> Bundle:
     """Write a bundle, replacing an older one as a whole or not at all.
 
-    Parameters
-    ----------
-    path : Path
-        The bundle's folder.
-    fitted : FittedModels
-        What one refit made.
-    manifest : mapping
-        JSON-able facts to keep: ``profile`` (required, one of ``fitted.models``), and as known ``channels``,
-        ``params``, ``dataset_digest``, ``code_revision``, ``metrics``, ``simulated``, ``search``. NaN becomes
-        null. Keys of the layout itself (``format``, ``features``, ``sequence``, ``fitted``, ``files``, ``libraries``,
-        ``seal``) are written here and may not be given.
-
-    Returns
-    -------
-    Bundle
-        What was written, with ``fitted`` as given. The same content gives the same bytes.
-
-    Raises
-    ------
-    InputError
-        If the profile is no model of ``fitted``, ``path`` holds something else, or it cannot be written.
-    ValueError
-        If a key of the layout is given.
+    ``manifest``: JSON-able facts to keep: ``profile`` (required, one of ``fitted.models``), and as known ``channels``,
+    ``params``, ``dataset_digest``, ``code_revision``, ``metrics``, ``simulated``, ``search``. NaN becomes null. Keys of
+    the layout itself (``format``, ``features``, ``sequence``, ``fitted``, ``files``, ``libraries``, ``seal``) are
+    written here and may not be given.
+    Returns: what was written, with ``fitted`` as given. The same content gives the same bytes.
+    Raises ``InputError`` if the profile is no model of ``fitted``, ``path`` holds something else, or it cannot be
+    written.
+    Raises ``ValueError`` if a key of the layout is given.
     """
     taken = sorted(set(manifest) & set(_OWN))
     if taken:
@@ -147,23 +126,9 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
 def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -> Bundle:
     """Read a bundle after verifying all of it.
 
-    Parameters
-    ----------
-    path : Path
-        The bundle's folder.
-    columns : sequence of FeatureColumn, optional
-        The features that rows to score will have; they must be the bundle's, in the same order.
-
-    Returns
-    -------
-    Bundle
-        The models, ready to score.
-
-    Raises
-    ------
-    InputError
-        If there is no bundle, a file is missing or was changed, a type is not trusted, a library or the layout is of
-        another version, or the columns differ.
+    ``columns``: the features that rows to score will have; they must be the bundle's, in the same order.
+    Raises ``InputError`` if there is no bundle, a file is missing or was changed, a type is not trusted, a library or
+    the layout is of another version, or the columns differ.
     """
     manifest = read_manifest(path)
     path = manifest.path

@@ -24,10 +24,7 @@ def sealed(content: Mapping[str, Any]) -> bytes:
 def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
     """Refuse a manifest whose bytes are not those that were saved.
 
-    Raises
-    ------
-    InputError
-        If it was changed.
+    Raises ``InputError`` if it was changed.
     """
     try:
         whole = sealed(content) == raw
@@ -40,24 +37,10 @@ def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
 def read_files(path: Path, manifest: Path, listed: Mapping[str, str]) -> dict[str, bytes]:
     """Read the files of a bundle.
 
-    Parameters
-    ----------
-    path : Path
-        The bundle's folder.
-    manifest : Path
-        Its manifest, which lists all other files.
-    listed : mapping of str to str
-        SHA-256 by relative path.
-
-    Returns
-    -------
-    dict of str to bytes
-        The content of each.
-
-    Raises
-    ------
-    InputError
-        If a file is missing, empty, a link, changed or not listed, or a name leads outside the bundle.
+    ``listed``: SHA-256 by relative path.
+    Returns: the content of each.
+    Raises ``InputError`` if a file is missing, empty, a link, changed or not listed, or a name leads outside the
+    bundle.
     """
     if not isinstance(listed, Mapping):
         raise damaged(manifest, "lacks or misstates 'files'")

@@ -32,32 +32,18 @@ def fit_calibrator(
 ) -> Calibrator:
     """Fit a map on the rows of a slice, or fall back to what is known without one.
 
-    Parameters
-    ----------
-    score : ndarray of float64, shape (n,)
-        Scores of grid rows that the model was not fitted on. Rows without a label may be among them: they count
-        only for the fallback.
-    label : ndarray of int, shape (n,)
-        1, 0, or -1 for none.
-    method : str
-        ``sigmoid`` or ``isotonic``.
-    n_incidents : int
-        Distinct incidents among the positives. With fewer than :data:`MIN_INCIDENTS`, or one class only, the fallback
-        is used.
-    base_rate : float
-        Share of positives among grid rows of the training span, for the fallback.
-    log_odds : bool
-        Whether the score is a log-odds already corrected for sampling. Then the fallback is that score itself.
-        Otherwise (an order only, such as a mean rank) it is a sigmoid with a slope of one half whose mean over
-        the rows is the base rate.
+    ``score``: scores of grid rows that the model was not fitted on. Rows without a label may be among them: they count
+    only for the fallback; shape (n,).
+    ``label``: 1, 0, or -1 for none; shape (n,).
+    ``method``: ``sigmoid`` or ``isotonic``.
+    ``n_incidents``: distinct incidents among the positives. With fewer than :data:`MIN_INCIDENTS`, or one class only,
+    the fallback is used.
+    ``base_rate``: share of positives among grid rows of the training span, for the fallback.
+    ``log_odds``: whether the score is a log-odds already corrected for sampling. Then the fallback is that score
+    itself. Otherwise (an order only, such as a mean rank) it is a sigmoid with a slope of one half whose mean over the
+    rows is the base rate.
+    Returns: a strictly positive slope, or ascending knots: risks never reverse the order of scores.
 
-    Returns
-    -------
-    Calibrator
-        A strictly positive slope, or ascending knots: risks never reverse the order of scores.
-
-    Notes
-    -----
     The sigmoid is Platt's, with normal priors that pull towards the fallback: log slope (standard deviation 0.5 for
     log-odds, 1.5 for an order) and intercept (1.5). A handful of positives thus moves it little.
     """
@@ -75,19 +61,8 @@ def fit_calibrator(
 def at_level(calibrator: Calibrator, score: Floats, rate: float) -> Calibrator:
     """Shift a map in log-odds until its mean risk over given scores is a rate; the order of risks stays.
 
-    Parameters
-    ----------
-    calibrator : Calibrator
-        The map.
-    score : ndarray of float64, shape (n,)
-        Scores of recent rows, with or without labels.
-    rate : float
-        Between 0 and 1; a rate of 0 or no scores leave the map as it is.
-
-    Returns
-    -------
-    Calibrator
-        The shifted map.
+    ``score``: scores of recent rows, with or without labels; shape (n,).
+    ``rate``: between 0 and 1; a rate of 0 or no scores leave the map as it is.
     """
     score = np.asarray(score, dtype=np.float64)
     if len(score) == 0 or rate <= 0:

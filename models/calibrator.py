@@ -19,16 +19,11 @@ EDGE = 1e-6
 class Calibrator:
     """A monotone map from scores to risks in the open interval (0, 1).
 
-    Attributes
-    ----------
-    method : str
-        ``sigmoid``: risk = expit(intercept + slope * score); ``isotonic``: interpolated between the knots;
-        ``prior``: as ``sigmoid``, not fitted on a slice but from the base rate (see
-        :func:`models.calibration.fit_calibrator`).
-    slope, intercept : float
-        Of the sigmoid; the slope is positive.
-    knots, risks : tuple of float
-        Scores ascending and risks ascending, for ``isotonic``; empty otherwise.
+    ``method``: ``sigmoid``: risk = expit(intercept + slope * score); ``isotonic``: interpolated between the knots;
+    ``prior``: as ``sigmoid``, not fitted on a slice but from the base rate (see
+    :func:`models.calibration.fit_calibrator`).
+    ``slope``, ``intercept``: of the sigmoid; the slope is positive.
+    ``knots``, ``risks``: scores ascending and risks ascending, for ``isotonic``; empty otherwise.
     """
 
     method: Literal["sigmoid", "isotonic", "prior"]

@@ -31,17 +31,9 @@ MIN_SURVIVORS = 100
 def keep_threshold(score: Floats, recall_floor: float) -> float:
     """Give the highest threshold that keeps at least a share of scores.
 
-    Parameters
-    ----------
-    score : ndarray of float64, shape (n,)
-        Scores of positives, one or more.
-    recall_floor : float
-        Share to keep, in (0, 1].
-
-    Returns
-    -------
-    float
-        A score of the input; at least ``recall_floor`` of them are greater or equal.
+    ``score``: scores of positives, one or more; shape (n,).
+    ``recall_floor``: share to keep, in (0, 1].
+    Returns: a score of the input; at least ``recall_floor`` of them are greater or equal.
     """
     descending = np.sort(score)[::-1]
     # The product may come out a hair above a whole number (0.95 * 20), which would keep one more than asked.
@@ -56,32 +48,17 @@ class CascadeEnsemble(BinaryClassifier):
     *out-of-fold* model of the stage kept, because the stage itself has seen its training rows and would pass on
     hardly a negative.
 
-    Parameters
-    ----------
-    stages : sequence of (str, classifier)
-        Names and unfitted classifiers, from first to last; two or more in practice.
-    recall_floor : float, default 0.95
-        Share of validation positives that each threshold keeps.
-    purge : timedelta or None
-        Gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores; None: none.
-    order_by : str, default "last"
-        What survivors are ordered by: ``last``, the last stage's log-odds; ``mean``, the mean of all stages'. The last
-        stage has learnt to tell survivors apart and nothing else; the earlier ones still know how suspicious they were.
-    k : int, default 10
-        Alert budget a decision time, for :meth:`select`.
+    ``stages``: names and unfitted classifiers, from first to last; two or more in practice.
+    ``recall_floor``: share of validation positives that each threshold keeps.
+    ``purge``: gap + horizon, between the rows that an out-of-fold model is fitted on and those it scores; None: none.
+    ``order_by``: what survivors are ordered by: ``last``, the last stage's log-odds; ``mean``, the mean of all stages'.
+    The last stage has learnt to tell survivors apart and nothing else; the earlier ones still know how suspicious they
+    were.
+    ``k``: alert budget a decision time, for :meth:`select`.
+    ``thresholds_``: Log-odds at or above which a row is passed on, one for each stage but the last.
+    ``floor_``: Log-odds of the last stage that rows filtered out stay below, and survivors above: the first percentile
+    of its training rows, at most 0, because to be filtered out is to be called healthy.
 
-    Attributes
-    ----------
-    stages_ : list of (str, classifier)
-        Fitted stages.
-    thresholds_ : list of float
-        Log-odds at or above which a row is passed on, one for each stage but the last.
-    floor_ : float
-        Log-odds of the last stage that rows filtered out stay below, and survivors above: the first percentile of its
-        training rows, at most 0, because to be filtered out is to be called healthy.
-
-    Notes
-    -----
     With F the floor, z the log-odds of the last stage (or the mean of all stages') and n filters, a survivor's score is
     F + log(1 + exp(z - F)), practically z except near F. A row that filter i (from 0) takes out scores F - (n - i) + a
     share in (0, 1) that rises with its log-odds there: below all survivors, and below whatever a later filter takes
@@ -118,40 +95,21 @@ class CascadeEnsemble(BinaryClassifier):
     ) -> Self:
         """Fit the stages one after the other.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Features; NaN allowed if all stages take it.
-        y : array-like, shape (n_rows,)
-            Two classes; the second in sorted order is the positive one.
-        sample_weight : array-like, shape (n_rows,), optional
-            Weights.
-        times : array-like of int64, shape (n_rows,), optional
-            Decision times in milliseconds. Out-of-fold models are then fitted on earlier rows only; without times,
-            folds keep ``groups`` whole or are stratified.
-        groups : array-like, shape (n_rows,), optional
-            Units.
-        validation : tuple of (X, y), optional
-            Later rows that thresholds are set on. Without them, or with fewer than :data:`MIN_POSITIVES` positives,
-            thresholds are set on the out-of-fold scores.
-        fitted_first : classifier, optional
-            The first stage already fitted on the same rows, with classes 0 and 1, so that it is not fitted twice.
-        thresholds : sequence of float, optional
-            Thresholds set before, on rows that were held out, one for each stage but the last.
-        hours_to_incident : array-like, shape (n_rows,), optional
-            Hours to a positive row's incident, for stages that ask for it.
-        positions : array-like of int64, shape (n_rows,), optional
-            Positions of the rows in the matrix they come from, for stages that ask for them (as ``rows``).
-
-        Returns
-        -------
-        CascadeEnsemble
-            Itself, fitted.
-
-        Raises
-        ------
-        InputError
-            If a stage's library refuses its settings; see :func:`models.learners.refusals`.
+        ``X``: Features; NaN allowed if all stages take it; shape (n_rows, n_features).
+        ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
+        ``sample_weight``: Weights; shape (n_rows,).
+        ``times``: decision times in milliseconds. Out-of-fold models are then fitted on earlier rows only; without
+        times, folds keep ``groups`` whole or are stratified; shape (n_rows,).
+        ``groups``: Units; shape (n_rows,).
+        ``validation``: later rows that thresholds are set on. Without them, or with fewer than :data:`MIN_POSITIVES`
+        positives, thresholds are set on the out-of-fold scores.
+        ``fitted_first``: the first stage already fitted on the same rows, with classes 0 and 1, so that it is not
+        fitted twice.
+        ``thresholds``: thresholds set before, on rows that were held out, one for each stage but the last.
+        ``hours_to_incident``: hours to a positive row's incident, for stages that ask for it; shape (n_rows,).
+        ``positions``: positions of the rows in the matrix they come from, for stages that ask for them (as ``rows``);
+        shape (n_rows,).
+        Raises ``InputError`` if a stage's library refuses its settings; see :func:`models.learners.refusals`.
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         if not self.stages:
@@ -246,19 +204,10 @@ class CascadeEnsemble(BinaryClassifier):
     def select(self, X: Any, times: Any = None, units: Any = None) -> Combined:
         """Decide at each decision time: alerts are the ``k`` riskiest rows that survive, possibly fewer.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Features.
-        times : array-like of int64, shape (n_rows,), optional
-            Decision time of each row; None: all rows are of one.
-        units : array-like of str, shape (n_rows,), optional
-            Units, which break ties; None: the position does.
-
-        Returns
-        -------
-        Combined
-            Score, rank and alert of each row.
+        ``X``: Features; shape (n_rows, n_features).
+        ``times``: decision time of each row; None: all rows are of one; shape (n_rows,).
+        ``units``: Units, which break ties; None: the position does; shape (n_rows,).
+        Returns: Score, rank and alert of each row.
         """
         score, survived = self._score(self._checked(X))
         at = np.zeros(len(score), dtype=np.int64) if times is None else np.asarray(times, dtype=np.int64)

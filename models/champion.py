@@ -36,14 +36,7 @@ _KEPT = 200  # versions in the list; MLflow takes 5,000 characters
 class Version:
     """A version of a registered model.
 
-    Attributes
-    ----------
-    number : int
-        The version.
-    digest : str
-        Digest of its bundle; empty where none was noted.
-    tags : mapping of str to str
-        All tags.
+    ``digest``: digest of its bundle; empty where none was noted.
     """
 
     number: int
@@ -55,12 +48,7 @@ class Version:
 class Standing:
     """A model's aliases and its champions so far.
 
-    Attributes
-    ----------
-    aliases : mapping of str to int
-        Version by alias.
-    history : tuple of int
-        Champions in order, the present one last; empty where there is none.
+    ``history``: champions in order, the present one last; empty where there is none.
     """
 
     aliases: Mapping[str, int]
@@ -80,22 +68,7 @@ class Standing:
 def standing_of(tracking_uri: str, model: str) -> Standing:
     """Read who is champion and who was.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    model : str
-        Name of the registered model.
-
-    Returns
-    -------
-    Standing
-        As it is now.
-
-    Raises
-    ------
-    InputError
-        If there is no such store or model.
+    Raises ``InputError`` if there is no such store or model.
     """
     refuse_absent(tracking_uri)
     with opened_store(tracking_uri) as mlflow:
@@ -105,24 +78,7 @@ def standing_of(tracking_uri: str, model: str) -> Standing:
 def version_at(tracking_uri: str, model: str, number: int) -> Version:
     """Read a version.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    model : str
-        Name of the registered model.
-    number : int
-        The version.
-
-    Returns
-    -------
-    Version
-        Its digest and tags.
-
-    Raises
-    ------
-    InputError
-        If there is no such version.
+    Raises ``InputError`` if there is no such version.
     """
     with opened_store(tracking_uri) as mlflow:
         found = mlflow.MlflowClient().get_model_version(model, str(number))
@@ -135,26 +91,7 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
     Only files are fetched: no code of the version runs. Whoever loads the bundle must compare its digest with
     ``version.digest``.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    model : str
-        Name of the registered model.
-    version : Version
-        Which one.
-    folder : Path
-        Where a download goes.
-
-    Returns
-    -------
-    Path
-        The bundle's folder.
-
-    Raises
-    ------
-    InputError
-        If the version holds no bundle or its files are gone.
+    Raises ``InputError`` if the version holds no bundle or its files are gone.
     """
     where = f"{model} version {version.number}"
     do = "Register the bundle again with `predrain train --track`."
@@ -175,23 +112,8 @@ def fetch_bundle(tracking_uri: str, model: str, version: Version, folder: Path) 
 def crown(tracking_uri: str, model: str, version: int, *, expected: int | None, tags: Mapping[str, str]) -> None:
     """Make a version the champion, if the champion is still who it was.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    model : str
-        Name of the registered model.
-    version : int
-        The new champion.
-    expected : int or None
-        The champion that the decision was made against; None: there was none.
-    tags : mapping of str to str
-        Tags for the version, such as the run that holds the verdict.
-
-    Raises
-    ------
-    InputError
-        If another version became champion meanwhile; nothing is changed then.
+    ``expected``: the champion that the decision was made against; None: there was none.
+    Raises ``InputError`` if another version became champion meanwhile; nothing is changed then.
     """
     with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
@@ -206,26 +128,8 @@ def crown(tracking_uri: str, model: str, version: int, *, expected: int | None, 
 def step_back(tracking_uri: str, model: str, *, expected: int, tags: Mapping[str, str]) -> int:
     """Give the crown back to the champion before the present one.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    model : str
-        Name of the registered model.
-    expected : int
-        The champion to be unseated.
-    tags : mapping of str to str
-        Tags for that version, such as the reason.
-
-    Returns
-    -------
-    int
-        The version that is champion again.
-
-    Raises
-    ------
-    InputError
-        If there was none before, it is gone, or another version became champion meanwhile; nothing is changed then.
+    Raises ``InputError`` if there was none before, it is gone, or another version became champion meanwhile; nothing is
+    changed then.
     """
     with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
@@ -243,21 +147,7 @@ def step_back(tracking_uri: str, model: str, *, expected: int, tags: Mapping[str
 def tag_version(tracking_uri: str, model: str, version: int, tags: Mapping[str, str]) -> None:
     """Tag a version.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    model : str
-        Name of the registered model.
-    version : int
-        The version.
-    tags : mapping of str to str
-        The tags; older ones of the same keys are replaced.
-
-    Raises
-    ------
-    InputError
-        If there is no such version.
+    Raises ``InputError`` if there is no such version.
     """
     with opened_store(tracking_uri) as mlflow:
         for key, value in tags.items():
@@ -276,10 +166,7 @@ def nothing_before(model: str, version: int | None) -> InputError:
 def alone(tracking_uri: str) -> Iterator[None]:
     """Hold off every other promotion in a store that is a file; for a server this does nothing.
 
-    Raises
-    ------
-    InputError
-        If another promotion is at work.
+    Raises ``InputError`` if another promotion is at work.
     """
     database = database_of(tracking_uri)
     if database is None:

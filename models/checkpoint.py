@@ -26,16 +26,8 @@ _ROOMS = ("features", "models", "policy", "telemetry")
 def digest_of(**inputs: Any) -> str:
     """Digest everything that a fold's predictions depend on.
 
-    Parameters
-    ----------
-    **inputs
-        JSON-serialisable values by name: the matrix's digest, parameters, seed.
-
-    Returns
-    -------
-    str
-        16 hexadecimal digits; differs when an input, a library's version or code of ours differs that shapes
-        predictions.
+    Returns: 16 hexadecimal digits; differs when an input, a library's version or code of ours differs that shapes
+    predictions.
     """
     content = {"code": code_digest(), "libraries": {name: version(name) for name in _LIBRARIES}, "inputs": inputs}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
@@ -54,12 +46,8 @@ def code_digest() -> str:
 class FoldStore:
     """One Parquet file a finished fold, in a folder named by the digest of the inputs.
 
-    Parameters
-    ----------
-    folder : Path
-        Where checkpoints are kept; folds of other inputs beside ours are left alone.
-    digest : str
-        From :func:`digest_of`.
+    ``folder``: where checkpoints are kept; folds of other inputs beside ours are left alone.
+    ``digest``: from :func:`digest_of`.
     """
 
     def __init__(self, folder: Path, digest: str) -> None:
@@ -84,10 +72,7 @@ class FoldStore:
     def save(self, fold: int, table: pa.Table, facts: Mapping[str, Any]) -> None:
         """Write a finished fold: the whole file appears, or nothing.
 
-        Raises
-        ------
-        InputError
-            If it cannot be written, as on a full disk; earlier folds stay.
+        Raises ``InputError`` if it cannot be written, as on a full disk; earlier folds stay.
         """
         path = self._path(fold)
         temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")

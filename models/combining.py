@@ -17,12 +17,8 @@ from models.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within
 class Stacker:
     """Logistic regression over members' log-odds, kept near their plain mean: positives are few.
 
-    Attributes
-    ----------
-    weights : tuple of float
-        Weight of each member, zero or more.
-    intercept : float
-        Added to the weighted sum.
+    ``weights``: weight of each member, zero or more.
+    ``intercept``: added to the weighted sum.
     """
 
     weights: tuple[float, ...]
@@ -37,20 +33,11 @@ class Stacker:
     def fit(cls, scores: Floats, y: Ints, weight: Floats | None = None) -> Stacker:
         """Fit by penalised maximum likelihood.
 
-        Parameters
-        ----------
-        scores : ndarray of float64, shape (n_rows, n_members)
-            Log-odds that the members gave out of fold.
-        y : ndarray of int, shape (n_rows,)
-            0 or 1; with one class only, the plain mean is returned.
-        weight : ndarray of float64, shape (n_rows,), optional
-            Weight of each row.
-
-        Returns
-        -------
-        Stacker
-            Weights have a normal prior around one over the number of members (standard deviation 0.3) and are cut at 0;
-            the intercept has one around 0 (1.5).
+        ``scores``: Log-odds that the members gave out of fold; shape (n_rows, n_members).
+        ``y``: 0 or 1; with one class only, the plain mean is returned; shape (n_rows,).
+        ``weight``: weight of each row; shape (n_rows,).
+        Returns: weights have a normal prior around one over the number of members (standard deviation 0.3) and are cut
+        at 0; the intercept has one around 0 (1.5).
         """
         members = scores.shape[1]
         start = 1 / members
@@ -84,15 +71,9 @@ class Stacker:
 class Combined:
     """What an ensemble makes of its members' scores, each of shape (n_rows,).
 
-    Attributes
-    ----------
-    score : ndarray of float64
-        Orders rows inside a decision time. For ``mean_log_odds`` and ``stacked`` a log-odds; otherwise the logit of a
-        share between 0 and 1, comparable between decision times as ranks are.
-    rank : ndarray of int64
-        1 for the riskiest row of its decision time.
-    alert : ndarray of bool
-        The ensemble's selection.
+    ``score``: orders rows inside a decision time. For ``mean_log_odds`` and ``stacked`` a log-odds; otherwise the logit
+    of a share between 0 and 1, comparable between decision times as ranks are.
+    ``rank``: 1 for the riskiest row of its decision time.
     """
 
     score: Floats
@@ -112,36 +93,17 @@ def combine(
 ) -> Combined:
     """Join members' scores.
 
-    Parameters
-    ----------
-    scores : ndarray of float64, shape (n_rows, n_members)
-        Members' scores, riskiest highest; only their order inside a decision time counts, except for
-        ``mean_log_odds`` and ``stacked``.
-    times : ndarray of int64, shape (n_rows,)
-        Decision time of each row.
-    tie : ndarray of uint64, shape (n_rows,)
-        Hash of the unit, which orders rows of equal score.
-    k : int
-        Alert budget a decision time.
-    combiner : str
-        ``intersection``: alerts are the rows in every member's top K, possibly none (the paper's PARALLEL);
-        ``min_votes``: in the top K of at least ``min_votes`` members; ``mean_rank``: the K lowest mean ranks;
-        ``mean_log_odds``: the K highest means (soft voting, a logarithmic opinion pool); ``stacked``: the K highest
-        scores of ``stacker``. Voted rows are ordered by votes, then by mean rank.
-    min_votes : int, optional
-        For ``min_votes``; None means all members.
-    stacker : Stacker, optional
-        For ``stacked``; None weighs all members alike.
-
-    Returns
-    -------
-    Combined
-        Score, rank and alerts.
-
-    Raises
-    ------
-    InputError
-        If ``min_votes`` is below 1 or above the number of members.
+    ``scores``: Members' scores, riskiest highest; only their order inside a decision time counts, except for
+    ``mean_log_odds`` and ``stacked``; shape (n_rows, n_members).
+    ``times``: decision time of each row; shape (n_rows,).
+    ``tie``: hash of the unit, which orders rows of equal score; shape (n_rows,).
+    ``combiner``: ``intersection``: alerts are the rows in every member's top K, possibly none (the paper's PARALLEL);
+    ``min_votes``: in the top K of at least ``min_votes`` members; ``mean_rank``: the K lowest mean ranks;
+    ``mean_log_odds``: the K highest means (soft voting, a logarithmic opinion pool); ``stacked``: the K highest scores
+    of ``stacker``. Voted rows are ordered by votes, then by mean rank.
+    ``min_votes``: for ``min_votes``; None means all members.
+    ``stacker``: for ``stacked``; None weighs all members alike.
+    Raises ``InputError`` if ``min_votes`` is below 1 or above the number of members.
     """
     members = scores.shape[1]
     if combiner in ("mean_log_odds", "stacked"):

@@ -39,17 +39,7 @@ def best_learner(assessed: Sequence[Assessment], variant: str = SLIDING) -> Asse
 
     It is chosen after the fact on the rows it is then compared on, which favours it against the ensembles.
 
-    Parameters
-    ----------
-    assessed : sequence of Assessment
-        All models.
-    variant : str
-        The variant to choose among.
-
-    Returns
-    -------
-    Assessment or None
-        The best; the earlier in the order of reports where equal; None where no learner has a precision.
+    Returns: the best; the earlier in the order of reports where equal; None where no learner has a precision.
     """
     found = [
         (each.point["precision_at_k"], each.point["average_precision"], -ALL_LEARNERS.index(each.scored.model), each)
@@ -68,17 +58,8 @@ def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
     Comparisons: ``sliding`` (each model's sliding variant against its train-once variant), ``ensemble`` (each sliding
     ensemble against the best sliding learner), ``baseline`` (the best sliding learner against each sliding baseline).
 
-    Parameters
-    ----------
-    assessed : sequence of Assessment
-        All models, measured on the same resamples.
-
-    Returns
-    -------
-    DataFrame
-        One row a comparison and statistic: the two values, ``difference`` (positive: ``model`` is better), its
-        interval ``low``, ``high`` (NaN: none), and ``share_better``, the share of resamples in which ``model`` is
-        better.
+    Returns: one row a comparison and statistic: the two values, ``difference`` (positive: ``model`` is better), its
+    interval ``low``, ``high`` (NaN: none), and ``share_better``, the share of resamples in which ``model`` is better.
     """
     by_name = {each.scored.name: each for each in assessed}
     pairs: list[tuple[str, Assessment, Assessment]] = []
@@ -101,20 +82,11 @@ def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFram
     give, at each decision time, as many alerts as it does, taken from the top of their rankings. A model that alerts
     less than the budget is compared with every other model, an ensemble that uses the whole budget with each learner.
 
-    Parameters
-    ----------
-    assessed : sequence of Assessment
-        All models.
-    weights : ndarray, shape (replicates, units)
-        Bootstrap samples.
-
-    Returns
-    -------
-    DataFrame
-        One row for each (model, other model) of a variant: alerts, both precisions, ``difference`` (positive: ``model``
-        is better at equal alerts), its interval, the share of resamples in which it is better, ``sparing`` (``model``
-        alerts less than the budget) and ``best`` (no learner is more precise at as many alerts than ``other_model``;
-        chosen after the fact, which favours it).
+    ``weights``: bootstrap samples; shape (replicates, units).
+    Returns: one row for each (model, other model) of a variant: alerts, both precisions, ``difference`` (positive:
+    ``model`` is better at equal alerts), its interval, the share of resamples in which it is better, ``sparing``
+    (``model`` alerts less than the budget) and ``best`` (no learner is more precise at as many alerts than
+    ``other_model``; chosen after the fact, which favours it).
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows = []
@@ -147,15 +119,8 @@ def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFram
 def difference_interval(one: Floats, two: Floats) -> Interval:
     """Interval of the difference of two shares; none where neither has a hit, since then there is nothing to resample.
 
-    Parameters
-    ----------
-    one, two : ndarray, shape (1 + replicates,)
-        The shares on the units as they are, and then on each resample.
-
-    Returns
-    -------
-    Interval
-        Of ``one - two``.
+    ``one``, ``two``: the shares on the units as they are, and then on each resample; shape (1 + replicates,).
+    Returns: of ``one - two``.
     """
     if one[0] == two[0] == 0:
         return Interval(np.nan, np.nan)
@@ -165,15 +130,7 @@ def difference_interval(one: Floats, two: Floats) -> Interval:
 def most_precise(precision: Mapping[str, float]) -> str | None:
     """Name the learner of the highest precision; the earlier in the order of reports where equal; None: none has one.
 
-    Parameters
-    ----------
-    precision : mapping of str to float
-        Precision by model; models that are no learners are passed over.
-
-    Returns
-    -------
-    str or None
-        Its name.
+    ``precision``: precision by model; models that are no learners are passed over.
     """
     known = [name for name in ALL_LEARNERS if np.isfinite(precision.get(name, np.nan))]
     return max(known, key=lambda name: precision[name]) if known else None
@@ -182,17 +139,8 @@ def most_precise(precision: Mapping[str, float]) -> str | None:
 def budget_steps(k: int, budget: Ints) -> list[tuple[int, Ints]]:
     """Alert budgets that a reader asks about: half of K, K, twice and five times as many, ascending.
 
-    Parameters
-    ----------
-    k : int
-        The budget, or the largest of several fleets'.
-    budget : ndarray of int64, shape (times,)
-        The budget of each decision time.
-
-    Returns
-    -------
-    list of (int, ndarray)
-        What each is for K, and by decision time.
+    ``budget``: the budget of each decision time; shape (times,).
+    Returns: what each is for K, and by decision time.
     """
     steps = {max(1, int(k * factor)): np.maximum(1, np.floor(budget * factor)).astype(np.int64) for factor in FACTORS}
     return sorted(steps.items(), key=lambda step: step[0])
@@ -201,18 +149,9 @@ def budget_steps(k: int, budget: Ints) -> list[tuple[int, Ints]]:
 def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
     """Precision of the riskiest units of each decision time at several budgets.
 
-    Parameters
-    ----------
-    assessed : sequence of Assessment
-        All models.
-    weights : ndarray, shape (replicates, units)
-        Bootstrap samples.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``variant``, ``k`` (:func:`budget_steps`), ``alerts`` and ``hits`` (with a label), ``precision`` with
-        ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
+    ``weights``: bootstrap samples; shape (replicates, units).
+    Returns: ``model``, ``variant``, ``k`` (:func:`budget_steps`), ``alerts`` and ``hits`` (with a label), ``precision``
+    with ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
     """
     every = np.concatenate([np.ones((1, weights.shape[1])), weights])
     rows: list[tuple[object, ...]] = []
@@ -234,19 +173,7 @@ def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
 def oracle_shares(assessed: Sequence[Assessment], oracle: Assessment, statistics: Sequence[str]) -> pd.DataFrame:
     """Share of the oracle's statistics that each model reaches, on the same resamples.
 
-    Parameters
-    ----------
-    assessed : sequence of Assessment
-        All models.
-    oracle : Assessment
-        The oracle.
-    statistics : sequence of str
-        Statistics to compare.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``variant`` and, for each statistic S, ``oracle_share_S`` with ``_low`` and ``_high``.
+    Returns: ``model``, ``variant`` and, for each statistic S, ``oracle_share_S`` with ``_low`` and ``_high``.
     """
     rows = []
     for each in assessed:

@@ -34,24 +34,12 @@ __all__ = ["ADDITIVE", "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "
 def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     """Contribution of each feature to each row's score.
 
-    Parameters
-    ----------
-    learner : scikit-learn classifier
-        A fitted learner as :func:`models.learners.make_learner` makes it, or a baseline.
-    X : ndarray of float32, shape (rows, features)
-        Rows to explain; NaN: unknown.
-
-    Returns
-    -------
-    values : ndarray of float64, shape (rows, features)
-        Additions to the log-odds.
-    method : str
-        How they were computed: :data:`TREES`, :data:`LINEAR`, :data:`GRADIENTS`, :data:`OCCLUSION` or :data:`UNKNOWN`.
-
-    Raises
-    ------
-    TypeError
-        If the learner is of another type.
+    ``learner``: a fitted learner as :func:`models.learners.make_learner` makes it, or a baseline.
+    ``X``: rows to explain; NaN: unknown; shape (rows, features).
+    Returns shape (rows, features).
+    Returns ``method``: how they were computed: :data:`TREES`, :data:`LINEAR`, :data:`GRADIENTS`, :data:`OCCLUSION` or
+    :data:`UNKNOWN`.
+    Raises ``TypeError`` if the learner is of another type.
     """
     learner = inner_of(learner)
     own, method = _of_own_features(learner, X[:, : _features_of(learner, X.shape[1])])

@@ -15,19 +15,10 @@ def doubtful_rows(rows: Rows, labels: Labels, incidents: pd.DataFrame, *, margin
 
     Tickets are dated by hand: an incident that is dated late leaves a negative where a positive belongs.
 
-    Parameters
-    ----------
-    rows, labels
-        The matrix; ``labels`` as of the refit.
-    incidents : DataFrame
-        ``unit`` and ``start`` (aware) of the incidents known at the refit, as the matrix gives them.
-    margin_ms : int
-        How long after the horizon, in milliseconds; 0: no row is doubtful.
-
-    Returns
-    -------
-    ndarray of bool, shape (n_rows,)
-        True for a negative with an incident start in (end of the horizon, end + margin].
+    ``rows``, ``labels``: the matrix; ``labels`` as of the refit.
+    ``incidents``: ``unit`` and ``start`` (aware) of the incidents known at the refit, as the matrix gives them.
+    ``margin_ms``: how long after the horizon, in milliseconds; 0: no row is doubtful.
+    Returns: true for a negative with an incident start in (end of the horizon, end + margin]; shape (n_rows,).
     """
     out = np.zeros(len(rows.time), dtype=bool)
     if margin_ms <= 0 or len(incidents) == 0:

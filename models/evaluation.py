@@ -29,43 +29,28 @@ class Evaluation:
 
     Every frame carries ``model`` and ``variant``; ``oracle`` is one of them if truth was given.
 
-    Attributes
-    ----------
-    k : int
-        Alert budget a decision time.
-    replicates : int
-        Bootstrap samples behind each interval; 0: there are no intervals. A share of 0 or 1 has exact bounds instead
-        (:func:`models.bootstrap.honest_interval`).
-    units, times : int
-        Units and decision times that were scored.
-    first_time, last_time : datetime
-        First and last decision time (UTC).
-    oracle_coverage : float
-        Share of the decisions with a known true risk; NaN without truth.
-    table : DataFrame
-        One row a model and variant: counts, statistics (see :class:`models.assessment.Assessment`) with ``_low`` and
-        ``_high``, lead time quartiles in hours, false alerts per 1000 unit-days, calibration, shares of the oracle.
-        ``false_alerts_per_1000_unit_days`` counts labelled alerts that no incident followed; ``false_alert_days_...``
-        counts each unit once a UTC day, and not on a day on which another alert of it was right.
-    folds, monthly : DataFrame
-        The main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of the decision time.
-    by_class : DataFrame
-        Recall of incidents by ``failure_class``.
-    lead_times : DataFrame
-        One row an incident: its unit, class, start, whether and when it was caught, lead time in hours (NaN: not
-        caught).
-    calibration : DataFrame
-        Bins of risk: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
-    pr_curves : DataFrame
-        ``k``, ``precision``, ``recall`` as the alert budget grows (rows pooled by rank within their decision time).
-    paired : DataFrame
-        As :func:`models.comparison.paired_differences` returns it.
-    equal_alerts : DataFrame
-        As :func:`models.comparison.equal_alerts` returns it.
-    budgets : DataFrame
-        Precision at several budgets, as :func:`models.comparison.budgets` returns it.
-    trends : DataFrame
-        How the gain of sliding training changes with time, as :func:`models.trends.trends` returns it.
+    ``k``: alert budget a decision time.
+    ``replicates``: bootstrap samples behind each interval; 0: there are no intervals. A share of 0 or 1 has exact
+    bounds instead (:func:`models.bootstrap.honest_interval`).
+    ``units``, ``times``: units and decision times that were scored.
+    ``first_time``, ``last_time``: first and last decision time (UTC).
+    ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
+    ``table``: one row a model and variant: counts, statistics (see :class:`models.assessment.Assessment`) with ``_low``
+    and ``_high``, lead time quartiles in hours, false alerts per 1000 unit-days, calibration, shares of the oracle.
+    ``false_alerts_per_1000_unit_days`` counts labelled alerts that no incident followed; ``false_alert_days_...``
+    counts each unit once a UTC day, and not on a day on which another alert of it was right.
+    ``folds``, ``monthly``: the main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of the decision
+    time.
+    ``by_class``: recall of incidents by ``failure_class``.
+    ``lead_times``: one row an incident: its unit, class, start, whether and when it was caught, lead time in hours
+    (NaN: not caught).
+    ``calibration``: bins of risk: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
+    ``pr_curves``: ``k``, ``precision``, ``recall`` as the alert budget grows (rows pooled by rank within their decision
+    time).
+    ``paired``: as :func:`models.comparison.paired_differences` returns it.
+    ``equal_alerts``: as :func:`models.comparison.equal_alerts` returns it.
+    ``budgets``: precision at several budgets, as :func:`models.comparison.budgets` returns it.
+    ``trends``: how the gain of sliding training changes with time, as :func:`models.trends.trends` returns it.
     """
 
     k: int
@@ -90,15 +75,7 @@ class Evaluation:
     def row(self, model: str, variant: str) -> pd.Series | None:
         """Find one model's row of the table.
 
-        Parameters
-        ----------
-        model, variant : str
-            Which one.
-
-        Returns
-        -------
-        Series or None
-            Its row; None where there is none.
+        Returns: its row; None where there is none.
         """
         found = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
         return None if found.empty else found.iloc[0]
@@ -106,12 +83,9 @@ class Evaluation:
     def to_metrics(self) -> dict[str, Any]:
         """Everything that fits a metrics file: nested, JSON-able, deterministic.
 
-        Returns
-        -------
-        dict
-            ``k``, ``bootstrap``, ``units``, ``decision_times``, ``first_time``, ``last_time``, ``oracle_coverage``,
-            ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``, ``folds``), ``paired``,
-            ``equal_alerts``, ``budgets`` and ``trends`` (lists). NaN is None.
+        Returns: ``k``, ``bootstrap``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
+        ``oracle_coverage``, ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``, ``folds``),
+        ``paired``, ``equal_alerts``, ``budgets`` and ``trends`` (lists). NaN is None.
         """
         models: dict[str, dict[str, Any]] = {}
         for record in self.table.to_dict("records"):
@@ -146,28 +120,13 @@ def evaluate(
 ) -> Evaluation:
     """Measure every model and variant of a backtest.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        As :func:`models.sliding.run_backtest` returns it (:data:`models.scored.COLUMNS`), rows in any order.
-    k : int
-        Alert budget a decision time, at least 1.
-    bootstrap : int
-        Bootstrap samples of units; 0: no intervals.
-    seed : int
-        Seed of the resampling.
-    truth : DataFrame, optional
-        True risks (:func:`models.oracle.read_truth`); adds the oracle and the share of it that is reached.
-
-    Returns
-    -------
-    Evaluation
-        The measurements.
-
-    Raises
-    ------
-    InputError
-        If the predictions are empty, lack a column or hold a unit twice, or the truth does not belong to them.
+    ``predictions``: as :func:`models.sliding.run_backtest` returns it (:data:`models.scored.COLUMNS`), rows in any
+    order.
+    ``k``: alert budget a decision time, at least 1.
+    ``bootstrap``: bootstrap samples of units; 0: no intervals.
+    ``truth``: true risks (:func:`models.oracle.read_truth`); adds the oracle and the share of it that is reached.
+    Raises ``InputError`` if the predictions are empty, lack a column or hold a unit twice, or the truth does not belong
+    to them.
     """
     coverage = np.nan
     if truth is not None and not predictions.empty:

@@ -43,23 +43,10 @@ __all__ = [
 def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
     """Find the learners whose scores make a model's alerts.
 
-    Parameters
-    ----------
-    fitted : FittedModels
-        What one refit made.
-    model : str
-        One of ``fitted.models``.
-
-    Returns
-    -------
-    list of (name, fitted learner)
-        The learner itself; an ensemble's members; of a cascade the stages whose log-odds make a survivor's score;
-        where a baseline stands in for all models, that one.
-
-    Raises
-    ------
-    ValueError
-        If there is no such model.
+    ``model``: one of ``fitted.models``.
+    Returns: the learner itself; an ensemble's members; of a cascade the stages whose log-odds make a survivor's score;
+    where a baseline stands in for all models, that one.
+    Raises ``ValueError`` if there is no such model.
     """
     if model not in fitted.models:
         raise ValueError(f"{model} is not among {', '.join(fitted.models)}")
@@ -77,10 +64,7 @@ def members_of(fitted: FittedModels, model: str) -> list[tuple[str, Any]]:
 def weights_in(fitted: FittedModels, model: str) -> tuple[float, ...]:
     """Give what each of :func:`members_of` weighs in a model's score.
 
-    Returns
-    -------
-    tuple of float
-        ``stacked``: the weights fitted; else all alike, adding up to 1.
+    Returns: ``stacked``: the weights fitted; else all alike, adding up to 1.
     """
     members = members_of(fitted, model)
     if model == "stacked" and fitted.stand_in is None and any(fitted.stacker.weights):
@@ -96,20 +80,9 @@ def attribute_score(
     Members whose contributions add up to log-odds are weighed and summed; others join in only where no member is one,
     because their contributions have a scale of their own.
 
-    Parameters
-    ----------
-    members : sequence of (name, fitted learner)
-        The learners whose scores make the alert.
-    X : ndarray of float32, shape (rows, features)
-    weights : sequence of float, optional
-        Weight of each member; by default all alike.
-
-    Returns
-    -------
-    values : ndarray of float64, shape (rows, features)
-        Additions to the score; all 0 where no member can be explained.
-    method : str
-        How they were computed, over which members, and which were left out.
+    ``X``: shape (rows, features).
+    ``weights``: weight of each member; by default all alike.
+    Returns ``values``: additions to the score; all 0 where no member can be explained; shape (rows, features).
     """
     each = [1 / len(members)] * len(members) if weights is None else list(weights)
     parts = [
@@ -133,34 +106,15 @@ def explain(
 ) -> list[Explanation]:
     """Explain alerts by the members of the model that gave them.
 
-    Parameters
-    ----------
-    members : sequence of (name, fitted learner)
-        The learners whose scores make the alert: one for a single learner, the members of an ensemble.
-    X : ndarray of float32, shape (rows, features)
-        The alerted rows.
-    columns : sequence of FeatureColumn, length features
-        What the features are.
-    top : int
-        Reasons a row at most.
-    weights : sequence of float, optional
-        See :func:`weights_in`.
-    attributed : (ndarray, str), optional
-        What :func:`attribute_score` gave for these rows, where it is known already.
-    fleets : sequence of ndarray of float32, each of shape (units, features), optional
-        For each row all units at its decision time, itself among them, to say where a value stands.
-    noun : str
-        What the units are called.
-
-    Returns
-    -------
-    list of Explanation
-        One for each row.
-
-    Raises
-    ------
-    ValueError
-        If the rows have another number of features than there are columns, or there are no members.
+    ``members``: the learners whose scores make the alert: one for a single learner, the members of an ensemble.
+    ``X``: the alerted rows; shape (rows, features).
+    ``top``: reasons a row at most.
+    ``weights``: see :func:`weights_in`.
+    ``attributed``: what :func:`attribute_score` gave for these rows, where it is known already.
+    ``fleets``: for each row all units at its decision time, itself among them, to say where a value stands; shape
+    (units, features).
+    Returns: one for each row.
+    Raises ``ValueError`` if the rows have another number of features than there are columns, or there are no members.
     """
     if X.ndim != 2 or X.shape[1] != len(columns):
         raise ValueError(f"rows of shape {X.shape} do not match {len(columns)} columns")
@@ -179,16 +133,8 @@ def explain(
 def explained_by(fitted: FittedModels, model: str, X: np.ndarray) -> Floats:
     """Contributions to a model's score, as :func:`explain` sums them over its members.
 
-    Parameters
-    ----------
-    fitted : FittedModels
-    model : str
-        One of ``fitted.models``.
-    X : ndarray of float32, shape (rows, features)
-
-    Returns
-    -------
-    ndarray of float64, shape (rows, features)
-        Additions to the log-odds.
+    ``model``: one of ``fitted.models``.
+    ``X``: shape (rows, features).
+    Returns shape (rows, features).
     """
     return attribute_score(members_of(fitted, model), X, weights_in(fitted, model))[0]

@@ -22,17 +22,7 @@ RATE_WEIGHT = 10.0
 def rate_at(rows: Rows, labels: Labels, refit_ms: int) -> float:
     """Give the share of positives among grid rows to expect after a refit, see :func:`recent_rate`.
 
-    Parameters
-    ----------
-    rows, labels
-        The matrix's rows and the labels as of the refit.
-    refit_ms : int
-        The refit in milliseconds since the epoch.
-
-    Returns
-    -------
-    float
-        From 0 to one half; 0 where no incident is known.
+    Returns: from 0 to one half; 0 where no incident is known.
     """
     start = refit_ms - duration_ms(RECENT) - duration_ms(BEFORE)
     known = known_rows(rows, labels, start_ms=start, complete_by_ms=refit_ms, as_of_ms=refit_ms) & ~rows.augmented
@@ -49,20 +39,10 @@ def rate_at(rows: Rows, labels: Labels, refit_ms: int) -> float:
 def recent_rate(recent: tuple[int, int], before: tuple[int, int], rows_per_incident: float) -> float:
     """Give the rate of positives to expect next: the recent one, drawn to the longer one, with half of its trend.
 
-    Parameters
-    ----------
-    recent, before : tuple of int
-        Incidents and labelled grid rows of the last :data:`RECENT` and of the :data:`BEFORE` until then.
-    rows_per_incident : float
-        Positive rows that an incident makes, on average.
+    ``recent``, ``before``: incidents and labelled grid rows of the last :data:`RECENT` and of the :data:`BEFORE` until
+    then.
+    Returns: share of positive rows; 0 without rows.
 
-    Returns
-    -------
-    float
-        Share of positive rows; 0 without rows.
-
-    Notes
-    -----
     Both rates are drawn towards their common mean with the weight of :data:`RATE_WEIGHT` incidents (the posterior mean
     of a Poisson rate under a gamma prior). A label is known a day late and a refit serves a week, so a level set on the
     past lags behind a fleet whose failures grow; the trend between the two windows, at most twofold, is followed half

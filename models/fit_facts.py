@@ -17,15 +17,10 @@ class FitFacts:
 
     They say when a row was, never anything that a score may use: a learner gets them in ``fit`` only.
 
-    Attributes
-    ----------
-    times : ndarray of int64, shape (n_rows,), or None
-        Decision times in milliseconds since the epoch (UTC).
-    hours_to_incident : ndarray of float64, shape (n_rows,), or None
-        Hours from the decision time to the start of the incident that makes a row positive; NaN for negatives, and
-        where the start is not known.
-    rows : ndarray of int64, shape (n_rows,), or None
-        Positions in the matrix that the rows come from.
+    ``times``: decision times in milliseconds since the epoch (UTC); shape (n_rows,).
+    ``hours_to_incident``: hours from the decision time to the start of the incident that makes a row positive; NaN for
+    negatives, and where the start is not known; shape (n_rows,).
+    ``rows``: positions in the matrix that the rows come from; shape (n_rows,).
     """
 
     times: Ints | None = None
@@ -52,16 +47,9 @@ class FitFacts:
     def wanted_by(self, learner: Any) -> dict[str, Any]:
         """Give the keyword arguments that a learner's ``fit`` takes of these facts; none for most learners.
 
-        Parameters
-        ----------
-        learner : scikit-learn classifier
-            Fitted or not.
-
-        Returns
-        -------
-        dict of str to ndarray
-            ``times``, ``hours_to_incident`` and ``rows``, each only if ``fit`` has a parameter of that name and it is
-            known.
+        ``learner``: fitted or not.
+        Returns: ``times``, ``hours_to_incident`` and ``rows``, each only if ``fit`` has a parameter of that name and it
+        is known.
         """
         known = {"times": self.times, "hours_to_incident": self.hours_to_incident, "rows": self.rows}
         return {name: value for name, value in known.items() if value is not None and has_fit_parameter(learner, name)}

@@ -16,14 +16,8 @@ Progress = Callable[[int, int, str], None]
 class FitSteps:
     """Counts rows, each once for each learner and for each stage of the cascade; may be told from any thread.
 
-    Parameters
-    ----------
-    progress : callable, optional
-        Who wants to know.
-    rows : list of int
-        Rows of each training set that is fitted on.
-    passes : int
-        How often each is gone through.
+    ``rows``: rows of each training set that is fitted on.
+    ``passes``: how often each is gone through.
     """
 
     def __init__(self, progress: Progress | None, rows: list[int], passes: int) -> None:

@@ -23,16 +23,9 @@ from models.training_set import TrainingSet
 class FitRows:
     """The rows of a fit, without their features; each of shape (n_rows,).
 
-    Attributes
-    ----------
-    label : ndarray of int64
-        1 or 0; both occur.
-    weight : ndarray of float64
-        Weights.
-    groups : ndarray of uint64
-        Hash of the unit.
-    facts : FitFacts
-        Positions in the matrix, ascending; decision times; and hours to the incident where they are known.
+    ``label``: 1 or 0; both occur.
+    ``groups``: hash of the unit.
+    ``facts``: positions in the matrix, ascending; decision times; and hours to the incident where they are known.
     """
 
     label: Ints
@@ -85,13 +78,7 @@ class Fits(Protocol):
 
 
 class LocalFits:
-    """Fits in this process.
-
-    Parameters
-    ----------
-    read : RowReader
-        Reads features of rows.
-    """
+    """Fits in this process."""
 
     def __init__(self, read: RowReader) -> None:
         self._read = read
@@ -138,20 +125,9 @@ def fit_cascade(
 ) -> CascadeEnsemble:
     """Fit a cascade on rows.
 
-    Parameters
-    ----------
-    unfitted : CascadeEnsemble
-    values : ndarray of float32, shape (n_rows, n_features)
-    rows : FitRows
-    positives : ndarray of float32, shape (n_positives, n_features), or None
-        Features of later positives that thresholds are set on.
-    first, thresholds
-        See :meth:`CascadeEnsemble.fit`.
-
-    Returns
-    -------
-    CascadeEnsemble
-        The same, fitted.
+    ``values``: shape (n_rows, n_features).
+    ``positives``: features of later positives that thresholds are set on; shape (n_positives, n_features).
+    ``first``, ``thresholds``: see :meth:`CascadeEnsemble.fit`.
     """
     return unfitted.fit(
         values,

@@ -36,20 +36,8 @@ def model_names(models: ModelsSection) -> tuple[str, ...]:
     ``min_votes`` is among them if it is asked for (as combiner, as profile, or by setting the number of votes): with
     all votes needed it equals ``intersection``.
 
-    Parameters
-    ----------
-    models : ModelsSection
-        What is trained.
-
-    Returns
-    -------
-    tuple of str
-        Names, in the order of reports.
-
-    Raises
-    ------
-    InputError
-        If ``models.profile`` is not among them, or the ensembles have no members.
+    Returns: Names, in the order of reports.
+    Raises ``InputError`` if ``models.profile`` is not among them, or the ensembles have no members.
     """
     parallel = models.parallel
     for key, members in (("parallel.members", parallel.members), ("cascade.stages", models.cascade.stages)):
@@ -85,52 +73,29 @@ def fitted_learners(models: ModelsSection) -> tuple[str, ...]:
 class FittedModels:
     """All models of one refit.
 
-    Attributes
-    ----------
-    refit_at, train_start, train_end : datetime
-        When it was fitted, and first and last decision time of the training span (aware UTC).
-    span : timedelta
-        Training span.
-    columns : tuple of FeatureColumn
-        The features, in order.
-    models : tuple of str
-        Models that scores are given of, in the order of reports.
-    k : int
-        Alert budget a decision time.
-    prior_shift : float
-        Added to learners' log-odds to undo the sampling of negatives.
-    learners : dict of str to classifier
-        Fitted on the whole training set; members and the cascade's first stage among them.
-    members : tuple of str
-        Members of the parallel ensembles.
-    min_votes : int or None
-        For ``min_votes``; None: all members.
-    stacker : Stacker
-        For ``stacked``; takes corrected log-odds.
-    cascade : CascadeEnsemble or None
-        Its first stage is the learner of that name.
-    baselines : dict of str to Baseline
-        By name.
-    calibrators : dict of str to Calibrator
-        For each of ``models``.
-    horizons : dict of str to HorizonMap
-        For each of ``models``, where further horizons were asked for.
-    n_positive, n_negative, n_augmented, n_incidents : int
-        Size of the training set.
-    calibrated : bool
-        Whether calibrators were fitted on a slice; else they are the fallback of
-        :func:`models.calibration.fit_calibrator`.
-    thinned_to : int or None
-        Negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as asked for.
-    stand_in : str or None
-        Name of a baseline that all models are scored by because nothing could be fitted yet; None: none.
-    precedents : PrecedentLibrary or None
-        Past incidents to compare alerts with; only the models of a bundle carry it.
-    reference : Reference or None
-        What the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
-    searched : dict of str to dict
-        What a search of settings chose, see :func:`models.searched.search_facts`; told to the maker of a bundle, whose
-        manifest keeps it, and not read from there again.
+    ``refit_at``, ``train_start``, ``train_end``: when it was fitted, and first and last decision time of the training
+    span (aware UTC).
+    ``columns``: the features, in order.
+    ``models``: models that scores are given of, in the order of reports.
+    ``k``: alert budget a decision time.
+    ``prior_shift``: added to learners' log-odds to undo the sampling of negatives.
+    ``learners``: fitted on the whole training set; members and the cascade's first stage among them.
+    ``members``: members of the parallel ensembles.
+    ``min_votes``: for ``min_votes``; None: all members.
+    ``stacker``: for ``stacked``; takes corrected log-odds.
+    ``cascade``: its first stage is the learner of that name.
+    ``calibrators``: for each of ``models``.
+    ``horizons``: for each of ``models``, where further horizons were asked for.
+    ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``: size of the training set.
+    ``calibrated``: whether calibrators were fitted on a slice; else they are the fallback of
+    :func:`models.calibration.fit_calibrator`.
+    ``thinned_to``: negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as
+    asked for.
+    ``stand_in``: name of a baseline that all models are scored by because nothing could be fitted yet; None: none.
+    ``precedents``: past incidents to compare alerts with; only the models of a bundle carry it.
+    ``reference``: what the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
+    ``searched``: what a search of settings chose, see :func:`models.searched.search_facts`; told to the maker of a
+    bundle, whose manifest keeps it, and not read from there again.
     """
 
     refit_at: datetime
@@ -163,26 +128,13 @@ class FittedModels:
     def score(self, values: np.ndarray, times: Any, units: Any) -> pd.DataFrame:
         """Score rows with every model.
 
-        Parameters
-        ----------
-        values : ndarray of float32, shape (n_rows, n_features)
-            Features in the order of ``columns``; NaN: unknown.
-        times : DatetimeIndex or Series, shape (n_rows,)
-            Decision time of each row, with a time zone. Ranks and alerts are taken inside a decision time, so all
-            units to compare must be given in one call.
-        units : array-like of str, shape (n_rows,)
-            Unit of each row.
-
-        Returns
-        -------
-        DataFrame
-            ``decision_time``, ``unit``, ``model``, ``score`` and ``risk`` (float32), ``rank`` (int32), ``alert``; one
-            row for each model and row, models in order.
-
-        Raises
-        ------
-        InputError
-            If the number of features is not that of ``columns``.
+        ``values``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
+        ``times``: decision time of each row, with a time zone. Ranks and alerts are taken inside a decision time, so
+        all units to compare must be given in one call; shape (n_rows,).
+        ``units``: unit of each row; shape (n_rows,).
+        Returns: ``decision_time``, ``unit``, ``model``, ``score`` and ``risk`` (float32), ``rank`` (int32), ``alert``;
+        one row for each model and row, models in order.
+        Raises ``InputError`` if the number of features is not that of ``columns``.
         """
         values = checked_rows(values, len(self.columns))
         time = milliseconds(pd.Series(times))
@@ -207,38 +159,20 @@ class FittedModels:
     def score_arrays(self, values: np.ndarray, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
         """Score rows with every model, as arrays.
 
-        Parameters
-        ----------
-        values : ndarray of float32, shape (n_rows, n_features)
-            Features.
-        time : ndarray of int64, shape (n_rows,)
-            Decision times in milliseconds since the epoch.
-        tie : ndarray of uint64, shape (n_rows,)
-            :func:`models.ranking.name_hashes` of the units.
-
-        Returns
-        -------
-        dict of str to ModelScore
-            One for each of ``models``.
+        ``values``: Features; shape (n_rows, n_features).
+        ``time``: decision times in milliseconds since the epoch; shape (n_rows,).
+        ``tie``: :func:`models.ranking.name_hashes` of the units; shape (n_rows,).
+        Returns: one for each of ``models``.
         """
         return self.scorer().score(self.models, values, time, tie)
 
     def score_rows(self, read: RowReader, rows: Ints, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
         """Score rows of a matrix, of which a batch at a time is in memory.
 
-        Parameters
-        ----------
-        read : RowReader
-            Reads features, in the order of ``columns``.
-        rows : ndarray of int64, shape (n_rows,)
-            Positions.
-        time, tie
-            Of each row; see :meth:`score_arrays`.
-
-        Returns
-        -------
-        dict of str to ModelScore
-            One for each of ``models``.
+        ``read``: reads features, in the order of ``columns``.
+        ``rows``: Positions; shape (n_rows,).
+        ``time``, ``tie``: of each row; see :meth:`score_arrays`.
+        Returns: one for each of ``models``.
         """
         scorer = self.scorer()
         return scorer.compare(self.models, scorer.say_of(self.models, read, rows, mix(tie, time)), time, tie)

@@ -23,15 +23,8 @@ _DEFAULT_LEFT: Final = 2
 def forest_as_booster(forest: RandomForestClassifier) -> lightgbm.Booster:
     """Write a fitted forest of two classes as a booster whose raw score is the forest's probability of class 1.
 
-    Parameters
-    ----------
-    forest : RandomForestClassifier
-        Fitted on classes 0 and 1; features may be NaN.
-
-    Returns
-    -------
-    Booster
-        ``predict(X, pred_contrib=True)`` gives contributions to the probability, and their base as last column.
+    ``forest``: fitted on classes 0 and 1; features may be NaN.
+    Returns: ``predict(X, pred_contrib=True)`` gives contributions to the probability, and their base as last column.
     """
     trees = [_tree(number, each.tree_, len(forest.estimators_)) for number, each in enumerate(forest.estimators_)]
     features = forest.n_features_in_

@@ -33,25 +33,10 @@ def with_hard_negatives(
     the stratum, so the weighted negatives are distributed as they were, and ``prior_shift`` stays what it was: more
     rows stand where they are hard to tell apart, none of them counts for more.
 
-    Parameters
-    ----------
-    made : TrainingSet
-        As :func:`models.training_set.choose_rows` gives it.
-    read : RowReader
-        Reads features.
-    rows, labels
-        The matrix, as known at the refit.
-    pool : ndarray of bool, shape (n_rows,)
-        Negatives on the grid that may be drawn.
-    share : float
-        Share of all on-grid negatives that are to be hard ones, from 0 to 0.4; fewer where there are too few.
-    seed : int
-        Seed of the draw and of the cheap model.
-
-    Returns
-    -------
-    TrainingSet
-        With as many rows as before; ``made`` itself where nothing can be told.
+    ``made``: as :func:`models.training_set.choose_rows` gives it.
+    ``pool``: negatives on the grid that may be drawn; shape (n_rows,).
+    ``share``: share of all on-grid negatives that are to be hard ones, from 0 to 0.4; fewer where there are too few.
+    Returns: with as many rows as before; ``made`` itself where nothing can be told.
     """
     on_grid = ~rows.augmented[made.rows]
     own_times = np.unique(rows.time[made.rows[(made.label == 1) & on_grid]])
@@ -97,22 +82,9 @@ def hardest(
     The span is cut into three blocks of equally many positives. A small LightGBM model is fitted on the rows whose
     labels were complete when a block began, and scores the block's candidates; those of the first are not scored.
 
-    Parameters
-    ----------
-    made, read, rows, labels
-        As :func:`with_hard_negatives` takes them.
-    candidates : ndarray of int64
-        Positions of negatives on the grid.
-    count : int
-        How many to pick.
-    seed : int
-        Seed of the models.
-
-    Returns
-    -------
-    ndarray of int64
-        At most ``count`` positions, the same share of each block's candidates; none where no block has both classes
-        before it.
+    ``made``, ``read``, ``rows``, ``labels``: as :func:`with_hard_negatives` takes them.
+    Returns: at most ``count`` positions, the same share of each block's candidates; none where no block has both
+    classes before it.
     """
     positive_times = rows.time[made.rows[made.label == 1]]
     borders = np.unique(np.quantile(positive_times, np.arange(1, _BLOCKS) / _BLOCKS, method="lower"))

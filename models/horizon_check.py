@@ -15,20 +15,11 @@ from models.training_set import Labels, Matrix
 def horizon_table(predictions: pd.DataFrame, matrix: Matrix, maps: tuple[HorizonMap, ...]) -> pd.DataFrame:
     """Compare mean risk and outcome at each horizon.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        One model and variant of a backtest: ``decision_time``, ``unit``, ``risk``, ``fold``.
-    matrix : Matrix
-        Gives the labels at each horizon.
-    maps : tuple of HorizonMap
-        One for each fold.
-
-    Returns
-    -------
-    DataFrame
-        ``hours``, ``rows`` (with a label at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
-        risk over rate; NaN without positives), ``brier_skill`` (against the constant rate of the same rows).
+    ``predictions``: one model and variant of a backtest: ``decision_time``, ``unit``, ``risk``, ``fold``.
+    ``matrix``: gives the labels at each horizon.
+    ``maps``: one for each fold.
+    Returns: ``hours``, ``rows`` (with a label at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
+    risk over rate; NaN without positives), ``brier_skill`` (against the constant rate of the same rows).
     """
     at = row_positions(matrix, predictions)
     columns = add_risks(predictions["risk"].to_numpy(dtype=np.float64), predictions["fold"].to_numpy(), maps)

@@ -19,14 +19,9 @@ EDGE = 1e-6
 class Link:
     """From the risk at one horizon to that at the next away from the main one.
 
-    Attributes
-    ----------
-    hours : float
-        The horizon that this link leads to.
-    level : float
-        Log-odds of the conditional share where the main risk is the base rate.
-    slope : float
-        By how much they rise with the log-odds of the main risk; not negative.
+    ``hours``: the horizon that this link leads to.
+    ``level``: Log-odds of the conditional share where the main risk is the base rate.
+    ``slope``: by how much they rise with the log-odds of the main risk; not negative.
     """
 
     hours: float
@@ -38,14 +33,9 @@ class Link:
 class HorizonMap:
     """Risks at all horizons from the risk at the main one.
 
-    Attributes
-    ----------
-    main_hours : float
-        The horizon of the labels that models are trained on.
-    base : float
-        Log-odds of the base rate at the main horizon: where levels are measured.
-    shorter, longer : tuple of Link
-        Away from the main horizon: shorter ones descending, longer ones ascending.
+    ``main_hours``: the horizon of the labels that models are trained on.
+    ``base``: Log-odds of the base rate at the main horizon: where levels are measured.
+    ``shorter``, ``longer``: away from the main horizon: shorter ones descending, longer ones ascending.
     """
 
     main_hours: float
@@ -65,15 +55,9 @@ class HorizonMap:
     def risks(self, risk: Floats) -> Floats:
         """Give the risks at all horizons.
 
-        Parameters
-        ----------
-        risk : ndarray of float, shape (n,)
-            Calibrated risks at the main horizon.
-
-        Returns
-        -------
-        ndarray of float64, shape (n, horizons)
-            Columns as :attr:`hours`: never falling along a row, all between 0 and 1, the main one as given.
+        ``risk``: calibrated risks at the main horizon; shape (n,).
+        Returns: columns as :attr:`hours`: never falling along a row, all between 0 and 1, the main one as given; shape
+        (n, horizons).
         """
         main = np.asarray(risk, dtype=np.float64)
         at = logit(np.clip(main, EDGE, 1 - EDGE)) - self.base
@@ -119,19 +103,10 @@ def horizon_maps(told: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, 
 def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:
     """Give the columns of the further horizons for rows of several folds.
 
-    Parameters
-    ----------
-    risk : ndarray of float, shape (n,)
-        Risks at the main horizon.
-    fold : ndarray of int, shape (n,)
-        Whose map a row takes, as a position in ``maps``.
-    maps : sequence of HorizonMap
-        One for each fold, all of the same horizons.
-
-    Returns
-    -------
-    dict of str to ndarray of float32
-        One column for each horizon, ascending, the main one included.
+    ``risk``: risks at the main horizon; shape (n,).
+    ``fold``: whose map a row takes, as a position in ``maps``; shape (n,).
+    ``maps``: one for each fold, all of the same horizons.
+    Returns: one column for each horizon, ascending, the main one included.
     """
     hours = maps[0].hours
     out = np.empty((len(risk), len(hours)), dtype=np.float64)

@@ -36,12 +36,8 @@ _MAX_SLOPE = 3.0
 class HorizonLabels:
     """Labels of the same rows at one horizon.
 
-    Attributes
-    ----------
-    label : ndarray of int, shape (n,)
-        1, 0, or -1 where there is none.
-    incidents : int
-        Distinct incidents among the positives.
+    ``label``: 1, 0, or -1 where there is none; shape (n,).
+    ``incidents``: distinct incidents among the positives.
     """
 
     label: np.ndarray
@@ -58,26 +54,9 @@ def fit_horizons(
 ) -> HorizonMap:
     """Fit the links on rows that the model was not fitted on.
 
-    Parameters
-    ----------
-    risk : ndarray of float64, shape (n,)
-        Calibrated risks at the main horizon.
-    main : HorizonLabels
-        Labels at the main horizon.
-    others : mapping of timedelta to HorizonLabels
-        Labels of the same rows at the further horizons; the main one may be among them.
-    horizon : timedelta
-        The main horizon.
-    base_rate : float
-        Share of positives at the main horizon.
+    ``risk``: calibrated risks at the main horizon; shape (n,).
+    ``others``: labels of the same rows at the further horizons; the main one may be among them.
 
-    Returns
-    -------
-    HorizonMap
-        Where a link has few incidents, near its prior: a constant hazard.
-
-    Notes
-    -----
     Rows of one incident tell one thing. So the likelihood is weighted by incidents over positive rows before it meets
     the priors: the level's is normal around a constant hazard, the slope's around 0 (shorter) or one half (longer),
     cut at 0.
@@ -114,12 +93,7 @@ def fit_horizons(
 class SliceHorizons:
     """Labels of a slice's rows at the horizons asked for.
 
-    Attributes
-    ----------
-    main : timedelta
-        The horizon of the matrix's own labels.
-    others : dict of timedelta to HorizonLabels
-        By horizon.
+    ``main``: the horizon of the matrix's own labels.
     """
 
     main: timedelta
@@ -131,23 +105,9 @@ def slice_horizons(
 ) -> SliceHorizons | None:
     """Label chosen rows at further horizons, as known at a refit.
 
-    Parameters
-    ----------
-    matrix, rows : Matrix, Rows
-        The matrix and its rows.
-    labels : Labels
-        At the main horizon, as of the refit.
-    chosen : ndarray of int64, shape (n,)
-        Positions of the rows.
-    horizons : sequence of timedelta
-        The horizons; none: nothing is done.
-    refit_ms : int
-        The refit in milliseconds since the epoch. Labels that are not complete by then are none.
-
-    Returns
-    -------
-    SliceHorizons or None
-        None without horizons.
+    ``chosen``: positions of the rows; shape (n,).
+    ``refit_ms``: the refit in milliseconds since the epoch. Labels that are not complete by then are none.
+    Returns: none without horizons.
     """
     as_of = instants(np.array([refit_ms], dtype=np.int64))[0].to_pydatetime()
     others: dict[timedelta, HorizonLabels] = {}

@@ -32,22 +32,10 @@ class KeptBins:
     again (``subset``), one byte a value. XGBoost has no subset: given edges (``QuantileDMatrix(ref=...)``) save it the
     search for them, not the putting into bins.
 
-    Parameters
-    ----------
-    read : StretchReader
-        Reads features.
-    edge_rows : ndarray of int64
-        Positions of the rows that edges are found on.
-    edge_weight : ndarray of float64
-        Their weights, which XGBoost's quantiles take into account.
-    window : tuple of int
-        First position, and the position after the last, of the rows to hold in bins.
-    features : int
-        Features of a row.
-    held_bytes : int
-        Memory that rows in bins may take; a larger window is not held, and rows are put into the same bins at each fit.
-    threads : int
-        Threads of one fit.
+    ``window``: first position, and the position after the last, of the rows to hold in bins.
+    ``features``: features of a row.
+    ``held_bytes``: memory that rows in bins may take; a larger window is not held, and rows are put into the same bins
+    at each fit.
     """
 
     def __init__(
@@ -86,21 +74,11 @@ class KeptBins:
     ) -> lightgbm.Dataset:
         """Give rows in bins, ready to be fitted on.
 
-        Parameters
-        ----------
-        X : ndarray of float32, shape (n_rows, n_features), or None
-            Their features; looked at only where :meth:`holds` says no.
-        rows : ndarray of int64, shape (n_rows,)
-            Their positions in the matrix, ascending.
-        label, weight : ndarray, shape (n_rows,)
-            0 or 1, and weights.
-        max_bin : int
-            LightGBM's ``max_bin``.
-
-        Returns
-        -------
-        lightgbm.Dataset
-            Constructed. The same, bit for bit, whether the rows were held or not.
+        ``X``: their features; looked at only where :meth:`holds` says no; shape (n_rows, n_features).
+        ``rows``: their positions in the matrix, ascending; shape (n_rows,).
+        ``label``, ``weight``: 0 or 1, and weights; shape (n_rows,).
+        ``max_bin``: LightGBM's ``max_bin``.
+        Returns: Constructed. The same, bit for bit, whether the rows were held or not.
         """
         with self._lock:
             edges = self._lightgbm_edges(max_bin)
@@ -175,25 +153,9 @@ class BinKeeper:
     a fit of the longest usable span would take at that refit: their labels are complete by then, so nothing that comes
     later can move an edge. They serve it and the refits that follow it.
 
-    Parameters
-    ----------
-    matrix, rows, read
-        The matrix, its rows, and the reader of its features.
-    training : TrainingSection
-        ``bins``, ``memory``, and what training rows are chosen by.
-    refits_ms : tuple of int
-        The schedule's refits, ascending, in milliseconds since the epoch.
-    first_ms, reach_ms : int
-        Beginning of the data, and gap + horizon.
-    seed : int
-        Seed of everything random.
-    threads : int
-        Threads of one fit.
-
-    Raises
-    ------
-    InputError
-        If bins are to be kept and the rows hold raw windows.
+    ``training``: ``bins``, ``memory``, and what training rows are chosen by.
+    ``refits_ms``: the schedule's refits, ascending, in milliseconds since the epoch.
+    Raises ``InputError`` if bins are to be kept and the rows hold raw windows.
     """
 
     def __init__(
@@ -229,17 +191,7 @@ class BinKeeper:
     def at(self, refit_ms: int, labels_at: Callable[[int], Labels]) -> KeptBins | None:
         """Give the bins for a refit; None where none are kept, or no refit of its stretch had both classes yet.
 
-        Parameters
-        ----------
-        refit_ms : int
-            One of the schedule's refits; for any other time none are kept.
-        labels_at : callable
-            Gives the labels as of a refit.
-
-        Returns
-        -------
-        KeptBins or None
-            The same edges, bit for bit, in whatever order refits are asked for.
+        Returns: the same edges, bit for bit, in whatever order refits are asked for.
         """
         if refit_ms not in self._refits:
             return None

@@ -27,16 +27,8 @@ def incident_table(scored: Scored) -> pd.DataFrame:
     alert to its start. It is *in the top* when, at the last such decision time, its unit was among the riskiest 5 %
     (rounded up) of the units scored then.
 
-    Parameters
-    ----------
-    scored : Scored
-        Predictions of one model and variant.
-
-    Returns
-    -------
-    DataFrame
-        :data:`INCIDENT_COLUMNS`, one row an incident, ascending; ``start`` and ``first_alert`` (NaT: not caught) are
-        UTC, ``lead_time_hours`` is NaN where it was not caught.
+    Returns: :data:`INCIDENT_COLUMNS`, one row an incident, ascending; ``start`` and ``first_alert`` (NaT: not caught)
+    are UTC, ``lead_time_hours`` is NaN where it was not caught.
     """
     rows = np.flatnonzero(scored.incident >= 0)
     order = rows[np.lexsort((scored.time[rows], scored.incident[rows]))]
@@ -69,16 +61,9 @@ def incident_table(scored: Scored) -> pd.DataFrame:
 def recall_by_class(incidents: pd.DataFrame) -> pd.DataFrame:
     """Recall of incidents in each failure class.
 
-    Parameters
-    ----------
-    incidents : DataFrame
-        As :func:`incident_table` returns it.
-
-    Returns
-    -------
-    DataFrame
-        ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN: none caught),
-        sorted by class.
+    ``incidents``: as :func:`incident_table` returns it.
+    Returns: ``failure_class``, ``incidents``, ``caught``, ``recall``, ``lead_time_median_hours`` (NaN: none caught),
+    sorted by class.
     """
     grouped = incidents.groupby("failure_class", sort=True)
     table = grouped.agg(

@@ -186,20 +186,9 @@ _RECIPES: dict[str, Recipe] = {
 def default_settings(name: str) -> dict[str, Any]:
     """Give the settings a learner is made with unless they are overridden.
 
-    Parameters
-    ----------
-    name : str
-        A learner, one of :data:`models.config.ALL_LEARNERS`.
-
-    Returns
-    -------
-    dict
-        Setting names (the library's own, and ``epochs`` of ``mlp``) and values.
-
-    Raises
-    ------
-    InputError
-        If there is no such learner.
+    ``name``: a learner, one of :data:`models.config.ALL_LEARNERS`.
+    Returns: setting names (the library's own, and ``epochs`` of ``mlp``) and values.
+    Raises ``InputError`` if there is no such learner.
     """
     return dict(_recipe(name).defaults)
 
@@ -207,26 +196,12 @@ def default_settings(name: str) -> dict[str, Any]:
 def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None) -> Any:
     """Make an unfitted learner.
 
-    Parameters
-    ----------
-    name : str
-        A learner, one of :data:`models.config.ALL_LEARNERS`.
-    seed : int
-        Seed of all of its random choices.
-    settings : mapping, optional
-        Overrides of :func:`default_settings`, in the library's own names (and ``epochs`` of ``mlp``).
-
-    Returns
-    -------
-    scikit-learn classifier
-        ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
-        :class:`models.prepared.PreparedClassifier` around ``LogisticRegression`` or ``MLPClassifier``.
-
-    Raises
-    ------
-    InputError
-        If there is no such learner or setting (the nearest valid name is given), or a value is of another kind than
-        its default. Values out of range are refused by the library when it fits, see :func:`refusals`.
+    ``name``: a learner, one of :data:`models.config.ALL_LEARNERS`.
+    ``settings``: overrides of :func:`default_settings`, in the library's own names (and ``epochs`` of ``mlp``).
+    Returns: ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
+    :class:`models.prepared.PreparedClassifier` around ``LogisticRegression`` or ``MLPClassifier``.
+    Raises ``InputError`` if there is no such learner or setting (the nearest valid name is given), or a value is of
+    another kind than its default. Values out of range are refused by the library when it fits, see :func:`refusals`.
     """
     recipe = _recipe(name)
     overrides = dict(settings or {})
@@ -265,32 +240,16 @@ def fit_learners(
 ) -> dict[str, Any]:
     """Fit several learners on the same rows, :data:`AT_ONCE` at a time.
 
-    Parameters
-    ----------
-    learners : mapping of str to scikit-learn classifier
-        As :func:`make_learner` gives them.
-    X : ndarray of float32, shape (n_rows, n_features), or None
-        Features; NaN: unknown. None where no learner looks at them (:func:`models.on_bins.wants_features`).
-    y : ndarray of int, shape (n_rows,)
-        1 for a positive, 0 for a negative; both must occur.
-    sample_weight : ndarray of float64, shape (n_rows,), optional
-        Weight of each row.
-    facts : FitFacts, optional
-        Decision times and times to the incident, for the learners that ask for them.
-    told : callable, optional
-        Called with the name of each learner when it is fitted, from a thread.
-    kind : str, optional
-        The learner that all of them are, where the keys name something else.
-
-    Returns
-    -------
-    dict of str to scikit-learn classifier
-        The same learners, fitted, in the same order.
-
-    Raises
-    ------
-    InputError
-        If a library refuses a learner's settings; see :func:`refusals`.
+    ``learners``: as :func:`make_learner` gives them.
+    ``X``: Features; NaN: unknown. None where no learner looks at them (:func:`models.on_bins.wants_features`); shape
+    (n_rows, n_features).
+    ``y``: 1 for a positive, 0 for a negative; both must occur; shape (n_rows,).
+    ``sample_weight``: weight of each row; shape (n_rows,).
+    ``facts``: decision times and times to the incident, for the learners that ask for them.
+    ``told``: called with the name of each learner when it is fitted, from a thread.
+    ``kind``: the learner that all of them are, where the keys name something else.
+    Returns: the same learners, fitted, in the same order.
+    Raises ``InputError`` if a library refuses a learner's settings; see :func:`refusals`.
     """
 
     def fit(name: str, learner: Any) -> Any:
@@ -311,16 +270,9 @@ def fit_learners(
 def refusals(name: str) -> Iterator[None]:
     """Say which learner it was when a library refuses the settings of a fit; let every other error pass.
 
-    Parameters
-    ----------
-    name : str
-        The learner that is fitted; nothing is caught for a name that is none of
-        :data:`models.config.ALL_LEARNERS`.
-
-    Raises
-    ------
-    InputError
-        With the library's first line.
+    ``name``: the learner that is fitted; nothing is caught for a name that is none of
+    :data:`models.config.ALL_LEARNERS`.
+    Raises ``InputError`` with the library's first line.
     """
     try:
         yield

@@ -31,18 +31,8 @@ def running_versions() -> dict[str, str]:
 def check_libraries(saved: Any, manifest: Path) -> None:
     """Refuse a bundle that other versions of its libraries wrote.
 
-    Parameters
-    ----------
-    saved : Any
-        What the manifest says of libraries: versions by name.
-    manifest : Path
-        The manifest.
-
-    Raises
-    ------
-    InputError
-        If it says nothing of one, or a version that is not the running one's. A library that is not installed is not
-        compared: nothing of the bundle can be read by it.
+    Raises ``InputError`` if it says nothing of one, or a version that is not the running one's. A library that is not
+    installed is not compared: nothing of the bundle can be read by it.
     """
     running = running_versions()
     for name, parts in PARTS.items():

@@ -45,14 +45,8 @@ SUFFIXES: Final[dict[str, str]] = {
 class Manifest:
     """A manifest whose seal, layout and libraries fit.
 
-    Attributes
-    ----------
-    path : Path
-        The bundle's folder.
-    content : dict
-        The manifest, as it stands in the file.
-    digest : str
-        SHA-256 of the file, which holds those of all others: it names the bundle's whole content.
+    ``content``: the manifest, as it stands in the file.
+    ``digest``: SHA-256 of the file, which holds those of all others: it names the bundle's whole content.
     """
 
     path: Path
@@ -74,19 +68,11 @@ class Manifest:
 class CascadeFacts:
     """What a manifest says of a cascade.
 
-    Attributes
-    ----------
-    stages : tuple of str
-        Learners from first to last.
-    shared_first : bool
-        Whether the first stage is the learner of that name, so that one file holds both.
-    thresholds : tuple of float
-        One for each stage but the last.
-    floor, recall_floor : float
-        See :class:`models.cascade.CascadeEnsemble`.
-    order_by : str
-        ``last`` or ``mean``.
-    purge : timedelta or None
+    ``stages``: learners from first to last.
+    ``shared_first``: whether the first stage is the learner of that name, so that one file holds both.
+    ``thresholds``: one for each stage but the last.
+    ``floor``, ``recall_floor``: see :class:`models.cascade.CascadeEnsemble`.
+    ``order_by``: ``last`` or ``mean``.
     """
 
     stages: tuple[str, ...]
@@ -120,14 +106,7 @@ class CascadeFacts:
 class FittedFacts:
     """What a manifest says of :class:`models.fitted.FittedModels`; attributes as there, learners by name only.
 
-    Attributes
-    ----------
-    learners : tuple of str
-        Learners that have a file.
-    cascade : CascadeFacts or None
-        The cascade.
-    baselines : dict of str to int
-        Seeds, by baseline.
+    ``learners``: learners that have a file.
     """
 
     refit_at: datetime
@@ -158,10 +137,8 @@ class FittedFacts:
     def from_json(cls, content: Mapping[str, Any]) -> FittedFacts:
         """Read a whole manifest's content.
 
-        Raises
-        ------
-        KeyError, TypeError, ValueError, AttributeError, OverflowError
-            If it lacks or misstates something; see :func:`misstated`.
+        Raises ``KeyError, TypeError, ValueError, AttributeError, OverflowError`` if it lacks or misstates something;
+        see :func:`misstated`.
         """
         said = content["fitted"]
         columns = tuple(FeatureColumn.from_json(each) for each in content["features"])
@@ -203,20 +180,8 @@ class FittedFacts:
 def read_manifest(path: Path) -> Manifest:
     """Read a bundle's manifest.
 
-    Parameters
-    ----------
-    path : Path
-        The bundle's folder.
-
-    Returns
-    -------
-    Manifest
-        ``path`` may be that of the bundle before, where a save was killed between its two renames.
-
-    Raises
-    ------
-    InputError
-        If there is none, or its layout, a library's version or its seal does not fit.
+    Returns: ``path`` may be that of the bundle before, where a save was killed between its two renames.
+    Raises ``InputError`` if there is none, or its layout, a library's version or its seal does not fit.
     """
     if not path.exists() and previous(path).exists():  # killed between the two renames of a save
         path = previous(path)
@@ -252,10 +217,7 @@ def misstated(manifest: Manifest) -> Iterator[None]:
 def check_columns(given: Sequence[FeatureColumn], expected: Sequence[FeatureColumn], path: Path) -> None:
     """Refuse rows of other features than the bundle's, or in another order.
 
-    Raises
-    ------
-    InputError
-        Naming what differs.
+    Raises ``InputError``: naming what differs.
     """
     names, wanted = [each.name for each in given], [each.name for each in expected]
     if names == wanted:

@@ -24,18 +24,7 @@ _CELLS_PER_CHUNK = 8_000_000
 
 
 def ratio(numerator: ArrayLike, denominator: ArrayLike) -> Floats:
-    """Divide elementwise; where the denominator is zero the result is NaN, silently.
-
-    Parameters
-    ----------
-    numerator, denominator : array_like
-        Broadcastable numbers.
-
-    Returns
-    -------
-    ndarray of float64
-        The quotients.
-    """
+    """Divide elementwise; where the denominator is zero the result is NaN, silently."""
     top, bottom = np.broadcast_arrays(np.asarray(numerator, np.float64), np.asarray(denominator, np.float64))
     out = np.full(top.shape, np.nan)
     np.divide(top, bottom, out=out, where=bottom != 0)
@@ -50,12 +39,8 @@ class Ranking:
     the highest score down; everything between two of them holds negatives only and is one segment. Segment ``2j + 1``
     is group ``j``, segment ``2j`` is what stands between group ``j - 1`` and group ``j``, segment ``2J`` is the rest.
 
-    Attributes
-    ----------
-    positives : csr_array, shape (J, units)
-        Positive rows of each unit in each group.
-    negatives : csr_array, shape (2 J + 1, units)
-        Negative rows of each unit in each segment.
+    ``positives``: positive rows of each unit in each group; shape (J, units).
+    ``negatives``: negative rows of each unit in each segment; shape (2 J + 1, units).
     """
 
     positives: sparse.csr_array
@@ -65,21 +50,10 @@ class Ranking:
     def build(cls, score: ArrayLike, positive: ArrayLike, unit: ArrayLike | None = None, units: int = 1) -> Ranking:
         """Condense labelled rows.
 
-        Parameters
-        ----------
-        score : array_like of float or int, shape (rows,)
-            Higher means more suspicious; finite. Integers of small range are sorted several times as fast.
-        positive : array_like of bool, shape (rows,)
-            Labels; rows without one must have been left out.
-        unit : array_like of int, shape (rows,), optional
-            Code of the row's unit, ``0 .. units - 1``; by default all rows belong to one.
-        units : int
-            Number of units.
-
-        Returns
-        -------
-        Ranking
-            The condensed rows.
+        ``score``: higher means more suspicious; finite. Integers of small range are sorted several times as fast; shape
+        (rows,).
+        ``positive``: Labels; rows without one must have been left out; shape (rows,).
+        ``unit``: code of the row's unit, ``0 .. units - 1``; by default all rows belong to one; shape (rows,).
         """
         scores = _falling(score)
         labels = np.asarray(positive, np.bool_)
@@ -101,45 +75,24 @@ class Ranking:
     def average_precision(self, weights: Floats | None = None) -> Floats:
         """Average precision: precision at each tie group that holds positives, weighted by its positives.
 
-        Parameters
-        ----------
-        weights : ndarray, shape (replicates, units), optional
-            How often each unit counts; by default once, in one replicate.
-
-        Returns
-        -------
-        ndarray, shape (replicates,)
-            In [0, 1]; NaN where nothing is positive.
+        ``weights``: how often each unit counts; by default once, in one replicate; shape (replicates, units).
+        Returns: in [0, 1]; NaN where nothing is positive; shape (replicates,).
         """
         return self.both(weights)[0]
 
     def roc_auc(self, weights: Floats | None = None) -> Floats:
         """Area under the ROC curve: chance that a positive stands above a negative, ties counting half.
 
-        Parameters
-        ----------
-        weights : ndarray, shape (replicates, units), optional
-            How often each unit counts; by default once, in one replicate.
-
-        Returns
-        -------
-        ndarray, shape (replicates,)
-            In [0, 1]; NaN where only one class is present.
+        ``weights``: how often each unit counts; by default once, in one replicate; shape (replicates, units).
+        Returns: in [0, 1]; NaN where only one class is present; shape (replicates,).
         """
         return self.both(weights)[1]
 
     def both(self, weights: Floats | None = None) -> tuple[Floats, Floats]:
         """Average precision and area under the ROC curve from one pass.
 
-        Parameters
-        ----------
-        weights : ndarray, shape (replicates, units), optional
-            How often each unit counts; by default once, in one replicate.
-
-        Returns
-        -------
-        average_precision, roc_auc : ndarray, shape (replicates,)
-            As the methods of these names return them.
+        ``weights``: how often each unit counts; by default once, in one replicate; shape (replicates, units).
+        Returns shape (replicates,).
         """
         if weights is None:
             weights = np.ones((1, self.positives.shape[1]))
@@ -181,14 +134,9 @@ def _counts(row: Ints, column: Ints, rows: int, columns: int) -> sparse.csr_arra
 class RankCurve:
     """Precision and recall when the ``k`` riskiest units of each decision time are alerted, for each ``k``.
 
-    Attributes
-    ----------
-    k : ndarray of int, shape (points,)
-        Alert budget a decision time, ascending.
-    precision : ndarray, shape (points,)
-        Positive rows among the alerted rows with a label; NaN where none has one.
-    recall : ndarray, shape (points,)
-        Alerted rows among the positive rows; NaN where nothing is positive.
+    ``k``: alert budget a decision time, ascending; shape (points,).
+    ``precision``: positive rows among the alerted rows with a label; NaN where none has one; shape (points,).
+    ``recall``: alerted rows among the positive rows; NaN where nothing is positive; shape (points,).
     """
 
     k: Ints
@@ -199,19 +147,9 @@ class RankCurve:
 def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> RankCurve:
     """Precision and recall over the alert budget, thinned geometrically.
 
-    Parameters
-    ----------
-    rank : array_like of int, shape (rows,)
-        Rank within the row's decision time, 1 the riskiest; labelled rows only.
-    positive : array_like of bool, shape (rows,)
-        Labels.
-    points : int
-        Upper bound on the points returned; all small budgets are kept.
-
-    Returns
-    -------
-    RankCurve
-        The curve; empty where there are no rows.
+    ``rank``: rank within the row's decision time, 1 the riskiest; labelled rows only; shape (rows,).
+    ``positive``: Labels; shape (rows,).
+    Returns: the curve; empty where there are no rows.
     """
     ranks = np.asarray(rank, np.int64)
     labels = np.asarray(positive, np.bool_)
@@ -228,20 +166,14 @@ def rank_curve(rank: ArrayLike, positive: ArrayLike, points: int = 120) -> RankC
 class Calibration:
     """How far risks are from observed rates.
 
-    Attributes
-    ----------
-    mean_risk, observed_rate : ndarray, shape (bins,)
-        Mean risk and share of positives in each quantile bin of risk, ascending.
-    rows, positives : ndarray of int, shape (bins,)
-        What the bins hold.
-    error : float
-        Expected calibration error: mean over rows of the distance between their bin's two rates.
-    brier : float
-        Mean squared distance between risk and label.
-    brier_skill : float
-        1 minus Brier score over that of always saying the base rate; NaN where only one class is present.
-    risk_ratio : float
-        Mean risk over base rate: 1 is right on average, 2 cries wolf twice as often; NaN where nothing is positive.
+    ``mean_risk``, ``observed_rate``: mean risk and share of positives in each quantile bin of risk, ascending; shape
+    (bins,).
+    ``rows``, ``positives``: what the bins hold; shape (bins,).
+    ``error``: expected calibration error: mean over rows of the distance between their bin's two rates.
+    ``brier``: mean squared distance between risk and label.
+    ``brier_skill``: 1 minus Brier score over that of always saying the base rate; NaN where only one class is present.
+    ``risk_ratio``: mean risk over base rate: 1 is right on average, 2 cries wolf twice as often; NaN where nothing is
+    positive.
     """
 
     mean_risk: Floats
@@ -257,19 +189,10 @@ class Calibration:
 def calibration(risk: ArrayLike, positive: ArrayLike, edges: tuple[float, ...] = CALIBRATION_EDGES) -> Calibration:
     """Calibration of risks by quantile bins.
 
-    Parameters
-    ----------
-    risk : array_like of float, shape (rows,)
-        Risks in [0, 1]; labelled rows only, NaN rows are left out.
-    positive : array_like of bool, shape (rows,)
-        Labels.
-    edges : tuple of float
-        Quantiles of risk that bound the bins. Rows of equal risk share a bin, so bins may merge.
-
-    Returns
-    -------
-    Calibration
-        Bins and summaries; all NaN or empty where there are no rows.
+    ``risk``: risks in [0, 1]; labelled rows only, NaN rows are left out; shape (rows,).
+    ``positive``: Labels; shape (rows,).
+    ``edges``: quantiles of risk that bound the bins. Rows of equal risk share a bin, so bins may merge.
+    Returns: bins and summaries; all NaN or empty where there are no rows.
     """
     risks = np.asarray(risk, np.float64)
     labels = np.asarray(positive, np.bool_)

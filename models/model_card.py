@@ -31,18 +31,10 @@ _RARE = 10  # incidents of a class below which its recall is a guess
 def model_card(manifest: Mapping[str, Any]) -> str:
     """Write the card.
 
-    Parameters
-    ----------
-    manifest : mapping
-        A bundle's manifest, with ``profile``, ``fitted`` and ``features``; and as known ``data`` (``unit``, ``units``,
-        ``incidents``, ``first``, ``last``), ``params``, ``dataset_digest``, ``code_revision``, ``simulated``, and
-        ``metrics`` as :meth:`models.evaluation.Evaluation.to_metrics` gives them, ``search`` as
-        :func:`models.searched.search_facts` does.
-
-    Returns
-    -------
-    str
-        Markdown, the same for the same manifest.
+    ``manifest``: a bundle's manifest, with ``profile``, ``fitted`` and ``features``; and as known ``data`` (``unit``,
+    ``units``, ``incidents``, ``first``, ``last``), ``params``, ``dataset_digest``, ``code_revision``, ``simulated``,
+    and ``metrics`` as :meth:`models.evaluation.Evaluation.to_metrics` gives them, ``search`` as
+    :func:`models.searched.search_facts` does.
     """
     fitted = manifest["fitted"]
     parts = [
@@ -84,16 +76,8 @@ def model_card(manifest: Mapping[str, Any]) -> str:
 def promotion_section(decision: Mapping[str, Any]) -> str:
     """Write how a version was compared when it was to be promoted, to follow its card.
 
-    Parameters
-    ----------
-    decision : mapping
-        As ``pipeline.promotion.Decision.to_json`` gives it: ``action``, ``model``, ``version``, ``champion_before``,
-        ``reason``, ``notes`` and ``verdict`` (null: nothing was compared).
-
-    Returns
-    -------
-    str
-        Markdown.
+    ``decision``: as ``pipeline.promotion.Decision.to_json`` gives it: ``action``, ``model``, ``version``,
+    ``champion_before``, ``reason``, ``notes`` and ``verdict`` (null: nothing was compared).
     """
     before = decision["champion_before"]
     against = f"version {before}, the champion" if before is not None else "no champion: the baselines"

@@ -42,12 +42,7 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 class LoadedLightGBM:
     """A LightGBM model read from its text, with the part of scikit-learn's contract that scoring needs.
 
-    Attributes
-    ----------
-    booster_ : lightgbm.Booster
-        The model.
-    classes_ : ndarray of int
-        0 and 1.
+    ``classes_``: 0 and 1.
     """
 
     def __init__(self, booster: lightgbm.Booster) -> None:
@@ -63,19 +58,10 @@ class LoadedLightGBM:
 def write_learner(name: str, learner: Any, path: Path) -> None:
     """Write a fitted learner.
 
-    Parameters
-    ----------
-    name : str
-        Which learner, one of :data:`models.manifest.SUFFIXES`.
-    learner : scikit-learn classifier
-        Fitted, or loaded by :func:`read_learner`.
-    path : Path
-        The file; the same learner gives the same bytes.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written.
+    ``name``: which learner, one of :data:`models.manifest.SUFFIXES`.
+    ``learner``: Fitted, or loaded by :func:`read_learner`.
+    ``path``: the file; the same learner gives the same bytes.
+    Raises ``OSError`` if it cannot be written.
     """
     learner = inner_of(learner)
     if name in SEQUENCE:
@@ -95,24 +81,9 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
 def read_learner(name: str, content: bytes, where: str) -> Any:
     """Read a fitted learner.
 
-    Parameters
-    ----------
-    name : str
-        Which learner, one of :data:`models.manifest.SUFFIXES`.
-    content : bytes
-        The file, already verified by its hash.
-    where : str
-        The file's name, for messages.
-
-    Returns
-    -------
-    classifier
-        Has ``predict_proba``; its probabilities are bit-identical to those of the learner that was written.
-
-    Raises
-    ------
-    InputError
-        If the file is not what it should be or holds a type that is not trusted.
+    ``name``: which learner, one of :data:`models.manifest.SUFFIXES`.
+    Returns: has ``predict_proba``; its probabilities are bit-identical to those of the learner that was written.
+    Raises ``InputError`` if the file is not what it should be or holds a type that is not trusted.
     """
     try:
         if name == "lightgbm":

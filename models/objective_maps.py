@@ -13,22 +13,11 @@ _FAR = 30.0
 def focal_derivatives(z: Floats, y: Ints, gamma: float) -> tuple[Floats, Floats]:
     """First and second derivative of the focal loss -(1 - q)^gamma log(q) by the margin.
 
-    Parameters
-    ----------
-    z : ndarray of float64, shape (n,)
-        Margins.
-    y : ndarray of int, shape (n,)
-        0 or 1; q is the probability that the margin gives to the row's own class.
-    gamma : float
-        Focusing parameter, 0 or more; 0 is the likelihood.
+    ``z``: Margins; shape (n,).
+    ``y``: 0 or 1; q is the probability that the margin gives to the row's own class; shape (n,).
+    ``gamma``: focusing parameter, 0 or more; 0 is the likelihood.
+    Returns: the derivatives; the second may be negative; shape (n,).
 
-    Returns
-    -------
-    tuple of ndarray, each of shape (n,)
-        The derivatives; the second may be negative.
-
-    Notes
-    -----
     The loss is of Lin et al., "Focal Loss for Dense Object Detection" (2017), without its class weight.
     """
     sign = np.where(y == 1, 1.0, -1.0)
@@ -44,18 +33,9 @@ def focal_derivatives(z: Floats, y: Ints, gamma: float) -> tuple[Floats, Floats]
 def probability_of(z: Floats, gamma: float) -> Floats:
     """Give the probability that a margin stands for, which under focal loss is not the margin's own sigmoid.
 
-    Parameters
-    ----------
-    z : ndarray of float64, shape (n,)
-        Margins that minimise the expected focal loss.
-    gamma : float
-        Focusing parameter.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Rises with z; where the derivatives of both classes' losses balance. The closed form is that of
-        Charoenphakdee et al., "On Focal Loss for Class-Posterior Probability Estimation" (2021).
+    ``z``: margins that minimise the expected focal loss; shape (n,).
+    Returns: rises with z; where the derivatives of both classes' losses balance. The closed form is that of
+    Charoenphakdee et al., "On Focal Loss for Class-Posterior Probability Estimation" (2021); shape (n,).
     """
     z = np.asarray(z, dtype=np.float64)
     up, _ = focal_derivatives(z, np.ones(len(z), dtype=np.int64), gamma)
@@ -66,19 +46,9 @@ def probability_of(z: Floats, gamma: float) -> Floats:
 def focal_probability(margins: Floats, start: float, gamma: float) -> Floats:
     """Give the probabilities of margins on top of a start; beyond 30, where derivatives are lost, they are cut.
 
-    Parameters
-    ----------
-    margins : ndarray of float64, shape (n,)
-        Sums of the trees.
-    start : float
-        Margin that stands for the share of positives.
-    gamma : float
-        Focusing parameter.
-
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Probabilities.
+    ``margins``: sums of the trees; shape (n,).
+    ``start``: margin that stands for the share of positives.
+    Returns shape (n,).
     """
     return probability_of(np.clip(start + margins, -_FAR, _FAR), gamma)
 

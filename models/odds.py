@@ -12,17 +12,9 @@ _EDGE = 1e-7
 def log_odds(learner: Any, X: np.ndarray) -> np.ndarray:
     """Give the log-odds of the positive class, from a learner's probabilities cut to ``[1e-7, 1 - 1e-7]``.
 
-    Parameters
-    ----------
-    learner : classifier
-        Fitted, with classes 0 and 1 and scikit-learn's ``predict_proba``.
-    X : ndarray of float32, shape (n_rows, n_features)
-        Features.
-
-    Returns
-    -------
-    ndarray of float64, shape (n_rows,)
-        Log-odds; empty for no rows.
+    ``learner``: Fitted, with classes 0 and 1 and scikit-learn's ``predict_proba``.
+    ``X``: Features; shape (n_rows, n_features).
+    Returns: Log-odds; empty for no rows; shape (n_rows,).
     """
     if len(X) == 0:
         return np.zeros(0)

@@ -23,19 +23,7 @@ class LightGBMOnBins(BinaryClassifier):
     Its trees are those that the classifier would grow itself on edges like these; it is scored by our own evaluator,
     which gives the library's probabilities bit for bit.
 
-    Parameters
-    ----------
-    learner : lightgbm.LGBMClassifier
-        Says with which settings.
-    bins : KeptBins
-        The bins.
-
-    Attributes
-    ----------
-    booster_ : lightgbm.Booster
-        The trees.
-    classes_ : ndarray of int
-        0 and 1.
+    ``classes_``: 0 and 1.
     """
 
     def __init__(self, learner: Any = None, bins: Any = None) -> None:
@@ -45,21 +33,10 @@ class LightGBMOnBins(BinaryClassifier):
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, rows: Any) -> Self:
         """Fit.
 
-        Parameters
-        ----------
-        X : ndarray of float32, shape (n_rows, n_features), or None
-            Features; None where the bins hold the rows (:func:`wants_features`).
-        y : ndarray of int, shape (n_rows,)
-            0 or 1; both must occur.
-        sample_weight : ndarray of float64, shape (n_rows,), optional
-            Weights.
-        rows : ndarray of int64, shape (n_rows,)
-            Positions in the matrix that the bins were made of, ascending.
-
-        Returns
-        -------
-        LightGBMOnBins
-            Itself, fitted.
+        ``X``: Features; None where the bins hold the rows (:func:`wants_features`); shape (n_rows, n_features).
+        ``y``: 0 or 1; both must occur; shape (n_rows,).
+        ``sample_weight``: Weights; shape (n_rows,).
+        ``rows``: positions in the matrix that the bins were made of, ascending; shape (n_rows,).
         """
         settings = self.learner.get_params()
         label = np.asarray(y, dtype=np.int64)
@@ -96,10 +73,7 @@ class LightGBMOnBins(BinaryClassifier):
 class XGBoostOnBins(xgboost.XGBClassifier):
     """An XGBoost classifier whose bins have edges that are kept; each fit still puts its rows into them.
 
-    Attributes
-    ----------
-    bins : KeptBins
-        The bins; set by :func:`on_bins`.
+    ``bins``: the bins; set by :func:`on_bins`.
     """
 
     bins: KeptBins
@@ -118,17 +92,8 @@ class XGBoostOnBins(xgboost.XGBClassifier):
 def wants_features(learner: Any, rows: Ints | None) -> bool:
     """Tell whether a learner looks at the features of the rows that it is fitted on.
 
-    Parameters
-    ----------
-    learner : classifier
-        Unfitted, from :func:`on_bins` or not.
-    rows : ndarray of int64, shape (n_rows,), or None
-        Their positions in the matrix, ascending; None: unknown.
-
-    Returns
-    -------
-    bool
-        False for LightGBM on bins that hold these rows.
+    ``learner``: Unfitted, from :func:`on_bins` or not.
+    ``rows``: their positions in the matrix, ascending; None: unknown; shape (n_rows,).
     """
     return rows is None or not isinstance(learner, LightGBMOnBins) or not learner.bins.holds(rows)
 
@@ -136,17 +101,9 @@ def wants_features(learner: Any, rows: Ints | None) -> bool:
 def on_bins(learner: Any, bins: KeptBins | None) -> Any:
     """Give a learner that fits in kept bins, where its library allows that.
 
-    Parameters
-    ----------
-    learner : classifier
-        Unfitted, as :func:`models.learners.make_learner` makes it.
-    bins : KeptBins or None
-        The bins; None: none are kept.
-
-    Returns
-    -------
-    classifier
-        For ``LGBMClassifier`` and ``XGBClassifier`` one on these bins; any other learner as it is.
+    ``learner``: Unfitted, as :func:`models.learners.make_learner` makes it.
+    ``bins``: the bins; None: none are kept.
+    Returns: for ``LGBMClassifier`` and ``XGBClassifier`` one on these bins; any other learner as it is.
     """
     if bins is None:
         return learner

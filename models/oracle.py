@@ -20,20 +20,9 @@ LONGEST = timedelta(days=1)
 def read_truth(path: Path) -> pd.DataFrame:
     """Read the true risks that the simulator wrote.
 
-    Parameters
-    ----------
-    path : Path
-        The truth folder, or its ``risk.parquet``.
-
-    Returns
-    -------
-    DataFrame
-        ``timestamp`` (UTC), ``gpu``, ``risk``; possibly more.
-
-    Raises
-    ------
-    InputError
-        If there is no such file or it lacks a column.
+    ``path``: the truth folder, or its ``risk.parquet``.
+    Returns: ``timestamp`` (UTC), ``gpu``, ``risk``; possibly more.
+    Raises ``InputError`` if there is no such file or it lacks a column.
     """
     file = path / "risk.parquet" if path.is_dir() else path
     try:
@@ -49,26 +38,12 @@ def read_truth(path: Path) -> pd.DataFrame:
 def oracle_predictions(predictions: pd.DataFrame, truth: pd.DataFrame, k: int) -> pd.DataFrame:
     """Predictions of the oracle on the same rows.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        Predictions of all models; the oracle scores each (decision_time, unit) among them once.
-    truth : DataFrame
-        ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision takes the unit's latest true
-        risk at or before it, unless the next one was due since: a unit that has none was down.
-    k : int
-        Alert budget a decision time.
-
-    Returns
-    -------
-    DataFrame
-        Rows like those of ``predictions`` with model and variant ``"oracle"``. A row without a true risk has risk NaN
-        and ranks last; equal risks rank by unit name.
-
-    Raises
-    ------
-    InputError
-        If the truth lacks a column or covers none of the decisions.
+    ``predictions``: predictions of all models; the oracle scores each (decision_time, unit) among them once.
+    ``truth``: ``timestamp`` (or ``decision_day``; aware UTC), ``gpu``, ``risk``. A decision takes the unit's latest
+    true risk at or before it, unless the next one was due since: a unit that has none was down.
+    Returns: rows like those of ``predictions`` with model and variant ``"oracle"``. A row without a true risk has risk
+    NaN and ranks last; equal risks rank by unit name.
+    Raises ``InputError`` if the truth lacks a column or covers none of the decisions.
     """
     time = _columns(truth, "true risks")
     rows = predictions.drop_duplicates(["decision_time", "unit"]).sort_values(

@@ -26,25 +26,10 @@ class ParallelEnsemble(BinaryClassifier):
     ``predict_proba`` looks at one row at a time (mean or stacked log-odds); the joint decision at a decision time is
     :meth:`select`.
 
-    Parameters
-    ----------
-    members : sequence of (str, classifier)
-        Names and unfitted classifiers; two or more in practice.
-    combiner : str, default "intersection"
-        See :func:`combine`.
-    k : int, default 10
-        Alert budget a decision time.
-    min_votes : int or None
-        For ``min_votes``; None means all members.
-    purge : timedelta or None
-        Gap + horizon, for the out-of-fold scores of ``stacked``; None: none.
-
-    Attributes
-    ----------
-    members_ : list of (str, classifier)
-        Fitted members.
-    stacker_ : Stacker
-        How log-odds are joined; the plain mean unless ``stacked``.
+    ``combiner``: see :func:`combine`.
+    ``min_votes``: for ``min_votes``; None means all members.
+    ``purge``: gap + horizon, for the out-of-fold scores of ``stacked``; None: none.
+    ``stacker_``: how log-odds are joined; the plain mean unless ``stacked``.
     """
 
     def __init__(
@@ -73,25 +58,13 @@ class ParallelEnsemble(BinaryClassifier):
     ) -> Self:
         """Fit every member and, for ``stacked``, the stacker on their walk-forward out-of-fold scores.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Features; NaN allowed if all members take it.
-        y : array-like, shape (n_rows,)
-            Two classes; the second in sorted order is the positive one.
-        sample_weight : array-like, shape (n_rows,), optional
-            Weights.
-        times : array-like of int64, shape (n_rows,), optional
-            Decision times in milliseconds; without them the folds of ``stacked`` are not ordered in time.
-        groups : array-like, shape (n_rows,), optional
-            Units, kept whole by folds that are not ordered in time.
-        hours_to_incident : array-like, shape (n_rows,), optional
-            Hours to a positive row's incident, for members that ask for it.
-
-        Returns
-        -------
-        ParallelEnsemble
-            Itself, fitted.
+        ``X``: Features; NaN allowed if all members take it; shape (n_rows, n_features).
+        ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
+        ``sample_weight``: Weights; shape (n_rows,).
+        ``times``: decision times in milliseconds; without them the folds of ``stacked`` are not ordered in time; shape
+        (n_rows,).
+        ``groups``: Units, kept whole by folds that are not ordered in time; shape (n_rows,).
+        ``hours_to_incident``: hours to a positive row's incident, for members that ask for it; shape (n_rows,).
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         if not self.members:
@@ -129,19 +102,10 @@ class ParallelEnsemble(BinaryClassifier):
     def select(self, X: Any, times: Any = None, units: Any = None) -> Combined:
         """Decide jointly at each decision time.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Features.
-        times : array-like of int64, shape (n_rows,), optional
-            Decision time of each row; None: all rows are of one.
-        units : array-like of str, shape (n_rows,), optional
-            Units, which break ties; None: the position does.
-
-        Returns
-        -------
-        Combined
-            Score, rank and alert of each row.
+        ``X``: Features; shape (n_rows, n_features).
+        ``times``: decision time of each row; None: all rows are of one; shape (n_rows,).
+        ``units``: Units, which break ties; None: the position does; shape (n_rows,).
+        Returns: Score, rank and alert of each row.
         """
         scores = self.member_log_odds(X)
         at = np.zeros(len(scores), dtype=np.int64) if times is None else np.asarray(times, dtype=np.int64)

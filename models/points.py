@@ -26,12 +26,8 @@ HARDWARE_HISTORY = frozenset(
 class Points:
     """What gives points to rows.
 
-    Parameters
-    ----------
-    columns : sequence of FeatureColumn or None
-        The columns of ``X``, in order; None: no column is known, and the score is constant.
-    seed : int
-        Seed of ``random``; the others ignore it.
+    ``columns``: the columns of ``X``, in order; None: no column is known, and the score is constant.
+    ``seed``: seed of ``random``; the others ignore it.
     """
 
     def __init__(self, columns: Sequence[FeatureColumn] | None = None, seed: int = 0) -> None:
@@ -41,17 +37,10 @@ class Points:
     def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:
         """Score rows, zero or more, riskiest highest, without having been fitted.
 
-        Parameters
-        ----------
-        X : ndarray of float, shape (n_rows, n_features)
-            Features in the order of ``columns``; NaN: unknown.
-        identity : ndarray of uint64, shape (n_rows,), optional
-            Hash of each row's unit and decision time, for ``random``; without it the row's values stand for it.
-
-        Returns
-        -------
-        ndarray of float64, shape (n_rows,)
-            The scores.
+        ``X``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
+        ``identity``: hash of each row's unit and decision time, for ``random``; without it the row's values stand for
+        it; shape (n_rows,).
+        Returns shape (n_rows,).
         """
         raise NotImplementedError
 
@@ -128,20 +117,12 @@ class HistoryPoints(Points):
 class VendorRule:
     """One threshold of NVIDIA's: a column's value over ``per`` seconds (if given) at or above ``threshold``.
 
-    Attributes
-    ----------
-    channels : tuple of str
-        Channels whose values are added up.
-    statistic : str
-        ``last`` or ``rise``.
-    threshold : float
-        Lowest value that is a hit; for a rate in events a second.
-    severity : int
-        Points of a hit: 3 means replace or reset at once, 2 drain soon, 1 look.
-    rate : bool
-        Whether the value is divided by the window's length.
-    above : bool
-        Whether the threshold itself is no hit yet.
+    ``channels``: channels whose values are added up.
+    ``statistic``: ``last`` or ``rise``.
+    ``threshold``: lowest value that is a hit; for a rate in events a second.
+    ``severity``: points of a hit: 3 means replace or reset at once, 2 drain soon, 1 look.
+    ``rate``: whether the value is divided by the window's length.
+    ``above``: whether the threshold itself is no hit yet.
     """
 
     channels: tuple[str, ...]
@@ -159,8 +140,6 @@ class VendorPoints(Points):
     unless params say otherwise) is divided by the window's length, so a burst shorter than the window must be as much
     stronger to be seen. Rules whose channels the dataset does not have are never hit.
 
-    Notes
-    -----
     Thresholds: NVIDIA DCGM, ``DcgmGPUHardwareLimits.h`` and ``DcgmHealthWatch.cpp`` (PCIe replays above 16 a minute at
     generation 4 and 16 lanes; an NVLink replay or recovery; NVLink CRC errors at 100 a second; 512 uncorrectable
     remapped rows; a failed remap) and NVIDIA's page-retirement policy (63 pages, or more than 15 for double-bit

@@ -32,22 +32,9 @@ def tell_precedent(
 ) -> str:
     """Say what past incident an alert looks like, and in what.
 
-    Parameters
-    ----------
-    library : PrecedentLibrary
-        That it was found in.
-    precedent : Precedent
-    row : ndarray of float32, shape (n_features,)
-        The alert's features.
-    reasons : sequence of str
-        Names of the features that the alert's reasons tell, the weightiest first.
-    unit : str
-        The alert's unit.
-
-    Returns
-    -------
-    str
-        A sentence without a full stop.
+    ``row``: the alert's features; shape (n_features,).
+    ``unit``: the alert's unit.
+    Returns: a sentence without a full stop.
     """
     at = {column.name: number for number, column in enumerate(library.columns)}
     there = library.incidents[precedent.at]
@@ -120,23 +107,15 @@ def precedent_facts(
 def precedent_frame(matrix: Matrix, folds: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Lay the precedents of all explained alerts out as a table, beside what followed.
 
-    Parameters
-    ----------
-    matrix : Matrix
-    folds : sequence of dict
-        Facts of the folds in order: ``reasons`` as :func:`models.alert_reasons.explain_rows` gives them, and
-        ``library``, the number of incidents of each class that were known.
-
-    Returns
-    -------
-    DataFrame
-        One row for each precedent, nearest first, and one of ``place`` 0 for an alert that has none: ``fold`` (int32),
-        ``decision_time``, ``unit``, ``place`` (int32), ``precedent_unit``, ``precedent_time``, ``precedent_start``,
-        ``precedent_class``, ``likeness`` (1 - distance), ``alike``, ``incidents_as_close``, ``incidents``,
-        ``healthy_as_close``, ``healthy`` (int32), ``label`` (float64; NaN: not known) and ``failure_class`` of what
-        followed, ``chance`` (share of that class in the library: how often an incident drawn from it would have agreed)
-        and ``commonest`` (1.0 if it is the library's commonest class); both NaN where no incident followed; ``text``
-        and ``worth`` in words.
+    ``folds``: facts of the folds in order: ``reasons`` as :func:`models.alert_reasons.explain_rows` gives them, and
+    ``library``, the number of incidents of each class that were known.
+    Returns: one row for each precedent, nearest first, and one of ``place`` 0 for an alert that has none: ``fold``
+    (int32), ``decision_time``, ``unit``, ``place`` (int32), ``precedent_unit``, ``precedent_time``,
+    ``precedent_start``, ``precedent_class``, ``likeness`` (1 - distance), ``alike``, ``incidents_as_close``,
+    ``incidents``, ``healthy_as_close``, ``healthy`` (int32), ``label`` (float64; NaN: not known) and ``failure_class``
+    of what followed, ``chance`` (share of that class in the library: how often an incident drawn from it would have
+    agreed) and ``commonest`` (1.0 if it is the library's commonest class); both NaN where no incident followed;
+    ``text`` and ``worth`` in words.
     """
     labels: pd.DataFrame = matrix.labels(None)
     label = labels["label"].astype("Float64").to_numpy(dtype=np.float64, na_value=np.nan)

@@ -53,20 +53,12 @@ CLOSER: Final = 2.0
 class PrecedentLibrary:
     """Past incidents as they looked at the last decision before, and healthy rows beside them.
 
-    Attributes
-    ----------
-    columns : tuple of FeatureColumn
-        The features, in order.
-    incidents : ndarray of float32, shape (n_incidents, n_features)
-        Rows at the last decision before each onset; NaN: unknown.
-    healthy : ndarray of float32, shape (n_healthy, n_features)
-        Rows after which nothing failed.
-    unit : tuple of str
-        Whose incident it was.
-    decision_ms, start_ms : ndarray of int64, shape (n_incidents,)
-        When the row was decided, and when the incident started, in milliseconds since the epoch.
-    failure_class : tuple of str
-        Class of each incident.
+    ``columns``: the features, in order.
+    ``incidents``: rows at the last decision before each onset; NaN: unknown; shape (n_incidents, n_features).
+    ``healthy``: rows after which nothing failed; shape (n_healthy, n_features).
+    ``decision_ms``, ``start_ms``: when the row was decided, and when the incident started, in milliseconds since the
+    epoch; shape (n_incidents,).
+    ``failure_class``: class of each incident.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -97,18 +89,11 @@ class PrecedentLibrary:
     def find(self, row: np.ndarray, contributions: Floats) -> Precedents:
         """Find the incidents that an alert looks most like.
 
-        Parameters
-        ----------
-        row : ndarray of float32, shape (n_features,)
-            The alert's features.
-        contributions : ndarray of float64, shape (n_features,)
-            What each added to its score, see :func:`models.explanation.explained_by`.
-
-        Returns
-        -------
-        Precedents
-            The nearest first; none where the library is empty or the alert differs from the usual in nothing that
-            counts.
+        ``row``: the alert's features; shape (n_features,).
+        ``contributions``: what each added to its score, see :func:`models.explanation.explained_by`; shape
+        (n_features,).
+        Returns: the nearest first; none where the library is empty or the alert differs from the usual in nothing that
+        counts.
         """
         weight = weights_of(contributions, self.columns)
         chosen = np.argsort(-weight, kind="stable")[:WEIGHTED_COLUMNS]
@@ -166,10 +151,7 @@ class PrecedentLibrary:
     def from_bytes(cls, content: bytes, columns: Sequence[FeatureColumn]) -> PrecedentLibrary:
         """Read what :meth:`to_bytes` wrote.
 
-        Raises
-        ------
-        ValueError
-            If the file is no such library, or of other features than ``columns``.
+        Raises ``ValueError`` if the file is no such library, or of other features than ``columns``.
         """
         try:
             table = pq.read_table(io.BytesIO(content))
@@ -207,18 +189,9 @@ class PrecedentLibrary:
 class Precedent:
     """One past incident that an alert looks like.
 
-    Attributes
-    ----------
-    at : int
-        Its position in the library.
-    unit : str
-        Whose it was.
-    decision_ms, start_ms : int
-        When it looked like that, and when it started, in milliseconds since the epoch.
-    failure_class : str
-        Its class.
-    distance : float
-        0: the same in all that counts; 1: as far as a unit with the usual values.
+    ``at``: its position in the library.
+    ``decision_ms``, ``start_ms``: when it looked like that, and when it started, in milliseconds since the epoch.
+    ``distance``: 0: the same in all that counts; 1: as far as a unit with the usual values.
     """
 
     at: int
@@ -233,14 +206,10 @@ class Precedent:
 class Precedents:
     """What was found for one alert.
 
-    Attributes
-    ----------
-    found : tuple of Precedent
-        The nearest first, at most :data:`NEAREST`.
-    incidents_as_close, incidents : int
-        Incidents of the library at most as far away as the last of ``found``, and all.
-    healthy_as_close, healthy : int
-        Healthy rows at most as far away, and all.
+    ``found``: the nearest first, at most :data:`NEAREST`.
+    ``incidents_as_close``, ``incidents``: incidents of the library at most as far away as the last of ``found``, and
+    all.
+    ``healthy_as_close``, ``healthy``: healthy rows at most as far away, and all.
     """
 
     found: tuple[Precedent, ...]
@@ -260,17 +229,9 @@ class Precedents:
 def weights_of(contributions: Floats, columns: Sequence[FeatureColumn]) -> Floats:
     """Give the weight of each feature in a distance: its share of the contributions, groups held to their cap.
 
-    Parameters
-    ----------
-    contributions : ndarray of float64, shape (n_features,)
-        Additions to a score.
-    columns : sequence of FeatureColumn, length n_features
-
-    Returns
-    -------
-    ndarray of float64, shape (n_features,)
-        Adding up to 1 before the caps; a group above :data:`GROUP_CAP` is scaled down to it. All 0 where nothing
-        contributed. Categories get 0.
+    ``contributions``: additions to a score; shape (n_features,).
+    Returns: adding up to 1 before the caps; a group above :data:`GROUP_CAP` is scaled down to it. All 0 where nothing
+    contributed. Categories get 0; shape (n_features,).
     """
     size = np.abs(np.asarray(contributions, np.float64))
     size = np.where([bool(column.categories) for column in columns], 0.0, size)
@@ -290,20 +251,9 @@ def weights_of(contributions: Floats, columns: Sequence[FeatureColumn]) -> Float
 def library_at(matrix: Matrix, as_of: datetime, *, seed: int, values: RowReader | None = None) -> PrecedentLibrary:
     """Gather the incidents whose labels were complete and known at a time, and healthy rows of the same time.
 
-    Parameters
-    ----------
-    matrix : Matrix
-    as_of : datetime
-        A refit, aware: nothing that was known later is used.
-    seed : int
-        Of the draw of healthy rows, which depends on their unit and time and on nothing else.
-    values : callable, optional
-        Reads rows of the matrix; by default the matrix itself does.
-
-    Returns
-    -------
-    PrecedentLibrary
-        Possibly empty.
+    ``seed``: of the draw of healthy rows, which depends on their unit and time and on nothing else.
+    ``values``: reads rows of the matrix; by default the matrix itself does.
+    Returns: possibly empty.
     """
     rows = matrix.rows
     labels = matrix.labels(as_of)

@@ -33,17 +33,9 @@ class SignedLogScaler(TransformerMixin, BaseEstimator):
     logarithm keeps their order and bounds their leverage. NaN becomes the column's median, without an indicator
     column: that telemetry is missing has features of its own (group ``gaps``).
 
-    Parameters
-    ----------
-    clip : float, default 5.0
-        Scaled values beyond this many (robust) standard deviations are cut to it.
-
-    Attributes
-    ----------
-    center_ : ndarray of float64, shape (n_features,)
-        Median of the signed logarithm; 0 for a column that is all NaN.
-    scale_ : ndarray of float64, shape (n_features,)
-        Interquartile range over 1.349, or the standard deviation where that is 0, or 1 where both are.
+    ``center_``: median of the signed logarithm; 0 for a column that is all NaN; shape (n_features,).
+    ``scale_``: interquartile range over 1.349, or the standard deviation where that is 0, or 1 where both are; shape
+    (n_features,).
     """
 
     def __init__(self, clip: float = 5.0) -> None:
@@ -94,22 +86,12 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
 
     Weights go to the classifier only: they undo the sampling of negatives, and scaling needs no such correction.
 
-    Parameters
-    ----------
-    classifier : scikit-learn classifier or None
-        What is fitted on the prepared features; must take ``sample_weight``. None: logistic regression. The batches of
-        a network hold a hundredth of the rows at most.
-    clip : float, default 5.0
-        See :class:`SignedLogScaler`.
-
-    Attributes
-    ----------
-    scaler_ : SignedLogScaler
-        Fitted on the training features.
-    classifier_ : scikit-learn classifier
-        The fitted clone of ``classifier``.
-    classes_ : ndarray
-        Class labels, ascending.
+    ``classifier``: what is fitted on the prepared features; must take ``sample_weight``. None: logistic regression. The
+    batches of a network hold a hundredth of the rows at most.
+    ``clip``: see :class:`SignedLogScaler`.
+    ``scaler_``: fitted on the training features.
+    ``classifier_``: the fitted clone of ``classifier``.
+    ``classes_``: class labels, ascending.
     """
 
     def __init__(self, classifier: Any = None, clip: float = 5.0) -> None:
@@ -119,19 +101,9 @@ class PreparedClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit scaler and classifier.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Features; NaN allowed.
-        y : array-like, shape (n_rows,)
-            Class of each row.
-        sample_weight : array-like, shape (n_rows,), optional
-            Weight of each row.
-
-        Returns
-        -------
-        PreparedClassifier
-            Itself, fitted.
+        ``X``: Features; NaN allowed; shape (n_rows, n_features).
+        ``y``: class of each row; shape (n_rows,).
+        ``sample_weight``: weight of each row; shape (n_rows,).
         """
         X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], ensure_all_finite="allow-nan")
         self.scaler_ = SignedLogScaler(self.clip)

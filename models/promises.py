@@ -35,24 +35,18 @@ FOLD_COLUMNS: tuple[str, ...] = (
 class Promises:
     """What was promised, and what became of it.
 
-    Attributes
-    ----------
-    folds : DataFrame
-        One row for each model, target and fold (:data:`FOLD_COLUMNS`): whether a promise was made at ``refit_at``, at
-        which ``threshold`` of risk, its ``lower`` bound and the ``earlier_drains`` (with ``earlier_hits``, on
-        ``earlier_units`` units) behind it, the highest precision that could be promised (``best``; NaN: none), and in
-        the fold itself: ``drains``, those of known outcome, ``hits``, ``incidents`` and those ``caught``, which a right
-        drain came before.
-    pooled : DataFrame
-        One row for each model and target: ``folds``, ``promised`` (folds with a promise), ``drains``,
-        ``known_drains``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null where no promise
-        brought a drain), ``recall`` of incidents over the whole test period, and ``recall_promised`` over the folds
-        with a promise; ``best`` at the last refit.
-    current : dict of str to list of Decision
-        For each model the decisions that all outcomes known at the end would give: one for each target, then the
-        budget's.
-    until : datetime
-        The end that ``current`` looks back from (aware UTC).
+    ``folds``: one row for each model, target and fold (:data:`FOLD_COLUMNS`): whether a promise was made at
+    ``refit_at``, at which ``threshold`` of risk, its ``lower`` bound and the ``earlier_drains`` (with ``earlier_hits``,
+    on ``earlier_units`` units) behind it, the highest precision that could be promised (``best``; NaN: none), and in
+    the fold itself: ``drains``, those of known outcome, ``hits``, ``incidents`` and those ``caught``, which a right
+    drain came before.
+    ``pooled``: one row for each model and target: ``folds``, ``promised`` (folds with a promise), ``drains``,
+    ``known_drains``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null where no promise brought
+    a drain), ``recall`` of incidents over the whole test period, and ``recall_promised`` over the folds with a promise;
+    ``best`` at the last refit.
+    ``current``: for each model the decisions that all outcomes known at the end would give: one for each target, then
+    the budget's.
+    ``until``: the end that ``current`` looks back from (aware UTC).
     """
 
     folds: pd.DataFrame
@@ -86,26 +80,12 @@ def walk_promises(
 ) -> Promises:
     """Set promises at every refit on the outcomes of the folds before it, and see which were kept.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        As :func:`models.sliding.run_backtest` returns it; its ``sliding`` variant is used.
-    folds : DataFrame
-        The backtest's folds.
-    matrix : Matrix
-        Tells which labels were known when.
-    section : PromisesSection
-        Targets, confidence and horizon.
-    k : int
-        Alert budget a decision time, for the budget's threshold.
-
-    Returns
-    -------
-    Promises
-        At a fold's refit only labels count that were complete and known by then. Thresholds are set on the calibrated
-        risk: it is what the scores of different refits have in common. Models of :data:`models.fitted.ORDERS_ONLY`
-        promise nothing, and have no threshold of least cost: their riskiest unit has the same risk on a bad day as on a
-        quiet one. A budget of alerts is what they can hold.
+    ``predictions``: as :func:`models.sliding.run_backtest` returns it; its ``sliding`` variant is used.
+    ``matrix``: tells which labels were known when.
+    Returns: at a fold's refit only labels count that were complete and known by then. Thresholds are set on the
+    calibrated risk: it is what the scores of different refits have in common. Models of
+    :data:`models.fitted.ORDERS_ONLY` promise nothing, and have no threshold of least cost: their riskiest unit has the
+    same risk on a bad day as on a quiet one. A budget of alerts is what they can hold.
     """
     sliding = predictions[(predictions["variant"] == "sliding").to_numpy()]
     names = list(dict.fromkeys(sliding["model"].astype("str")))

@@ -38,16 +38,10 @@ _BASE_RATE = "constant base rate"
 class Contender:
     """One side of the comparison.
 
-    Attributes
-    ----------
-    name : str
-        In words, such as ``version 3`` or ``history_count``.
-    scored : Scored
-        Its predictions. All sides must hold the same rows and alert the K riskiest of each decision time.
-    size_bytes : int or None
-        Size of its bundle; None for a baseline.
-    seconds : float or None
-        Time to score :data:`LATENCY_ROWS` rows; None for a baseline.
+    ``name``: in words, such as ``version 3`` or ``history_count``.
+    ``scored``: its predictions. All sides must hold the same rows and alert the K riskiest of each decision time.
+    ``size_bytes``: size of its bundle; None for a baseline.
+    ``seconds``: time to score :data:`LATENCY_ROWS` rows; None for a baseline.
     """
 
     name: str
@@ -60,20 +54,11 @@ class Contender:
 class Criterion:
     """One row of the verdict.
 
-    Attributes
-    ----------
-    name : str
-        What was compared.
-    against : str
-        Name of the other side; empty for an absolute limit.
-    champion, challenger : float or None
-        The two values; None where there is none.
-    limit : str
-        What was asked for, in words.
-    outcome : str
-        ``passed``, ``failed`` or ``undecided``.
-    why : str
-        The finding in words, with its numbers.
+    ``against``: name of the other side; empty for an absolute limit.
+    ``champion``, ``challenger``: the two values; None where there is none.
+    ``limit``: what was asked for, in words.
+    ``outcome``: ``passed``, ``failed`` or ``undecided``.
+    ``why``: the finding in words, with its numbers.
     """
 
     name: str
@@ -89,16 +74,12 @@ class Criterion:
 class Verdict:
     """What the gate says.
 
-    Attributes
-    ----------
-    challenger, champion : str
-        Names of the sides; the champion's is that of the baselines where there is no champion.
-    criteria : tuple of Criterion
-        One row each.
-    rows, positives, units, times, incidents, k : int
-        Labelled rows and positives compared on, their units and decision times, incidents, and the alert budget.
-    first_time, last_time : datetime
-        First and last decision time (UTC).
+    ``challenger``, ``champion``: names of the sides; the champion's is that of the baselines where there is no
+    champion.
+    ``criteria``: one row each.
+    ``rows``, ``positives``, ``units``, ``times``, ``incidents``, ``k``: labelled rows and positives compared on, their
+    units and decision times, incidents, and the alert budget.
+    ``first_time``, ``last_time``: first and last decision time (UTC).
     """
 
     challenger: str
@@ -147,28 +128,11 @@ def judge(
 ) -> Verdict:
     """Compare a challenger with the champion, or with baselines where there is none yet.
 
-    Parameters
-    ----------
-    challenger : Contender
-        Who wants to be champion.
-    others : sequence of Contender
-        The champion alone, or the baselines, the best of which its recall is compared with.
-    section : PromotionSection
-        Limits.
-    seed : int
-        Seed of the resampling of units, which all sides share.
-    champion : bool
-        Whether ``others`` is the champion.
-
-    Returns
-    -------
-    Verdict
-        One row a criterion.
-
-    Raises
-    ------
-    ValueError
-        If the sides do not hold the same rows, or there is nobody to compare with.
+    ``others``: the champion alone, or the baselines, the best of which its recall is compared with.
+    ``seed``: seed of the resampling of units, which all sides share.
+    ``champion``: whether ``others`` is the champion.
+    Returns: one row a criterion.
+    Raises ``ValueError`` if the sides do not hold the same rows, or there is nobody to compare with.
     """
     scored = challenger.scored
     if not others:

@@ -26,25 +26,14 @@ class BundleModel(mlflow.pyfunc.PythonModel):
     def predict(self, context: Any, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:  # noqa: ARG002 - MLflow's signature
         """Score rows.
 
-        Parameters
-        ----------
-        context, params
-            MLflow's own; not used.
-        model_input : DataFrame
-            ``unit``, the bundle's features by name (NaN: unknown), and, if rows are of several times,
-            ``decision_time`` (ISO 8601 text, such as 2026-01-31T06:00:00Z; without a zone: UTC). Ranks and alerts are
-            taken among the rows of one time: give all units of the fleet together.
-
-        Returns
-        -------
-        DataFrame
-            ``unit``, ``risk``, ``score``, ``rank`` and ``alert`` of the bundle's profile, in the order of the rows.
-
-        Raises
-        ------
-        MlflowException
-            If a unit is missing, a feature is infinite (or too large for 32 bits), or a time cannot be read or is given
-            for some rows only. A server answers 400 with these words.
+        ``context``, ``params``: MLflow's own; not used.
+        ``model_input``: ``unit``, the bundle's features by name (NaN: unknown), and, if rows are of several times,
+        ``decision_time`` (ISO 8601 text, such as 2026-01-31T06:00:00Z; without a zone: UTC). Ranks and alerts are taken
+        among the rows of one time: give all units of the fleet together.
+        Returns: ``unit``, ``risk``, ``score``, ``rank`` and ``alert`` of the bundle's profile, in the order of the
+        rows.
+        Raises ``MlflowException`` if a unit is missing, a feature is infinite (or too large for 32 bits), or a time
+        cannot be read or is given for some rows only. A server answers 400 with these words.
         """
         columns = [column.name for column in self.bundle.fitted.columns]
         rows = model_input.reset_index(drop=True)

@@ -22,15 +22,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 def name_hashes(names: Iterable[Any]) -> Hashes:
     """Hash names the same way on every machine, in every run and release.
 
-    Parameters
-    ----------
-    names : iterable of str
-        Names, such as units; null counts as the empty name.
-
-    Returns
-    -------
-    ndarray of uint64, shape (n,)
-        First eight bytes of each name's BLAKE2b digest.
+    ``names``: Names, such as units; null counts as the empty name.
+    Returns: first eight bytes of each name's BLAKE2b digest; shape (n,).
     """
     import pandas as pd  # noqa: PLC0415 - what only scores hashes texts, without pandas
 
@@ -48,17 +41,9 @@ def text_hashes(texts: Sequence[str]) -> Hashes:
 def mix(values: Hashes, with_values: Hashes | Ints | int) -> Hashes:
     """Combine hashes with more values into new hashes (the finaliser of SplitMix64, Steele et al. 2014).
 
-    Parameters
-    ----------
-    values : ndarray of uint64, shape (n,)
-        Hashes.
-    with_values : ndarray of int64 or uint64, shape (n,), or int
-        What to mix in.
-
-    Returns
-    -------
-    ndarray of uint64, shape (n,)
-        Hashes that change in about half of their bits with any bit of either input.
+    ``values``: Hashes; shape (n,).
+    ``with_values``: what to mix in; shape (n,).
+    Returns: hashes that change in about half of their bits with any bit of either input; shape (n,).
     """
     more = np.asarray(with_values).astype(np.int64).view(np.uint64) if not _unsigned(with_values) else with_values
     with np.errstate(over="ignore"):
@@ -86,19 +71,10 @@ def seed_of(seed: int, *words: object) -> int:
 def rank_within(times: Ints, score: NDArray[np.floating], tie: Hashes) -> Ints:
     """Rank rows by score inside each decision time.
 
-    Parameters
-    ----------
-    times : ndarray of int64, shape (n,)
-        Decision time of each row (any code that is equal for equal times).
-    score : ndarray of float, shape (n,)
-        Riskiest highest; finite.
-    tie : ndarray of uint64, shape (n,)
-        Orders rows of equal score, lowest first: a hash of the unit.
-
-    Returns
-    -------
-    ndarray of int64, shape (n,)
-        1 for the riskiest row of its time; a permutation of 1..n within each time.
+    ``times``: decision time of each row (any code that is equal for equal times); shape (n,).
+    ``score``: riskiest highest; finite; shape (n,).
+    ``tie``: orders rows of equal score, lowest first: a hash of the unit; shape (n,).
+    Returns: 1 for the riskiest row of its time; a permutation of 1..n within each time; shape (n,).
     """
     order = np.lexsort((tie, -np.asarray(score), times))
     ranks = np.empty(len(order), dtype=np.int64)

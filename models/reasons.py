@@ -33,19 +33,12 @@ _KINDS = {
 class Reason:
     """One thing that raised a score.
 
-    Attributes
-    ----------
-    column : str
-        Name of the feature that is told: of those that say the same over other windows, the one that added most; where
-        that one joins all counters, the counter that its value comes from.
-    value : float
-        Its value at the decision time; NaN: unknown.
-    contribution : float
-        What all of ``columns`` added to the log-odds, positive.
-    text : str
-        The same in plain words, with the numbers.
-    columns : tuple of str
-        Names of the features that are told as one.
+    ``column``: name of the feature that is told: of those that say the same over other windows, the one that added
+    most; where that one joins all counters, the counter that its value comes from.
+    ``value``: its value at the decision time; NaN: unknown.
+    ``contribution``: what all of ``columns`` added to the log-odds, positive.
+    ``text``: the same in plain words, with the numbers.
+    ``columns``: names of the features that are told as one.
     """
 
     column: str
@@ -59,12 +52,8 @@ class Reason:
 class Explanation:
     """Why one unit was alerted.
 
-    Attributes
-    ----------
-    reasons : tuple of Reason
-        The largest positive contributions, largest first; fewer where nothing else raised the score.
-    method : str
-        How the contributions were computed, and over which members.
+    ``reasons``: the largest positive contributions, largest first; fewer where nothing else raised the score.
+    ``method``: how the contributions were computed, and over which members.
     """
 
     reasons: tuple[Reason, ...]
@@ -75,14 +64,8 @@ class Explanation:
 class MemberParts:
     """What one member's contributions are.
 
-    Attributes
-    ----------
-    name : str
-    weight : float
-        What it weighs in the joint score.
-    values : ndarray of float64, shape (rows, features)
-    way : str
-        How they were computed.
+    ``weight``: what it weighs in the joint score.
+    ``values``: shape (rows, features).
     """
 
     name: str
@@ -99,23 +82,8 @@ def join_parts(
     Members whose contributions add up to log-odds are weighed and summed; others join in only where no member is one,
     because their contributions have a scale of their own.
 
-    Parameters
-    ----------
-    parts : sequence of MemberParts
-        Of those that can be explained.
-    members : sequence of str
-        All members' names.
-    weights : sequence of float
-        What each of them weighs.
-    shape : tuple of int
-        Rows, features.
-
-    Returns
-    -------
-    values : ndarray of float64, shape (rows, features)
-        Additions to the score; all 0 where no member can be explained.
-    method : str
-        How they were computed, over which members, and which were left out.
+    ``weights``: what each of them weighs.
+    Returns ``values``: additions to the score; all 0 where no member can be explained; shape (rows, features).
     """
     used = [one for one in parts if one.way in ADDITIVE] or list(parts)
     missing = [name for name in members if name not in {one.name for one in used}]
@@ -155,15 +123,9 @@ def told_as(column: FeatureColumn) -> tuple[str | None, ...]:
 class Telling:
     """How the columns of a matrix are told.
 
-    Attributes
-    ----------
-    columns : tuple of FeatureColumn
-    of : ndarray of int64, shape (features,)
-        Which columns are told as one: the number of each one's :func:`told_as`.
-    surges : dict of timedelta to ndarray of int64
-        Columns of each counter's surge, by window.
-    most : dict of (str, timedelta) to int
-        Columns that join all counters, by statistic and window.
+    ``of``: which columns are told as one: the number of each one's :func:`told_as`; shape (features,).
+    ``surges``: columns of each counter's surge, by window.
+    ``most``: columns that join all counters, by statistic and window.
     """
 
     columns: tuple[FeatureColumn, ...]
@@ -189,14 +151,9 @@ class Telling:
     def counters(self, row: np.ndarray) -> dict[int, int]:
         """Say for columns that join all counters which counter's column their value in a row comes from.
 
-        Parameters
-        ----------
-        row : ndarray of float32, shape (features,)
-
-        Returns
-        -------
-        dict of int to int
-            Joining column to the surge of the one counter; without those of which the row does not tell the counter.
+        ``row``: shape (features,).
+        Returns: joining column to the surge of the one counter; without those of which the row does not tell the
+        counter.
         """
         found = {}
         for (statistic, window), at in self.most.items():
@@ -218,23 +175,9 @@ def largest(
 ) -> tuple[tuple[Reason, ...], float]:
     """Tell the largest positive contributions to one row's score.
 
-    Parameters
-    ----------
-    values : ndarray of float64, shape (features,)
-        Contributions.
-    row : ndarray of float32, shape (features,)
-    telling : Telling
-    top : int
-        Reasons at most.
-    fleet : ndarray of float32, shape (units, features), or None
-        To say where a value stands.
-    noun : str
-        What the units are called.
-
-    Returns
-    -------
-    tuple of Reason, float
-        And what all that raised the score added to it.
+    ``values``: Contributions; shape (features,).
+    ``row``: shape (features,).
+    ``fleet``: to say where a value stands; shape (units, features).
     """
     of, counters = telling.of.copy(), telling.counters(row)
     for at, counter in counters.items():  # what joins all counters is told with the one that leads them

@@ -11,14 +11,9 @@ from typing import Any
 class Recipe:
     """A learner's settings and its maker.
 
-    Attributes
-    ----------
-    defaults : mapping
-        Settings the learner is made with unless they are overridden.
-    build : callable
-        From a seed below 2**31 and all settings to an unfitted scikit-learn classifier.
-    more : tuple of str
-        Further settings that may be overridden; the library's own default holds until they are.
+    ``defaults``: settings the learner is made with unless they are overridden.
+    ``build``: from a seed below 2**31 and all settings to an unfitted scikit-learn classifier.
+    ``more``: further settings that may be overridden; the library's own default holds until they are.
     """
 
     defaults: Mapping[str, Any]

@@ -40,10 +40,7 @@ _OWN_FACTS = (
 class Ahead:
     """Refits that are done.
 
-    Attributes
-    ----------
-    refits : mapping of int to Fold
-        What :meth:`models.sliding.SlidingTrainer.refit_apart` gave, by fold.
+    ``refits``: what :meth:`models.sliding.SlidingTrainer.refit_apart` gave, by fold.
     """
 
     refits: Mapping[int, Fold] = field(default_factory=dict)
@@ -58,14 +55,7 @@ class Ahead:
     def fold(self, fold: int, once: int, facts: Mapping[str, Any], tested: Ints) -> Fold:
         """Put a fold together.
 
-        Parameters
-        ----------
-        fold, once : int
-            The fold, and the one whose models are those trained once.
-        facts : mapping
-            What its check found.
-        tested : int64 array
-            Its rows.
+        ``fold``, ``once``: the fold, and the one whose models are those trained once.
         """
         own, first = self.refits[fold], self.refits[once]
         mine = own.table.filter(pc.equal(own.table["variant"], VARIANTS.index("sliding")))
@@ -84,10 +74,7 @@ NOTHING_AHEAD = Ahead()
 def refuse_waiting(training: TrainingSection) -> None:
     """Refuse refits that wait for each other.
 
-    Raises
-    ------
-    InputError
-        If ``training.refit_on`` is ``drift``.
+    Raises ``InputError`` if ``training.refit_on`` is ``drift``.
     """
     if training.refit_on == "drift":
         raise InputError(
@@ -101,16 +88,8 @@ def refuse_waiting(training: TrainingSection) -> None:
 class BacktestOrder:
     """Everything that a backtest is a function of, small enough to be sent along with each task.
 
-    Attributes
-    ----------
-    matrix : Path
-        Folder of the matrix; absolute.
-    digest : str
-        Of the matrix.
-    training, models, backtest : sections of the parameters
-    seed, explain : int
-    code : str
-        Digest of the code that the order comes from.
+    ``matrix``: folder of the matrix; absolute.
+    ``code``: digest of the code that the order comes from.
     """
 
     matrix: Path
@@ -135,10 +114,7 @@ class BacktestOrder:
     ) -> BacktestOrder:
         """Make an order.
 
-        Raises
-        ------
-        InputError
-            If the matrix is not in a folder, or refits wait for each other.
+        Raises ``InputError`` if the matrix is not in a folder, or refits wait for each other.
         """
         refuse_waiting(training)
         path = getattr(matrix, "path", None)
@@ -149,10 +125,7 @@ class BacktestOrder:
     def open(self) -> Matrix:
         """Open the matrix.
 
-        Raises
-        ------
-        InputError
-            If this machine does not see it, or has other code.
+        Raises ``InputError`` if this machine does not see it, or has other code.
         """
         if code_digest() != self.code:
             raise InputError(
@@ -167,13 +140,7 @@ class BacktestOrder:
 class Refit:
     """A refit to do.
 
-    Attributes
-    ----------
-    fold : int
-    span : timedelta
-    why_span : str
-    once_for : tuple of int
-        See :meth:`models.sliding.SlidingTrainer.refit_apart`.
+    ``once_for``: see :meth:`models.sliding.SlidingTrainer.refit_apart`.
     """
 
     fold: int
@@ -203,11 +170,7 @@ class SpanTask:
 class RefitTask:
     """Does a refit; can be sent to another machine.
 
-    Attributes
-    ----------
-    order : BacktestOrder
-    kept : FoldStore or None
-        Where finished refits are kept, for this process to find; None: they are returned.
+    ``kept``: where finished refits are kept, for this process to find; None: they are returned.
     """
 
     order: BacktestOrder
@@ -236,22 +199,8 @@ def refits_ahead(
 ) -> Ahead:
     """Do all refits that are not done yet.
 
-    Parameters
-    ----------
-    engine : Engine
-    order : BacktestOrder
-    begun : Begun
-        The same backtest, as this process sees it.
-    finished : FoldStore, optional
-        Finished folds; their refits are not done again.
-    kept : FoldStore, optional
-        Where finished refits are kept; all machines see its folder.
-    progress : callable, optional
-        Called with the refits done, all of them, and what is being done.
-
-    Returns
-    -------
-    Ahead
+    ``finished``: finished folds; their refits are not done again.
+    ``progress``: called with the refits done, all of them, and what is being done.
     """
     total = len(begun.schedule.refits_ms)
     done, settled = _folds(kept, total), {fold: each.facts for fold, each in _folds(finished, total).items()}

@@ -48,32 +48,12 @@ def log_run(
 ) -> str:
     """Record a run.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        ``sqlite:///PATH`` or a tracking server's address.
-    experiment : str
-        Name of the experiment; made where it does not exist, its artifacts beside the database.
-    params : mapping
-        Flat parameters by dotted name; long values are cut.
-    metrics : mapping
-        Flat metrics; undefined ones (None, NaN) are left out, because MLflow has no null.
-    tags : mapping of str to str
-        Such as ``dataset_digest`` and ``code_revision``.
-    artifacts : sequence of Path
-        Files and folders to keep with the run.
-    name : str, optional
-        Name of the run; by default MLflow makes one up.
-
-    Returns
-    -------
-    str
-        The run's id.
-
-    Raises
-    ------
-    InputError
-        If the store cannot be used.
+    ``tracking_uri``: ``sqlite:///PATH`` or a tracking server's address.
+    ``experiment``: name of the experiment; made where it does not exist, its artifacts beside the database.
+    ``metrics``: flat metrics; undefined ones (None, NaN) are left out, because MLflow has no null.
+    ``tags``: such as ``dataset_digest`` and ``code_revision``.
+    ``name``: name of the run; by default MLflow makes one up.
+    Raises ``InputError`` if the store cannot be used.
     """
     from models.run_log import fill_run  # noqa: PLC0415 - it builds on this module
 
@@ -91,28 +71,8 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
     nothing is pickled, and ``mlflow models serve`` answers with risks. A bundle that is a version already is not
     registered again: the alias moves to that version.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store that holds the run.
-    model : str
-        Name of the registered model; made where it does not exist.
-    bundle : Path
-        The bundle's folder; it is verified first.
-    run_id : str
-        The run it belongs to.
-    alias : str
-        Alias to move to the version.
-
-    Returns
-    -------
-    int
-        The version's number.
-
-    Raises
-    ------
-    InputError
-        If the bundle is not whole, or the store cannot be used.
+    ``model``: name of the registered model; made where it does not exist.
+    Raises ``InputError`` if the bundle is not whole, or the store cannot be used.
     """
     from models.bundle import load_bundle  # noqa: PLC0415 - who only records runs needs no learner libraries
 
@@ -141,21 +101,8 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
 def move_alias(tracking_uri: str, model: str, alias: str, version: int) -> None:
     """Give an alias to a version of a model, taking it from the one that had it.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    model : str
-        Name of the registered model.
-    alias : str
-        Such as :data:`CHALLENGER`; the champion is moved by :mod:`models.champion`, which keeps its history.
-    version : int
-        The version.
-
-    Raises
-    ------
-    InputError
-        If there is no such model or version.
+    ``alias``: such as :data:`CHALLENGER`; the champion is moved by :mod:`models.champion`, which keeps its history.
+    Raises ``InputError`` if there is no such model or version.
     """
     with opened_store(tracking_uri) as mlflow:
         mlflow.MlflowClient().set_registered_model_alias(model, alias, str(version))
@@ -164,24 +111,9 @@ def move_alias(tracking_uri: str, model: str, alias: str, version: int) -> None:
 def version_of(tracking_uri: str, model: str, alias: str) -> int | None:
     """Find the version that has an alias.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    model : str
-        Name of the registered model.
-    alias : str
-        Such as :data:`CHAMPION`.
-
-    Returns
-    -------
-    int or None
-        Its number; None where the model has no such alias.
-
-    Raises
-    ------
-    InputError
-        If there is no such model.
+    ``alias``: such as :data:`CHAMPION`.
+    Returns: its number; None where the model has no such alias.
+    Raises ``InputError`` if there is no such model.
     """
     with opened_store(tracking_uri) as mlflow:
         aliases = mlflow.MlflowClient().get_registered_model(model).aliases
@@ -189,22 +121,7 @@ def version_of(tracking_uri: str, model: str, alias: str) -> int | None:
 
 
 def experiment_id(client: Any, tracking_uri: str, name: str) -> str:
-    """Find or make an experiment, its artifacts beside the database.
-
-    Parameters
-    ----------
-    client : mlflow.MlflowClient
-        Of the opened store.
-    tracking_uri : str
-        The store.
-    name : str
-        Name of the experiment.
-
-    Returns
-    -------
-    str
-        Its id.
-    """
+    """Find or make an experiment, its artifacts beside the database."""
     found = client.get_experiment_by_name(name)
     if found is not None:
         return str(found.experiment_id)
@@ -224,10 +141,7 @@ def database_of(tracking_uri: str) -> Path | None:
 def refuse_absent(tracking_uri: str) -> None:
     """Refuse a store that is not there, which MLflow would make.
 
-    Raises
-    ------
-    InputError
-        If the store is a database file that does not exist.
+    Raises ``InputError`` if the store is a database file that does not exist.
     """
     database = database_of(tracking_uri)
     if database is not None and not database.is_file():
@@ -240,20 +154,9 @@ def refuse_absent(tracking_uri: str) -> None:
 def opened_store(tracking_uri: str) -> Iterator[Any]:
     """Import MLflow quietly, point it at a store for the length of a block, and translate its errors.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        ``sqlite:///PATH`` or a tracking server's address.
-
-    Yields
-    ------
-    module
-        ``mlflow``.
-
-    Raises
-    ------
-    InputError
-        If the store cannot be used, or refuses what the block asks of it.
+    ``tracking_uri``: ``sqlite:///PATH`` or a tracking server's address.
+    Yields: ``mlflow``.
+    Raises ``InputError`` if the store cannot be used, or refuses what the block asks of it.
     """
     if not tracking_uri.startswith((_SQLITE, "http://", "https://")):
         raise InputError(

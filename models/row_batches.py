@@ -32,19 +32,8 @@ def batches(count: int) -> Iterator[slice]:
 def log_odds_of(learners: Sequence[Any], read: RowReader, rows: Ints) -> list[Floats]:
     """Give what fitted learners say of rows, each row read once.
 
-    Parameters
-    ----------
-    learners : sequence of classifier
-        Fitted.
-    read : RowReader
-        Reads features.
-    rows : ndarray of int64, shape (n_rows,)
-        Positions.
-
-    Returns
-    -------
-    list of ndarray of float64, shape (n_rows,)
-        Log-odds, one for each learner.
+    ``rows``: Positions; shape (n_rows,).
+    Returns: Log-odds, one for each learner; shape (n_rows,).
     """
     said = [np.empty(len(rows)) for _ in learners]
     for batch in batches(len(rows)):

@@ -63,12 +63,7 @@ class NewestRows:
     last ones had, and rows that follow. Those are added to a ring of rows, whose oldest they overwrite, so a sliding
     backtest reads each row of the matrix once where its span fits into the ring.
 
-    Parameters
-    ----------
-    matrix : Matrix
-        Larger than ``held_bytes``.
-    held_bytes : int
-        Size of the ring.
+    ``matrix``: larger than ``held_bytes``.
     """
 
     def __init__(self, matrix: Matrix, held_bytes: int) -> None:
@@ -115,17 +110,8 @@ class NewestRows:
 def row_reader(matrix: Matrix, held_bytes: int = HELD_BYTES) -> StretchReader:
     """Give a reader of a matrix's rows.
 
-    Parameters
-    ----------
-    matrix : Matrix
-        The matrix.
-    held_bytes : int, optional
-        Memory that it may hold features in.
-
-    Returns
-    -------
-    StretchReader
-        One that holds the whole matrix from its first use on, where it fits, or the newest rows asked for.
+    ``held_bytes``: memory that it may hold features in.
+    Returns: one that holds the whole matrix from its first use on, where it fits, or the newest rows asked for.
     """
     if len(matrix.rows) * len(matrix.columns) * 4 > held_bytes:
         return NewestRows(matrix, held_bytes)

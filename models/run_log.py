@@ -27,18 +27,9 @@ _PAGE = 1000
 class RunRecord:
     """What one run records.
 
-    Attributes
-    ----------
-    name : str
-        Its name.
-    params : mapping
-        Flat parameters by dotted name.
-    metrics : mapping
-        Flat metrics; None and NaN are left out.
-    tags : mapping of str to str
-        Tags.
-    artifacts : tuple of Path
-        Files and folders to keep with it; they do not count towards :attr:`fingerprint`.
+    ``params``: flat parameters by dotted name.
+    ``metrics``: flat metrics; None and NaN are left out.
+    ``artifacts``: files and folders to keep with it; they do not count towards :attr:`fingerprint`.
     """
 
     name: str
@@ -63,14 +54,8 @@ class RunRecord:
 class Logged:
     """What :func:`log_series` did.
 
-    Attributes
-    ----------
-    run_id : str
-        The parent run.
-    added : int
-        Runs that were written, the parent among them.
-    kept : int
-        Runs that stood there already.
+    ``added``: runs that were written, the parent among them.
+    ``kept``: runs that stood there already.
     """
 
     run_id: str
@@ -85,26 +70,8 @@ def log_series(tracking_uri: str, experiment: str, parent: RunRecord, children: 
     unfinished are filled again, so that a job that is repeated adds nothing and one that was killed goes on. A job
     whose results differ in anything has a parent of its own.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        ``sqlite:///PATH`` or a tracking server's address.
-    experiment : str
-        Name of the experiment.
-    parent : RunRecord
-        The job. It is marked finished last.
-    children : sequence of RunRecord
-        Its parts, with names that differ.
-
-    Returns
-    -------
-    Logged
-        The parent's id and what was written.
-
-    Raises
-    ------
-    InputError
-        If the store cannot be used.
+    ``tracking_uri``: ``sqlite:///PATH`` or a tracking server's address.
+    Raises ``InputError`` if the store cannot be used.
     """
     whole = hashlib.sha256("".join([parent.fingerprint, *(each.fingerprint for each in children)]).encode())
     with opened_store(tracking_uri) as mlflow:
@@ -129,19 +96,7 @@ def log_series(tracking_uri: str, experiment: str, parent: RunRecord, children: 
 def tag_run(tracking_uri: str, run_id: str, tags: Mapping[str, str]) -> None:
     """Tag a run; older tags of the same keys are replaced.
 
-    Parameters
-    ----------
-    tracking_uri : str
-        The store.
-    run_id : str
-        The run.
-    tags : mapping of str to str
-        The tags.
-
-    Raises
-    ------
-    InputError
-        If there is no such run.
+    Raises ``InputError`` if there is no such run.
     """
     with opened_store(tracking_uri) as mlflow:
         for key, value in tags.items():
@@ -159,16 +114,8 @@ def fill_run(
 ) -> None:
     """Write a run's content in few calls and mark it finished; the same content again changes nothing.
 
-    Parameters
-    ----------
-    mlflow, client, run
-        The module, the client, and the run as the client made or found it.
-    params : mapping
-        Flat parameters; long values are cut.
-    metrics : mapping
-        Flat metrics; None and NaN are left out.
-    artifacts : sequence of Path
-        Files and folders.
+    ``mlflow``, ``client``, ``run``: the module, the client, and the run as the client made or found it.
+    ``metrics``: flat metrics; None and NaN are left out.
     """
     entities, run_id = mlflow.entities, str(run.info.run_id)
     flat = [entities.Param(key, str(value)[:_PARAM_LENGTH]) for key, value in sorted(params.items())]

@@ -19,14 +19,9 @@ from models.training_set import Labels, Matrix, Rows
 class Schedule:
     """The folds of a backtest.
 
-    Attributes
-    ----------
-    refits_ms : tuple of int
-        Refits in milliseconds since the epoch, ascending; each fold tests from its refit to the next.
-    end_ms : int
-        Last decision time that is scored (included).
-    never_fit : tuple of timedelta
-        Candidate spans that lie within the history at no refit.
+    ``refits_ms``: refits in milliseconds since the epoch, ascending; each fold tests from its refit to the next.
+    ``end_ms``: last decision time that is scored (included).
+    ``never_fit``: candidate spans that lie within the history at no refit.
     """
 
     refits_ms: tuple[int, ...]
@@ -49,25 +44,8 @@ def plan_schedule(
     ``first_test: auto`` is the first decision time at or after both a third of the decision times' range and the
     beginning of the data + shortest span + gap + horizon; ``last_test: auto`` the last decision time.
 
-    Parameters
-    ----------
-    matrix, rows
-        The matrix and its rows.
-    training, backtest : TrainingSection, BacktestSection
-        Spans and refit interval; first and last test.
-    reach_ms : int
-        Gap + horizon.
-
-    Returns
-    -------
-    Schedule
-        One fold or more.
-
-    Raises
-    ------
-    InputError
-        If no span fits, the first test comes before any span fits, the test period holds no decision time, or
-        ``refit_every`` is zero.
+    Raises ``InputError`` if no span fits, the first test comes before any span fits, the test period holds no decision
+    time, or ``refit_every`` is zero.
     """
     grid = rows.grid_times
     first_ms, shortest = instant_ms(matrix.span[0]), min(candidates(training))
@@ -117,24 +95,9 @@ def plan_schedule(
 def alert_budget(rows: Rows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:
     """Give K: as configured, or the mean number of positives a decision time with labels known by a time, at least 1.
 
-    Parameters
-    ----------
-    rows, labels
-        The matrix's rows and the labels as of ``as_of_ms``.
-    backtest : BacktestSection
-        ``k``.
-    as_of_ms : int
-        The first test, in milliseconds since the epoch.
-
-    Returns
-    -------
-    int
-        K, rounded to the nearest integer.
-
-    Raises
-    ------
-    InputError
-        If a configured K is below 1, or more than there are units.
+    ``rows``, ``labels``: the matrix's rows and the labels as of ``as_of_ms``.
+    ``backtest``: ``k``.
+    Raises ``InputError`` if a configured K is below 1, or more than there are units.
     """
     if backtest.k != "auto":
         units = len(np.unique(rows.tie))

@@ -25,16 +25,11 @@ _COMMON = frozenset({"time", "unit", "known", "positive", "incident", "incident_
 class Shared:
     """What the models of one evaluation have in common.
 
-    Attributes
-    ----------
-    units : ndarray of str, shape (units,)
-        Names of the units, sorted; rows carry positions in it.
-    times_ms : ndarray of int64, shape (times,)
-        Decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it.
-    k : int
-        Alert budget a decision time; of several fleets together, the largest.
-    budgets : ndarray of int64, shape (times,), optional
-        Alert budget of each decision time, where fleets with budgets of their own are pooled.
+    ``units``: names of the units, sorted; rows carry positions in it; shape (units,).
+    ``times_ms``: decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it; shape
+    (times,).
+    ``k``: alert budget a decision time; of several fleets together, the largest.
+    ``budgets``: alert budget of each decision time, where fleets with budgets of their own are pooled; shape (times,).
     """
 
     units: np.ndarray
@@ -52,32 +47,17 @@ class Shared:
 class Scored:
     """Rows of one model and variant, ordered by decision time and then unit. All arrays have shape (rows,).
 
-    Attributes
-    ----------
-    model, variant : str
-        Whose predictions these are.
-    shared : Shared
-        Units and decision times that ``unit`` and ``time`` index.
-    time, unit : ndarray of int64
-        Positions of the row's decision time and unit.
-    rank : ndarray of int64
-        Rank within the decision time, 1 the riskiest.
-    risk : ndarray of float64
-        Calibrated probability of the label; NaN where the model gives none.
-    alert : ndarray of bool
-        Whether the model alerts the row.
-    known : ndarray of bool
-        Whether the row has a label; rows without one count nowhere.
-    positive : ndarray of bool
-        Whether the label is 1.
-    incident : ndarray of int64
-        The incident that makes the label positive; -1: none.
-    incident_start_ms : ndarray of int64
-        Its start; 0 where there is none.
-    failure_class : ndarray of object
-        Its class; empty where there is none.
-    fold : ndarray of int64
-        The fold that scored the row.
+    ``shared``: units and decision times that ``unit`` and ``time`` index.
+    ``time``, ``unit``: positions of the row's decision time and unit.
+    ``rank``: rank within the decision time, 1 the riskiest.
+    ``risk``: calibrated probability of the label; NaN where the model gives none.
+    ``alert``: whether the model alerts the row.
+    ``known``: whether the row has a label; rows without one count nowhere.
+    ``positive``: whether the label is 1.
+    ``incident``: the incident that makes the label positive; -1: none.
+    ``incident_start_ms``: its start; 0 where there is none.
+    ``failure_class``: its class; empty where there is none.
+    ``fold``: the fold that scored the row.
     """
 
     model: str
@@ -113,45 +93,24 @@ class Scored:
     def per_unit(self, chosen: Bools) -> Floats:
         """Count rows by unit.
 
-        Parameters
-        ----------
-        chosen : ndarray of bool, shape (rows,)
-            Rows to count.
-
-        Returns
-        -------
-        ndarray of float64, shape (units,)
-            The counts.
+        ``chosen``: rows to count; shape (rows,).
+        Returns shape (units,).
         """
         return np.bincount(self.unit[chosen], minlength=self.n_units).astype(np.float64)
 
     def top(self, budget: Ints) -> Bools:
         """Rows among the riskiest of their decision time.
 
-        Parameters
-        ----------
-        budget : ndarray of int64, shape (times,)
-            How many rows to take at each decision time.
-
-        Returns
-        -------
-        ndarray of bool, shape (rows,)
-            Whether the row is taken.
+        ``budget``: how many rows to take at each decision time; shape (times,).
+        Returns: whether the row is taken; shape (rows,).
         """
         return self.rank <= budget[self.time]
 
     def per_time(self, chosen: Bools) -> Ints:
         """Count rows by decision time.
 
-        Parameters
-        ----------
-        chosen : ndarray of bool, shape (rows,)
-            Rows to count.
-
-        Returns
-        -------
-        ndarray of int64, shape (times,)
-            The counts.
+        ``chosen``: rows to count; shape (rows,).
+        Returns shape (times,).
         """
         return np.bincount(self.time[chosen], minlength=len(self.shared.times_ms)).astype(np.int64)
 
@@ -161,22 +120,9 @@ def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
 
     What models have in common (rows, labels) is held once: parts may share arrays, so they must not be written to.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        Has :data:`COLUMNS`; ``decision_time`` and ``incident_start`` are aware UTC. Rows in any order.
-    k : int
-        Alert budget a decision time.
-
-    Returns
-    -------
-    list of Scored
-        One for each model and variant, in order of first appearance of their names in the frame's sorted order.
-
-    Raises
-    ------
-    InputError
-        If the frame is empty, lacks a column, or scores a unit twice at one decision time.
+    ``predictions``: has :data:`COLUMNS`; ``decision_time`` and ``incident_start`` are aware UTC. Rows in any order.
+    Returns: one for each model and variant, in order of first appearance of their names in the frame's sorted order.
+    Raises ``InputError`` if the frame is empty, lacks a column, or scores a unit twice at one decision time.
     """
     missing = [name for name in COLUMNS if name not in predictions.columns]
     if missing:
@@ -215,18 +161,7 @@ def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
 
 
 def milliseconds(values: pd.Series) -> Ints:
-    """Give times as milliseconds since the epoch; missing ones as 0.
-
-    Parameters
-    ----------
-    values : Series of datetime64[*, UTC]
-        Aware times, possibly NaT.
-
-    Returns
-    -------
-    ndarray of int64
-        Milliseconds.
-    """
+    """Give times as milliseconds since the epoch; missing ones as 0."""
     known = values.notna().to_numpy()
     out = np.zeros(len(values), np.int64)
     out[known] = values[known].to_numpy(dtype="datetime64[ms]").astype(np.int64)

@@ -24,15 +24,9 @@ from models.stages import Stages
 class ModelScore:
     """One model's scores of rows, each of shape (n_rows,).
 
-    Attributes
-    ----------
-    score : ndarray of float32
-        Riskiest highest; the scale is the model's own: log-odds corrected for sampling (learners,
-        ``mean_log_odds``, ``stacked``, ``cascade``), the logit of a share (other ensembles), points (baselines).
-    rank : ndarray of int64
-        1 for the riskiest row of its decision time.
-    alert : ndarray of bool
-        The model's selection.
+    ``score``: riskiest highest; the scale is the model's own: log-odds corrected for sampling (learners,
+    ``mean_log_odds``, ``stacked``, ``cascade``), the logit of a share (other ensembles), points (baselines).
+    ``rank``: 1 for the riskiest row of its decision time.
     """
 
     score: np.ndarray
@@ -51,14 +45,9 @@ class Pointing(Protocol):
 class Said:
     """What baselines, learners and the cascade say of rows, each row for itself: before any is compared with others.
 
-    Attributes
-    ----------
-    points : dict of str to ndarray of float64, shape (n_rows,)
-        Of the baselines.
-    log_odds : dict of str to ndarray of float64, shape (n_rows,)
-        Of the learners, as they were fitted: not corrected for sampling.
-    cascade : tuple of ndarray, each of shape (n_rows,), or None
-        Score and survival; None: not asked for.
+    ``points``: of the baselines; shape (n_rows,).
+    ``log_odds``: of the learners, as they were fitted: not corrected for sampling; shape (n_rows,).
+    ``cascade``: score and survival; None: not asked for; shape (n_rows,).
     """
 
     points: dict[str, Floats]
@@ -84,26 +73,15 @@ class Said:
 class Scorer:
     """Learners, and how their log-odds become the scores of models.
 
-    Attributes
-    ----------
-    k : int
-        Alert budget a decision time.
-    prior_shift : float
-        Added to log-odds, to undo the sampling of negatives.
-    learners : mapping of str to classifier
-        All that the models to score need.
-    members : tuple of str
-        Members of the parallel ensemble.
-    min_votes : int or None
-        For ``min_votes``.
-    stacker : Stacker
-        For ``stacked``.
-    cascade : Stages or None
-        The cascade, if there is one.
-    baselines : mapping of str to Pointing
-        All that the models to score need.
-    stand_in : str or None
-        Name of a baseline that all models are scored by.
+    ``k``: alert budget a decision time.
+    ``prior_shift``: added to log-odds, to undo the sampling of negatives.
+    ``learners``: all that the models to score need.
+    ``members``: members of the parallel ensemble.
+    ``min_votes``: for ``min_votes``.
+    ``stacker``: for ``stacked``.
+    ``cascade``: the cascade, if there is one.
+    ``baselines``: all that the models to score need.
+    ``stand_in``: name of a baseline that all models are scored by.
     """
 
     k: int
@@ -119,21 +97,10 @@ class Scorer:
     def score(self, models: Collection[str], values: np.ndarray, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
         """Score rows with some models.
 
-        Parameters
-        ----------
-        models : collection of str
-            Their names.
-        values : ndarray of float32, shape (n_rows, n_features)
-            Features.
-        time : ndarray of int64, shape (n_rows,)
-            Decision times in milliseconds since the epoch.
-        tie : ndarray of uint64, shape (n_rows,)
-            :func:`models.ranking.name_hashes` of the units.
-
-        Returns
-        -------
-        dict of str to ModelScore
-            One for each of ``models``.
+        ``values``: Features; shape (n_rows, n_features).
+        ``time``: decision times in milliseconds since the epoch; shape (n_rows,).
+        ``tie``: :func:`models.ranking.name_hashes` of the units; shape (n_rows,).
+        Returns: one for each of ``models``.
         """
         return self.compare(models, self.say(models, values, mix(tie, time)), time, tie)
 
@@ -151,20 +118,8 @@ class Scorer:
     def say_of(self, models: Collection[str], read: RowReader, rows: Ints, identity: Hashes) -> Said:
         """Ask everyone about rows of a matrix, of which a batch at a time is in memory.
 
-        Parameters
-        ----------
-        models : collection of str
-            Models that are to be compared by what is said.
-        read : RowReader
-            Reads features.
-        rows : ndarray of int64, shape (n_rows,)
-            Positions.
-        identity : ndarray of uint64, shape (n_rows,)
-            Hash of each row's unit and time.
-
-        Returns
-        -------
-        Said
+        ``rows``: Positions; shape (n_rows,).
+        ``identity``: hash of each row's unit and time; shape (n_rows,).
         """
         return Said.joined([self.say(models, read(rows[part]), identity[part]) for part in batches(len(rows))])
 
@@ -209,10 +164,7 @@ class Scorer:
 def checked_rows(values: Any, features: int) -> np.ndarray:
     """Give rows as float32.
 
-    Raises
-    ------
-    InputError
-        If the number of features is another.
+    Raises ``InputError`` if the number of features is another.
     """
     rows = np.asarray(values, dtype=np.float32)
     if rows.ndim != 2 or rows.shape[1] != features:

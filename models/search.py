@@ -46,17 +46,9 @@ _TREES = {
 class Searched:
     """What a search found for one learner.
 
-    Attributes
-    ----------
-    learner : str
-        Which.
-    settings : dict
-        Overrides of the learner's settings; those given where nothing was better.
-    table : DataFrame
-        One row a trial, the given settings first: ``learner``, ``trial``, ``settings`` (JSON), ``fold_1`` ... (average
-        precision), ``mean``, ``chosen``. Empty where nothing could be compared.
-    why : str
-        In words.
+    ``settings``: overrides of the learner's settings; those given where nothing was better.
+    ``table``: one row a trial, the given settings first: ``learner``, ``trial``, ``settings`` (JSON), ``fold_1`` ...
+    (average precision), ``mean``, ``chosen``. Empty where nothing could be compared.
     """
 
     learner: str
@@ -69,14 +61,9 @@ class Searched:
 class Judge:
     """One fold: rows to fit on with their features, and later rows to score.
 
-    Attributes
-    ----------
-    X, label, weight, facts
-        What learners are fitted on.
-    held, truth
-        Features and labels of the rows that are scored.
-    start_ms, end_ms : int
-        The validation period, in milliseconds since the epoch.
+    ``X``, ``label``, ``weight``, ``facts``: what learners are fitted on.
+    ``held``, ``truth``: features and labels of the rows that are scored.
+    ``start_ms``, ``end_ms``: the validation period, in milliseconds since the epoch.
     """
 
     X: np.ndarray
@@ -92,19 +79,9 @@ class Judge:
 def draw_settings(learner: str, *, draws: int, seed: int) -> list[dict[str, Any]]:
     """Draw settings of a learner at random from a space around its defaults.
 
-    Parameters
-    ----------
-    learner : str
-        Which; sequence learners have no space.
-    draws : int
-        How many.
-    seed : int
-        Seed; the same arguments give the same draws, and more draws begin with those of fewer.
-
-    Returns
-    -------
-    list of dict
-        Distinct, at most ``draws``; empty for a learner without a space.
+    ``learner``: Which; sequence learners have no space.
+    ``seed``: Seed; the same arguments give the same draws, and more draws begin with those of fewer.
+    Returns: Distinct, at most ``draws``; empty for a learner without a space.
     """
     rng = np.random.default_rng(seed_of(seed, "search", learner))
     found: list[dict[str, Any]] = []
@@ -172,27 +149,14 @@ def judges(
 ) -> list[Judge]:
     """Cut the history before an instant into folds: each validation period is later than what is fitted for it.
 
-    Parameters
-    ----------
-    read, rows, labels
-        Reader of features, the rows, and the labels as of ``before_ms``.
-    first_ms, before_ms : int
-        Beginning of the data, and the instant that everything must be known by, in milliseconds since the epoch.
-    reach_ms : int
-        Gap + horizon. Labels that a model is fitted on are complete when its validation period begins.
-    negative_ratio : int
-        ``training.negative_ratio``.
-    seed : int
-        Seed of the draws of negatives.
-    folds : int
-        Validation periods, of equal length, from the middle of the history to its end.
-    most : int, optional
-        Rows to fit on that there is room for, in all folds together; see :func:`models.training_set.choose_rows`.
-
-    Returns
-    -------
-    list of Judge
-        Periods with fewer than :data:`MIN_INCIDENTS` incidents, or nothing to fit on before them, are left out.
+    ``read``, ``rows``, ``labels``: reader of features, the rows, and the labels as of ``before_ms``.
+    ``first_ms``, ``before_ms``: beginning of the data, and the instant that everything must be known by, in
+    milliseconds since the epoch.
+    ``reach_ms``: gap + horizon. Labels that a model is fitted on are complete when its validation period begins.
+    ``negative_ratio``: ``training.negative_ratio``.
+    ``folds``: validation periods, of equal length, from the middle of the history to its end.
+    ``most``: rows to fit on that there is room for, in all folds together; see :func:`models.training_set.choose_rows`.
+    Returns: periods with fewer than :data:`MIN_INCIDENTS` incidents, or nothing to fit on before them, are left out.
     """
     end = before_ms - reach_ms
     borders = np.linspace((first_ms + end) // 2, end, folds + 1).astype(np.int64)
@@ -241,23 +205,9 @@ def search_settings(
     The given settings stay unless another's mean is better by more than the standard error of the paired differences:
     with few incidents a fold, the best of many trials is better by luck.
 
-    Parameters
-    ----------
-    learner : str
-        Which.
-    over : sequence of Judge
-        The folds.
-    draws : int
-        Settings to draw besides the given ones (:func:`draw_settings`).
-    seed : int
-        Seed of draws and learners.
-    given : mapping, optional
-        Overrides that the user set; no draw changes them.
-
-    Returns
-    -------
-    Searched
-        The choice and how every trial did.
+    ``draws``: settings to draw besides the given ones (:func:`draw_settings`).
+    ``given``: overrides that the user set; no draw changes them.
+    Returns: the choice and how every trial did.
     """
     own = dict(given or {})
     trials = [own]
@@ -304,17 +254,8 @@ def search_settings(
 def search_all(trainer: Trainer, before_ms: int) -> dict[str, Searched]:
     """Search for every learner that ``training.search`` names and that a refit fits, on one set of folds.
 
-    Parameters
-    ----------
-    trainer : Trainer
-        Whose matrix and parameters.
-    before_ms : int
-        Nothing that became known after this instant is used, in milliseconds since the epoch.
-
-    Returns
-    -------
-    dict of str to Searched
-        By learner; empty where ``training.search.draws`` is 0. Learners on sequences are not searched.
+    ``before_ms``: nothing that became known after this instant is used, in milliseconds since the epoch.
+    Returns: by learner; empty where ``training.search.draws`` is 0. Learners on sequences are not searched.
     """
     asked = trainer.training.search
     if asked.draws == 0:

@@ -12,17 +12,10 @@ import pandas as pd
 def search_facts(table: pd.DataFrame | None) -> dict[str, dict[str, Any]]:
     """Sum up what a search found for each learner.
 
-    Parameters
-    ----------
-    table : DataFrame or None
-        As :func:`models.search.search_table` gives it; None: nothing was searched.
-
-    Returns
-    -------
-    dict of str to dict
-        By learner: ``settings`` and ``given``, the overrides chosen and those given; ``mean`` and ``given_mean``,
-        their mean average precision over the folds (NaN where nothing could be compared); ``tried``, how many settings
-        were compared, the given ones among them; ``folds``, on how many; ``why``, in words.
+    ``table``: as :func:`models.search.search_table` gives it; None: nothing was searched.
+    Returns: by learner: ``settings`` and ``given``, the overrides chosen and those given; ``mean`` and ``given_mean``,
+    their mean average precision over the folds (NaN where nothing could be compared); ``tried``, how many settings were
+    compared, the given ones among them; ``folds``, on how many; ``why``, in words.
     """
     if table is None:
         return {}

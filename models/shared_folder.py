@@ -18,17 +18,7 @@ TURN = threading.Lock()
 def open_shared(path: Path, digest: str) -> FeatureMatrix:
     """Open the matrix that another machine means.
 
-    Parameters
-    ----------
-    path : Path
-        Its folder; absolute.
-    digest : str
-        Its digest there.
-
-    Raises
-    ------
-    InputError
-        If this machine does not see it, or sees another one.
+    Raises ``InputError`` if this machine does not see it, or sees another one.
     """
     try:
         matrix = FeatureMatrix.open(path)

@@ -23,19 +23,9 @@ def signed_log(values: np.ndarray) -> np.ndarray:
 def scaled(values: np.ndarray, center: np.ndarray, scale: np.ndarray, clip: float) -> np.ndarray:
     """Give rows as a classifier that takes no NaN is given them.
 
-    Parameters
-    ----------
-    values : ndarray of float, shape (n_rows, n_features)
-        Features; NaN: unknown.
-    center, scale : ndarray of float64, shape (n_features,)
-        Median and spread of each feature's signed logarithm.
-    clip : float
-        Scaled values beyond this are cut to it.
-
-    Returns
-    -------
-    ndarray, shape and type of ``values``
-        Within ``[-clip, clip]``, 0 for NaN.
+    ``values``: Features; NaN: unknown; shape (n_rows, n_features).
+    ``center``, ``scale``: median and spread of each feature's signed logarithm; shape (n_features,).
+    Returns: within ``[-clip, clip]``, 0 for NaN.
     """
     return scale_logs(signed_log(values), center, scale, clip)
 

@@ -20,18 +20,7 @@ _MAGIC: Final = b"\x93NUMPY"
 
 
 class SkopsArchive:
-    """An open archive; what is wrong with it comes out as whatever its readers raise.
-
-    Parameters
-    ----------
-    content : bytes
-        The file.
-
-    Attributes
-    ----------
-    root : dict
-        The schema's outermost object.
-    """
+    """An open archive; what is wrong with it comes out as whatever its readers raise."""
 
     def __init__(self, content: bytes) -> None:
         self._zip = zipfile.ZipFile(io.BytesIO(content))
@@ -42,10 +31,7 @@ class SkopsArchive:
     def array(self, node: Any) -> np.ndarray:
         """Give an array, after checking that its bytes are as many as its header says.
 
-        Raises
-        ------
-        ValueError, KeyError, TypeError
-            If the node is none, or it holds objects or is cut off.
+        Raises ``ValueError, KeyError, TypeError`` if the node is none, or it holds objects or is cut off.
         """
         if node["__loader__"] != "NdArrayNode" or node["type"] != "numpy":
             raise ValueError("an array is stored in another way than NumPy's")
@@ -72,10 +58,7 @@ def kind_of(node: Any) -> tuple[str, str]:
 def fields_of(node: Any) -> dict[str, Any]:
     """Give the attributes of an object of the schema.
 
-    Raises
-    ------
-    TypeError, KeyError
-        If it is none.
+    Raises ``TypeError, KeyError`` if it is none.
     """
     found = node["content"]["content"]
     if not isinstance(found, dict):
@@ -86,10 +69,7 @@ def fields_of(node: Any) -> dict[str, Any]:
 def plain_of(node: Any) -> Any:
     """Give a number, text, truth value or null of the schema.
 
-    Raises
-    ------
-    ValueError, TypeError, KeyError
-        If it is none.
+    Raises ``ValueError, TypeError, KeyError`` if it is none.
     """
     if node["__loader__"] != "JsonNode":
         raise ValueError("a plain value is stored in another way than as JSON")

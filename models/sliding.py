@@ -55,16 +55,7 @@ Progress = Callable[[int, int, str], None]
 class SlidingTrainer:
     """Fits and scores the folds of a backtest, one after the other.
 
-    Parameters
-    ----------
-    trainer : Trainer
-        Does a refit.
-    schedule : Schedule
-        The folds.
-    profile : str
-        The model whose alerts are explained.
-    explain : int
-        Alerts to explain in each fold.
+    ``explain``: alerts to explain in each fold.
     """
 
     def __init__(self, trainer: Trainer, schedule: Schedule, *, profile: str, explain: int) -> None:
@@ -76,16 +67,7 @@ class SlidingTrainer:
         self._watch = DriftWatch(trainer, schedule.refits_ms, profile)
 
     def run(self, fold: int, before: list[Fold], ahead: Ahead = NOTHING_AHEAD) -> Fold:
-        """Check for drift, fit or keep the earlier models, and score one fold, given all folds before it.
-
-        Parameters
-        ----------
-        fold : int
-        before : list of Fold
-            All folds before it.
-        ahead : Ahead, optional
-            Refits that were done by others in the meantime.
-        """
+        """Check for drift, fit or keep the earlier models, and score one fold, given all folds before it."""
         earlier = [each.facts for each in before]
         refit_ms = self._schedule.refits_ms[fold]
         frame = self._trainer.matrix.labels(instant_of(refit_ms))
@@ -122,20 +104,8 @@ class SlidingTrainer:
     def refit_apart(self, fold: int, span: timedelta, why: str, *, once_for: Sequence[int]) -> Fold:
         """Fit and score a fold without knowing anything of the folds before it.
 
-        Parameters
-        ----------
-        fold : int
-        span : timedelta
-            Its training span.
-        why : str
-            Why that one, in words.
-        once_for : sequence of int
-            Folds to score as well with these models, as those that were trained once: this one and later ones.
-
-        Returns
-        -------
-        Fold
-            Its part of the predictions, and the facts that concern it alone.
+        ``once_for``: folds to score as well with these models, as those that were trained once: this one and later
+        ones.
         """
         refit_ms = self._schedule.refits_ms[fold]
         own = self._trainer.fit(refit_ms, self._trainer.labels_at(refit_ms), span)
@@ -238,18 +208,10 @@ def _table(parts: list[dict[str, Any]]) -> pa.Table:
 class Begun:
     """A backtest before its first fold.
 
-    Attributes
-    ----------
-    matrix : Matrix
-        With raw windows where a learner reads them.
-    rows, schedule, trainer
-        What the folds are made of.
-    sliding : SlidingTrainer
-        Does them.
-    names : tuple of str
-        Models, in the order of reports.
-    k : int
-        Alert budget a decision time.
+    ``matrix``: with raw windows where a learner reads them.
+    ``rows``, ``schedule``, ``trainer``: what the folds are made of.
+    ``names``: Models, in the order of reports.
+    ``k``: alert budget a decision time.
     """
 
     matrix: Matrix
@@ -302,37 +264,17 @@ def run_backtest(
     A refit at R uses rows whose labels are complete by R (decision time + gap + horizon) and known at R, from the span
     that ends gap + horizon before R; the decisions it scores begin at R.
 
-    Parameters
-    ----------
-    matrix : Matrix
-        Feature matrix.
-    training, models, backtest : TrainingSection, ModelsSection, BacktestSection
-        Parameters.
-    seed : int
-        Seed of everything random.
-    progress : callable, optional
-        See :data:`Progress`.
-    checkpoint : Path, optional
-        Folder for finished folds. A later run with the same inputs and code takes them from there; what changes the
-        evaluation alone is no input. What others left there goes when all folds are done.
-    explain : int
-        Alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
-    engine : Engine, optional
-        Who does the refits, several at a time; default: this process, one after the other. The result is the same, bit
-        for bit. The matrix is read from its folder then, by everyone.
-
-    Returns
-    -------
-    BacktestResult
-        The same, bit for bit, for the same inputs, whether resumed or not.
-
-    Raises
-    ------
-    InputError
-        If an engine is given and ``training.refit_on`` is ``drift``: then each refit waits for the folds before it.
-        If no span fits, the test period is empty or begins too early, a name is unknown, or no refit at all has
-        both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count`` before
-        any) and is listed in ``skipped``.
+    ``progress``: see :data:`Progress`.
+    ``checkpoint``: folder for finished folds. A later run with the same inputs and code takes them from there; what
+    changes the evaluation alone is no input. What others left there goes when all folds are done.
+    ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
+    ``engine``: who does the refits, several at a time; default: this process, one after the other. The result is the
+    same, bit for bit. The matrix is read from its folder then, by everyone.
+    Returns: the same, bit for bit, for the same inputs, whether resumed or not.
+    Raises ``InputError`` if an engine is given and ``training.refit_on`` is ``drift``: then each refit waits for the
+    folds before it. If no span fits, the test period is empty or begins too early, a name is unknown, or no refit at
+    all has both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count``
+    before any) and is listed in ``skipped``.
     """
     begun = begin_backtest(matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain)
     schedule, trainer, sliding, names, rows = begun.schedule, begun.trainer, begun.sliding, begun.names, begun.rows
@@ -398,31 +340,13 @@ def fit_final(
 ) -> FittedModels:
     """Fit all models at the end of the data, for the bundle.
 
-    Parameters
-    ----------
-    matrix : Matrix
-        Feature matrix.
-    training, models, backtest : TrainingSection, ModelsSection, BacktestSection
-        As for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto`` counts the whole dataset.
-    seed : int
-        Seed of everything random.
-    until : datetime, optional
-        Fit as of this time (aware), with labels as they were known then; default: the end of the data.
-    progress : callable, optional
-        Called with the training rows gone through, all of them, and what was fitted
-        (:class:`models.fit_steps.FitSteps`).
-    fits : Fits, optional
-        Who fits learners on the rows chosen; default: this process.
-
-    Returns
-    -------
-    FittedModels
-        Ready to score.
-
-    Raises
-    ------
-    InputError
-        If no span fits the data, or the span chosen holds one class only.
+    ``training``, ``models``, ``backtest``: as for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto``
+    counts the whole dataset.
+    ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
+    ``progress``: called with the training rows gone through, all of them, and what was fitted
+    (:class:`models.fit_steps.FitSteps`).
+    ``fits``: who fits learners on the rows chosen; default: this process.
+    Raises ``InputError`` if no span fits the data, or the span chosen holds one class only.
     """
     refit_ms = instant_ms(refit_time(matrix.span, until))
     matrix = with_windows(matrix, models)

@@ -43,14 +43,7 @@ _REFERENCE_RATIO = 10
 class SpanChoice:
     """A training span and why it was taken.
 
-    Attributes
-    ----------
-    span : timedelta
-        The span.
-    scores : dict of timedelta to float
-        Average precision of the reference learner on the tail, by candidate; empty if nothing was compared.
-    why : str
-        In words.
+    ``scores``: average precision of the reference learner on the tail, by candidate; empty if nothing was compared.
     """
 
     span: timedelta
@@ -74,17 +67,9 @@ def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, rea
 
     What expands is counted in whole days, so that spans read well and the first hours of a dataset do not matter.
 
-    Parameters
-    ----------
-    training : TrainingSection
-        ``span`` and ``spans``.
-    refit_ms, first_ms, reach_ms : int
-        As for :func:`fitting`.
-
-    Returns
-    -------
-    tuple of timedelta
-        Empty where the history is too short for each.
+    ``training``: ``span`` and ``spans``.
+    ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`fitting`.
+    Returns: empty where the history is too short for each.
     """
     fit = fitting(candidates(training), refit_ms=refit_ms, first_ms=first_ms, reach_ms=reach_ms)
     if training.span == EXPANDING and fit:
@@ -95,19 +80,8 @@ def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, rea
 def fitting(spans: Sequence[timedelta], *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
     """Keep the spans that lie within the history at a refit.
 
-    Parameters
-    ----------
-    spans : sequence of timedelta
-        Candidates.
-    refit_ms, first_ms : int
-        The refit and the beginning of the data, in milliseconds since the epoch.
-    reach_ms : int
-        Gap + horizon: the span ends that long before the refit.
-
-    Returns
-    -------
-    tuple of timedelta
-        In the given order.
+    ``refit_ms``, ``first_ms``: the refit and the beginning of the data, in milliseconds since the epoch.
+    Returns: in the given order.
     """
     return tuple(span for span in spans if refit_ms - reach_ms - duration_ms(span) >= first_ms)
 
@@ -142,37 +116,16 @@ def choose_span(
     loudest one's. Tails follow each other backwards; one without enough incidents says nothing, and a tail
     before which no candidate could have been told from another ends the list.
 
-    Parameters
-    ----------
-    read, rows, labels
-        Reader of features, the rows, and the labels as of the refit.
-    spans : sequence of timedelta
-        Candidates that fit, one or more.
-    refit_ms, first_ms, reach_ms : int
-        As for :func:`fitting`.
-    hysteresis : float
-        ``training.hysteresis``.
-    current : timedelta or None
-        The span in use.
-    negative_ratio : int
-        ``training.negative_ratio``.
-    seed : int
-        Seed of the reference model.
-    judge : JudgeSection, optional
-        ``training.judge``: who judges, on how many tails, and whether candidates that the data's beginning cuts before
-        the latest tail by more than :data:`CUT_AT_MOST` take part.
-    settings : mapping of str to mapping, optional
-        ``models.settings``, which learners that judge have too.
-    most : int, optional
-        Rows to fit on that there is room for; see :func:`models.training_set.choose_rows`.
-    progress : callable, optional
-        Called for each judge and tail with the rows gone through and all of them.
-
-    Returns
-    -------
-    SpanChoice
-        The longest candidate where no other holds ``training.judge.least_incidents``, or the latest tail holds fewer
-        than :data:`MIN_TAIL_INCIDENTS`.
+    ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`fitting`.
+    ``hysteresis``: ``training.hysteresis``.
+    ``negative_ratio``: ``training.negative_ratio``.
+    ``judge``: ``training.judge``: who judges, on how many tails, and whether candidates that the data's beginning cuts
+    before the latest tail by more than :data:`CUT_AT_MOST` take part.
+    ``settings``: ``models.settings``, which learners that judge have too.
+    ``most``: rows to fit on that there is room for; see :func:`models.training_set.choose_rows`.
+    ``progress``: called for each judge and tail with the rows gone through and all of them.
+    Returns: the longest candidate where no other holds ``training.judge.least_incidents``, or the latest tail holds
+    fewer than :data:`MIN_TAIL_INCIDENTS`.
     """
     judge = judge or JudgeSection()
     longest = max(spans)
@@ -233,14 +186,8 @@ def choose_span(
 def stay_or_go(best: SpanChoice, current: timedelta | None, hysteresis: float) -> SpanChoice:
     """Keep the span in use unless the best one is better by more than the hysteresis.
 
-    Parameters
-    ----------
-    best : SpanChoice
-        What is chosen where no span is in use.
-    current : timedelta or None
-        The span in use.
-    hysteresis : float
-        ``training.hysteresis``.
+    ``best``: what is chosen where no span is in use.
+    ``hysteresis``: ``training.hysteresis``.
     """
     said = best.scores
     if current is not None and current in said and said[best.span] <= said[current] * (1 + hysteresis):

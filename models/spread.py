@@ -44,16 +44,9 @@ _FITTED_ON_ONE = {"machines": "", "local_listen_port": "12400", "num_machines": 
 class SpreadOrder:
     """Where a worker finds the rows of a fit.
 
-    Attributes
-    ----------
-    folder : Path
-        Of the positions, labels and weights; absolute, named at random.
-    matrix : Path
-        Folder of the matrix; absolute.
-    digest : str
-        Of the matrix.
-    models : ModelsSection
-        Tells whether rows hold raw windows.
+    ``folder``: of the positions, labels and weights; absolute, named at random.
+    ``matrix``: folder of the matrix; absolute.
+    ``models``: tells whether rows hold raw windows.
     """
 
     folder: Path
@@ -65,22 +58,8 @@ class SpreadOrder:
     def write(cls, within: Path, matrix: Path, digest: str, models: ModelsSection, rows: FitRows) -> SpreadOrder:
         """Write the rows of a fit.
 
-        Parameters
-        ----------
-        within : Path
-            Folder that all machines see; made if it is not there.
-        matrix, digest, models
-            See the attributes.
-        rows : FitRows
-
-        Returns
-        -------
-        SpreadOrder
-
-        Raises
-        ------
-        OSError
-            If they cannot be written.
+        ``within``: folder that all machines see; made if it is not there.
+        Raises ``OSError`` if they cannot be written.
         """
         order = cls(within.resolve() / secrets.token_hex(16), matrix.resolve(), digest, models)
         order.folder.mkdir(parents=True)
@@ -100,10 +79,7 @@ class SpreadOrder:
     def read(self) -> FitRows:
         """Read the rows, as another machine does.
 
-        Raises
-        ------
-        InputError
-            If this machine does not see the folder.
+        Raises ``InputError`` if this machine does not see the folder.
         """
         rows = self._array("positions")
         label, weight, groups = (self._array(name) for name in ("label", "weight", "groups"))
@@ -132,17 +108,7 @@ class SpreadOrder:
 def deal(count: int, of: int) -> list[Ints]:
     """Deal rows in the order of time to shares, :data:`STRETCHES` stretches of neighbours to each.
 
-    Parameters
-    ----------
-    count : int
-        Rows.
-    of : int
-        Shares, one or more.
-
-    Returns
-    -------
-    list of int64 array
-        Positions among the rows, ascending; every row is in one share.
+    Returns: positions among the rows, ascending; every row is in one share.
     """
     bounds = np.linspace(0, count, of * STRETCHES + 1).astype(np.int64)
     return [
@@ -167,13 +133,8 @@ def most_shares(label: Ints, most: int) -> int:
 class ShareTask:
     """Reads a share of the rows on the worker that fits on it; can be sent to another machine.
 
-    Attributes
-    ----------
-    order : SpreadOrder
-    columns : int
-        Features to give: the first ones of a row.
-    by_class : tuple of float
-        What the weights of negatives and of positives are multiplied with.
+    ``columns``: features to give: the first ones of a row.
+    ``by_class``: what the weights of negatives and of positives are multiplied with.
     """
 
     order: SpreadOrder
@@ -221,15 +182,7 @@ class FitTask:
 class CascadeTask:
     """Fits a cascade on all rows, on one worker; can be sent to another machine.
 
-    Attributes
-    ----------
-    order : SpreadOrder
-    unfitted : CascadeEnsemble
-    first : classifier
-        Its first stage, fitted.
-    held : ndarray of int64, or None
-        Positions of later positives that thresholds are set on.
-    thresholds : tuple of float or None
+    ``held``: positions of later positives that thresholds are set on.
     """
 
     order: SpreadOrder
@@ -287,18 +240,7 @@ def class_factors(learner: Any, label: Ints) -> tuple[float, float]:
 def take_xgboost(learner: Any, booster: xgboost.Booster, features: int) -> Any:
     """Give a learner the trees of a fit, as if it had grown them.
 
-    Parameters
-    ----------
-    learner : XGBClassifier, or a :class:`FirstColumns` of one
-        Unfitted; says with which settings.
-    booster : xgboost.Booster
-    features : int
-        Columns of a row of the matrix.
-
-    Returns
-    -------
-    classifier
-        Of the learner's type, fitted.
+    ``features``: columns of a row of the matrix.
     """
     made = clone(classifier_of(learner))
     # what its own fit leaves behind; its load_model would overwrite settings as well
@@ -313,19 +255,8 @@ def take_lightgbm(learner: Any, fitted: lightgbm.LGBMClassifier, features: int) 
     The text of a model says with which settings it was fitted. What is left out of it here is who fitted it: addresses
     and ports, which differ from fit to fit.
 
-    Parameters
-    ----------
-    learner : LGBMClassifier, or a :class:`FirstColumns` of one
-        Unfitted; says with which settings.
-    fitted : LGBMClassifier
-        As ``lightgbm.dask`` gives it.
-    features : int
-        Columns of a row of the matrix.
-
-    Returns
-    -------
-    classifier
-        Of the learner's type, fitted.
+    ``fitted``: as ``lightgbm.dask`` gives it.
+    ``features``: columns of a row of the matrix.
     """
     made = clone(classifier_of(learner))
     settings = made.get_params()

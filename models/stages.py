@@ -17,16 +17,10 @@ from models.ranking import Bools, Floats
 class Stages:
     """The stages of a cascade and what separates them; see :class:`models.cascade.CascadeEnsemble`.
 
-    Attributes
-    ----------
-    learners : sequence of (str, classifier)
-        Names and fitted classifiers, from first to last.
-    thresholds : sequence of float
-        Log-odds at or above which a row is passed on, one for each stage but the last.
-    floor : float
-        Log-odds that rows filtered out stay below, and survivors above.
-    order_by : str
-        What survivors are ordered by: the ``last`` stage's log-odds, or the ``mean`` of all stages'.
+    ``learners``: names and fitted classifiers, from first to last.
+    ``thresholds``: Log-odds at or above which a row is passed on, one for each stage but the last.
+    ``floor``: Log-odds that rows filtered out stay below, and survivors above.
+    ``order_by``: what survivors are ordered by: the ``last`` stage's log-odds, or the ``mean`` of all stages'.
     """
 
     learners: Sequence[tuple[str, Any]]
@@ -37,17 +31,9 @@ class Stages:
     def score(self, X: np.ndarray, first_log_odds: Floats | None = None) -> tuple[Floats, Bools]:
         """Score rows.
 
-        Parameters
-        ----------
-        X : ndarray of float32, shape (n_rows, n_features)
-            Features.
-        first_log_odds : ndarray of float64, shape (n_rows,), optional
-            The first stage's log-odds of the rows, where they are known already.
-
-        Returns
-        -------
-        tuple of ndarray, each of shape (n_rows,)
-            The score, and whether a row passes all filters.
+        ``X``: Features; shape (n_rows, n_features).
+        ``first_log_odds``: the first stage's log-odds of the rows, where they are known already; shape (n_rows,).
+        Returns: the score, and whether a row passes all filters; shape (n_rows,).
         """
         filters = len(self.thresholds)
         alive = np.arange(len(X))

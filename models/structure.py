@@ -43,19 +43,7 @@ _TREE_ALIGNED = (
 def check_file(content: bytes, where: str, features: int) -> None:
     """Check a learner's file by its suffix.
 
-    Parameters
-    ----------
-    content : bytes
-        The file.
-    where : str
-        Its name, whose suffix says which library's it is.
-    features : int
-        Columns of the rows that it will score.
-
-    Raises
-    ------
-    InputError
-        If it is empty, cut off, or its parts do not fit each other.
+    Raises ``InputError`` if it is empty, cut off, or its parts do not fit each other.
     """
     suffix = where.rpartition(".")[2]
     check: Callable[[bytes, int], None] | None = {"ubj": _xgboost, "txt": _lightgbm, "skops": _skops}.get(suffix)
@@ -71,24 +59,9 @@ def check_file(content: bytes, where: str, features: int) -> None:
 def load_checked(load: Callable[[], Any], where: str, features: int) -> Any:
     """Load a learner whose file passed :func:`check_file`, and ask it for a score.
 
-    Parameters
-    ----------
-    load : callable
-        Gives the learner.
-    where : str
-        The file's name.
-    features : int
-        Columns of the rows that it will score.
-
-    Returns
-    -------
-    classifier
-        With classes 0 and 1, which gives finite probabilities.
-
-    Raises
-    ------
-    InputError
-        If the library refuses the file, or the learner is of other features or classes or cannot score.
+    Returns: with classes 0 and 1, which gives finite probabilities.
+    Raises ``InputError`` if the library refuses the file, or the learner is of other features or classes or cannot
+    score.
     """
     try:
         learner = load()
@@ -111,10 +84,7 @@ def load_checked(load: Callable[[], Any], where: str, features: int) -> Any:
 def check_fitted(fitted: FittedFacts) -> None:
     """Check that the parts of a bundle fit each other.
 
-    Raises
-    ------
-    ValueError
-        If a name is missing where another part needs it, or a number is out of range.
+    Raises ``ValueError`` if a name is missing where another part needs it, or a number is out of range.
     """
     names = [column.name for column in fitted.columns]
     _say(len(set(names)) == len(names) > 0, "features: none, or one twice")

@@ -43,10 +43,7 @@ _LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
 class Unfit:
     """A refit that could not be done.
 
-    Attributes
-    ----------
-    why : str
-        In words, with the numbers.
+    ``why``: in words, with the numbers.
     """
 
     why: str
@@ -69,27 +66,13 @@ class _Split:
 class Trainer:
     """Fits all models of a matrix at any refit; holds nothing of one refit when it does the next.
 
-    Parameters
-    ----------
-    matrix : Matrix
-        Feature matrix.
-    training : TrainingSection
-        Spans, ratio, hysteresis.
-    models : ModelsSection
-        What is fitted.
-    k : int
-        Alert budget a decision time.
-    seed : int
-        Seed of everything random.
-    search_at_ms : int, optional
-        The instant before which ``training.search`` may look, in milliseconds since the epoch; None: no search.
-    refits_ms : tuple of int, optional
-        The refits of a backtest, over which ``training.bins`` keeps edges; none: each fit finds its own.
-    fits : Fits, optional
-        Who fits learners on the rows chosen; default: this process.
-    progress : callable, optional
-        Called with the training rows gone through so far, all of them (each once for each learner and stage of the
-        cascade), and what was done, from any thread.
+    ``training``: Spans, ratio, hysteresis.
+    ``search_at_ms``: the instant before which ``training.search`` may look, in milliseconds since the epoch; None: no
+    search.
+    ``refits_ms``: the refits of a backtest, over which ``training.bins`` keeps edges; none: each fit finds its own.
+    ``fits``: who fits learners on the rows chosen; default: this process.
+    ``progress``: called with the training rows gone through so far, all of them (each once for each learner and stage
+    of the cascade), and what was done, from any thread.
     """
 
     def __init__(
@@ -172,19 +155,7 @@ class Trainer:
         threshold are fitted, and then, with ``models.calibration.refit``, the learners again on everything. Otherwise
         everything goes into training, and they fall back.
 
-        Parameters
-        ----------
-        refit_ms : int
-            The refit in milliseconds since the epoch.
-        labels : Labels
-            As of the refit.
-        span : timedelta
-            Training span.
-
-        Returns
-        -------
-        FittedModels or Unfit
-            Unfit where the span holds one class only.
+        Returns: unfit where the span holds one class only.
         """
         split = self._split(refit_ms, labels, span)
         chosen = split.training
@@ -420,10 +391,7 @@ class Trainer:
 def reach_of(rows: Rows, labels: Labels) -> int:
     """Give gap + horizon in milliseconds, the time from a decision to its label.
 
-    Raises
-    ------
-    InputError
-        If the matrix has no rows.
+    Raises ``InputError`` if the matrix has no rows.
     """
     if len(rows.time) == 0 or rows.augmented.all():
         raise InputError(

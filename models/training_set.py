@@ -54,17 +54,11 @@ class Matrix(Protocol):
 class Rows:
     """The rows of a matrix as arrays, each of shape (n_rows,).
 
-    Attributes
-    ----------
-    time : ndarray of int64
-        Decision times in milliseconds since the epoch (UTC).
-    augmented : ndarray of bool
-        Whether the row exists for training only.
-    established : ndarray of int64
-        When it became known that an augmented row exists (its incident's known-at time), in milliseconds; the lowest
-        integer for grid rows and where the matrix does not say.
-    tie : ndarray of uint64
-        Hash of the unit.
+    ``time``: decision times in milliseconds since the epoch (UTC).
+    ``augmented``: whether the row exists for training only.
+    ``established``: when it became known that an augmented row exists (its incident's known-at time), in milliseconds;
+    the lowest integer for grid rows and where the matrix does not say.
+    ``tie``: hash of the unit.
     """
 
     time: Ints
@@ -96,17 +90,11 @@ class Rows:
 class Labels:
     """Labels of all rows as known at one time, each of shape (n_rows,).
 
-    Attributes
-    ----------
-    label : ndarray of int8
-        1, 0, or -1 where there is none (censored, or not known yet).
-    complete : ndarray of int64
-        When the label can first be known: decision time + gap + horizon, in milliseconds since the epoch.
-    incident : ndarray of int64
-        The incident of a positive; -1: none.
-    start : ndarray of int64, or None
-        When that incident starts, in milliseconds since the epoch; :data:`features.service.NEVER` where there is none.
-        None: the matrix does not say.
+    ``label``: 1, 0, or -1 where there is none (censored, or not known yet).
+    ``complete``: when the label can first be known: decision time + gap + horizon, in milliseconds since the epoch.
+    ``incident``: the incident of a positive; -1: none.
+    ``start``: when that incident starts, in milliseconds since the epoch; :data:`features.service.NEVER` where there is
+    none. None: the matrix does not say.
     """
 
     label: np.ndarray
@@ -132,29 +120,19 @@ class Labels:
 class TrainingSet:
     """Rows to fit on.
 
-    Attributes
-    ----------
-    rows : ndarray of int64, shape (n,)
-        Positions in the matrix, ascending.
-    label : ndarray of int64, shape (n,)
-        1 or 0.
-    weight : ndarray of float64, shape (n,)
-        1 for a positive; for a negative what makes the proportions hold where too few negatives were there.
-    prior_shift : float
-        What to add to the log-odds of a model fitted on these rows to undo the sampling: the log of the odds of grid
-        rows in the span over the log of the weighted odds here. Augmented positives count in the second only.
-    n_positive, n_negative, n_augmented : int
-        Rows by label, and how many of the positives are augmented.
-    n_incidents : int
-        Distinct incidents among the positives.
-    n_unmatched : int
-        Augmented positives left out because no negative stood at their time.
-    facts : FitFacts
-        Decision times, and hours to the incident of positives.
-    n_hard, n_doubtful : int
-        Negatives drawn because a model of earlier rows took them for positives, and negatives left out as doubtful.
-    thinned_to : int or None
-        Negatives for each positive, where there was room for fewer than asked for; None: as asked for.
+    ``rows``: positions in the matrix, ascending; shape (n,).
+    ``label``: 1 or 0; shape (n,).
+    ``weight``: 1 for a positive; for a negative what makes the proportions hold where too few negatives were there;
+    shape (n,).
+    ``prior_shift``: what to add to the log-odds of a model fitted on these rows to undo the sampling: the log of the
+    odds of grid rows in the span over the log of the weighted odds here. Augmented positives count in the second only.
+    ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and how many of the positives are augmented.
+    ``n_incidents``: distinct incidents among the positives.
+    ``n_unmatched``: augmented positives left out because no negative stood at their time.
+    ``facts``: decision times, and hours to the incident of positives.
+    ``n_hard``, ``n_doubtful``: negatives drawn because a model of earlier rows took them for positives, and negatives
+    left out as doubtful.
+    ``thinned_to``: negatives for each positive, where there was room for fewer than asked for; None: as asked for.
     """
 
     rows: Ints
@@ -180,21 +158,10 @@ class TrainingSet:
 def known_rows(rows: Rows, labels: Labels, *, start_ms: int, complete_by_ms: int, as_of_ms: int) -> Bools:
     """Tell which rows have a decision time from ``start_ms`` on and a label complete and known in time.
 
-    Parameters
-    ----------
-    rows, labels
-        The matrix; ``labels`` as of ``as_of_ms``.
-    start_ms : int
-        First decision time, in milliseconds since the epoch.
-    complete_by_ms : int
-        Labels must be complete (decision time + gap + horizon) by then; at most ``as_of_ms``.
-    as_of_ms : int
-        The refit; an augmented row must have been established by then.
-
-    Returns
-    -------
-    ndarray of bool, shape (n_rows,)
-        True for a row that may be used.
+    ``rows``, ``labels``: the matrix; ``labels`` as of ``as_of_ms``.
+    ``complete_by_ms``: labels must be complete (decision time + gap + horizon) by then; at most ``as_of_ms``.
+    ``as_of_ms``: the refit; an augmented row must have been established by then.
+    Returns: true for a row that may be used; shape (n_rows,).
     """
     usable = (rows.time >= start_ms) & (labels.complete <= min(complete_by_ms, as_of_ms)) & (labels.label >= 0)
     usable &= ~rows.augmented | (rows.established <= as_of_ms)
@@ -222,25 +189,14 @@ def choose_rows(
     the negatives come from the positives' own times and the rest from all times of the span, so that quiet days are
     seen as well. Where there are too few, the ones there are weigh more.
 
-    Parameters
-    ----------
-    rows, labels, start_ms, complete_by_ms, as_of_ms
-        As :func:`known_rows` takes them.
-    negative_ratio : int
-        Negatives for each positive.
-    seed : int
-        Seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
-    doubtful : ndarray of bool, shape (n_rows,), optional
-        Negatives to leave out (:func:`models.doubtful.doubtful_rows`). They still count in the odds that
-        ``prior_shift`` restores.
-    most : int, optional
-        Rows that there is room for. Where as many negatives as asked for would take more, as many are drawn for each
-        positive as fit, at least one: positives are never left out.
-
-    Returns
-    -------
-    TrainingSet
-        Possibly of one class only: see :attr:`TrainingSet.usable`.
+    ``rows``, ``labels``, ``start_ms``, ``complete_by_ms``, ``as_of_ms``: as :func:`known_rows` takes them.
+    ``negative_ratio``: negatives for each positive.
+    ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
+    ``doubtful``: negatives to leave out (:func:`models.doubtful.doubtful_rows`). They still count in the odds that
+    ``prior_shift`` restores; shape (n_rows,).
+    ``most``: rows that there is room for. Where as many negatives as asked for would take more, as many are drawn for
+    each positive as fit, at least one: positives are never left out.
+    Returns: possibly of one class only: see :attr:`TrainingSet.usable`.
     """
     known = known_rows(rows, labels, start_ms=start_ms, complete_by_ms=complete_by_ms, as_of_ms=as_of_ms)
     positive = known & (labels.label == 1)

@@ -31,17 +31,8 @@ _COLUMNS = (
 def trends(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
     """Slope of each model's paired difference, sliding minus trained once, since the first decision.
 
-    Parameters
-    ----------
-    assessed : sequence of Assessment
-        All models, measured on the same rows.
-    weights : ndarray, shape (replicates, units)
-        Bootstrap samples.
-
-    Returns
-    -------
-    DataFrame
-        One row a model and statistic, as :func:`paired_trend` gives them.
+    ``weights``: bootstrap samples; shape (replicates, units).
+    Returns: one row a model and statistic, as :func:`paired_trend` gives them.
     """
     by_name = {each.scored.name: each.scored for each in assessed}
     rows: list[dict[str, object]] = []
@@ -55,17 +46,8 @@ def trends(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
 def days_since(times_ms: Ints, first_ms: int) -> Floats:
     """Give the age in days of each decision time: 0 at the first, when both variants were fitted alike.
 
-    Parameters
-    ----------
-    times_ms : ndarray of int64, shape (times,)
-        Decision times in milliseconds since the epoch.
-    first_ms : int
-        The first decision that was scored, which follows the first fit.
-
-    Returns
-    -------
-    ndarray of float64, shape (times,)
-        Days.
+    ``times_ms``: decision times in milliseconds since the epoch; shape (times,).
+    Returns shape (times,).
     """
     return (times_ms - first_ms) / _MS_PER_DAY
 
@@ -78,21 +60,13 @@ def paired_trend(sliding: Scored, once: Scored, weights: Floats, days: Floats) -
     rests on (alerts with a label; positives). Each resample of units draws its own line. Both variants begin as the
     same model, so the first period's difference is zero by construction wherever the first refit serves it whole.
 
-    Parameters
-    ----------
-    sliding, once : Scored
-        The two variants on the same rows.
-    weights : ndarray, shape (replicates, units)
-        Bootstrap samples; of several fleets, resampled within each (:func:`models.bootstrap.resample_fleets`).
-    days : ndarray of float64, shape (times,)
-        Days since the first fit of each decision time; fleets that are pooled each count from their own.
-
-    Returns
-    -------
-    list of dict
-        For each of :data:`TREND_STATISTICS`: ``model``, ``statistic``, ``periods``, ``months`` (of 30 days, from the
-        first to the last decision), ``first`` and ``last`` (the line at both ends), ``slope`` (by month), its interval
-        ``low``, ``high`` (NaN: none), ``share_growing`` (of the resamples). NaN where fewer than two periods count.
+    ``weights``: bootstrap samples; of several fleets, resampled within each (:func:`models.bootstrap.resample_fleets`);
+    shape (replicates, units).
+    ``days``: days since the first fit of each decision time; fleets that are pooled each count from their own; shape
+    (times,).
+    Returns: for each of :data:`TREND_STATISTICS`: ``model``, ``statistic``, ``periods``, ``months`` (of 30 days, from
+    the first to the last decision), ``first`` and ``last`` (the line at both ends), ``slope`` (by month), its interval
+    ``low``, ``high`` (NaN: none), ``share_growing`` (of the resamples). NaN where fewer than two periods count.
     """
     period = np.floor(days / PERIOD_DAYS).astype(np.int64)
     _, code = np.unique(period, return_inverse=True)

@@ -20,21 +20,8 @@ _NUMBERS: dict[int, str] = {
 def read_ubjson(content: bytes) -> Any:
     """Read one document.
 
-    Parameters
-    ----------
-    content : bytes
-        The whole file.
-
-    Returns
-    -------
-    dict, list, ndarray, str, int, float, bool or None
-        Typed arrays as one-dimensional NumPy arrays.
-
-    Raises
-    ------
-    ValueError
-        If it is cut off, longer than the document, nested too deeply, or holds what XGBoost does not write; with the
-        position.
+    Raises ``ValueError`` if it is cut off, longer than the document, nested too deeply, or holds what XGBoost does not
+    write; with the position.
     """
     reader = _Reader(content)
     found = reader.value(0)

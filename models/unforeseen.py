@@ -19,22 +19,15 @@ COLUMNS: tuple[str, ...] = (
 def unforeseen_incidents(predictions: pd.DataFrame, truth: pd.DataFrame | None = None) -> pd.DataFrame:
     """Tell for each incident whether anything stood out before it.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        As :func:`models.sliding.run_backtest` returns it; its ``sliding`` variant is used, without ``random``.
-    truth : DataFrame, optional
-        The oracle's rows for the same decisions (:func:`models.oracle.oracle_predictions`), whose ``risk`` is the
-        true one.
-
-    Returns
-    -------
-    DataFrame
-        :data:`COLUMNS`, one row an incident: ``seen`` (some model ranked its unit in the top 5 % of a decision time
-        whose label it makes positive), ``chance`` (the share of all units that were so ranked at one of the same
-        decision times: the probability that ``seen`` is chance), and with truth ``true_risk`` (highest true risk at
-        those times), ``true_base`` (the mean true risk of the fleet then) and ``announced`` (the first is above the
-        second); without truth they are NaN and null.
+    ``predictions``: as :func:`models.sliding.run_backtest` returns it; its ``sliding`` variant is used, without
+    ``random``.
+    ``truth``: the oracle's rows for the same decisions (:func:`models.oracle.oracle_predictions`), whose ``risk`` is
+    the true one.
+    Returns: :data:`COLUMNS`, one row an incident: ``seen`` (some model ranked its unit in the top 5 % of a decision
+    time whose label it makes positive), ``chance`` (the share of all units that were so ranked at one of the same
+    decision times: the probability that ``seen`` is chance), and with truth ``true_risk`` (highest true risk at those
+    times), ``true_base`` (the mean true risk of the fleet then) and ``announced`` (the first is above the second);
+    without truth they are NaN and null.
     """
     used = predictions[((predictions["variant"] == "sliding") & (predictions["model"] != "random")).to_numpy()]
     unit, units = pd.factorize(used["unit"].astype("str"), sort=True)

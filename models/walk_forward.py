@@ -22,25 +22,14 @@ def splits(
 ) -> Iterator[tuple[Ints, Ints]]:
     """Give pairs of row positions: to fit on, and to score.
 
-    Parameters
-    ----------
-    y : ndarray of int, shape (n_rows,)
-        0 or 1.
-    times : ndarray of int64, shape (n_rows,), or None
-        Decision times in milliseconds. Borders between blocks hold equal numbers of positives apart. Rows to fit on
-        end at least ``purge_ms`` before the block begins, so that no label window, and so no incident, reaches across.
-    groups : ndarray, shape (n_rows,), or None
-        Units. With times they need no further split: the purge keeps a unit's incident on one side. Without times
-        the folds keep each unit whole.
-    purge_ms : int
-        Gap + horizon in milliseconds.
-    blocks : int
-        Number of blocks, or of folds where there are no times.
-
-    Yields
-    ------
-    tuple of ndarray
-        Positions to fit on, with both classes among them, and positions to score.
+    ``y``: 0 or 1; shape (n_rows,).
+    ``times``: decision times in milliseconds. Borders between blocks hold equal numbers of positives apart. Rows to fit
+    on end at least ``purge_ms`` before the block begins, so that no label window, and so no incident, reaches across;
+    shape (n_rows,).
+    ``groups``: Units. With times they need no further split: the purge keeps a unit's incident on one side. Without
+    times the folds keep each unit whole; shape (n_rows,).
+    ``blocks``: number of blocks, or of folds where there are no times.
+    Yields: positions to fit on, with both classes among them, and positions to score.
     """
     if times is not None:
         borders = np.unique(np.quantile(times[y == 1], np.arange(1, blocks) / blocks, method="lower"))
@@ -74,21 +63,11 @@ def out_of_fold(
 ) -> Floats:
     """Score rows out of fold.
 
-    Parameters
-    ----------
-    learner : scikit-learn classifier
-        Cloned for each fold.
-    X, y, weight
-        Training rows: features, 0 or 1, weights.
-    facts : FitFacts
-        What learners may ask for; its times order the folds, see :func:`splits`.
-    groups, purge_ms
-        See :func:`splits`.
-
-    Returns
-    -------
-    ndarray of float64, shape (n_rows,)
-        Log-odds; NaN for rows that no fold scored.
+    ``learner``: cloned for each fold.
+    ``X``, ``y``, ``weight``: training rows: features, 0 or 1, weights.
+    ``facts``: what learners may ask for; its times order the folds, see :func:`splits`.
+    ``groups``, ``purge_ms``: see :func:`splits`.
+    Returns: Log-odds; NaN for rows that no fold scored; shape (n_rows,).
     """
     scores = np.full(len(y), np.nan)
     for fit_on, scored in splits(y, times=facts.times, groups=groups, purge_ms=purge_ms):

@@ -59,10 +59,7 @@ def write_json(content: dict[str, Any], path: Path) -> None:
 def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -> None:
     """Write ``OUT/evaluation/`` whole or not at all.
 
-    Raises
-    ------
-    InputError
-        If something else stands there, or the disk is full.
+    Raises ``InputError`` if something else stands there, or the disk is full.
     """
     target = out / EVALUATION_FOLDER
     if target.exists() and not (target / "context.json").is_file() and any(target.iterdir()):
@@ -91,10 +88,7 @@ def save_evaluation(out: Path, evaluation: Evaluation, context: ReportContext) -
 def load_evaluation(out: Path) -> tuple[Evaluation, ReportContext]:
     """Read what :func:`save_evaluation` wrote.
 
-    Raises
-    ------
-    InputError
-        If ``out`` is not the output of a backtest.
+    Raises ``InputError`` if ``out`` is not the output of a backtest.
     """
     folder = out / EVALUATION_FOLDER
     try:

@@ -57,10 +57,7 @@ _COMPARED = (
 def require_dask() -> None:
     """Refuse to go on without Dask.
 
-    Raises
-    ------
-    InputError
-        If a package of the extra is not installed.
+    Raises ``InputError`` if a package of the extra is not installed.
     """
     absent = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if absent:
@@ -77,19 +74,11 @@ class DaskEngine:
     A task whose worker is lost is run again on another one, until it has lost as many as the scheduler's
     ``distributed.scheduler.allowed-failures`` says (3). A task that fails by an error is not: it would fail again.
 
-    Parameters
-    ----------
-    address : str, optional
-        Scheduler of a running cluster, ``tcp://HOST:PORT`` or ``tls://HOST:PORT``; None: start workers here.
-    workers : int, optional
-        Worker processes to start here; default: as many as there are cores.
-    threads : int, optional
-        Threads of each worker started here; default: the cores shared among them.
-
-    Raises
-    ------
-    InputError
-        If Dask is not installed, the scheduler does not answer or has no workers, or a worker runs other versions.
+    ``address``: scheduler of a running cluster, ``tcp://HOST:PORT`` or ``tls://HOST:PORT``; None: start workers here.
+    ``workers``: worker processes to start here; default: as many as there are cores.
+    ``threads``: threads of each worker started here; default: the cores shared among them.
+    Raises ``InputError`` if Dask is not installed, the scheduler does not answer or has no workers, or a worker runs
+    other versions.
     """
 
     in_process = False
@@ -236,10 +225,8 @@ class DaskEngine:
     def check_workers(self) -> None:
         """Wait for a worker, and compare what runs here with what runs there, worker by worker.
 
-        Raises
-        ------
-        InputError
-            If none comes, one cannot run predrain, or runs another version of something that results depend on.
+        Raises ``InputError`` if none comes, one cannot run predrain, or runs another version of something that results
+        depend on.
         """
         watch = _Watch(self._client, self.place)
         while not watch.any_worker():
@@ -314,15 +301,8 @@ class _Watch:
 def refuse_others(found: Mapping[str, Mapping[str, str]]) -> None:
     """Refuse workers that run something else than this process.
 
-    Parameters
-    ----------
-    found : mapping of str to mapping
-        What :func:`running_versions` gave in each worker, by its address.
-
-    Raises
-    ------
-    InputError
-        If one differs.
+    ``found``: what :func:`running_versions` gave in each worker, by its address.
+    Raises ``InputError`` if one differs.
     """
     here = running_versions()
     for worker, versions in found.items():

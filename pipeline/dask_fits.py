@@ -75,14 +75,7 @@ class DaskFits:
     the same again for the same number of workers with the same number of threads, and close to this process's:
     ``docs/scale.md`` says how close.
 
-    Parameters
-    ----------
-    engine : DaskEngine
-    matrix : FeatureMatrix
-        In a folder that all machines see.
-    models : ModelsSection
-    scratch : Path
-        Folder for the rows of a fit, which all machines see and nobody else uses; removed after each fit.
+    ``scratch``: folder for the rows of a fit, which all machines see and nobody else uses; removed after each fit.
     """
 
     def __init__(self, engine: DaskEngine, matrix: FeatureMatrix, models: ModelsSection, scratch: Path) -> None:
@@ -171,12 +164,6 @@ class Team:
 
     Their order is that of the ranks which XGBoost gives them, so that the same share always has the same rank: sums
     over workers are then taken in the same order.
-
-    Parameters
-    ----------
-    engine : DaskEngine
-    most : int
-        Workers to take at most.
     """
 
     def __init__(self, engine: DaskEngine, most: int) -> None:
@@ -198,24 +185,9 @@ class Team:
     def arrays(self, job: ShareTask, sizes: Sequence[int], columns: int) -> tuple[Any, Any, Any]:
         """Have each worker read its share.
 
-        Parameters
-        ----------
-        job : ShareTask
-        sizes : sequence of int
-            Rows of each share.
-        columns : int
-
-        Returns
-        -------
-        tuple of dask.array.Array
-            Features, labels and weights, a chunk a worker.
-
-        Raises
-        ------
-        BrokenTeamError
-            If a worker is lost.
-        InputError
-            If one cannot read.
+        ``sizes``: rows of each share.
+        Raises ``BrokenTeamError`` if a worker is lost.
+        Raises ``InputError`` if one cannot read.
         """
         shares = [
             self.client.submit(job, number, self.size, workers=[member], allow_other_workers=False, pure=False)
@@ -259,19 +231,9 @@ class Team:
     def run(self, name: str, job: Callable[[], Result]) -> Result:
         """Run a library's trainer while all workers are there.
 
-        Parameters
-        ----------
-        name : str
-            Of the learner.
-        job : callable
-            Blocks until the fit is done.
-
-        Raises
-        ------
-        BrokenTeamError
-            If a worker is lost, or workers do not reach each other.
-        InputError
-            If the library gives up for another reason.
+        ``job``: blocks until the fit is done.
+        Raises ``BrokenTeamError`` if a worker is lost, or workers do not reach each other.
+        Raises ``InputError`` if the library gives up for another reason.
         """
         answer: concurrent.futures.Future[Result] = concurrent.futures.Future()
         self._running = answer

@@ -29,23 +29,9 @@ def decision_extras(
 ) -> dict[str, pd.DataFrame]:
     """Work out what the report's section on decisions shows and what a bundle takes over.
 
-    Parameters
-    ----------
-    result : BacktestResult
-        The backtest.
-    matrix : Matrix
-        The matrix it ran on.
-    models : ModelsSection
-        Profile and promises.
-    truth : DataFrame, optional
-        The simulator's true risks.
-
-    Returns
-    -------
-    dict of str to DataFrame
-        ``promises`` and ``promise_folds`` (:class:`models.promises.Promises`), ``decisions`` (the promises that all
-        outcomes at the end allow), ``unforeseen`` (:func:`models.unforeseen.unforeseen_incidents`), and ``horizons``
-        (:func:`models.horizon_check.horizon_table`) where further horizons were asked for.
+    Returns: ``promises`` and ``promise_folds`` (:class:`models.promises.Promises`), ``decisions`` (the promises that
+    all outcomes at the end allow), ``unforeseen`` (:func:`models.unforeseen.unforeseen_incidents`), and ``horizons``
+    (:func:`models.horizon_check.horizon_table`) where further horizons were asked for.
     """
     made = walk_promises(result.predictions, result.folds, matrix, models.promises, k=result.k)
     best = None if truth is None else oracle_predictions(result.predictions, truth, result.k)
@@ -63,17 +49,9 @@ def decision_extras(
 def with_horizons(predictions: pd.DataFrame, result: BacktestResult) -> pd.DataFrame:
     """Add the risks at further horizons to the profile's predictions, behind all other columns.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        The profile's rows, with ``risk`` and ``fold``.
-    result : BacktestResult
-        Holds the maps of all folds; without maps nothing is added.
-
-    Returns
-    -------
-    DataFrame
-        With ``risk_1h`` and so on, ascending; the main horizon's is ``risk`` and not told twice.
+    ``predictions``: the profile's rows, with ``risk`` and ``fold``.
+    ``result``: holds the maps of all folds; without maps nothing is added.
+    Returns: with ``risk_1h`` and so on, ascending; the main horizon's is ``risk`` and not told twice.
     """
     if not result.horizons:
         return predictions
@@ -87,28 +65,11 @@ def bundle_decisions(
 ) -> dict[str, Any]:
     """Give the thresholds that a bundle carries, or why it carries none.
 
-    Parameters
-    ----------
-    backtest : Path, optional
-        Output of a backtest.
-    profile : str
-        The bundle's model.
-    dataset_digest : str
-        Of the dataset that the bundle is fitted on.
-    params : mapping of str to str
-        The bundle's, as a report shows them (:attr:`pipeline.report.ReportContext.params`).
-
-    Returns
-    -------
-    dict
-        ``thresholds`` (a list of :meth:`policy.thresholds.Decision.to_json`; null: none), ``until`` (last outcome
-        they look back on), ``why`` and ``differs`` (parameters of the backtest that are not the bundle's). Thresholds
-        are risks: they hold for later refits as far as those stay calibrated.
-
-    Raises
-    ------
-    InputError
-        If the backtest's folder holds none.
+    ``params``: the bundle's, as a report shows them (:attr:`pipeline.report.ReportContext.params`).
+    Returns: ``thresholds`` (a list of :meth:`policy.thresholds.Decision.to_json`; null: none), ``until`` (last outcome
+    they look back on), ``why`` and ``differs`` (parameters of the backtest that are not the bundle's). Thresholds are
+    risks: they hold for later refits as far as those stay calibrated.
+    Raises ``InputError`` if the backtest's folder holds none.
     """
 
     def none(why: str, differs: Sequence[str] = ()) -> dict[str, Any]:

@@ -35,22 +35,12 @@ MOST_SCORED = 200_000
 class Health:
     """How a bundle fares.
 
-    Attributes
-    ----------
-    bundle : str
-        Its digest.
-    profile : str
-        The model whose risks are the bundle's.
-    fitted_at, checked_at : datetime
-        When it was fitted, and the time of the check (UTC).
-    findings : Findings
-        What changed since.
-    times, times_scored : int
-        Decision times since it was fitted, and how many of them were scored: what follows is of those.
-    alerts : AlertCounts
-        What became of the units it would have alerted, each once.
-    risks : RiskCounts
-        What became of the risks.
+    ``profile``: the model whose risks are the bundle's.
+    ``fitted_at``, ``checked_at``: when it was fitted, and the time of the check (UTC).
+    ``times``, ``times_scored``: decision times since it was fitted, and how many of them were scored: what follows is
+    of those.
+    ``alerts``: what became of the units it would have alerted, each once.
+    ``risks``: what became of the risks.
     """
 
     bundle: str
@@ -141,27 +131,10 @@ def check_health(
 ) -> Health:
     """Hold the rows of a matrix since a bundle was fitted against what it was fitted on.
 
-    Parameters
-    ----------
-    bundle : Path
-        What `predrain train` wrote.
-    matrix : Path
-        A feature matrix with decisions after that, made with the same parameters.
-    until : datetime, optional
-        Time of the check (aware); nothing that was not known then is looked at. Default: the end of the data.
-    recent : timedelta
-        Features are compared on the rows of this much time before the check.
-
-    Returns
-    -------
-    Health
-        Findings and outcomes.
-
-    Raises
-    ------
-    InputError
-        If either cannot be read, the bundle keeps no reference, the columns differ, or the matrix has no decision
-        between the fit and the check.
+    ``until``: time of the check (aware); nothing that was not known then is looked at. Default: the end of the data.
+    ``recent``: features are compared on the rows of this much time before the check.
+    Raises ``InputError`` if either cannot be read, the bundle keeps no reference, the columns differ, or the matrix has
+    no decision between the fit and the check.
     """
     opened = FeatureMatrix.open(matrix)
     loaded = load_bundle(bundle)

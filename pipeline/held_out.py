@@ -39,12 +39,7 @@ _REPEATS = 3
 class Decisions:
     """Rows of a matrix to compare bundles on.
 
-    Attributes
-    ----------
-    matrix : FeatureMatrix
-        Where they stand.
-    rows : ndarray of int64
-        Their positions, by decision time.
+    ``rows``: their positions, by decision time.
     """
 
     matrix: FeatureMatrix
@@ -57,25 +52,9 @@ def untouched(matrix: FeatureMatrix, bundles: Sequence[tuple[str, Bundle]], peri
     A bundle knows labels up to its refit, gap + horizon after its last training decision. So decisions from the
     latest refit on share nothing with any training set: neither a row, nor the future of one.
 
-    Parameters
-    ----------
-    matrix : FeatureMatrix
-        A matrix of recent data.
-    bundles : sequence of (str, Bundle)
-        Names in words, and bundles.
-    period : timedelta
-        Longest stretch to take, counted back from the newest such decision.
-
-    Returns
-    -------
-    Decisions
-        At least one labelled row.
-
-    Raises
-    ------
-    InputError
-        If a bundle answers another question than the matrix's labels, or there is no such decision yet; then the
-        message says from when on there will be, and which `train --until` gives some at once.
+    Returns: at least one labelled row.
+    Raises ``InputError`` if a bundle answers another question than the matrix's labels, or there is no such decision
+    yet; then the message says from when on there will be, and which `train --until` gives some at once.
     """
     for name, bundle in bundles:
         _same_question(matrix, name, bundle)
@@ -97,28 +76,9 @@ def contend(
 ) -> list[Contender]:
     """Score the same decisions with bundles and baselines; each alerts its K riskiest of a decision time.
 
-    Parameters
-    ----------
-    decisions : Decisions
-        The rows.
-    bundles : sequence of (str, Bundle)
-        Names in words, and bundles; each is scored by its own profile.
-    baselines : sequence of str
-        Baselines to score beside them, made of the first bundle's features.
-    k : int
-        Alert budget a decision time, the same for all.
-    seed : int
-        Seed of the baselines.
-
-    Returns
-    -------
-    list of Contender
-        In the order given, baselines last.
-
-    Raises
-    ------
-    InputError
-        If a bundle needs a feature that the matrix does not have.
+    ``bundles``: names in words, and bundles; each is scored by its own profile.
+    Returns: in the order given, baselines last.
+    Raises ``InputError`` if a bundle needs a feature that the matrix does not have.
     """
     matrix, rows = decisions.matrix, decisions.rows
     readers = [_Reader(matrix, bundle, name) for name, bundle in bundles]
@@ -172,19 +132,10 @@ class _Reader:
 def in_codes_of(wanted: Sequence[FeatureColumn], have: Sequence[FeatureColumn], read: RowReader) -> RowReader:
     """Give a reader of the same rows, the codes of their categories being those of other columns.
 
-    Parameters
-    ----------
-    wanted : sequence of FeatureColumn
-        The columns whose codes are wanted. A category that they do not have is unknown (NaN), as where it is served.
-    have : sequence of FeatureColumn
-        The columns as they are read: the same features in the same order.
-    read : RowReader
-        Reads them.
-
-    Returns
-    -------
-    RowReader
-        Float32, shape (n_rows, n_features).
+    ``wanted``: the columns whose codes are wanted. A category that they do not have is unknown (NaN), as where it is
+    served.
+    ``have``: the columns as they are read: the same features in the same order.
+    Returns: Float32, shape (n_rows, n_features).
     """
     recoded = {
         at: np.array([_code(each, new.categories) for each in old.categories], np.float32)

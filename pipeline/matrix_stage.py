@@ -23,17 +23,9 @@ def make_matrix(
 ) -> FeatureMatrix:
     """Compute the feature matrix of a dataset, or take the one at ``out`` if it is the same.
 
-    Parameters
-    ----------
-    dataset : Path or S3Place
-        Its folder, or where it is on S3-compatible storage.
-    engine : Engine, optional
-        Who does the work; default: this machine's cores. The matrix is the same, byte for byte.
-
-    Raises
-    ------
-    InputError
-        If there is no dataset, its step is not ``telemetry.step``, or a parameter does not fit it.
+    ``dataset``: its folder, or where it is on S3-compatible storage.
+    ``engine``: who does the work; default: this machine's cores. The matrix is the same, byte for byte.
+    Raises ``InputError`` if there is no dataset, its step is not ``telemetry.step``, or a parameter does not fit it.
     """
     found = Dataset.open(dataset)
     if found.meta.step != params.telemetry.step:
@@ -61,10 +53,7 @@ def check_made_with(matrix: FeatureMatrix, params: Params) -> None:
     What is fitted on a matrix answers the matrix's question, whatever the parameters say; card, scores and report would
     tell of another one. ``seed`` and ``training.negative_ratio`` may differ: they matter to what is fitted as well.
 
-    Raises
-    ------
-    InputError
-        If ``decision``, ``labels``, ``features`` or ``training.augmentation`` differs.
+    Raises ``InputError`` if ``decision``, ``labels``, ``features`` or ``training.augmentation`` differs.
     """
     config = matrix.config
     made: dict[str, Any] = {"training": {"augmentation": config.augmentation}}

@@ -117,20 +117,9 @@ class Params(Section):
 def load_params(paths: Iterable[Path]) -> Params:
     """Read parameter files, later ones overriding earlier ones key by key, and validate the result.
 
-    Parameters
-    ----------
-    paths : iterable of Path
-        YAML files; an empty iterable gives the defaults. Mappings merge; lists and scalars replace.
-
-    Returns
-    -------
-    Params
-        Validated, immutable parameters.
-
-    Raises
-    ------
-    InputError
-        If a file is missing, is not YAML, holds an unknown key (the nearest valid name is given), or a bad value.
+    ``paths``: YAML files; an empty iterable gives the defaults. Mappings merge; lists and scalars replace.
+    Raises ``InputError`` if a file is missing, is not YAML, holds an unknown key (the nearest valid name is given), or
+    a bad value.
     """
     merged: dict[str, Any] = {}
     origin: dict[tuple[str, ...], Path] = {}

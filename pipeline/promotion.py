@@ -50,26 +50,15 @@ MatrixSource = Callable[[], FeatureMatrix]
 class Decision:
     """What a promotion did.
 
-    Attributes
-    ----------
-    action : str
-        ``promoted``, ``refused``, ``forced`` or ``rolled back``.
-    model : str
-        Name of the registered model.
-    version : int
-        The version it was about: the challenger, or the champion that was unseated.
-    champion_before, champion : int or None
-        Champion before and after; None: nobody.
-    dry_run : bool
-        Whether nothing was changed or recorded.
-    verdict : Verdict or None
-        The gate's; None where nothing was compared.
-    reason : str
-        Why it was forced or rolled back, in the user's words.
-    run_id : str or None
-        The MLflow run that holds the record.
-    notes : tuple of str
-        What a reader should know besides.
+    ``action``: ``promoted``, ``refused``, ``forced`` or ``rolled back``.
+    ``model``: name of the registered model.
+    ``version``: the version it was about: the challenger, or the champion that was unseated.
+    ``champion_before``, ``champion``: champion before and after; None: nobody.
+    ``dry_run``: whether nothing was changed or recorded.
+    ``verdict``: the gate's; None where nothing was compared.
+    ``reason``: why it was forced or rolled back, in the user's words.
+    ``run_id``: the MLflow run that holds the record.
+    ``notes``: what a reader should know besides.
     """
 
     action: str
@@ -117,32 +106,11 @@ def promote(
 ) -> Decision:
     """Compare a version with the champion on decisions that neither was trained on; promote it if it passes the gate.
 
-    Parameters
-    ----------
-    source : callable or None
-        Gives the recent data; None only together with ``force_reason``: then nothing is compared.
-    params : Params
-        ``promotion``, ``seed``, ``backtest.k``.
-    track : str
-        The store.
-    model : str
-        Name of the registered model.
-    to : int, optional
-        The version to promote; default: the challenger.
-    dry_run : bool
-        Judge, but change and record nothing.
-    force_reason : str, optional
-        Promote whatever the verdict is, for this reason, which is recorded.
-
-    Returns
-    -------
-    Decision
-        What was found and done.
-
-    Raises
-    ------
-    InputError
-        If there is nothing to promote, the bundles or the data cannot be used, or another promotion is at work.
+    ``source``: gives the recent data; None only together with ``force_reason``: then nothing is compared.
+    ``params``: ``promotion``, ``seed``, ``backtest.k``.
+    ``to``: the version to promote; default: the challenger.
+    Raises ``InputError`` if there is nothing to promote, the bundles or the data cannot be used, or another promotion
+    is at work.
     """
     standing_of(track, model)  # refuses an absent store before a lock file is made beside it
     with alone(track), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:
@@ -190,26 +158,7 @@ def promote(
 def roll_back(*, track: str, model: str, dry_run: bool = False, reason: str = "") -> Decision:
     """Make the champion before the present one champion again; repeated, this goes back step by step.
 
-    Parameters
-    ----------
-    track : str
-        The store.
-    model : str
-        Name of the registered model.
-    dry_run : bool
-        Say who would be champion, and change nothing.
-    reason : str
-        Why, for the record.
-
-    Returns
-    -------
-    Decision
-        What was done.
-
-    Raises
-    ------
-    InputError
-        If there was no champion before, its bundle is damaged, or another promotion is at work.
+    Raises ``InputError`` if there was no champion before, its bundle is damaged, or another promotion is at work.
     """
     standing_of(track, model)
     with alone(track), tempfile.TemporaryDirectory(prefix="predrain-promote-") as folder:

@@ -66,25 +66,10 @@ def train_bundle(
 ) -> dict[str, Any]:
     """Fit all models as of the end of the data, save them as a bundle, record the run and register the bundle.
 
-    Parameters
-    ----------
-    until : datetime, optional
-        Fit as of this earlier time (aware), so that newer decisions are left for `predrain promote`.
-    backtest : Path, optional
-        Output of a backtest whose measurements go into the model card.
-    engine : DaskEngine, optional
-        Who fits the learners, LightGBM and XGBoost over all its workers; default: this process.
-
-    Returns
-    -------
-    dict
-        What was fitted on what, for the terminal.
-
-    Raises
-    ------
-    InputError
-        If the matrix was made with other parameters, see :func:`pipeline.matrix_stage.check_made_with`, or nothing can
-        be fitted.
+    ``until``: fit as of this earlier time (aware), so that newer decisions are left for `predrain promote`.
+    ``engine``: who fits the learners, LightGBM and XGBoost over all its workers; default: this process.
+    Raises ``InputError`` if the matrix was made with other parameters, see
+    :func:`pipeline.matrix_stage.check_made_with`, or nothing can be fitted.
     """
     check_made_with(matrix, params)
     measured = {} if backtest is None else {"metrics": measurements_of(backtest)}  # before hours of fitting
@@ -159,18 +144,10 @@ def replay(
     Finished folds are kept in ``OUT/.folds``: a killed run goes on where it was, and one that differs in the evaluation
     alone (bootstrap, promises) fits nothing again. The folder may be removed.
 
-    Parameters
-    ----------
-    truth : Path, optional
-        The simulator's truth; an empty folder counts as none. Read by the evaluation only.
-    engine : Engine, optional
-        Who does the refits; default: this process, one after the other. The results are the same, bit for bit.
-
-    Raises
-    ------
-    InputError
-        If the matrix was made with other parameters, see :func:`pipeline.matrix_stage.check_made_with`, or a parameter
-        does not fit it.
+    ``truth``: the simulator's truth; an empty folder counts as none. Read by the evaluation only.
+    ``engine``: who does the refits; default: this process, one after the other. The results are the same, bit for bit.
+    Raises ``InputError`` if the matrix was made with other parameters, see
+    :func:`pipeline.matrix_stage.check_made_with`, or a parameter does not fit it.
     """
     check_made_with(matrix, params)
     if track is not None:

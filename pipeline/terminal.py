@@ -18,10 +18,7 @@ from pipeline.report.summary import sentences
 def summary_of(backtest: Path) -> dict[str, Any]:
     """Give the profile's main figures, JSON-able: counts, precision, recall, base rate, lead time, and the files.
 
-    Raises
-    ------
-    InputError
-        If ``backtest`` is not the output of a backtest.
+    Raises ``InputError`` if ``backtest`` is not the output of a backtest.
     """
     evaluation, context = load_evaluation(backtest)
     row = evaluation.row(context.profile, "sliding")

@@ -36,27 +36,7 @@ def record_backtest(
 
     An unchanged backtest that is recorded again adds nothing; a recording that was killed goes on.
 
-    Parameters
-    ----------
-    track : str
-        The store.
-    experiment : str
-        Name of the experiment.
-    params : mapping of str to str
-        All parameters, flat.
-    tags : mapping of str to str
-        ``dataset_digest``, ``code_revision`` and what else belongs to every run.
-    result : BacktestResult
-        The folds and predictions.
-    evaluation : Evaluation
-        The measurements.
-    artifacts : tuple of Path
-        Files to keep with the whole.
-
-    Returns
-    -------
-    str
-        Id of the run of the whole.
+    ``tags``: ``dataset_digest``, ``code_revision`` and what else belongs to every run.
     """
     from models.run_log import RunRecord, log_series  # noqa: PLC0415 - MLflow is for tracked runs only
 
@@ -95,10 +75,7 @@ def record_backtest(
 def check_store(track: str) -> None:
     """Ask the store something before hours of fitting; one that is new is made.
 
-    Raises
-    ------
-    InputError
-        If it cannot be used.
+    Raises ``InputError`` if it cannot be used.
     """
     from models.registry import opened_store  # noqa: PLC0415 - MLflow takes seconds to import
 
@@ -125,10 +102,7 @@ def record_training(
 def measurements_of(backtest: Path) -> dict[str, Any]:
     """Read what a model card shows of a backtest: the sliding measurements, without their folds and months.
 
-    Raises
-    ------
-    InputError
-        If the folder is not the output of a backtest.
+    Raises ``InputError`` if the folder is not the output of a backtest.
     """
     file = backtest / "metrics.json"
     try:

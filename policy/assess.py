@@ -19,28 +19,15 @@ _UNKNOWN_SHOWN = 3
 class Assessed:
     """A node as it is found.
 
-    Attributes
-    ----------
-    tier : str
-        The higher of prediction and rule, after hysteresis.
-    instant : str
-        The same before hysteresis, of what is known now only.
-    reading : Reading
-    rules : tuple of RuleHit
-    risk : float or None
-        Of the node, with risks that still hold of units that turned unknown.
-    state : NodeState
-        To be remembered, but for what is seen and wanted now.
-    undone : bool
-        A person took our mark off in this episode, and no new fault was reported since.
-    calm : bool
-        Neither a rule nor a risk at hand holds the tier, only hysteresis: nothing new follows from it.
-    expires_at : datetime or None
-        Until when what holds the tier does; None while ``clear``.
-    reasons : tuple of str
-        Why the tier moved or stayed, in words.
-    explanations : tuple of str
-        What the tier rests on, in words.
+    ``tier``: the higher of prediction and rule, after hysteresis.
+    ``instant``: the same before hysteresis, of what is known now only.
+    ``risk``: of the node, with risks that still hold of units that turned unknown.
+    ``state``: to be remembered, but for what is seen and wanted now.
+    ``undone``: a person took our mark off in this episode, and no new fault was reported since.
+    ``calm``: neither a rule nor a risk at hand holds the tier, only hysteresis: nothing new follows from it.
+    ``expires_at``: until when what holds the tier does; None while ``clear``.
+    ``reasons``: why the tier moved or stayed, in words.
+    ``explanations``: what the tier rests on, in words.
     """
 
     tier: Tier
@@ -100,20 +87,7 @@ def assess(
 ) -> Assessed:
     """Assess one node.
 
-    Parameters
-    ----------
-    node : NodeView
-    remembered : NodeState or None
-        None: nothing is.
-    thresholds : Thresholds
-    risks : NodeRiskConfig
-    rules : HardRulesConfig
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    Assessed
+    ``remembered``: None: nothing is.
     """
     reading = read_node(node, now)
     before = remembered or NodeState()

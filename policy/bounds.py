@@ -20,18 +20,11 @@ _ROUNDS = 500
 class PrecisionBound:
     """A precision and how far below it the truth may lie.
 
-    Attributes
-    ----------
-    alerts, hits : int
-        Alerts with a known outcome, and how many of them were right.
-    clusters : int
-        Groups (GPUs) that the alerts come from.
-    effective : float
-        How many independent alerts they are worth; at most ``clusters``.
-    precision : float
-        ``hits / alerts``; NaN without alerts.
-    lower : float
-        One-sided lower confidence bound; 0 without alerts.
+    ``alerts``, ``hits``: alerts with a known outcome, and how many of them were right.
+    ``clusters``: groups (GPUs) that the alerts come from.
+    ``effective``: how many independent alerts they are worth; at most ``clusters``.
+    ``precision``: ``hits / alerts``; NaN without alerts.
+    ``lower``: One-sided lower confidence bound; 0 without alerts.
     """
 
     alerts: int
@@ -45,20 +38,9 @@ class PrecisionBound:
 def beta_cdf(x: float, a: float, b: float) -> float:
     """Give the regularised incomplete beta function I_x(a, b).
 
-    Parameters
-    ----------
-    x : float
-        From 0 to 1.
-    a, b : float
-        Positive.
+    ``x``: from 0 to 1.
+    Returns: the probability that a Beta(a, b) variable is at most ``x``.
 
-    Returns
-    -------
-    float
-        The probability that a Beta(a, b) variable is at most ``x``.
-
-    Notes
-    -----
     The continued fraction of Abramowitz and Stegun 26.5.8, evaluated by Lentz's method, on the side where it
     converges fast. numpy has no such function, and this room asks for nothing else.
     """
@@ -92,17 +74,9 @@ def _away(value: float) -> float:
 def binomial_lower(hits: float, trials: float, confidence: float) -> float:
     """Give the one-sided lower bound of Clopper and Pearson (1934) of a share.
 
-    Parameters
-    ----------
-    hits, trials : float
-        Need not be whole: an effective sample size may stand for ``trials``.
-    confidence : float
-        Between 0 and 1; 0.9: the bound lies above the truth in at most one of ten samples.
-
-    Returns
-    -------
-    float
-        The bound; 0 without hits.
+    ``hits``, ``trials``: need not be whole: an effective sample size may stand for ``trials``.
+    ``confidence``: between 0 and 1; 0.9: the bound lies above the truth in at most one of ten samples.
+    Returns: the bound; 0 without hits.
     """
     if trials <= 0 or hits <= 0:
         return 0.0
@@ -123,22 +97,11 @@ def binomial_lower(hits: float, trials: float, confidence: float) -> float:
 def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBound:
     """Bound the precision of alerts of which those of one cluster share their fate.
 
-    Parameters
-    ----------
-    hit : ndarray of bool, shape (alerts,)
-        Whether an alert was right.
-    cluster : ndarray of int64, shape (alerts,)
-        Whose alert it is: alerts of one cluster may depend on each other in any way, clusters do not.
-    confidence : float
-        One-sided, between 0 and 1.
+    ``hit``: whether an alert was right; shape (alerts,).
+    ``cluster``: whose alert it is: alerts of one cluster may depend on each other in any way, clusters do not; shape
+    (alerts,).
+    ``confidence``: One-sided, between 0 and 1.
 
-    Returns
-    -------
-    PrecisionBound
-        With Clopper and Pearson's bound at an effective number of alerts.
-
-    Notes
-    -----
     The effective number is the smallest of three: the alerts themselves; alerts over the design effect of a cluster
     sample (Korn and Graubard, Survey Methodology 24, 1998), which counts what was seen; and Kish's
     ``(sum n)^2 / sum n^2``, which takes all alerts of a cluster for one and never exceeds the number of clusters: it
@@ -156,17 +119,9 @@ def precision_bound(hit: Bools, cluster: Ints, confidence: float) -> PrecisionBo
 def bound_of_sizes(size: Floats, right: Floats, confidence: float) -> PrecisionBound:
     """As :func:`precision_bound`, from the alerts and the hits of each cluster.
 
-    Parameters
-    ----------
-    size, right : ndarray of float64, shape (clusters,)
-        Alerts and right ones of each cluster; clusters without alerts do not count.
-    confidence : float
-        One-sided, between 0 and 1.
-
-    Returns
-    -------
-    PrecisionBound
-        See :func:`precision_bound`.
+    ``size``, ``right``: alerts and right ones of each cluster; clusters without alerts do not count; shape (clusters,).
+    ``confidence``: One-sided, between 0 and 1.
+    Returns: see :func:`precision_bound`.
     """
     kept = size > 0
     size, right = size[kept], right[kept]
@@ -188,16 +143,8 @@ def bound_of_sizes(size: Floats, right: Floats, confidence: float) -> PrecisionB
 def clusters_needed(target: float, confidence: float) -> int:
     """Give how many independent alerts, all right, it takes before a precision can be promised.
 
-    Parameters
-    ----------
-    target : float
-        The precision, between 0 and 1.
-    confidence : float
-        One-sided, between 0 and 1.
-
-    Returns
-    -------
-    int
-        The smallest n with ``(1 - confidence) ** (1 / n) >= target``.
+    ``target``: the precision, between 0 and 1.
+    ``confidence``: One-sided, between 0 and 1.
+    Returns: the smallest n with ``(1 - confidence) ** (1 / n) >= target``.
     """
     return max(1, math.ceil(math.log(1 - confidence) / math.log(target) - 1e-9))

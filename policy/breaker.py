@@ -14,38 +14,21 @@ from policy.fleet import NodeView, Signals
 class BreakerConfig:
     """When it opens.
 
-    Attributes
-    ----------
-    most_risky : float
-        A larger share of nodes at risk at once, in the fleet or in a group, is more likely a sick model.
-    jump : float
-        So many times the usual share (the median of what was seen), likewise, and
-    least_jump : float
-        a share of at least this: a handful in a large fleet is chance.
-    least_risky : int
-        Fewer nodes never open it, so that one bad node of three does not.
-    history, least_history : int
-        Decision times the usual share is taken from, and how many it takes.
-    most_missing : float
-        Largest share of units without a valid score, nodes that are down aside.
-    most_down : float
-        Largest share of nodes that are down: beyond, the control plane is sick and not the nodes.
-    most_unreadable : float
-        Largest share of nodes whose state could not be read.
-    most_changed : float
-        Largest share of a group's nodes whose driver or exporter changed within ``settle``.
-    settle : timedelta
-        How long a prediction on a node with new software is not acted on.
-    most_shrunk : float
-        Largest share of the nodes that may be gone from one listing to the next.
-    most_model_age : timedelta
-        Since the end of the model's training data.
-    most_read_age : timedelta
-        Since the scheduler was read.
-    clock_slack : timedelta
-        How far the clock may go back.
-    quiet : timedelta
-        A cause ends when it was not seen for so long.
+    ``most_risky``: a larger share of nodes at risk at once, in the fleet or in a group, is more likely a sick model.
+    ``jump``: so many times the usual share (the median of what was seen), likewise, and
+    ``least_jump``: a share of at least this: a handful in a large fleet is chance.
+    ``least_risky``: fewer nodes never open it, so that one bad node of three does not.
+    ``history``, ``least_history``: decision times the usual share is taken from, and how many it takes.
+    ``most_missing``: largest share of units without a valid score, nodes that are down aside.
+    ``most_down``: largest share of nodes that are down: beyond, the control plane is sick and not the nodes.
+    ``most_unreadable``: largest share of nodes whose state could not be read.
+    ``most_changed``: largest share of a group's nodes whose driver or exporter changed within ``settle``.
+    ``settle``: how long a prediction on a node with new software is not acted on.
+    ``most_shrunk``: largest share of the nodes that may be gone from one listing to the next.
+    ``most_model_age``: since the end of the model's training data.
+    ``most_read_age``: since the scheduler was read.
+    ``clock_slack``: how far the clock may go back.
+    ``quiet``: a cause ends when it was not seen for so long.
     """
 
     most_risky: float = 0.20
@@ -88,13 +71,7 @@ class BreakerConfig:
 class Cause:
     """Why the breaker is open.
 
-    Attributes
-    ----------
-    group : str or None
-        The group that is frozen; None: the fleet.
-    words : str
-        As last seen.
-    first_at, last_at : datetime
+    ``group``: the group that is frozen; None: the fleet.
     """
 
     group: str | None
@@ -115,18 +92,10 @@ class Share:
 class BreakerState:
     """What the breaker remembers.
 
-    Attributes
-    ----------
-    causes : mapping of str to Cause
-        Those that hold, seen now or less than the quiet time ago.
-    acknowledged : tuple of str
-        Those that a person let pass, until they have been gone.
-    shares : mapping of str to tuple of Share
-        By group, ``""`` for the fleet.
-    nodes : int
-        In the last listing.
-    reset_at, decided_at : datetime or None
-        The last reset by hand that was followed; when the last decision was made.
+    ``causes``: those that hold, seen now or less than the quiet time ago.
+    ``acknowledged``: those that a person let pass, until they have been gone.
+    ``shares``: by group, ``""`` for the fleet.
+    ``reset_at``, ``decided_at``: the last reset by hand that was followed; when the last decision was made.
     """
 
     causes: Mapping[str, Cause] = field(default_factory=dict)
@@ -145,15 +114,9 @@ class BreakerState:
 class Looked:
     """What was found on one node of the fleet.
 
-    Attributes
-    ----------
-    node : NodeView
-    risky : bool
-        Tier ``elevated`` or above now, by risk or rule, before any hysteresis.
-    known : int
-        Units with a valid score.
-    changed : bool
-        Driver or exporter changed within ``settle``.
+    ``risky``: tier ``elevated`` or above now, by risk or rule, before any hysteresis.
+    ``known``: units with a valid score.
+    ``changed``: driver or exporter changed within ``settle``.
     """
 
     node: NodeView
@@ -178,23 +141,7 @@ def watch(
 ) -> tuple[BreakerState, tuple[str, ...]]:
     """Look at the fleet as a whole.
 
-    Parameters
-    ----------
-    state : BreakerState
-    looked : sequence of Looked
-        Nodes with units only: nodes without GPUs would water every share down.
-    signals : Signals
-    decided_at : datetime or None
-        Newest decision time among the scores.
-    config : BreakerConfig
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    state : BreakerState
-    reasons : tuple of str
-        What opened and what closed, in words.
+    ``looked``: nodes with units only: nodes without GPUs would water every share down.
     """
     groups: dict[str, list[Looked]] = {"": list(looked)}
     for each in looked:

@@ -23,19 +23,12 @@ def _check_scope(scope: str) -> None:
 class Floor:
     """What of each scope may be out of service at once, whoever took it out.
 
-    Attributes
-    ----------
-    scope : str
-        ``fleet``, ``cluster``, ``group``, ``rack``, ``domain`` or ``job``.
-    most : int or None
-        At most so many nodes.
-    most_share : float or None
-        At most this share of the nodes. Rounded down, but to one at least, for else a small cluster could lose none;
-        and never to all.
-    keep : int or None
-        So many nodes at least stay in service.
-    ignore_below : int
-        Scopes with fewer nodes are not limited by this floor, such as racks of one node.
+    ``scope``: ``fleet``, ``cluster``, ``group``, ``rack``, ``domain`` or ``job``.
+    ``most``: at most so many nodes.
+    ``most_share``: at most this share of the nodes. Rounded down, but to one at least, for else a small cluster could
+    lose none; and never to all.
+    ``keep``: so many nodes at least stay in service.
+    ``ignore_below``: scopes with fewer nodes are not limited by this floor, such as racks of one node.
     """
 
     scope: Scope
@@ -72,14 +65,7 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How many nodes of each scope may newly be taken out of service within a time.
-
-    Attributes
-    ----------
-    scope : str
-    most : int
-    window : timedelta
-    """
+    """How many nodes of each scope may newly be taken out of service within a time."""
 
     scope: Scope
     most: int
@@ -109,13 +95,7 @@ RATES = (Rate("cluster", 4, timedelta(hours=1)), Rate("cluster", 24, timedelta(d
 
 @dataclass(frozen=True, slots=True)
 class BudgetConfig:
-    """All floors and rates; each holds by itself.
-
-    Attributes
-    ----------
-    floors : tuple of Floor
-    rates : tuple of Rate
-    """
+    """All floors and rates; each holds by itself."""
 
     floors: tuple[Floor, ...] = FLOORS
     rates: tuple[Rate, ...] = RATES
@@ -130,13 +110,7 @@ class BudgetConfig:
 class Member:
     """A node that counts.
 
-    Attributes
-    ----------
-    node : str
-    scopes : tuple of (str, str)
-        Those it counts in.
-    lost : bool
-        Whether it is out of service already, for whatever reason.
+    ``lost``: whether it is out of service already, for whatever reason.
     """
 
     node: str
@@ -148,14 +122,9 @@ class Member:
 class Ask:
     """A wish to take a node out of service.
 
-    Attributes
-    ----------
-    node : str
-        One of the members.
-    risk : float
-        The riskiest comes first, among equals the first by name; what was granted before and came to nothing, last.
-    episode : datetime
-        When the node's alert began: what tells a new wish from a repeated one.
+    ``risk``: the riskiest comes first, among equals the first by name; what was granted before and came to nothing,
+    last.
+    ``episode``: when the node's alert began: what tells a new wish from a repeated one.
     """
 
     node: str
@@ -167,12 +136,7 @@ class Ask:
 class Start:
     """A node that was newly taken out of service.
 
-    Attributes
-    ----------
-    node : str
-    at, episode : datetime
-    scopes : tuple of (str, str)
-        Those that it counted in then.
+    ``scopes``: those that it counted in then.
     """
 
     node: str
@@ -185,11 +149,8 @@ class Start:
 class Use:
     """How much of a scope is out of service.
 
-    Attributes
-    ----------
-    scope : (str, str)
-    nodes, lost, allowed : int
-        ``lost`` with what was granted now; it may stand above ``allowed`` where others took nodes out.
+    ``nodes``, ``lost``, ``allowed``: ``lost`` with what was granted now; it may stand above ``allowed`` where others
+    took nodes out.
     """
 
     scope: ScopeName
@@ -202,15 +163,9 @@ class Use:
 class Granted:
     """What a budget gives.
 
-    Attributes
-    ----------
-    nodes : frozenset of str
-    refused : mapping of str to str
-        Why not, by node, in words.
-    starts : tuple of Start
-        Those still to be remembered, the new ones among them.
-    uses : tuple of Use
-        Of every scope that a floor limits and that has lost nodes or refused some.
+    ``refused``: why not, by node, in words.
+    ``starts``: those still to be remembered, the new ones among them.
+    ``uses``: of every scope that a floor limits and that has lost nodes or refused some.
     """
 
     nodes: frozenset[str]
@@ -224,24 +179,12 @@ def grant(
 ) -> Granted:
     """Decide which nodes may be taken out of service now.
 
-    Parameters
-    ----------
-    members : collection of Member
-        All nodes that count, each once.
-    asks : sequence of Ask
-        In any order, each node once.
-    starts : sequence of Start
-        As remembered. One that seems to lie in the future, because a clock went back, counts as of now.
-    config : BudgetConfig
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    Granted
-        The same again when asked again with the starts that it gave: within a rate's window a node's own start does
-        not count against it. A start older than that came to nothing, or was taken back, and counts anew; such nodes
-        come after all others, so that those that cannot be marked keep none from it.
+    ``members``: all nodes that count, each once.
+    ``asks``: in any order, each node once.
+    ``starts``: as remembered. One that seems to lie in the future, because a clock went back, counts as of now.
+    Returns: the same again when asked again with the starts that it gave: within a rate's window a node's own start
+    does not count against it. A start older than that came to nothing, or was taken back, and counts anew; such nodes
+    come after all others, so that those that cannot be marked keep none from it.
     """
     kept = [replace(start, at=min(start.at, now)) for start in starts if start.at > now - config.memory]
     own: dict[tuple[str, datetime], datetime] = {}

@@ -21,22 +21,14 @@ from policy.worth import WorthConfig, worth_of
 class PolicyConfig:
     """All that can be set.
 
-    Attributes
-    ----------
-    thresholds : TierThresholds
-        From which risk of a node on it has which tier; none of them: no score has a tier.
-    thresholds_from : str
-        ``settings``: those above. ``scores``: those that the scores themselves were given their tiers by
-        (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
-        :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
-    horizon : timedelta
-        What a risk looks ahead, gap included.
-    renew : timedelta
-        What is published is written anew when its end moves by so much, or is so near.
-    forget : timedelta
-        How long a node that is missing from the listing is remembered.
-    node_risk, hysteresis, rules, budget, stages, breaker, worth
-        One for each concept.
+    ``thresholds``: from which risk of a node on it has which tier; none of them: no score has a tier.
+    ``thresholds_from``: ``settings``: those above. ``scores``: those that the scores themselves were given their tiers
+    by (:func:`policy.tiers.choose_thresholds`: given, promised by the model, or neither), applied as there: see
+    :meth:`by_scores`. ``costs``: ``high`` is what it costs to be wrong, node by node: see :meth:`thresholds_of`.
+    ``horizon``: what a risk looks ahead, gap included.
+    ``renew``: what is published is written anew when its end moves by so much, or is so near.
+    ``forget``: how long a node that is missing from the listing is remembered.
+    ``node_risk``, ``hysteresis``, ``rules``, ``budget``, ``stages``, ``breaker``, ``worth``: one for each concept.
     """
 
     thresholds: TierThresholds = field(default_factory=TierThresholds)
@@ -62,19 +54,10 @@ class PolicyConfig:
     def thresholds_of(self, node: NodeView, now: datetime) -> TierThresholds:
         """Give the thresholds of one node.
 
-        Parameters
-        ----------
-        node : NodeView
-        now : datetime
-            Aware.
-
-        Returns
-        -------
-        TierThresholds
-            The same for all nodes, but with ``costs``: there ``high`` is the risk from which on a drain of this very
-            node, with the jobs that run on it now, is expected to save more than it costs
-            (:attr:`policy.worth.Worth.break_even`), and never below a lower tier. No drain of it is ever worth its
-            cost: it is never ``high``.
+        Returns: the same for all nodes, but with ``costs``: there ``high`` is the risk from which on a drain of this
+        very node, with the jobs that run on it now, is expected to save more than it costs
+        (:attr:`policy.worth.Worth.break_even`), and never below a lower tier. No drain of it is ever worth its cost: it
+        is never ``high``.
         """
         if self.thresholds_from != "costs":
             return self.thresholds
@@ -87,15 +70,8 @@ class PolicyConfig:
     def by_scores(self, thresholds: TierThresholds) -> PolicyConfig:
         """Give the settings for thresholds of units: a node is of the worst tier of its units, as everywhere else.
 
-        Parameters
-        ----------
-        thresholds : TierThresholds
-            On the risk of one unit, as the scores' tiers were given.
-
-        Returns
-        -------
-        PolicyConfig
-            With these, and the risk of a node taken to be that of its worst unit: the tier of the highest risk is the
-            highest tier.
+        ``thresholds``: on the risk of one unit, as the scores' tiers were given.
+        Returns: with these, and the risk of a node taken to be that of its worst unit: the tier of the highest risk is
+        the highest tier.
         """
         return replace(self, thresholds=thresholds, node_risk=NodeRiskConfig("worst"))

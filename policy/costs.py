@@ -17,16 +17,10 @@ from policy.thresholds import Decision
 class Costs:
     """What things cost, all in one unit of the operator's choice (such as GPU-hours).
 
-    Attributes
-    ----------
-    unneeded_drain : float
-        Draining a unit that would not have failed; positive.
-    missed_failure : float
-        A failure that met no drain: repair in a hurry, and all that is not the job.
-    lost_job : float
-        What the jobs on the unit lose on average when it fails under them.
-    needed_drain : float
-        Draining a unit that would have failed.
+    ``unneeded_drain``: draining a unit that would not have failed; positive.
+    ``missed_failure``: a failure that met no drain: repair in a hurry, and all that is not the job.
+    ``lost_job``: what the jobs on the unit lose on average when it fails under them.
+    ``needed_drain``: draining a unit that would have failed.
     """
 
     unneeded_drain: float
@@ -56,31 +50,14 @@ class Costs:
 def for_costs(evidence: Evidence, costs: Costs, confidence: float, *, repeat_ms: int) -> Decision:
     """Choose the threshold of least expected cost, and tell what it would have saved.
 
-    Parameters
-    ----------
-    evidence : Evidence
-        Earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
-    costs : Costs
-        What things cost.
-    confidence : float
-        One-sided, between 0 and 1 exclusive.
-    repeat_ms : int
-        Alerts of a unit within this time (milliseconds) of the one that began a drain belong to that drain: the
-        horizon.
+    ``evidence``: earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
+    ``confidence``: One-sided, between 0 and 1 exclusive.
+    ``repeat_ms``: alerts of a unit within this time (milliseconds) of the one that began a drain belong to that drain:
+    the horizon.
+    Returns: the threshold is :attr:`Costs.break_even`, which no search has touched; ``promised`` says whether the lower
+    bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
+    Raises ``ValueError`` if the confidence is out of range.
 
-    Returns
-    -------
-    Decision
-        The threshold is :attr:`Costs.break_even`, which no search has touched; ``promised`` says whether the lower
-        bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
-
-    Raises
-    ------
-    ValueError
-        If the confidence is out of range.
-
-    Notes
-    -----
     A failure is saved once, however many alerts it had; a false drain counts each time it begins. The bound of the
     saving is normal over units, which may depend on nothing but themselves.
     """
@@ -140,19 +117,8 @@ def _drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> int:
 def false_drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> Bools:
     """Tell which alerts begin a drain that nothing followed.
 
-    Parameters
-    ----------
-    evidence : Evidence
-        Decisions.
-    chosen : ndarray of int64, shape (alerts,)
-        Positions of the alerts.
-    repeat_ms : int
-        Alerts within this time of a drain's beginning belong to it.
-
-    Returns
-    -------
-    ndarray of bool, shape (alerts,)
-        True for the first alert of each drain none of whose alerts was a hit.
+    ``chosen``: positions of the alerts; shape (alerts,).
+    Returns: true for the first alert of each drain none of whose alerts was a hit; shape (alerts,).
     """
     out = np.zeros(len(chosen), dtype=np.bool_)
     order = np.lexsort((evidence.time[chosen], evidence.unit[chosen]))

@@ -30,30 +30,13 @@ def decide(
 ) -> Plan:
     """Decide about a fleet.
 
-    Parameters
-    ----------
-    fleet : sequence of NodeView
-        Every node, as read just now, in any order. Nodes without units are passed over.
-    state : PolicyState
-        Of the decision before; an empty one to begin with, or when it was lost.
-    signals : Signals
-    config : PolicyConfig
-    now : datetime
-        Aware; the only time there is.
+    ``fleet``: every node, as read just now, in any order. Nodes without units are passed over.
+    ``state``: of the decision before; an empty one to begin with, or when it was lost.
+    ``now``: Aware; the only time there is.
+    Returns: the same for the same inputs. Given the plan's own state, the same fleet and the same time, it gives the
+    same actions and the same state again; once the actions are carried out, none.
+    Raises ``ValueError`` if two nodes share a name, or the time has no zone.
 
-    Returns
-    -------
-    Plan
-        The same for the same inputs. Given the plan's own state, the same fleet and the same time, it gives the same
-        actions and the same state again; once the actions are carried out, none.
-
-    Raises
-    ------
-    ValueError
-        If two nodes share a name, or the time has no zone.
-
-    Notes
-    -----
     A node's target begins with what its tier asks for and is lowered in turn by: opt-outs and other owners, a person's
     undoing, its group's stage, the hold-out, the kill switch, the breaker, the budget, and what a drain is worth. What
     stands above the target is released, and nothing of the list holds that back: it can only lower a target further.
@@ -106,19 +89,10 @@ def decide(
 def carried_out(state: PolicyState, actions: Iterable[Action]) -> PolicyState:
     """Take note of what the scheduler has confirmed.
 
-    Parameters
-    ----------
-    state : PolicyState
-        Of the plan.
-    actions : iterable of Action
-        Those of the plan's that were confirmed, in their order.
-
-    Returns
-    -------
-    PolicyState
-        For the next decision, whose fleet must have been read after the last of these writes. Without this a person who
-        takes a mark off before the next decision goes unnoticed here, and only the adapter can tell
-        (:attr:`policy.fleet.NodeView.undone`).
+    ``actions``: those of the plan's that were confirmed, in their order.
+    Returns: for the next decision, whose fleet must have been read after the last of these writes. Without this a
+    person who takes a mark off before the next decision goes unnoticed here, and only the adapter can tell
+    (:attr:`policy.fleet.NodeView.undone`).
     """
     nodes = dict(state.nodes)
     for action in actions:

@@ -15,21 +15,13 @@ class Evidence:
 
     They must have been scored by models that had not seen their labels; else no bound holds.
 
-    Attributes
-    ----------
-    risk : ndarray of float64
-        What thresholds are set on: the riskiest highest. Any monotone score does, except for costs.
-    hit : ndarray of bool
-        Whether an incident followed within the horizon.
-    unit : ndarray of int64
-        Whose decision it is; decisions of one unit may depend on each other.
-    time : ndarray of int64
-        Decision times in milliseconds since the epoch.
-    incident : ndarray of int64
-        The incident behind a hit; -1: none, or unknown.
-    repeat_ms : int
-        An alert within this time (milliseconds) of the alert that began a drain of its unit belongs to that drain: a
-        drained unit is not drained again. 0: every alert counts by itself.
+    ``risk``: what thresholds are set on: the riskiest highest. Any monotone score does, except for costs.
+    ``hit``: whether an incident followed within the horizon.
+    ``unit``: whose decision it is; decisions of one unit may depend on each other.
+    ``time``: decision times in milliseconds since the epoch.
+    ``incident``: the incident behind a hit; -1: none, or unknown.
+    ``repeat_ms``: an alert within this time (milliseconds) of the alert that began a drain of its unit belongs to that
+    drain: a drained unit is not drained again. 0: every alert counts by itself.
     """
 
     risk: Floats
@@ -66,18 +58,10 @@ class Evidence:
 def drains_begun(unit: Ints, time: Ints, repeat_ms: int) -> Bools:
     """Tell which alerts begin a drain.
 
-    Parameters
-    ----------
-    unit, time : ndarray of int64, shape (n,)
-        Alerts, ordered by unit and, within it, by time (milliseconds).
-    repeat_ms : int
-        As :attr:`Evidence.repeat_ms`.
-
-    Returns
-    -------
-    ndarray of bool, shape (n,)
-        True for the first alert of a unit, and for each later one more than ``repeat_ms`` after the alert that began
-        the drain before it.
+    ``unit``, ``time``: Alerts, ordered by unit and, within it, by time (milliseconds); shape (n,).
+    ``repeat_ms``: as :attr:`Evidence.repeat_ms`.
+    Returns: true for the first alert of a unit, and for each later one more than ``repeat_ms`` after the alert that
+    began the drain before it; shape (n,).
     """
     begun = np.zeros(len(unit), dtype=np.bool_)
     if repeat_ms <= 0 or len(unit) == 0:

@@ -37,16 +37,9 @@ def _aware(value: object, *names: str) -> None:
 class Score:
     """What the model says of one unit.
 
-    Attributes
-    ----------
-    risk : float or None
-        Calibrated, 0 to 1; None: unknown, from which nothing follows.
-    decided_at : datetime
-        The decision time, aware.
-    expires_at : datetime
-        From then on it says nothing.
-    reasons : tuple of str
-        In plain words, the weightiest first.
+    ``risk``: Calibrated, 0 to 1; None: unknown, from which nothing follows.
+    ``expires_at``: from then on it says nothing.
+    ``reasons``: in plain words, the weightiest first.
     """
 
     risk: float | None
@@ -70,13 +63,9 @@ def score_of(record: RiskRecord) -> Score:
 class Fact:
     """Something a unit reported that may bypass the model.
 
-    Attributes
-    ----------
-    name : str
-        As in :data:`policy.hard_rules.RULES`: ``xid 79``, ``row_remap_failure``.
-    seen_at : datetime
-        When it happened (an event) or was last read (a state such as a pending remap); aware. Never the time at
-        which a gauge that keeps its last XID for ever was scraped: such a fact would never end.
+    ``name``: as in :data:`policy.hard_rules.RULES`: ``xid 79``, ``row_remap_failure``.
+    ``seen_at``: when it happened (an event) or was last read (a state such as a pending remap); aware. Never the time
+    at which a gauge that keeps its last XID for ever was scraped: such a fact would never end.
     """
 
     name: str
@@ -90,15 +79,9 @@ class Fact:
 class UnitView:
     """One GPU of a node; the node itself in a fleet without GPUs.
 
-    Attributes
-    ----------
-    name : str
-        UUID or serial: another device in the same slot is another unit.
-    score : Score or None
-        The newest one, unknown or not.
-    facts : tuple of Fact
-    valid_from : datetime or None
-        What was scored or seen before is void: the device came, was repaired, or passed a diagnostic then.
+    ``name``: UUID or serial: another device in the same slot is another unit.
+    ``score``: the newest one, unknown or not.
+    ``valid_from``: what was scored or seen before is void: the device came, was repaired, or passed a diagnostic then.
     """
 
     name: str
@@ -114,16 +97,10 @@ class UnitView:
 class JobView:
     """A job that runs on a node.
 
-    Attributes
-    ----------
-    name : str
-        Unique in its cluster.
-    gpus : int
-        Of the whole job, on all its nodes.
-    started_at, checkpointed_at, ends_at : datetime or None
-        Aware; ``ends_at`` is when it is expected to end, such as its time limit. None: not known.
-    can_checkpoint : bool
-        Whether it writes a checkpoint when told to.
+    ``gpus``: of the whole job, on all its nodes.
+    ``started_at``, ``checkpointed_at``, ``ends_at``: Aware; ``ends_at`` is when it is expected to end, such as its time
+    limit. None: not known.
+    ``can_checkpoint``: whether it writes a checkpoint when told to.
     """
 
     name: str
@@ -154,14 +131,8 @@ class Published:
 class Marks:
     """What of ours stands on a node now, as read from the scheduler.
 
-    Attributes
-    ----------
-    published : Published or None
-        Label, annotation and condition.
-    soft, tainted, drained : bool
-        The soft taint; the hard taint (Slurm: DRAIN); a drain begun, finished or not.
-    hard_since : datetime or None
-        When we first took the node out of service; what a rate limit needs when the state is lost.
+    ``soft``, ``tainted``, ``drained``: the soft taint; the hard taint (Slurm: DRAIN); a drain begun, finished or not.
+    ``hard_since``: when we first took the node out of service; what a rate limit needs when the state is lost.
     """
 
     published: Published | None = None
@@ -192,37 +163,21 @@ NO_MARKS = Marks()
 class NodeView:
     """One node, as read just now.
 
-    Attributes
-    ----------
-    name, cluster, group : str
-        The name is unique in the fleet.
-    rack, domain : str or None
-        Rack and NVLink domain; None: not known, no floor of that scope.
-    units : tuple of UnitView
-        From the inventory, not from what answers now. A node without units is no part of the fleet: it is neither
-        counted nor touched.
-    jobs : tuple of JobView
-    marks : Marks
-        Ours.
-    opt_out : str or None
-        Words of the label or annotation that tells us to keep off.
-    owner : str or None
-        Another tool that has taken the node over.
-    cordoned_by : str or None
-        Who else took it out of service: a person, another tool. None: nobody, or we.
-    down : bool
-        Not ready, for whatever reason.
-    readable : bool
-        False: state, reason or owner could not be read; then nothing at all is done, for it might be undoing a human.
-    undone : bool
-        The adapter knows that a person removed our mark in this episode.
-    uncordoned : bool
-        It was our cordon: then what else keeps work off the node goes with it.
-    software : str or None
-        Versions of driver and exporter in one text.
-    since : datetime or None
-        Since when there is a node under this name, aware; None: not known. Where the scheduler does not say which units
-        are in it, what was said of units of that name before may be about another machine.
+    ``name``, ``cluster``, ``group``: the name is unique in the fleet.
+    ``rack``, ``domain``: rack and NVLink domain; None: not known, no floor of that scope.
+    ``units``: from the inventory, not from what answers now. A node without units is no part of the fleet: it is
+    neither counted nor touched.
+    ``opt_out``: words of the label or annotation that tells us to keep off.
+    ``owner``: another tool that has taken the node over.
+    ``cordoned_by``: who else took it out of service: a person, another tool. None: nobody, or we.
+    ``down``: not ready, for whatever reason.
+    ``readable``: False: state, reason or owner could not be read; then nothing at all is done, for it might be undoing
+    a human.
+    ``undone``: the adapter knows that a person removed our mark in this episode.
+    ``uncordoned``: it was our cordon: then what else keeps work off the node goes with it.
+    ``software``: versions of driver and exporter in one text.
+    ``since``: since when there is a node under this name, aware; None: not known. Where the scheduler does not say
+    which units are in it, what was said of units of that name before may be about another machine.
     """
 
     name: str
@@ -293,24 +248,14 @@ class NodeView:
 class Signals:
     """What a decision needs to know of the fleet as a whole.
 
-    Attributes
-    ----------
-    read_at : datetime or None
-        When the scheduler was read; None: it could not be.
-    scheduler_error : str or None
-        Why it could not be read, or not wholly.
-    model_fitted_at : datetime or None
-        Until when the model's training data reach; None: not known.
-    drift : tuple of str
-        Alarms of the drift watch, in words.
-    outcomes : sequence of Outcome
-        What became of the alerts so far, as the ledger has judged them.
-    kill : bool
-        The kill switch: nothing new on any node.
-    release_all : bool
-        Everything of ours is taken off.
-    reset_breaker_at : datetime or None
-        When a person last closed the breaker by hand.
+    ``read_at``: when the scheduler was read; None: it could not be.
+    ``scheduler_error``: why it could not be read, or not wholly.
+    ``model_fitted_at``: until when the model's training data reach; None: not known.
+    ``drift``: alarms of the drift watch, in words.
+    ``outcomes``: what became of the alerts so far, as the ledger has judged them.
+    ``kill``: the kill switch: nothing new on any node.
+    ``release_all``: everything of ours is taken off.
+    ``reset_breaker_at``: when a person last closed the breaker by hand.
     """
 
     read_at: datetime | None

@@ -15,18 +15,10 @@ _DAY = timedelta(days=1)
 class HardRule:
     """What follows from a fact.
 
-    Attributes
-    ----------
-    fact : str
-        Its name.
-    tier : str
-        Which tier the node has at once, whatever its risk; not ``clear``.
-    holds : timedelta
-        For how long after the fact was last seen.
-    words : str
-        The reason, in plain words.
-    event : bool
-        Whether the fact is something that happened, and not a state that is read again and again.
+    ``tier``: which tier the node has at once, whatever its risk; not ``clear``.
+    ``holds``: for how long after the fact was last seen.
+    ``words``: the reason, in plain words.
+    ``event``: whether the fact is something that happened, and not a state that is read again and again.
     """
 
     fact: str
@@ -64,10 +56,7 @@ and needs no more than a day; an event speaks once, and a part that failed for g
 class HardRulesConfig:
     """Which rules apply.
 
-    Attributes
-    ----------
-    rules : tuple of HardRule
-        Each fact at most once.
+    ``rules``: each fact at most once.
     """
 
     rules: tuple[HardRule, ...] = RULES
@@ -81,15 +70,7 @@ class HardRulesConfig:
 
 @dataclass(frozen=True, slots=True)
 class RuleHit:
-    """A rule that holds on a node now.
-
-    Attributes
-    ----------
-    unit : str
-    rule : HardRule
-    seen_at, expires_at : datetime
-        Aware.
-    """
+    """A rule that holds on a node now."""
 
     unit: str
     rule: HardRule
@@ -106,19 +87,8 @@ class RuleHit:
 def rule_hits(node: NodeView, config: HardRulesConfig, now: datetime) -> tuple[RuleHit, ...]:
     """Find the rules that hold on a node.
 
-    Parameters
-    ----------
-    node : NodeView
-        Facts that no rule names are passed over, so are those from before a unit's ``valid_from`` and those from the
-        future, which only a wrong clock can have seen.
-    config : HardRulesConfig
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    tuple of RuleHit
-        The highest tier first, then the longest lasting.
+    ``node``: facts that no rule names are passed over, so are those from before a unit's ``valid_from`` and those from
+    the future, which only a wrong clock can have seen.
     """
     found: dict[tuple[str, str], RuleHit] = {}
     rules: dict[str, HardRule] | None = None

@@ -15,16 +15,11 @@ _SLOW: tuple[Tier, Tier] = ("elevated", "high")
 class HysteresisConfig:
     """How slowly a tier follows the risk.
 
-    Attributes
-    ----------
-    rise_after : int
-        Consecutive decisions at or above a threshold before ``elevated`` or ``high``; ``watch`` comes at once.
-    rise_dwell : timedelta or None
-        Or so long between the first and the last of consecutive decisions, whichever is sooner.
-    fall_after : int
-        Consecutive decisions below the lower threshold before a tier falls.
-    fall_share : float
-        The lower threshold of a tier as a share of its threshold, above 0 and at most 1.
+    ``rise_after``: consecutive decisions at or above a threshold before ``elevated`` or ``high``; ``watch`` comes at
+    once.
+    ``rise_dwell``: or so long between the first and the last of consecutive decisions, whichever is sooner.
+    ``fall_after``: consecutive decisions below the lower threshold before a tier falls.
+    ``fall_share``: the lower threshold of a tier as a share of its threshold, above 0 and at most 1.
     """
 
     rise_after: int = 2
@@ -57,23 +52,13 @@ NO_STREAK = Streak()
 class TierState:
     """What is remembered of a node between decisions.
 
-    Attributes
-    ----------
-    tier : str
-        Never ``unknown``: a node of which nothing is known is ``clear``.
-    counted : datetime or None
-        Newest decision time that was counted: a score that is read again is no new evidence.
-    counted_until : datetime or None
-        When the scores of that decision expire; evidence after that does not continue a streak.
-    elevated, high : Streak
-    calm : int
-        Consecutive decisions below the tier's lower threshold.
-    calm_worst : float
-        The highest risk among them.
-    support : tuple of Known
-        The fewest units whose risks hold the tier up.
-    moved : str
-        Why the tier last moved, in words.
+    ``tier``: never ``unknown``: a node of which nothing is known is ``clear``.
+    ``counted``: newest decision time that was counted: a score that is read again is no new evidence.
+    ``counted_until``: when the scores of that decision expire; evidence after that does not continue a streak.
+    ``calm``: consecutive decisions below the tier's lower threshold.
+    ``calm_worst``: the highest risk among them.
+    ``support``: the fewest units whose risks hold the tier up.
+    ``moved``: why the tier last moved, in words.
     """
 
     tier: Tier = "clear"
@@ -98,13 +83,7 @@ class TierState:
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """The thresholds of one decision with how they are followed.
-
-    Attributes
-    ----------
-    rise : TierThresholds
-    config : HysteresisConfig
-    """
+    """The thresholds of one decision with how they are followed."""
 
     rise: TierThresholds
     config: HysteresisConfig
@@ -129,25 +108,8 @@ def advance(
 ) -> TierState:
     """Take a node's tier one step on.
 
-    Parameters
-    ----------
-    state : TierState
-        Of the step before.
-    reading : Reading
-        What is known now.
-    thresholds : Thresholds
-    risks : NodeRiskConfig
-        How units' risks become the node's.
-    now : datetime
-        Aware.
+    Returns: the same again when nothing new was read.
 
-    Returns
-    -------
-    TierState
-        The same again when nothing new was read.
-
-    Notes
-    -----
     Each decision time counts once. A unit that turns unknown keeps its last risk until that expires, so that a lost
     sample does not flap a taint; once it has expired, or the unit is gone or was repaired, the tier falls at once to
     what the other units reach by themselves, without waiting for the calm. Such a kept risk never raises a tier.
@@ -180,19 +142,8 @@ def advance(
 def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRiskConfig) -> TierState:
     """Take over a node whose marks stand while nothing is remembered of it, such as after a lost state.
 
-    Parameters
-    ----------
-    at_most : str
-        The tier that its marks speak of.
-    reading : Reading
-    thresholds : Thresholds
-    risks : NodeRiskConfig
-
-    Returns
-    -------
-    TierState
-        The highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
-        having to rise again, and the rest is not.
+    Returns: the highest tier up to that one whose lower threshold is reached now: what is well founded is kept without
+    having to rise again, and the rest is not.
     """
     fresh = risks.combine(each.risk for each in reading.known.values())
     tier = "clear" if fresh is None else thresholds.held(fresh, at_most)
@@ -203,19 +154,7 @@ def adopt(at_most: Tier, reading: Reading, thresholds: Thresholds, risks: NodeRi
 
 
 def explain_tier(state: TierState, fresh: float | None, thresholds: Thresholds) -> tuple[str, ...]:
-    """Say why a tier is what it is: why it last moved, and what keeps it from moving.
-
-    Parameters
-    ----------
-    state : TierState
-    fresh : float or None
-        The node's risk of what is known now.
-    thresholds : Thresholds
-
-    Returns
-    -------
-    tuple of str
-    """
+    """Say why a tier is what it is: why it last moved, and what keeps it from moving."""
     config = thresholds.config
     said = [state.moved] if state.moved else []
     instant: Tier = "clear" if fresh is None else thresholds.rise.tier(fresh)

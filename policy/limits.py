@@ -18,22 +18,10 @@ from policy.worth import Worth, worth_of
 class Case:
     """One node on its way through a decision.
 
-    Attributes
-    ----------
-    node : NodeView
-    found : Assessed
-    wanted : Level
-        What its tier asks for.
-    target : Level
-        What it gets; only ever lowered.
-    reasons : list of str
-        Of each lowering.
-    mute : bool
-        Nothing is published.
-    asks : bool
-        It is newly taken out of service, if the budget gives it.
-    held_out : bool
-    worth : Worth or None
+    ``wanted``: what its tier asks for.
+    ``target``: what it gets; only ever lowered.
+    ``reasons``: of each lowering.
+    ``asks``: it is newly taken out of service, if the budget gives it.
     """
 
     node: NodeView
@@ -82,19 +70,7 @@ def limit(
     config: PolicyConfig,
     now: datetime,
 ) -> None:
-    """Lower a node's target by all but the budget and what a drain is worth.
-
-    Parameters
-    ----------
-    case : Case
-        Changed.
-    stages : mapping of str to StageState
-    breaker : BreakerState
-    signals : Signals
-    config : PolicyConfig
-    now : datetime
-        Aware.
-    """
+    """Lower a node's target by all but the budget and what a drain is worth."""
     node, found = case.node, case.found
     level = node.marks.level
     if signals.release_all:
@@ -140,16 +116,7 @@ def _freeze(case: Case, signals: Signals, config: PolicyConfig, now: datetime) -
 
 
 def weigh(case: Case, config: PolicyConfig, now: datetime) -> None:
-    """Say what a drain of a node at risk is worth, and lower its target where a drain is not worth it now.
-
-    Parameters
-    ----------
-    case : Case
-        Changed.
-    config : PolicyConfig
-    now : datetime
-        Aware.
-    """
+    """Say what a drain of a node at risk is worth, and lower its target where a drain is not worth it now."""
     node = case.node
     if case.found.tier not in ("elevated", "high"):
         return

@@ -16,20 +16,10 @@ Verdict = Literal["right", "wrong", "inconclusive", "open"]
 class Alert:
     """The beginning of an alert on a unit.
 
-    Attributes
-    ----------
-    unit, group : str
-        The group as ``cluster/group``.
-    tier : str
-        ``elevated`` or ``high``: what the alert asked for.
-    at : datetime
-        Decision time, aware.
-    horizon : timedelta
-        What the model looks ahead, gap included.
-    by_rule : bool
-        A hard rule raised it: it says nothing of the model.
-    held_out : bool
-        Left undrained, to measure.
+    ``unit``, ``group``: the group as ``cluster/group``.
+    ``tier``: ``elevated`` or ``high``: what the alert asked for.
+    ``horizon``: what the model looks ahead, gap included.
+    ``by_rule``: a hard rule raised it: it says nothing of the model.
     """
 
     unit: str
@@ -51,14 +41,9 @@ class Alert:
 class Happening:
     """Something that tells of an alert's outcome.
 
-    Attributes
-    ----------
-    kind : str
-        ``incident``; ``repair`` that confirmed a fault; ``diagnostic_failed``, ``diagnostic_passed``;
-        ``drained`` and ``returned``: out of service and back, by anybody's hand; ``left``: removed from the fleet. A
-        diagnostic that was aborted is none of these and tells nothing.
-    at : datetime
-        Aware.
+    ``kind``: ``incident``; ``repair`` that confirmed a fault; ``diagnostic_failed``, ``diagnostic_passed``; ``drained``
+    and ``returned``: out of service and back, by anybody's hand; ``left``: removed from the fleet. A diagnostic that
+    was aborted is none of these and tells nothing.
     """
 
     kind: Literal[
@@ -69,15 +54,7 @@ class Happening:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """An alert with what became of it.
-
-    Attributes
-    ----------
-    alert : Alert
-    verdict : str
-    why : str
-        In words.
-    """
+    """An alert with what became of it."""
 
     alert: Alert
     verdict: Verdict
@@ -90,22 +67,14 @@ _FAILURES = {"incident": "an incident", "repair": "a confirmed repair", "diagnos
 def judge(alert: Alert, happenings: Iterable[Happening], now: datetime, *, patience: timedelta) -> Outcome:
     """Say what became of an alert.
 
-    Parameters
-    ----------
-    alert : Alert
-    happenings : iterable of Happening
-        Of its unit, in any order; those before the alert count only for whether the unit was in service at it.
-    now : datetime
-        Aware; what lies after it is not looked at.
-    patience : timedelta
-        How long after the horizon an outcome may still come before a drained unit is given up as inconclusive.
-
-    Returns
-    -------
-    Outcome
-        ``right``: within the horizon an incident, a failed diagnostic or a confirmed repair followed, drained or not.
-        ``wrong``: the unit served on through the whole horizon, or passed a diagnostic and went a further horizon
-        without an incident. ``inconclusive``: neither can be said any more. ``open``: not yet.
+    ``happenings``: of its unit, in any order; those before the alert count only for whether the unit was in service at
+    it.
+    ``now``: Aware; what lies after it is not looked at.
+    ``patience``: how long after the horizon an outcome may still come before a drained unit is given up as
+    inconclusive.
+    Returns: ``right``: within the horizon an incident, a failed diagnostic or a confirmed repair followed, drained or
+    not. ``wrong``: the unit served on through the whole horizon, or passed a diagnostic and went a further horizon
+    without an incident. ``inconclusive``: neither can be said any more. ``open``: not yet.
     """
     seen = sorted((each for each in happenings if each.at <= now), key=lambda each: each.at)
     end = alert.at + alert.horizon

@@ -19,14 +19,7 @@ _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
 def to_plain(value: Any) -> Any:  # noqa: PLR0911 - one line a kind
     """Write a value object as plain JSON: fields with their default left out, times in ISO 8601 and UTC.
 
-    Parameters
-    ----------
-    value : Any
-        A dataclass of numbers, texts, times, levels, tuples, mappings with text keys, and further dataclasses.
-
-    Returns
-    -------
-    Any
+    ``value``: a dataclass of numbers, texts, times, levels, tuples, mappings with text keys, and further dataclasses.
     """
     kind: Any = type(value)
     if kind in _AS_THEY_ARE:  # most values by far
@@ -77,22 +70,7 @@ def _defaults(kind: type) -> Mapping[str, Any]:
 def from_plain(kind: Any, value: Any, where: str) -> Any:
     """Read what :func:`to_plain` wrote.
 
-    Parameters
-    ----------
-    kind : Any
-        The type, as an annotation.
-    value : Any
-    where : str
-        What the place is called in errors.
-
-    Returns
-    -------
-    Any
-
-    Raises
-    ------
-    ValueError
-        Where the value is not of the type; names the place.
+    Raises ``ValueError`` where the value is not of the type; names the place.
     """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):

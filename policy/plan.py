@@ -25,26 +25,13 @@ VERBS: tuple[Verb, ...] = ("release", "publish", "soft_taint", "taint", "drain")
 class Action:
     """One thing to do to one node.
 
-    Attributes
-    ----------
-    verb : str
-        ``publish`` writes tier and prediction, ``soft_taint`` and ``taint`` the taints, ``drain`` empties the node;
-        ``release`` takes off what stands above ``to``.
-    node : str
-    tier : str
-        ``unknown`` where it was released because nothing is known any more.
-    to : Level
-        What stands after it.
-    risk : float or None
-        Of the node.
-    expires_at : datetime or None
-        Until when what is written holds; None for a release.
-    reasons : tuple of str
-        In words, the weightiest first.
-    worth : Worth or None
-        Of a drain, for a node of tier ``high``.
-    units : tuple of str
-        GPUs that its tier is due to, the weightiest first; none for a release.
+    ``verb``: ``publish`` writes tier and prediction, ``soft_taint`` and ``taint`` the taints, ``drain`` empties the
+    node; ``release`` takes off what stands above ``to``.
+    ``tier``: ``unknown`` where it was released because nothing is known any more.
+    ``expires_at``: until when what is written holds; None for a release.
+    ``reasons``: in words, the weightiest first.
+    ``worth``: of a drain, for a node of tier ``high``.
+    ``units``: GPUs that its tier is due to, the weightiest first; none for a release.
     """
 
     verb: Verb
@@ -62,23 +49,10 @@ class Action:
 class NodeDecision:
     """What was decided about one node, and why.
 
-    Attributes
-    ----------
-    node, group : str
-    tier : str
-    risk : float or None
-    rules : tuple of str
-        Hard rules that hold, in words.
-    wanted : Level
-        What its tier asks for.
-    target : Level
-        What it gets.
-    reasons : tuple of str
-        All of them: of the tier, and of each thing that lowered the target.
-    worth : Worth or None
-    held_out : bool
-    expires_at : datetime or None
-        Until when the tier holds.
+    ``rules``: hard rules that hold, in words.
+    ``wanted``: what its tier asks for.
+    ``reasons``: all of them: of the tier, and of each thing that lowered the target.
+    ``expires_at``: until when the tier holds.
     """
 
     node: str
@@ -98,26 +72,13 @@ class NodeDecision:
 class Plan:
     """Everything that a decision comes to.
 
-    Attributes
-    ----------
-    now : datetime
-    actions : tuple of Action
-        In the order to carry them out: releases first, then the riskiest first.
-    nodes : mapping of str to NodeDecision
-        Of every node that is not simply ``clear`` and unmarked.
-    over_budget : mapping of str to str
-        Nodes that were not taken out of service for lack of budget, with why.
-    uses : tuple of Use
-        The budget.
-    open_causes : mapping of str to Cause
-        What holds the breaker open.
-    stages : mapping of str to StageState
-    alerts : tuple of Alert
-        Those that begin now, for the ledger to judge later.
-    reasons : tuple of str
-        Of the fleet as a whole: breaker, stages, switches.
-    state : PolicyState
-        To be kept, and given to the next decision.
+    ``actions``: in the order to carry them out: releases first, then the riskiest first.
+    ``nodes``: of every node that is not simply ``clear`` and unmarked.
+    ``over_budget``: nodes that were not taken out of service for lack of budget, with why.
+    ``open_causes``: what holds the breaker open.
+    ``alerts``: those that begin now, for the ledger to judge later.
+    ``reasons``: of the fleet as a whole: breaker, stages, switches.
+    ``state``: to be kept, and given to the next decision.
     """
 
     now: datetime

@@ -14,15 +14,7 @@ from policy.tiers import node_risk
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A risk of one unit that is still valid.
-
-    Attributes
-    ----------
-    unit : str
-    risk : float
-    decided_at, expires_at : datetime
-        Aware.
-    """
+    """A risk of one unit that is still valid."""
 
     unit: str
     risk: float
@@ -34,14 +26,10 @@ class Known:
 class NodeRiskConfig:
     """How the risks of units become that of a node.
 
-    Attributes
-    ----------
-    basis : str
-        ``any``: that any unit fails, ``1 - prod(1 - risk)``. ``worst``: that of the worst unit, which keeps to the
-        letter thresholds that were promised on units.
-    slope, intercept : float
-        A recalibration on nodes: the log-odds are multiplied and shifted. Units of a node share power and cooling, so
-        that ``any`` tends to be too high.
+    ``basis``: ``any``: that any unit fails, ``1 - prod(1 - risk)``. ``worst``: that of the worst unit, which keeps to
+    the letter thresholds that were promised on units.
+    ``slope``, ``intercept``: a recalibration on nodes: the log-odds are multiplied and shifted. Units of a node share
+    power and cooling, so that ``any`` tends to be too high.
     """
 
     basis: Literal["any", "worst"] = "any"
@@ -70,16 +58,10 @@ class NodeRiskConfig:
 class Reading:
     """What is known of a node now.
 
-    Attributes
-    ----------
-    known : mapping of str to Known
-        By unit; others are unknown, expired, void or from the future.
-    present : mapping of str to datetime or None
-        All units of the node, with the time before which nothing counts.
-    unknown : tuple of str
-        Why each of the other units has no risk, in words.
-    decided_at : datetime or None
-        The newest decision time among the known.
+    ``known``: by unit; others are unknown, expired, void or from the future.
+    ``present``: all units of the node, with the time before which nothing counts.
+    ``unknown``: why each of the other units has no risk, in words.
+    ``decided_at``: the newest decision time among the known.
     """
 
     known: Mapping[str, Known]
@@ -89,18 +71,7 @@ class Reading:
 
 
 def read_node(node: NodeView, now: datetime) -> Reading:
-    """Sort the scores of a node into what is known now and what is not.
-
-    Parameters
-    ----------
-    node : NodeView
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    Reading
-    """
+    """Sort the scores of a node into what is known now and what is not."""
     known: dict[str, Known] = {}
     unknown: list[str] = []
     for unit in node.units:

@@ -18,14 +18,9 @@ FORMAT = 1
 class ModelName:
     """Which model a risk is from.
 
-    Attributes
-    ----------
-    digest : str
-        SHA-256 of the bundle's manifest.
-    profile : str
-        The model of the bundle whose risks these are.
-    version : int or None
-        Its version in the registry; None for a bundle from a folder.
+    ``digest``: SHA-256 of the bundle's manifest.
+    ``profile``: the model of the bundle whose risks these are.
+    ``version``: its version in the registry; None for a bundle from a folder.
     """
 
     digest: str
@@ -37,14 +32,9 @@ class ModelName:
 class RiskReason:
     """One thing that raised a risk.
 
-    Attributes
-    ----------
-    text : str
-        In plain words with the numbers.
-    group : str
-        The feature group it belongs to.
-    share : float
-        Its share of all that raised the score, 0 to 1.
+    ``text``: in plain words with the numbers.
+    ``group``: the feature group it belongs to.
+    ``share``: its share of all that raised the score, 0 to 1.
     """
 
     text: str
@@ -56,47 +46,23 @@ class RiskReason:
 class RiskRecord:
     """What is known of one unit at one decision time.
 
-    Attributes
-    ----------
-    unit : str
-        The GPU, or the node where a fleet has no GPUs.
-    gpu : str or None
-        The GPU; None where the unit is the node.
-    node : str
-        Where the unit is.
-    slot : str or None
-        Its position there.
-    status : str
-        ``ok``, or ``unknown``: no risk is given, and nothing may be concluded.
-    why_unknown : str or None
-        In words; None for ``ok``.
-    risk : float or None
-        Calibrated probability that an incident starts in (t + gap, t + gap + horizon].
-    risks : mapping of str to float
-        The same over other horizons, by their length in hours (``6h``); empty where the bundle gives none.
-    score : float or None
-        What orders the units of this decision time.
-    rank : int or None
-        1 for the riskiest.
-    alert : bool
-        Whether the model selects the unit within its alert budget.
-    tier : str
-        One of :data:`policy.tiers.TIERS`, or ``unknown``.
-    decision_time, issued_at, expires_at : datetime
-        Aware, whole seconds. After ``expires_at`` the record says nothing.
-    horizon : timedelta
-    model : ModelName
-    sample_age_s : float or None
-        Age of the unit's newest usable sample at the decision time; None: it has none.
-    completeness : float
-        Share of the expected samples in the last decision interval, 0 to 1.
-    reasons : tuple of RiskReason
-        The weightiest first.
-
-    Raises
-    ------
-    ValueError
-        If the fields contradict each other: a risk of an unknown unit, none of a known one, a time without a zone.
+    ``unit``: the GPU, or the node where a fleet has no GPUs.
+    ``gpu``: the GPU; None where the unit is the node.
+    ``node``: where the unit is.
+    ``status``: ``ok``, or ``unknown``: no risk is given, and nothing may be concluded.
+    ``why_unknown``: in words; None for ``ok``.
+    ``risk``: calibrated probability that an incident starts in (t + gap, t + gap + horizon].
+    ``risks``: the same over other horizons, by their length in hours (``6h``); empty where the bundle gives none.
+    ``score``: what orders the units of this decision time.
+    ``rank``: 1 for the riskiest.
+    ``alert``: whether the model selects the unit within its alert budget.
+    ``tier``: one of :data:`policy.tiers.TIERS`, or ``unknown``.
+    ``decision_time``, ``issued_at``, ``expires_at``: Aware, whole seconds. After ``expires_at`` the record says
+    nothing.
+    ``sample_age_s``: age of the unit's newest usable sample at the decision time; None: it has none.
+    ``completeness``: share of the expected samples in the last decision interval, 0 to 1.
+    Raises ``ValueError`` if the fields contradict each other: a risk of an unknown unit, none of a known one, a time
+    without a zone.
     """
 
     unit: str
@@ -181,11 +147,8 @@ class RiskRecord:
     def from_json(cls, content: Mapping[str, Any]) -> RiskRecord:
         """Read what :meth:`to_json` wrote.
 
-        Raises
-        ------
-        ValueError
-            If it is of another format, or a field is missing, of another kind, or contradicts another one. Fields that
-            are not known are passed over: a later version may add some.
+        Raises ``ValueError`` if it is of another format, or a field is missing, of another kind, or contradicts another
+        one. Fields that are not known are passed over: a later version may add some.
         """
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, Mapping) else content

@@ -25,12 +25,8 @@ _ALLOWS: Mapping[Stage, Level] = {"shadow": Level.NONE, "soft": Level.SOFT, "har
 class Bar:
     """What precision a stage asks for.
 
-    Attributes
-    ----------
-    promote_at : float
-        A group comes into the stage when the lower bound of its precision reaches this.
-    demote_below : float
-        It falls out again when the upper bound is below this; lower than ``promote_at``.
+    ``promote_at``: a group comes into the stage when the lower bound of its precision reaches this.
+    ``demote_below``: it falls out again when the upper bound is below this; lower than ``promote_at``.
     """
 
     promote_at: float
@@ -49,26 +45,15 @@ class Bar:
 class StagesConfig:
     """How groups move between stages.
 
-    Attributes
-    ----------
-    soft, hard : Bar
-        Of ``soft`` by the alerts of tier ``elevated`` and above, of ``hard`` by those of ``high``.
-    confidence : float
-        One-sided, of both bounds.
-    least_outcomes : int
-        Conclusive outcomes since the group came into its stage, before it may move.
-    most_inconclusive : float
-        No promotion while a larger share of the finished alerts told nothing.
-    window : timedelta
-        Older alerts do not count.
-    least_time : timedelta
-        No promotion before a group was so long in its stage.
-    ceiling : str
-        The highest stage that a promotion leads to; beyond it only ``pinned`` leads.
-    pinned : mapping of str to str
-        Stages that a person set, by ``cluster/group``; they do not move.
-    holdout : float
-        Share of the nodes that would be taken out on a prediction and are only softly tainted, to measure without bias.
+    ``soft``, ``hard``: of ``soft`` by the alerts of tier ``elevated`` and above, of ``hard`` by those of ``high``.
+    ``least_outcomes``: conclusive outcomes since the group came into its stage, before it may move.
+    ``most_inconclusive``: no promotion while a larger share of the finished alerts told nothing.
+    ``window``: older alerts do not count.
+    ``least_time``: no promotion before a group was so long in its stage.
+    ``ceiling``: the highest stage that a promotion leads to; beyond it only ``pinned`` leads.
+    ``pinned``: stages that a person set, by ``cluster/group``; they do not move.
+    ``holdout``: share of the nodes that would be taken out on a prediction and are only softly tainted, to measure
+    without bias.
     """
 
     soft: Bar = field(default_factory=lambda: Bar(0.3, 0.15))
@@ -112,13 +97,8 @@ class StageState:
 class Record:
     """How a group's alerts have done in its stage.
 
-    Attributes
-    ----------
-    bound : PrecisionBound
-        Of the conclusive ones; alerts of one unit share their fate.
-    upper : float
-        One-sided upper bound; 1 without alerts.
-    inconclusive, open : int
+    ``bound``: of the conclusive ones; alerts of one unit share their fate.
+    ``upper``: One-sided upper bound; 1 without alerts.
     """
 
     bound: PrecisionBound
@@ -151,22 +131,9 @@ def allowed_level(stage: Stage) -> Level:
 def record_of(outcomes: Iterable[Outcome], least: Tier, confidence: float, now: datetime) -> Record:
     """Count outcomes and bound their precision.
 
-    Parameters
-    ----------
-    outcomes : iterable of Outcome
-        Those of hard rules are passed over: they say nothing of the model.
-    least : str
-        Alerts of lower tiers are passed over.
-    confidence : float
-        One-sided.
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    Record
-        An alert counts only when two horizons have passed since: right ones are known sooner than wrong ones (a drained
-        unit that passes a diagnostic is watched for a further horizon), so that a young record would look too good.
+    ``outcomes``: those of hard rules are passed over: they say nothing of the model.
+    Returns: an alert counts only when two horizons have passed since: right ones are known sooner than wrong ones (a
+    drained unit that passes a diagnostic is watched for a further horizon), so that a young record would look too good.
     """
     size: dict[str, float] = {}
     right: dict[str, float] = {}
@@ -194,23 +161,11 @@ def advance_stage(
 ) -> tuple[StageState, tuple[str, ...]]:
     """Move a group one stage up or down, or leave it.
 
-    Parameters
-    ----------
-    group : str
-        As ``cluster/group``.
-    state : StageState or None
-        None: a new group, which begins in ``shadow``.
-    outcomes : iterable of Outcome
-        Of the group's alerts; only those after it came into its stage count, so that a record is not used twice.
-    config : StagesConfig
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    state : StageState
-    reasons : tuple of str
-        Why it moved; why it did not where only one thing was missing.
+    ``group``: as ``cluster/group``.
+    ``state``: None: a new group, which begins in ``shadow``.
+    ``outcomes``: of the group's alerts; only those after it came into its stage count, so that a record is not used
+    twice.
+    Returns ``reasons``: why it moved; why it did not where only one thing was missing.
     """
     pinned = config.pinned.get(group)
     if pinned is not None and (state is None or state.stage != pinned):
@@ -270,17 +225,7 @@ def _record_for(stage: Stage, outcomes: list[Outcome], config: StagesConfig, now
 def held_out(node: str, episode: datetime, share: float) -> bool:
     """Tell whether a node is left undrained in an episode, to measure: the same answer each time, at random over nodes.
 
-    Parameters
-    ----------
-    node : str
-    episode : datetime
-        When its alert began.
-    share : float
-        0 to 1.
-
-    Returns
-    -------
-    bool
+    ``share``: 0 to 1.
     """
     digest = hashlib.sha256(f"{node}|{episode.timestamp():.3f}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64

@@ -23,26 +23,13 @@ FORMAT = 1
 class NodeState:
     """What is remembered of one node.
 
-    Attributes
-    ----------
-    tier : TierState
-        By its predictions.
-    episode : datetime or None
-        When it last left ``clear``, by prediction or rule.
-    alerted : str
-        The highest tier that was reported as an alert in this episode.
-    seen : Level
-        What of ours stood on it at the last decision.
-    target : Level
-        What was wanted then.
-    undone_at : datetime or None
-        When it was first noticed that a person took our mark off in this episode.
-    software : str or None
-        Versions of driver and exporter.
-    changed_at : datetime or None
-        When they were first seen to be others than before.
-    absent_since : datetime or None
-        When it was first missing from the listing.
+    ``episode``: when it last left ``clear``, by prediction or rule.
+    ``alerted``: the highest tier that was reported as an alert in this episode.
+    ``seen``: what of ours stood on it at the last decision.
+    ``undone_at``: when it was first noticed that a person took our mark off in this episode.
+    ``software``: versions of driver and exporter.
+    ``changed_at``: when they were first seen to be others than before.
+    ``absent_since``: when it was first missing from the listing.
     """
 
     tier: TierState = field(default_factory=TierState)
@@ -64,14 +51,8 @@ class NodeState:
 class PolicyState:
     """What is remembered of the fleet. An empty one is always safe to begin with.
 
-    Attributes
-    ----------
-    nodes : mapping of str to NodeState
-    starts : tuple of Start
-        Nodes newly taken out of service, as far back as a rate looks.
-    stages : mapping of str to StageState
-        By ``cluster/group``.
-    breaker : BreakerState
+    ``starts``: nodes newly taken out of service, as far back as a rate looks.
+    ``stages``: by ``cluster/group``.
     """
 
     nodes: Mapping[str, NodeState] = field(default_factory=dict)
@@ -89,11 +70,8 @@ class PolicyState:
     def from_json(cls, content: Mapping[str, Any]) -> PolicyState:
         """Read what :meth:`to_json` wrote.
 
-        Raises
-        ------
-        ValueError
-            If it is of another format, or damaged, with the place. The caller then begins with an empty state, which
-            only makes tiers rise later: what stands on the nodes is read from the scheduler.
+        Raises ``ValueError`` if it is of another format, or damaged, with the place. The caller then begins with an
+        empty state, which only makes tiers rise later: what stands on the nodes is read from the scheduler.
         """
         if not isinstance(content, Mapping) or content.get("format") != FORMAT:
             found = content.get("format") if isinstance(content, Mapping) else content

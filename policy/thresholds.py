@@ -28,34 +28,19 @@ _BEST_AT = (12, 24, 48, 96, 192, 384)
 class Decision:
     """A threshold and what may be expected of it.
 
-    Attributes
-    ----------
-    kind : str
-        ``precision``, ``budget`` or ``cost``.
-    asked : float
-        The target precision, the budget a decision time, or the cost of an unneeded drain over that of a missed
-        failure.
-    confidence : float
-        One-sided confidence of every bound in here.
-    promised : bool
-        Whether the lower bound of the precision reaches what was asked; for a budget and for costs, whether there is
-        evidence at all.
-    threshold : float or None
-        Alert where the risk is at least this; None: alert nothing.
-    bound : PrecisionBound
-        Of the drains on earlier data (its ``alerts``); of the last try where nothing is promised.
-    drains_per_decision : float
-        Drains begun a decision time on earlier data.
-    recall : float
-        Share of the earlier data's incidents that were caught; NaN without any.
-    best, best_threshold : float or None
-        The highest precision that can be promised at this confidence, and where; None: not looked for, or none.
-    saving : float or None
-        For costs: what is saved a decision time against alerting nothing, and
-    saving_lower : float or None
-        its lower confidence bound.
-    why : str
-        In words.
+    ``kind``: ``precision``, ``budget`` or ``cost``.
+    ``asked``: the target precision, the budget a decision time, or the cost of an unneeded drain over that of a missed
+    failure.
+    ``confidence``: One-sided confidence of every bound in here.
+    ``promised``: whether the lower bound of the precision reaches what was asked; for a budget and for costs, whether
+    there is evidence at all.
+    ``threshold``: alert where the risk is at least this; None: alert nothing.
+    ``bound``: of the drains on earlier data (its ``alerts``); of the last try where nothing is promised.
+    ``drains_per_decision``: drains begun a decision time on earlier data.
+    ``recall``: share of the earlier data's incidents that were caught; NaN without any.
+    ``best``, ``best_threshold``: the highest precision that can be promised at this confidence, and where; None: not
+    looked for, or none.
+    ``saving``: for costs: what is saved a decision time against alerting nothing, and
     """
 
     kind: Literal["precision", "budget", "cost"]
@@ -80,28 +65,12 @@ class Decision:
 def for_precision(evidence: Evidence, target: float, confidence: float) -> Decision:
     """Choose the lowest threshold whose precision can be promised.
 
-    Parameters
-    ----------
-    evidence : Evidence
-        Earlier decisions, scored out of time.
-    target : float
-        The precision, between 0 and 1 exclusive.
-    confidence : float
-        One-sided, between 0 and 1 exclusive: the chance that the true precision of the chosen threshold lies below
-        the target is at most ``1 - confidence``, if later decisions are like the earlier ones.
+    ``target``: the precision, between 0 and 1 exclusive.
+    ``confidence``: One-sided, between 0 and 1 exclusive: the chance that the true precision of the chosen threshold
+    lies below the target is at most ``1 - confidence``, if later decisions are like the earlier ones.
+    Returns: ``promised`` False where no threshold passes; ``best`` then says what could be promised.
+    Raises ``ValueError`` if target or confidence is not between 0 and 1.
 
-    Returns
-    -------
-    Decision
-        ``promised`` False where no threshold passes; ``best`` then says what could be promised.
-
-    Raises
-    ------
-    ValueError
-        If target or confidence is not between 0 and 1.
-
-    Notes
-    -----
     Choosing the best of many thresholds would promise too much. So thresholds are tested in an order fixed beforehand,
     from strict to loose by the number of units alerted (which the outcomes do not tell), and the first failure ends
     it: fixed-sequence testing, which needs no correction for the search (Angelopoulos, Bates, Candes, Jordan and Lei,
@@ -162,19 +131,8 @@ def _precision(
 def no_promise(target: float, confidence: float, why: str, evidence: Evidence) -> Decision:
     """Give the decision for a precision that is not promised, whatever the evidence.
 
-    Parameters
-    ----------
-    target, confidence : float
-        As for :func:`for_precision`.
-    why : str
-        The reason, in words.
-    evidence : Evidence
-        Earlier decisions; they only tell whether there was an incident to catch.
-
-    Returns
-    -------
-    Decision
-        Without a threshold.
+    ``target``, ``confidence``: as for :func:`for_precision`.
+    ``evidence``: earlier decisions; they only tell whether there was an incident to catch.
     """
     return Decision(
         kind="precision",
@@ -192,25 +150,10 @@ def no_promise(target: float, confidence: float, why: str, evidence: Evidence) -
 def for_budget(evidence: Evidence, k: float, confidence: float) -> Decision:
     """Choose the threshold that alerts ``k`` rows a decision time on earlier data, and bound its precision.
 
-    Parameters
-    ----------
-    evidence : Evidence
-        Earlier decisions, scored out of time.
-    k : float
-        Alerts a decision time, on average; positive.
-    confidence : float
-        One-sided, between 0 and 1 exclusive.
-
-    Returns
-    -------
-    Decision
-        The one threshold is set by the risks alone, so its bound needs no correction for a search. Rows of equal risk
-        are alerted together or not at all: never more than the budget.
-
-    Raises
-    ------
-    ValueError
-        If ``k`` or the confidence is out of range.
+    ``confidence``: One-sided, between 0 and 1 exclusive.
+    Returns: the one threshold is set by the risks alone, so its bound needs no correction for a search. Rows of equal
+    risk are alerted together or not at all: never more than the budget.
+    Raises ``ValueError`` if ``k`` or the confidence is out of range.
     """
     _between("confidence", confidence)
     if not k > 0:

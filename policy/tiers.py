@@ -27,15 +27,9 @@ PROMISED: Mapping[str, float] = {"elevated": 0.5, "high": 0.85}
 class TierThresholds:
     """From which risk on a unit has which tier.
 
-    Parameters
-    ----------
-    watch, elevated, high : float or None
-        A risk of at least this has the tier; above 0, at most 1, not descending. None: the tier is never reached.
-
-    Raises
-    ------
-    ValueError
-        If a threshold is out of range or lower than that of a lower tier.
+    ``watch``, ``elevated``, ``high``: a risk of at least this has the tier; above 0, at most 1, not descending. None:
+    the tier is never reached.
+    Raises ``ValueError`` if a threshold is out of range or lower than that of a lower tier.
     """
 
     watch: float | None = None
@@ -60,15 +54,8 @@ class TierThresholds:
     def tier(self, risk: float | None) -> Tier:
         """Give the tier of a risk.
 
-        Parameters
-        ----------
-        risk : float or None
-            Between 0 and 1; None or NaN: not known.
-
-        Returns
-        -------
-        str
-            The highest tier whose threshold the risk reaches; ``clear`` where it reaches none.
+        ``risk``: between 0 and 1; None or NaN: not known.
+        Returns: the highest tier whose threshold the risk reaches; ``clear`` where it reaches none.
         """
         if risk is None or math.isnan(risk):
             return UNKNOWN
@@ -87,11 +74,7 @@ class TierThresholds:
 class ChosenThresholds:
     """Thresholds, and where each comes from.
 
-    Attributes
-    ----------
-    thresholds : TierThresholds
-    sources : mapping of str to str
-        For each tier in words: given, from which promise, or why there is none.
+    ``sources``: for each tier in words: given, from which promise, or why there is none.
     """
 
     thresholds: TierThresholds
@@ -103,21 +86,11 @@ def choose_thresholds(
 ) -> ChosenThresholds:
     """Take the thresholds that were given, and derive the others from the decisions that a bundle carries.
 
-    Parameters
-    ----------
-    given : TierThresholds
-        The operator's own; they are never changed.
-    decisions : sequence of mapping, or None
-        As :meth:`policy.thresholds.Decision.to_json` writes them. None: the bundle carries none.
-    why_none : str
-        Why, in words.
-
-    Returns
-    -------
-    ChosenThresholds
-        ``watch`` is where the budget's alerts begin, ``elevated`` and ``high`` where the precisions of
-        :data:`PROMISED` can be promised. A promise that is not made gives no threshold. A derived threshold that
-        would stand above that of a higher tier is lowered to it, and one below a given lower tier raised to it.
+    ``given``: the operator's own; they are never changed.
+    ``decisions``: as :meth:`policy.thresholds.Decision.to_json` writes them. None: the bundle carries none.
+    Returns: ``watch`` is where the budget's alerts begin, ``elevated`` and ``high`` where the precisions of
+    :data:`PROMISED` can be promised. A promise that is not made gives no threshold. A derived threshold that would
+    stand above that of a higher tier is lowered to it, and one below a given lower tier raised to it.
     """
     derived: dict[str, float | None] = {}
     sources: dict[str, str] = {}
@@ -144,10 +117,7 @@ def choose_thresholds(
 def worst_tier(tiers: Iterable[str]) -> Tier:
     """Give the highest of some tiers, :data:`UNKNOWN` only where no other is among them.
 
-    Raises
-    ------
-    ValueError
-        If one is no tier.
+    Raises ``ValueError`` if one is no tier.
     """
     found: Tier = UNKNOWN
     for each in tiers:
@@ -164,23 +134,10 @@ def worst_tier(tiers: Iterable[str]) -> Tier:
 def node_risk(risks: Iterable[float | None]) -> float | None:
     """Give the risk that any GPU of a node has: ``1 - prod(1 - risk)``.
 
-    Parameters
-    ----------
-    risks : iterable of float or None
-        Of its GPUs; None or NaN: not known, which neither raises nor lowers the node's.
+    ``risks``: of its GPUs; None or NaN: not known, which neither raises nor lowers the node's.
+    Returns: none where no GPU's risk is known.
+    Raises ``ValueError`` if a risk is not between 0 and 1.
 
-    Returns
-    -------
-    float or None
-        None where no GPU's risk is known.
-
-    Raises
-    ------
-    ValueError
-        If a risk is not between 0 and 1.
-
-    Notes
-    -----
     The GPUs of a node are taken to fail independently of each other. They share power and cooling, so that the true
     risk of a node is somewhat lower. Summed as logarithms, so that many tiny risks are not lost to rounding.
     """

@@ -17,22 +17,13 @@ _HOUR = timedelta(hours=1)
 class WorthConfig:
     """What things take.
 
-    Attributes
-    ----------
-    checkpoint : timedelta
-        Writing a checkpoint on demand.
-    restart : timedelta
-        From a job's end until it computes again elsewhere: queue, start, load.
-    verify : timedelta
-        Draining and testing a node that turns out healthy, until it is back.
-    planned_repair, unplanned_repair : timedelta
-        Out of service for a fault that was foreseen, and for one that was not.
-    checkpoint_every : timedelta
-        How often a job of which nothing else is known is taken to write a checkpoint.
-    always : bool
-        Drain whatever it is worth.
-    may_wait : bool
-        Wait for the end of jobs where that is cheaper.
+    ``checkpoint``: writing a checkpoint on demand.
+    ``restart``: from a job's end until it computes again elsewhere: queue, start, load.
+    ``verify``: draining and testing a node that turns out healthy, until it is back.
+    ``planned_repair``, ``unplanned_repair``: out of service for a fault that was foreseen, and for one that was not.
+    ``checkpoint_every``: how often a job of which nothing else is known is taken to write a checkpoint.
+    ``always``: drain whatever it is worth.
+    ``may_wait``: wait for the end of jobs where that is cheaper.
     """
 
     checkpoint: timedelta = timedelta(minutes=5)
@@ -57,23 +48,13 @@ class WorthConfig:
 class Worth:
     """What a drain now is expected to save and to lose.
 
-    Attributes
-    ----------
-    risk : float
-    saved, lost : float
-        Expected GPU-hours: the risk times what a drain before the failure saves; its complement times what an unneeded
-        drain costs.
-    break_even : float or None
-        The risk from which on a drain is worth it; None: it never is.
-    wait : float or None
-        Expected GPU-hours that waiting for the jobs' end is better than draining now (negative: worse); None where the
-        end is not known, or after the horizon.
-    wait_until : datetime or None
-        When the last job ends.
-    choice : str
-        ``drain``, ``wait`` or ``leave``.
-    words : str
-        The same in words.
+    ``saved``, ``lost``: expected GPU-hours: the risk times what a drain before the failure saves; its complement times
+    what an unneeded drain costs.
+    ``break_even``: the risk from which on a drain is worth it; None: it never is.
+    ``wait``: expected GPU-hours that waiting for the jobs' end is better than draining now (negative: worse); None
+    where the end is not known, or after the horizon.
+    ``wait_until``: when the last job ends.
+    ``choice``: ``drain``, ``wait`` or ``leave``.
     """
 
     risk: float
@@ -96,26 +77,8 @@ def worth_of(
 ) -> Worth:
     """Weigh a drain now.
 
-    Parameters
-    ----------
-    gpus : int
-        Of the node.
-    jobs : sequence of JobView
-        That run on it.
-    risk : float
-        That the node fails within ``horizon`` from now, calibrated.
-    horizon : timedelta
-        Positive.
-    config : WorthConfig
-    now : datetime
-        Aware.
+    ``risk``: that the node fails within ``horizon`` from now, calibrated.
 
-    Returns
-    -------
-    Worth
-
-    Notes
-    -----
     A failure under a job costs all of its GPUs the work since its last checkpoint and a restart, and the node an
     unplanned repair. A drain costs them the work since a checkpoint too, a fresh one where the job writes it on
     demand, and a restart; then the node is out for a planned repair, or for a test if nothing was wrong. Where a node

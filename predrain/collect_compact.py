@@ -55,10 +55,7 @@ def compact(
 def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) -> dict[str, Any]:
     """Fold once and return what to show; other collect verbs end with it.
 
-    Raises
-    ------
-    InputError
-        See :func:`telemetry.landing.compaction.compact`.
+    Raises ``InputError``: see :func:`telemetry.landing.compaction.compact`.
     """
     from datetime import UTC, datetime
 

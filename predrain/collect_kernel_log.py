@@ -119,10 +119,7 @@ def _source(
 def instant_option(written: str, option: str) -> datetime:
     """Read an instant of the command line: ISO 8601 with an offset.
 
-    Raises
-    ------
-    typer.BadParameter
-        If it is none, or has no offset.
+    Raises ``typer.BadParameter`` if it is none, or has no offset.
     """
     from datetime import datetime
 

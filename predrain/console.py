@@ -71,10 +71,8 @@ def reported() -> Iterator[None]:
 def read_place(written: str, out: Path) -> Place:
     """Read where the dataset is, and refuse to write results into it: the next import would replace it as a whole.
 
-    Raises
-    ------
-    InputError
-        If ``written`` is no place of a dataset, or ``out`` is the dataset's folder, lies in it, or is on storage.
+    Raises ``InputError`` if ``written`` is no place of a dataset, or ``out`` is the dataset's folder, lies in it, or is
+    on storage.
     """
     from telemetry.object_store.place import place_of, refuse_storage
 
@@ -88,10 +86,7 @@ def read_place(written: str, out: Path) -> Place:
 def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
     """Refuse to write results into a dataset or a matrix: the next import or build would replace it, results included.
 
-    Raises
-    ------
-    InputError
-        If ``out`` is the folder or lies in it.
+    Raises ``InputError`` if ``out`` is the folder or lies in it.
     """
     from telemetry.errors import InputError
 
@@ -103,10 +98,7 @@ def refuse_inside(out: Path, folder: Path, what: str = "dataset") -> None:
 def progress(title: str) -> Iterator[Callable[[int, int], None]]:
     """Show a progress bar on stderr where that is a terminal; elsewhere a line every :data:`LINE_S` seconds.
 
-    Yields
-    ------
-    callable
-        ``advance(done, total)``, both counts in the units of the job.
+    Yields: ``advance(done, total)``, both counts in the units of the job.
     """
     if not sys.stderr.isatty():
         yield _Lines(title)

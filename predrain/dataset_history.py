@@ -18,17 +18,9 @@ _Found = list[tuple[datetime, str | None, str, _Kind, datetime]]
 class DatasetHistory:
     """Reads a dataset's events and inventory; anew where an import replaced them.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Of the dataset.
-    events : pathlib.Path or None
-        None: that of the folder.
-    scores : pathlib.Path or None
-        Folder of the scores that are acted on; None: predrain's own section of labels counts.
+    ``events``: None: that of the folder.
+    ``scores``: folder of the scores that are acted on; None: predrain's own section of labels counts.
 
-    Notes
-    -----
     Incidents are those of :func:`features.incidents.find_incidents` with the section of labels that the newest
     decision of the scores names, so that an alert is judged by what its model takes for an incident. Repairs and
     replacements, diagnostics, drains and their ends, and removals are taken from where they stand. What the history
@@ -49,10 +41,7 @@ class DatasetHistory:
     def read(self, now: datetime) -> History:
         """Give what was known at ``now``.
 
-        Raises
-        ------
-        SourceError
-            If the files cannot be read.
+        Raises ``SourceError`` if the files cannot be read.
         """
         from policy.outcomes import Happening
         from scheduler.judging import History

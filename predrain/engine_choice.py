@@ -39,12 +39,7 @@ WorkersOption = Annotated[
 
 
 def check_engine(name: EngineName, address: str | None, workers: int | None) -> None:
-    """Refuse options that contradict each other.
-
-    Raises
-    ------
-    typer.BadParameter
-    """
+    """Refuse options that contradict each other."""
     if name is EngineName.local and (address is not None or workers is not None):
         raise typer.BadParameter("--dask-address and --dask-workers need --engine dask")
     if address is not None and workers is not None:
@@ -55,10 +50,7 @@ def check_engine(name: EngineName, address: str | None, workers: int | None) -> 
 def chosen_engine(name: EngineName, address: str | None, workers: int | None) -> Iterator[DaskEngine | None]:
     """Give the engine that was chosen, and end it afterwards; None: this process.
 
-    Raises
-    ------
-    InputError
-        If Dask is not installed, or the cluster cannot be used.
+    Raises ``InputError`` if Dask is not installed, or the cluster cannot be used.
     """
     if name is EngineName.local:
         yield None

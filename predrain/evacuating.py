@@ -25,25 +25,10 @@ def evacuation_of(
 ) -> Evacuation | None:
     """Make what empties nodes.
 
-    Parameters
-    ----------
-    chosen : ChosenScheduler
-    given : ActSettings
-    ledger : SqliteLedger
-    clock : Clock
-    undo : bool
-        Everything is to be released: then what the settings ask for beyond the scheduler is no reason to stop.
-
-    Returns
-    -------
-    Evacuation or None
-        None where the scheduler cannot tell what runs on its nodes. Switched off it still reads results of
-        diagnostics, so that what they say holds.
-
-    Raises
-    ------
-    InputError
-        If the settings ask for what this scheduler cannot do.
+    ``undo``: everything is to be released: then what the settings ask for beyond the scheduler is no reason to stop.
+    Returns: none where the scheduler cannot tell what runs on its nodes. Switched off it still reads results of
+    diagnostics, so that what they say holds.
+    Raises ``InputError`` if the settings ask for what this scheduler cannot do.
     """
     from scheduler.evacuation.asking import Checkpoints
     from scheduler.evacuation.engine import Evacuation
@@ -96,22 +81,9 @@ def facts_of(
 ) -> FactSource:
     """Make the source of facts: what GPUs reported, what diagnostics came to, and what became of alerts.
 
-    Parameters
-    ----------
-    events : pathlib.Path or None
-        ``events.parquet`` of a dataset; with its inventory beside it, it says what happened. Without, no alert is
-        judged.
-    risks : RiskSource
-        Says which GPU is in which node.
-    evacuation : Evacuation or None
-    ledger : SqliteLedger
-        Says when we took a node out of service.
-    scores : pathlib.Path or None
-        Folder of the risks; says what their model takes for an incident.
-
-    Returns
-    -------
-    FactSource
+    ``events``: ``events.parquet`` of a dataset; with its inventory beside it, it says what happened. Without, no alert
+    is judged.
+    ``ledger``: says when we took a node out of service.
     """
     from predrain.dataset_history import DatasetHistory
     from scheduler.event_facts import EventFacts

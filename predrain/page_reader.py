@@ -21,12 +21,7 @@ if TYPE_CHECKING:
 def command(scores: Path, dataset: Path, ledger: Path | None) -> list[str]:
     """Return the command that begins a reader.
 
-    Parameters
-    ----------
-    scores, dataset : pathlib.Path
-        Folders.
-    ledger : pathlib.Path or None
-        The controller's ledger: its drains tell which silence was ours, its diagnostics what an alert came to.
+    ``ledger``: the controller's ledger: its drains tell which silence was ours, its diagnostics what an alert came to.
     """
     more = [] if ledger is None else ["--ledger", str(ledger.absolute())]
     return [
@@ -61,16 +56,9 @@ def main() -> int:
 def facts(scores: Path, dataset: Path, ledger: Path | None) -> dict[str, Any]:
     """Return where units stand, and what came of earlier alerts.
 
-    Returns
-    -------
-    dict
-        JSON-able: ``places`` (by unit: cluster, group, rack, model), ``outcomes``
-        (:func:`serving.page.judging.outcomes_of`), ``data_end`` and ``made_at``.
-
-    Raises
-    ------
-    InputError
-        If the dataset or the ledger cannot be read.
+    Returns: JSON-able: ``places`` (by unit: cluster, group, rack, model), ``outcomes``
+    (:func:`serving.page.judging.outcomes_of`), ``data_end`` and ``made_at``.
+    Raises ``InputError`` if the dataset or the ledger cannot be read.
     """
     from serving.page.judging import labels_of, outcomes_of
     from telemetry.store import Dataset

@@ -13,16 +13,7 @@ if TYPE_CHECKING:
 def page_reader(scores: Path, dataset: Path, ledger: Path | None) -> DatasetReader:
     """Return what reads a dataset for the pages, in processes of its own.
 
-    Parameters
-    ----------
-    scores, dataset : pathlib.Path
-        Folders.
-    ledger : pathlib.Path or None
-
-    Raises
-    ------
-    InputError
-        If there is no dataset.
+    Raises ``InputError`` if there is no dataset.
     """
     from predrain.page_reader import command
     from serving.page.reader import DatasetReader
@@ -37,10 +28,7 @@ def page_reader(scores: Path, dataset: Path, ledger: Path | None) -> DatasetRead
 class LedgerFile:
     """The ledger of a controller, opened anew for each question: it may be made, or moved away, meanwhile.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Need not exist yet.
+    ``path``: need not exist yet.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,10 +37,7 @@ class LedgerFile:
     def why(self, node: str, most: int) -> list[dict[str, Any]]:
         """Tell what was decided about a node, the newest first.
 
-        Raises
-        ------
-        InputError
-            If nothing is recorded about it, or there is no ledger.
+        Raises ``InputError`` if nothing is recorded about it, or there is no ledger.
         """
         from scheduler.ledger_reader import LedgerReader
 
@@ -62,10 +47,7 @@ class LedgerFile:
     def rounds(self, most: int) -> list[dict[str, Any]]:
         """List the newest decisions, the newest first.
 
-        Raises
-        ------
-        InputError
-            If there is no ledger.
+        Raises ``InputError`` if there is no ledger.
         """
         from scheduler.ledger_reader import LedgerReader
 

@@ -29,17 +29,10 @@ class SchedulerKind(StrEnum):
 class ChosenScheduler:
     """A scheduler, ready to be asked.
 
-    Attributes
-    ----------
-    adapter : SchedulerAdapter
-    workloads : Workloads or None
-        What runs on its nodes; None: it cannot tell, and nothing is evicted.
-    where : str
-        What it is called in errors.
-    verification : Verification or None
-        Its own way to run a diagnostic on an emptied node; None: it has none.
-    inside : Hook or None
-        Its own way to run a command in a workload's container; None: it has none, or none is set up.
+    ``workloads``: what runs on its nodes; None: it cannot tell, and nothing is evicted.
+    ``where``: what it is called in errors.
+    ``verification``: its own way to run a diagnostic on an emptied node; None: it has none.
+    ``inside``: its own way to run a command in a workload's container; None: it has none, or none is set up.
     """
 
     adapter: SchedulerAdapter
@@ -54,23 +47,12 @@ def choose_scheduler(
 ) -> ChosenScheduler:
     """Reach a scheduler.
 
-    Parameters
-    ----------
-    kind : SchedulerKind
-    cluster : pathlib.Path or None
-        File that describes the cluster, for ``file``.
-    settings : callable
-        Reads the settings; the file of a cluster needs none, and is told to stop also where they are broken.
-    waits : bool
-        Whether this process does one round and ends, so that it has to watch another one's lease rather than come
-        again.
-    told : bool
-        Whether a person stops or undoes something: what is needed for new work only may then be broken.
-
-    Raises
-    ------
-    InputError
-        If there is no way to it, or the settings are wrong.
+    ``cluster``: file that describes the cluster, for ``file``.
+    ``settings``: reads the settings; the file of a cluster needs none, and is told to stop also where they are broken.
+    ``waits``: whether this process does one round and ends, so that it has to watch another one's lease rather than
+    come again.
+    ``told``: whether a person stops or undoes something: what is needed for new work only may then be broken.
+    Raises ``InputError`` if there is no way to it, or the settings are wrong.
     """
     from scheduler.clock import SystemClock
 

@@ -13,15 +13,9 @@ from types import FrameType
 def until_stopped(pause: timedelta) -> Iterator[int]:
     """Yield the number of each turn, ``pause`` apart, until the process is asked to stop.
 
-    Parameters
-    ----------
-    pause : datetime.timedelta
-        From the beginning of one turn to the beginning of the next; a turn that takes longer is followed at once.
-
-    Yields
-    ------
-    int
-        0, 1, 2, …; a signal ends the loop after the turn that it came in.
+    ``pause``: from the beginning of one turn to the beginning of the next; a turn that takes longer is followed at
+    once.
+    Yields: 0, 1, 2, …; a signal ends the loop after the turn that it came in.
     """
     stopped = threading.Event()
 

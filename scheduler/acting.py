@@ -26,14 +26,7 @@ class LeaseLostError(Exception):
 class Lease:
     """The right to write, as this process holds it.
 
-    Attributes
-    ----------
-    scheduler : SchedulerAdapter
-    clock : Clock
-    holder : str
-    lasts : timedelta
-    until : datetime or None
-        None: not held.
+    ``until``: None: not held.
     """
 
     scheduler: SchedulerAdapter
@@ -45,10 +38,7 @@ class Lease:
     def take(self) -> bool:
         """Take or prolong it; False: another replica holds it.
 
-        Raises
-        ------
-        SchedulerError
-            If it is not known.
+        Raises ``SchedulerError`` if it is not known.
         """
         self.until = None
         self.until = self.scheduler.hold_lease(self.holder, self.lasts)
@@ -57,10 +47,7 @@ class Lease:
     def hold(self) -> datetime:
         """Give its end, prolonged where half of it is over.
 
-        Raises
-        ------
-        LeaseLostError
-            If it is not held any more, or it is not known whether it is.
+        Raises ``LeaseLostError`` if it is not held any more, or it is not known whether it is.
         """
         try:
             if self.until is None or self.until - self.clock.now() < self.lasts / 2:
@@ -76,23 +63,12 @@ class Lease:
 class Acting:
     """The actions of one decision on their way.
 
-    Attributes
-    ----------
-    scheduler, ledger, clock, lease, settings
-    number : int or None
-        Of the decision in the ledger; None: it could not be recorded.
-    expected : dict of str to Expected
-        What was decided on, by node; follows what is done.
-    evidence : callable
-        Gives a node's units with the newest scores and facts.
-    report : RoundReport
-        Filled.
-    forward : bool
-        Whether anything new may be done at all.
-    held : frozenset of str
-        Nodes that are left as they are, releases included.
-    done : list of Action
-        What the scheduler has confirmed.
+    ``number``: of the decision in the ledger; None: it could not be recorded.
+    ``expected``: what was decided on, by node; follows what is done.
+    ``evidence``: gives a node's units with the newest scores and facts.
+    ``forward``: whether anything new may be done at all.
+    ``held``: nodes that are left as they are, releases included.
+    ``done``: what the scheduler has confirmed.
     """
 
     scheduler: SchedulerAdapter
@@ -113,10 +89,7 @@ class Acting:
     def carry_out(self, plan: Plan) -> None:
         """Carry out a plan, as far as it may be.
 
-        Raises
-        ------
-        LeaseLostError
-            If the lease is lost on the way; what was done until then is in ``done``.
+        Raises ``LeaseLostError`` if the lease is lost on the way; what was done until then is in ``done``.
         """
         began = self.clock.now()
         for action in plan.actions:

@@ -15,14 +15,9 @@ AnswerKind = Literal["done", "already", "conflict", "timeout", "refused", "gone"
 class Write:
     """One change of one thing in a scheduler, exactly as it is sent.
 
-    Attributes
-    ----------
-    target : str
-        What is changed: ``node n17``.
-    path : str
-        Which part of it, such as ``metadata.annotations[predrain.io/prediction]`` or ``Reason``.
-    before, after : str or None
-        Its content as texts; None: not there.
+    ``target``: what is changed: ``node n17``.
+    ``path``: which part of it, such as ``metadata.annotations[predrain.io/prediction]`` or ``Reason``.
+    ``before``, ``after``: its content as texts; None: not there.
     """
 
     target: str
@@ -44,19 +39,12 @@ def _shown(text: str | None) -> str:
 class Precondition:
     """What must still be true of a node when it is written to.
 
-    Attributes
-    ----------
-    version : str
-        Of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a digest of
-        state, reason and the time of the reason.
-    boot_id : str or None
-        A node that booted anew is another node.
-    marks : Marks
-        What of ours stood on it.
-    holder : str
-        Who holds the lease; an adapter that can, lets the scheduler compare.
-    until : datetime
-        The write must have been sent by then: the end of the lease. Aware.
+    ``version``: of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a
+    digest of state, reason and the time of the reason.
+    ``boot_id``: a node that booted anew is another node.
+    ``marks``: what of ours stood on it.
+    ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
+    ``until``: the write must have been sent by then: the end of the lease. Aware.
     """
 
     version: str
@@ -70,18 +58,10 @@ class Precondition:
 class Answer:
     """What a scheduler answered to a write.
 
-    Attributes
-    ----------
-    kind : str
-        ``done``; ``already``: it stood so before, nothing was written; ``conflict``: somebody else wrote in between,
-        nothing was written; ``timeout``: no answer, and nobody knows whether it was written; ``refused``: the
-        scheduler will not (rights, a quota, a fault of its own), nothing was written; ``gone``: there is no such node.
-    words : str
-        What it said.
-    writes : tuple of Write
-        What was written.
-    version : str or None
-        Of what was written to, afterwards.
+    ``kind``: ``done``; ``already``: it stood so before, nothing was written; ``conflict``: somebody else wrote in
+    between, nothing was written; ``timeout``: no answer, and nobody knows whether it was written; ``refused``: the
+    scheduler will not (rights, a quota, a fault of its own), nothing was written; ``gone``: there is no such node.
+    ``version``: of what was written to, afterwards.
     """
 
     kind: AnswerKind

@@ -14,13 +14,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands until it is moved; for rehearsals and tests.
-
-    Parameters
-    ----------
-    start : datetime
-        Aware.
-    """
+    """A clock that stands until it is moved; for rehearsals and tests."""
 
     def __init__(self, start: datetime) -> None:
         if start.tzinfo is None:

@@ -34,24 +34,9 @@ _KEEP_AT_LEAST = timedelta(minutes=10)
 class Controller:
     """Decides about a cluster, and acts.
 
-    Parameters
-    ----------
-    scheduler : SchedulerAdapter
-    risks : RiskSource
-    facts : FactSource
-    ledger : Ledger
-    clock : Clock
-    policy : PolicyConfig
-    settings : ControllerSettings
-    holder : str
-        Name of this process, unique among the replicas.
-    code : str
-        predrain's version, for the ledger.
-    evacuation : Evacuation or None
-        Empties the nodes with a drain mark, after the actions of each round. None: their jobs end by themselves.
+    ``evacuation``: empties the nodes with a drain mark, after the actions of each round. None: their jobs end by
+    themselves.
 
-    Notes
-    -----
     A round is: hold the lease; find out what became of calls that a dead process left without an answer; read the
     scheduler, its switches and the safety state that it keeps; read scores and facts; decide; record the decision; keep
     the new safety state in the scheduler, so that what was granted counts against the rates whatever happens next; then
@@ -88,10 +73,7 @@ class Controller:
     def round(self) -> RoundReport:
         """Do one round.
 
-        Returns
-        -------
-        RoundReport
-            A scheduler, a source or a ledger that fails is an error in it, and is not raised.
+        Returns: a scheduler, a source or a ledger that fails is an error in it, and is not raised.
         """
         report = RoundReport(self._clock.now(), active=False)  # until the lease is known to be held
         try:
@@ -109,15 +91,8 @@ class Controller:
     def rehearse(self, switches: Switches | None = None) -> RoundReport:
         """Decide, and give exactly what would be written; nothing is: no lease, no ledger, no state.
 
-        Parameters
-        ----------
-        switches : Switches or None
-            As if they were set so; None: as they are.
-
-        Returns
-        -------
-        RoundReport
-            Its steps came to ``would``.
+        ``switches``: as if they were set so; None: as they are.
+        Returns: its steps came to ``would``.
         """
         report = RoundReport(self._clock.now(), rehearsed=True)
         try:

@@ -25,14 +25,6 @@ _ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
 class EventFacts:
     """Reads ``events.parquet`` of a dataset, which an import replaces as a whole.
 
-    Parameters
-    ----------
-    file : pathlib.Path
-    back : timedelta
-        How far back events matter: as long as the longest rule holds.
-
-    Notes
-    -----
     An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
     ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
     XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
@@ -49,10 +41,7 @@ class EventFacts:
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Give the facts known at ``now``, by unit.
 
-        Raises
-        ------
-        SourceError
-            If the file is missing or cannot be read.
+        Raises ``SourceError`` if the file is missing or cannot be read.
         """
         self._load()
         facts: dict[str, list[Fact]] = {}

@@ -24,16 +24,8 @@ def _named(nodes: Sequence[str]) -> str:
 class Evidence:
     """The newest scores and facts.
 
-    Attributes
-    ----------
-    risk_source : RiskSource
-    fact_source : FactSource
-    risks : Risks
-        As last read.
-    facts : mapping of str to Facts
-        As last read, by unit.
-    facts_known : bool
-        Whether facts could ever be read in this process.
+    ``facts``: as last read, by unit.
+    ``facts_known``: whether facts could ever be read in this process.
     """
 
     risk_source: RiskSource
@@ -46,10 +38,7 @@ class Evidence:
     def refresh(self, now: datetime) -> tuple[str, ...]:
         """Read both anew; what cannot be read stays as it was, until it expires by itself.
 
-        Returns
-        -------
-        tuple of str
-            What could not be read, in words.
+        Returns: what could not be read, in words.
         """
         troubles: list[str] = []
         try:
@@ -65,10 +54,7 @@ class Evidence:
     def newest(self, view: NodeView, now: datetime) -> tuple[UnitView, ...]:
         """Give a node's units with what is known of them now, read anew.
 
-        Raises
-        ------
-        SourceError
-            If it cannot be read: then nothing new may be done on the node.
+        Raises ``SourceError`` if it cannot be read: then nothing new may be done on the node.
         """
         self._take_risks()
         self._take_facts(now)

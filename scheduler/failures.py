@@ -4,13 +4,7 @@ from __future__ import annotations
 
 
 class SchedulerError(Exception):
-    """The scheduler could not be read: nothing is known of the cluster.
-
-    Parameters
-    ----------
-    words : str
-        Why, for the operator.
-    """
+    """The scheduler could not be read: nothing is known of the cluster."""
 
 
 class SourceError(Exception):

@@ -24,8 +24,6 @@ class _Planned:
 class Faults:
     """Failures that are planned for calls to come.
 
-    Notes
-    -----
     ``before`` means that the call had no effect, ``after`` that it had all of it and nobody was told.
     """
 

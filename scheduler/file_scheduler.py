@@ -28,19 +28,9 @@ FORMAT = 1
 class ListedNode:
     """One node in the file.
 
-    Attributes
-    ----------
-    name, cluster, group, rack, domain
-        As in :class:`policy.fleet.NodeView`.
-    units : tuple of str
-        GPUs that are in it, as the scores name them; none: those that were scored on it.
-    jobs : tuple of JobView
-    labels, annotations : mapping of str to str
-    taints : tuple of Taint
-    unschedulable, down : bool
-    software, boot_id : str or None
-    version : int
-        Rises with each write of ours. Whoever else writes the file raises it too.
+    ``name``, ``cluster``, ``group``, ``rack``, ``domain``: as in :class:`policy.fleet.NodeView`.
+    ``units``: GPUs that are in it, as the scores name them; none: those that were scored on it.
+    ``version``: rises with each write of ours. Whoever else writes the file raises it too.
     """
 
     name: str
@@ -75,17 +65,8 @@ class ClusterFile:
 class FileScheduler:
     """A scheduler whose cluster is a JSON file.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Read at each call, and replaced atomically at each write, under a lock beside it (``.NAME.lock``).
-    clock : Clock
-    keys : Keys
-
-    Raises
-    ------
-    InputError
-        If there is no such file, or it is not of this format.
+    ``path``: read at each call, and replaced atomically at each write, under a lock beside it (``.NAME.lock``).
+    Raises ``InputError`` if there is no such file, or it is not of this format.
     """
 
     def __init__(self, path: Path, clock: Clock, keys: Keys = Keys()) -> None:  # noqa: B008 - frozen

@@ -27,16 +27,8 @@ Homes = Callable[[], Mapping[str, str]]
 class History:
     """What is known to have happened.
 
-    Attributes
-    ----------
-    units : mapping of str to sequence of Happening
-        By GPU.
-    nodes : mapping of str to sequence of Happening
-        Of whole nodes.
-    homes : mapping of str to str
-        The node of each GPU, where that is known.
-    until : datetime
-        Up to when it is complete; aware. After it, silence says nothing.
+    ``homes``: the node of each GPU, where that is known.
+    ``until``: up to when it is complete; aware. After it, silence says nothing.
     """
 
     units: Mapping[str, Sequence[Happening]]
@@ -51,10 +43,7 @@ class HistorySource(Protocol):
     def read(self, now: datetime) -> History:
         """Give what was known at ``now``.
 
-        Raises
-        ------
-        SourceError
-            If it cannot be read.
+        Raises ``SourceError`` if it cannot be read.
         """
         ...
 
@@ -62,21 +51,9 @@ class HistorySource(Protocol):
 class JudgedFacts:
     """Judges alerts, beside the facts of another source.
 
-    Parameters
-    ----------
-    inner : FactSource
-    history : HistorySource
-        Incidents, repairs, diagnostics, drains by anybody, removals.
-    results : callable
-        Our own diagnostics.
-    service : callable
-        Our own hard marks, from the ledger: a GPU that took no work did not serve on.
-    homes : callable
-        The newest node of each unit.
-    patience : datetime.timedelta
+    ``service``: our own hard marks, from the ledger: a GPU that took no work did not serve on.
+    ``homes``: the newest node of each unit.
 
-    Notes
-    -----
     An alert is judged as of the time up to which the history is complete, never later: that nothing is heard of a GPU
     whose events do not arrive is no sign of health. What we do not know the node of is judged by its own events alone.
     """
@@ -104,10 +81,7 @@ class JudgedFacts:
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge alerts.
 
-        Raises
-        ------
-        SourceError
-            If what happened cannot be read: then nothing is judged.
+        Raises ``SourceError`` if what happened cannot be read: then nothing is judged.
         """
         if not alerts:
             return ()

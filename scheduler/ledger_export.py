@@ -22,17 +22,10 @@ _CODES = {"passed": "pass", "failed": "fail"}
 def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Make events of what was confirmed.
 
-    Parameters
-    ----------
-    marks : sequence of mapping
-        As :meth:`scheduler.ledger_reader.LedgerReader.marks` gives them, oldest first.
-
-    Returns
-    -------
-    list of dict
-        In the layout of :data:`telemetry.schema.EVENTS`: one ``drain`` when a node is taken out of service, with the
-        tier as its code, and one with the code ``release`` when it is given back. ``gpu`` is null: the node is out as a
-        whole. A taint followed by a drain is one event.
+    ``marks``: as :meth:`scheduler.ledger_reader.LedgerReader.marks` gives them, oldest first.
+    Returns: in the layout of :data:`telemetry.schema.EVENTS`: one ``drain`` when a node is taken out of service, with
+    the tier as its code, and one with the code ``release`` when it is given back. ``gpu`` is null: the node is out as a
+    whole. A taint followed by a drain is one event.
     """
     out: set[str] = set()
     events: list[dict[str, Any]] = []
@@ -58,17 +51,10 @@ def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Make events of what our diagnostics came to.
 
-    Parameters
-    ----------
-    results : sequence of mapping
-        As :meth:`scheduler.ledger_reader.LedgerReader.results` gives them.
-
-    Returns
-    -------
-    list of dict
-        A ``diagnostic`` of each GPU that was in the node, with the code ``pass``, ``fail`` or ``inconclusive``. Where
-        some failed and the diagnostic names them, the others are ``inconclusive``: it may have ended at the first
-        fault. Their ``source`` does not begin with ours: unlike a drain, a result says something of the hardware.
+    ``results``: as :meth:`scheduler.ledger_reader.LedgerReader.results` gives them.
+    Returns: a ``diagnostic`` of each GPU that was in the node, with the code ``pass``, ``fail`` or ``inconclusive``.
+    Where some failed and the diagnostic names them, the others are ``inconclusive``: it may have ended at the first
+    fault. Their ``source`` does not begin with ours: unlike a drain, a result says something of the hardware.
     """
     events: list[dict[str, Any]] = []
     for result in results:
@@ -89,16 +75,7 @@ def diagnostic_events(results: Sequence[Mapping[str, Any]]) -> list[dict[str, An
 def write_events(events: Sequence[Mapping[str, Any]], file: Path) -> None:
     """Write events as Parquet, as ``predrain import --events`` reads them.
 
-    Parameters
-    ----------
-    events : sequence of mapping
-    file : pathlib.Path
-        Replaced atomically.
-
-    Raises
-    ------
-    InputError
-        If the disk is full or the folder may not be written to.
+    Raises ``InputError`` if the disk is full or the folder may not be written to.
     """
     import pyarrow as pa  # noqa: PLC0415 - the controller itself needs none of it
     import pyarrow.parquet as pq  # noqa: PLC0415

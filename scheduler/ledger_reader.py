@@ -25,15 +25,9 @@ from telemetry.errors import InputError
 class Replayed:
     """A decision made again.
 
-    Attributes
-    ----------
-    number : int
-    code : str
-        Version of predrain that made it.
-    differences : tuple of str
-        Where it comes out otherwise, as ``place: then -> now``; none where it is equal in everything.
-    plan : dict
-        What it came to then.
+    ``code``: version of predrain that made it.
+    ``differences``: where it comes out otherwise, as ``place: then -> now``; none where it is equal in everything.
+    ``plan``: what it came to then.
     """
 
     number: int
@@ -50,14 +44,7 @@ class _Moment:
 class LedgerReader:
     """Reads a ledger, also while a controller writes it.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-
-    Raises
-    ------
-    InputError
-        If there is none, or it is damaged or newer.
+    Raises ``InputError`` if there is none, or it is damaged or newer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,10 +72,7 @@ class LedgerReader:
     def why(self, node: str, most: int = 20) -> list[dict[str, Any]]:
         """Give what was decided about a node, the newest first, with its reasons, calls and what else stood against it.
 
-        Raises
-        ------
-        InputError
-            If nothing is recorded about the node.
+        Raises ``InputError`` if nothing is recorded about the node.
         """
         found = self._rows(
             "SELECT d.round, r.at, r.code, r.model, r.decided_at, r.summary, d.content FROM decisions d JOIN rounds r "
@@ -117,12 +101,9 @@ class LedgerReader:
     def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
         """Give what was done to empty a node: calls with their answers, and what was found; the newest last.
 
-        Returns
-        -------
-        list of dict
-            ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``words`` and ``wrote`` of a call; ``at``,
-            ``kind``, ``words`` and what belongs to it of a finding, whose ``answer`` is null. Empty for a node that was
-            never emptied, and in a ledger of an older predrain.
+        Returns: ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``words`` and ``wrote`` of a call;
+        ``at``, ``kind``, ``words`` and what belongs to it of a finding, whose ``answer`` is null. Empty for a node that
+        was never emptied, and in a ledger of an older predrain.
         """
         if not self._has("calls"):
             return []
@@ -163,10 +144,7 @@ class LedgerReader:
     def replay(self, number: int) -> Replayed:
         """Make a decision again from what it was made from, and compare.
 
-        Raises
-        ------
-        InputError
-            If there is no such decision, or what it was made from cannot be read by this version.
+        Raises ``InputError`` if there is no such decision, or what it was made from cannot be read by this version.
         """
         found = self._rows("SELECT code, inputs, plan FROM rounds WHERE id = ?", number)
         if not found:

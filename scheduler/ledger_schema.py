@@ -107,22 +107,10 @@ _NAMES = ("blobs", "rounds", "decisions", "alerts", "intents", "settled", "skipp
 def connect(path: Path | None, *, writable: bool) -> sqlite3.Connection:
     """Open a ledger, or make one.
 
-    Parameters
-    ----------
-    path : pathlib.Path or None
-        None: in memory.
-    writable : bool
-        A ledger that is only read must exist.
-
-    Returns
-    -------
-    sqlite3.Connection
-        Write-ahead log, each commit forced to the disk, no change of a row but its insertion.
-
-    Raises
-    ------
-    InputError
-        If the file is no ledger, damaged, of a newer version, or cannot be opened.
+    ``path``: None: in memory.
+    ``writable``: a ledger that is only read must exist.
+    Returns: Write-ahead log, each commit forced to the disk, no change of a row but its insertion.
+    Raises ``InputError`` if the file is no ledger, damaged, of a newer version, or cannot be opened.
     """
     where = "the ledger in memory" if path is None else str(path)
     if path is not None and not writable and not path.is_file():

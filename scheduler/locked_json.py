@@ -20,18 +20,11 @@ from telemetry.errors import InputError
 class LockedJson:
     """The file.
 
-    Attributes
-    ----------
-    path : pathlib.Path
-        The lock is ``.NAME.lock`` beside it.
-    kind : type
-        Dataclass of its content, with a field ``format``.
-    format : int
-        Version of the content; another one is refused.
-    what, the : str
-        What it describes, in errors: ``a cluster``, ``the cluster``.
-    where : str
-        What its content is called in errors about a place in it.
+    ``path``: the lock is ``.NAME.lock`` beside it.
+    ``kind``: dataclass of its content, with a field ``format``.
+    ``format``: version of the content; another one is refused.
+    ``what``, ``the``: what it describes, in errors: ``a cluster``, ``the cluster``.
+    ``where``: what its content is called in errors about a place in it.
     """
 
     path: Path
@@ -44,15 +37,8 @@ class LockedJson:
     def check(self, load: Callable[[], object]) -> None:
         """Make sure that it is there and can be used.
 
-        Parameters
-        ----------
-        load : callable
-            Reads and checks it; :meth:`load` and whatever more its owner asks of it.
-
-        Raises
-        ------
-        InputError
-            If it is missing, or ``load`` raises ValueError.
+        ``load``: reads and checks it; :meth:`load` and whatever more its owner asks of it.
+        Raises ``InputError`` if it is missing, or ``load`` raises ValueError.
         """
         where = str(self.path)
         if not self.path.is_file():
@@ -75,10 +61,7 @@ class LockedJson:
     def load(self) -> Any:
         """Read it; the lock is held for as long as what was read is to be true.
 
-        Raises
-        ------
-        ValueError
-            If it is no JSON, of another format, or has an unknown key or a value of another kind.
+        Raises ``ValueError`` if it is no JSON, of another format, or has an unknown key or a value of another kind.
         """
         content = json.loads(self.path.read_bytes())
         if not isinstance(content, dict) or content.get("format") != self.format:

@@ -18,17 +18,7 @@ from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
 
 @dataclass(frozen=True, slots=True)
 class MemoryNode:
-    """One node of it.
-
-    Attributes
-    ----------
-    object : NodeObject
-        What can be written.
-    base : NodeView
-        What is known besides.
-    boot_id : str or None
-    version : int
-    """
+    """One node of it."""
 
     object: NodeObject
     base: NodeView
@@ -51,19 +41,8 @@ def _nothing() -> None:
 class MemoryScheduler:
     """A scheduler whose cluster is a dictionary.
 
-    Parameters
-    ----------
-    nodes : iterable of MemoryNode
-    clock : Clock
-    keys : Keys
-    changed : callable
-        Called after each change, to keep it.
-
-    Attributes
-    ----------
-    faults : Faults
-    nodes : dict of str to MemoryNode
-        May be changed by hand, through :meth:`edit`, as other people and tools do.
+    ``changed``: called after each change, to keep it.
+    ``nodes``: may be changed by hand, through :meth:`edit`, as other people and tools do.
     """
 
     def __init__(

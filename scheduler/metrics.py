@@ -33,15 +33,7 @@ class RoundMetrics:
         self._decided_at: datetime | None = None
 
     def note(self, report: RoundReport, seconds: float) -> None:
-        """Count a round.
-
-        Parameters
-        ----------
-        report : RoundReport
-            Not of a rehearsal.
-        seconds : float
-            What it took, of the wall clock.
-        """
+        """Count a round."""
         self._rounds["failed" if report.failed else "decided" if report.active else "standby"] += 1
         self._steps.update((step.action.verb, step.came_to) for step in report.steps)
         self._work.update((step.verb, step.came_to) for step in report.work)

@@ -22,13 +22,7 @@ _ROUNDS = 3
 class MetricsPage:
     """What the page shows; rounds are noted by one thread, pages written by others.
 
-    Parameters
-    ----------
-    clock : Clock
-    every : timedelta
-        From one round to the next.
-    most_time : timedelta
-        What a round may take.
+    ``most_time``: what a round may take.
     """
 
     def __init__(self, clock: Clock, every: timedelta, most_time: timedelta) -> None:
@@ -60,21 +54,8 @@ class MetricsPage:
 def listening(page: MetricsPage, address: str) -> Iterator[int]:
     """Serve a page while the context lasts.
 
-    Parameters
-    ----------
-    page : MetricsPage
-    address : str
-        ``host:port``; port 0 is any free one.
-
-    Yields
-    ------
-    int
-        The port.
-
-    Raises
-    ------
-    InputError
-        If it is no address, or cannot be listened on.
+    ``address``: ``host:port``; port 0 is any free one.
+    Raises ``InputError`` if it is no address, or cannot be listened on.
     """
     host, colon, port = address.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()) or int(port) > 65535:

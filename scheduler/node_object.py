@@ -48,18 +48,9 @@ class Taint:
 class NodeObject:
     """What of a node can be written.
 
-    Attributes
-    ----------
-    name : str
-    labels, annotations : mapping of str to str
-    taints : tuple of Taint
-    unschedulable : bool
-        Cordoned, by anybody.
-    cordoner : str or None
-        Who set that; None: nobody did, or it is not told.
-    tells_cordoner : bool
-        Whether the scheduler tells who set it. Where it does not, a cordon of ours that somebody undid and set anew for
-        reasons of his own would look like ours.
+    ``cordoner``: who set that; None: nobody did, or it is not told.
+    ``tells_cordoner``: whether the scheduler tells who set it. Where it does not, a cordon of ours that somebody undid
+    and set anew for reasons of his own would look like ours.
     """
 
     name: str
@@ -73,13 +64,7 @@ class NodeObject:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The names under which we write.
-
-    Attributes
-    ----------
-    prefix : str
-        A DNS name.
-    """
+    """The names under which we write."""
 
     prefix: str = "predrain.io"
 
@@ -137,20 +122,9 @@ class _Applied:
 def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> NodeView:
     """See a node as the policy does.
 
-    Parameters
-    ----------
-    node : NodeObject
-    base : NodeView
-        What is known of it besides: cluster, group, units, jobs, whether it is down.
-    keys : Keys
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    NodeView
-        ``undone`` where what we put on it is gone before its time: only a person, or a tool on a person's behalf, takes
-        our marks off. ``uncordoned`` where that is our cordon.
+    ``base``: what is known of it besides: cluster, group, units, jobs, whether it is down.
+    Returns: ``undone`` where what we put on it is gone before its time: only a person, or a tool on a person's behalf,
+    takes our marks off. ``uncordoned`` where that is our cordon.
     """
     marks = marks_of(node, keys, now)
     applied = _applied(node, keys)
@@ -177,19 +151,9 @@ def view_of(node: NodeObject, base: NodeView, keys: Keys, now: datetime) -> Node
 def marks_of(node: NodeObject, keys: Keys, now: datetime) -> Marks:
     """Read what of ours stands on a node.
 
-    Parameters
-    ----------
-    node : NodeObject
-    keys : Keys
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    Marks
-        A prediction that cannot be read counts as expired, and so does what is left where there is none any more. A
-        drain whose taint somebody took off has been called off with it. Where a hard mark stands and its beginning
-        cannot be read, it began now: a rate limit then counts it once more rather than not at all.
+    Returns: a prediction that cannot be read counts as expired, and so does what is left where there is none any more.
+    A drain whose taint somebody took off has been called off with it. Where a hard mark stands and its beginning cannot
+    be read, it began now: a rate limit then counts it once more rather than not at all.
     """
     effects = {taint.effect for taint in node.taints if keys.owns(taint)}
     tainted = "NoSchedule" in effects
@@ -207,21 +171,9 @@ def marks_of(node: NodeObject, keys: Keys, now: datetime) -> Marks:
 def after(action: Action, node: NodeObject, keys: Keys, now: datetime, *, cordon: bool = False) -> NodeObject:
     """Give what a node is after an action; the same node where nothing is to be changed.
 
-    Parameters
-    ----------
-    action : Action
-    node : NodeObject
-    keys : Keys
-    now : datetime
-        Aware.
-    cordon : bool
-        Whether a hard mark cordons the node besides, where it is told who cordons. One that is cordoned already is
-        somebody else's, and stays his.
-
-    Returns
-    -------
-    NodeObject
-        Changed in what is ours only.
+    ``cordon``: whether a hard mark cordons the node besides, where it is told who cordons. One that is cordoned already
+    is somebody else's, and stays his.
+    Returns: changed in what is ours only.
     """
     if action.verb == "release":
         return _released(action, node, keys)

@@ -21,16 +21,9 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 def plain_of(value: Any) -> Any:  # noqa: PLR0911 - one line a kind
     """Write a value object as plain JSON, all fields of it, so that another version's defaults change nothing.
 
-    Parameters
-    ----------
-    value : Any
-        A dataclass of numbers, texts, times, durations, levels, tuples, mappings with text keys, and further
-        dataclasses.
-
-    Returns
-    -------
-    Any
-        Times in ISO 8601 and UTC; durations as ``90s``.
+    ``value``: a dataclass of numbers, texts, times, durations, levels, tuples, mappings with text keys, and further
+    dataclasses.
+    Returns: times in ISO 8601 and UTC; durations as ``90s``.
     """
     kind: Any = type(value)
     if kind in _AS_THEY_ARE:  # most values by far: a fleet is some hundred thousand of them each round
@@ -54,22 +47,9 @@ def plain_of(value: Any) -> Any:  # noqa: PLR0911 - one line a kind
 def object_of(kind: Any, value: Any, where: str) -> Any:
     """Read what :func:`plain_of` wrote, or what a person wrote with less in it.
 
-    Parameters
-    ----------
-    kind : Any
-        The type, as an annotation. Fields with a default may be left out.
-    value : Any
-    where : str
-        What the place is called in errors.
-
-    Returns
-    -------
-    Any
-
-    Raises
-    ------
-    ValueError
-        Where the value is not of the type; names the place, and for an unknown field the nearest that there is.
+    ``kind``: the type, as an annotation. Fields with a default may be left out.
+    Raises ``ValueError`` where the value is not of the type; names the place, and for an unknown field the nearest that
+    there is.
     """
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
@@ -87,11 +67,8 @@ def object_of(kind: Any, value: Any, where: str) -> Any:
 def instant(text: Any) -> datetime | None:
     """Read an instant that somebody else wrote (ISO 8601 with a zone), in UTC.
 
-    Returns
-    -------
-    datetime or None
-        None: it is none, has no zone, or lies outside the years that UTC can tell, as ``9999-12-31T23:59:59-05:00``
-        does.
+    Returns: None: it is none, has no zone, or lies outside the years that UTC can tell, as
+    ``9999-12-31T23:59:59-05:00`` does.
     """
     try:
         when = datetime.fromisoformat(text)

@@ -30,10 +30,7 @@ class RiskSource(Protocol):
     def read(self) -> Risks:
         """Read the newest scores; cheap where they are those read before.
 
-        Raises
-        ------
-        SourceError
-            If they cannot be read.
+        Raises ``SourceError`` if they cannot be read.
         """
         ...
 
@@ -44,20 +41,15 @@ class FactSource(Protocol):
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Give the facts known at ``now``, by unit.
 
-        Raises
-        ------
-        SourceError
-            If they cannot be read.
+        Raises ``SourceError`` if they cannot be read.
         """
         ...
 
     def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
         """Judge earlier alerts by what is known at ``now``; those of which nothing can be said are left out.
 
-        Raises
-        ------
-        SourceError
-            If what happened cannot be read: then nothing is judged, for silence would look like health.
+        Raises ``SourceError`` if what happened cannot be read: then nothing is judged, for silence would look like
+        health.
         """
         ...
 
@@ -107,21 +99,8 @@ class SchedulerAdapter(Protocol):
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take the lease, or prolong one's own.
 
-        Parameters
-        ----------
-        holder : str
-            Unique to this process.
-        lasts : datetime.timedelta
-
-        Returns
-        -------
-        datetime or None
-            Until when it is held, counted from before the request was sent; None: another one holds it.
-
-        Raises
-        ------
-        SchedulerError
-            If it is not known whether it is held.
+        Returns: until when it is held, counted from before the request was sent; None: another one holds it.
+        Raises ``SchedulerError`` if it is not known whether it is held.
         """
         ...
 
@@ -140,10 +119,7 @@ class Fenced(Protocol):
         It saves reading the node between two writes of our own. Only for a write that the scheduler refuses where
         anything of the node changed since. None: there was none lately, or it was given already.
 
-        Raises
-        ------
-        SchedulerError
-            If what runs on it cannot be read.
+        Raises ``SchedulerError`` if what runs on it cannot be read.
         """
         ...
 
@@ -155,17 +131,8 @@ class Upkeep(Protocol):
     def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
         """Put back what the scheduler itself lost of marks that stand; never what a person took off.
 
-        Parameters
-        ----------
-        holder : str
-            Of the lease; without it nothing is written.
-        until : datetime
-            Its end; aware.
-
-        Raises
-        ------
-        SchedulerError
-            If it is not known what was lost.
+        ``holder``: of the lease; without it nothing is written.
+        Raises ``SchedulerError`` if it is not known what was lost.
         """
         ...
 
@@ -177,31 +144,16 @@ class Announcing(Protocol):
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Give what :meth:`announce` would write; nothing is.
 
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read what stands.
+        Raises ``SchedulerError`` if it cannot be read what stands.
         """
         ...
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
         """Make the other ways say what stands, and no more of what stands no longer.
 
-        Parameters
-        ----------
-        signals : sequence of NodeSignal
-            All nodes that carry anything of ours.
-        holder : str
-            Of the lease; without it nothing is written.
-        until : datetime
-            Its end; aware.
-        new : bool
-            Whether anything new may be said; what is over is taken off in any case.
-
-        Returns
-        -------
-        tuple of str
-            What was done, and what could not be, in words.
+        ``holder``: of the lease; without it nothing is written.
+        ``new``: whether anything new may be said; what is over is taken off in any case.
+        Returns: what was done, and what could not be, in words.
         """
         ...
 

@@ -12,14 +12,9 @@ from policy.fleet import NodeView
 class NodeReading:
     """One node, as read just now.
 
-    Attributes
-    ----------
-    view : NodeView
-        Units without scores: those that the scheduler knows to be in the node now; none where it does not know.
-    version : str
-        Changes with every change of the node.
-    boot_id : str or None
-        Changes with every boot; None: not known.
+    ``view``: units without scores: those that the scheduler knows to be in the node now; none where it does not know.
+    ``version``: changes with every change of the node.
+    ``boot_id``: changes with every boot; None: not known.
     """
 
     view: NodeView
@@ -31,14 +26,9 @@ class NodeReading:
 class Switches:
     """What a person told the controller, kept in the scheduler so that every replica sees it.
 
-    Attributes
-    ----------
-    kill : bool
-        Nothing new anywhere; only what was given back is given back.
-    release_all : bool
-        Everything of ours is taken off, and nothing put on.
-    reset_breaker_at : datetime or None
-        When the breaker was last closed by hand; aware.
+    ``kill``: nothing new anywhere; only what was given back is given back.
+    ``release_all``: everything of ours is taken off, and nothing put on.
+    ``reset_breaker_at``: when the breaker was last closed by hand; aware.
     """
 
     kill: bool = False
@@ -50,15 +40,9 @@ class Switches:
 class FleetReading:
     """Everything that a decision needs from the scheduler, read at one time.
 
-    Attributes
-    ----------
-    nodes : tuple of NodeReading
-        Of one listing from the scheduler itself, not from a cache that may lag behind our own writes.
-    read_at : datetime
-        When the listing was asked for; aware.
-    switches : Switches
-    trouble : str or None
-        What could not be read, in words; the breaker stays open as long as it is so.
+    ``nodes``: of one listing from the scheduler itself, not from a cache that may lag behind our own writes.
+    ``read_at``: when the listing was asked for; aware.
+    ``trouble``: what could not be read, in words; the breaker stays open as long as it is so.
     """
 
     nodes: tuple[NodeReading, ...]
@@ -71,12 +55,8 @@ class FleetReading:
 class StoredState:
     """The safety state as it is kept in the scheduler.
 
-    Attributes
-    ----------
-    text : str or None
-        As :func:`scheduler.stored_state.state_text` writes it; None: there is none yet.
-    version : str
-        To be given with the next write, which fails if somebody else wrote in between.
+    ``text``: as :func:`scheduler.stored_state.state_text` writes it; None: there is none yet.
+    ``version``: to be given with the next write, which fails if somebody else wrote in between.
     """
 
     text: str | None

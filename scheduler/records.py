@@ -24,22 +24,8 @@ SettledKind = Literal["done", "already", "conflict", "timeout", "refused", "gone
 class RoundRecord:
     """A decision, and all that it was made from.
 
-    Attributes
-    ----------
-    fleet, state, signals, config
-        As given to :func:`policy.decide.decide`.
-    plan : Plan
-        What it came to.
-    model : ModelName or None
-        Whose scores these were.
-    decided_at : datetime or None
-        The scores' decision time.
-    holder : str
-        The process that decided.
-    code : str
-        predrain's version.
-    notes : tuple of str
-        What was out of the ordinary.
+    ``fleet``, ``state``, ``signals``, ``config``: as given to :func:`policy.decide.decide`.
+    ``notes``: what was out of the ordinary.
     """
 
     fleet: tuple[NodeView, ...]
@@ -58,21 +44,9 @@ class RoundRecord:
 class Intent:
     """A call that is about to be made.
 
-    Attributes
-    ----------
-    round : int
-        Number of its decision.
-    at : datetime
-    node : str
-    verb : str
-    to : Level
-    key : str
-        The idempotency key: the same for a repetition of the same call, another one for any other.
-    action : Action
-    read : NodeReading
-        The node, as it was re-read just before.
-    writes : tuple of Write
-        What is to be written.
+    ``key``: the idempotency key: the same for a repetition of the same call, another one for any other.
+    ``read``: the node, as it was re-read just before.
+    ``writes``: what is to be written.
     """
 
     round: int
@@ -90,16 +64,8 @@ class Intent:
 class Settled:
     """What a call came to.
 
-    Attributes
-    ----------
-    at : datetime
-    kind : str
-        The answer's; ``found`` and ``not_found``: there was none, and the node was read again to see.
-    confirmed : bool
-        Whether what was asked for stands.
-    words : str
-    writes : tuple of Write
-        What was written.
+    ``kind``: the answer's; ``found`` and ``not_found``: there was none, and the node was read again to see.
+    ``confirmed``: whether what was asked for stands.
     """
 
     at: datetime

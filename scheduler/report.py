@@ -18,15 +18,9 @@ _BOUNDED = ("verify", "checkpoint")
 class Step:
     """What became of one action.
 
-    Attributes
-    ----------
-    action : Action
-    came_to : str
-        ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a rehearsal.
-    words : str
-        Why not, or what the scheduler said.
-    writes : tuple of Write
-        What was, or would be, written.
+    ``came_to``: ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a rehearsal.
+    ``words``: why not, or what the scheduler said.
+    ``writes``: what was, or would be, written.
     """
 
     action: Action
@@ -39,18 +33,10 @@ class Step:
 class WorkStep:
     """What became of one thing that was done, or waited for, to empty a node.
 
-    Attributes
-    ----------
-    node : str
-    verb : str
-        ``checkpoint``, ``evict``, ``wait``, ``empty``, ``verify``, ``tell``, ``hold``.
-    came_to : str
-        ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``,
-        ``inconclusive``, ``held``, or ``would`` in a rehearsal.
-    workload : str or None
-        None: it is about the node.
-    words : str
-    writes : tuple of Write
+    ``verb``: ``checkpoint``, ``evict``, ``wait``, ``empty``, ``verify``, ``tell``, ``hold``.
+    ``came_to``: ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``,
+    ``inconclusive``, ``held``, or ``would`` in a rehearsal.
+    ``workload``: None: it is about the node.
     """
 
     node: str
@@ -71,23 +57,11 @@ class WorkStep:
 class RoundReport:
     """What one round did.
 
-    Attributes
-    ----------
-    at : datetime
-    active : bool
-        Whether the lease was held; a standby does nothing, and that is no failure.
-    plan : Plan or None
-        None: it came to no decision.
-    number : int or None
-        The decision's number in the ledger; None: not recorded, for nothing was to be done or told.
-    steps : list of Step
-    work : list of WorkStep
-        What was done to empty nodes.
-    notes : list of str
-        What was out of the ordinary.
-    errors : list of str
-        What failed.
-    rehearsed : bool
+    ``active``: whether the lease was held; a standby does nothing, and that is no failure.
+    ``plan``: None: it came to no decision.
+    ``number``: the decision's number in the ledger; None: not recorded, for nothing was to be done or told.
+    ``work``: what was done to empty nodes.
+    ``notes``: what was out of the ordinary.
     """
 
     at: datetime

@@ -14,13 +14,7 @@ from scheduler.readings import NodeReading, Switches
 class Expected:
     """What an action was decided on.
 
-    Attributes
-    ----------
-    view : NodeView
-        With scores and facts.
-    boot_id : str or None
-    level : Level
-        What of ours must stand on the node now: what stood at the decision, with what was done since.
+    ``level``: what of ours must stand on the node now: what stood at the decision, with what was done since.
     """
 
     view: NodeView
@@ -38,24 +32,8 @@ def why_not(
 ) -> str | None:
     """Say why an action must not be carried out any more.
 
-    Parameters
-    ----------
-    action : Action
-    expected : Expected
-    reading : NodeReading
-        The node, as re-read just now.
-    units : tuple of UnitView
-        Its units with the scores and facts as re-read just now.
-    switches : Switches
-        As re-read just now.
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    str or None
-        In words; None: it is still right. A release only has to find a node that can be read: it takes off nothing but
-        what is ours, so that no change of anything else makes it wrong.
+    Returns: in words; None: it is still right. A release only has to find a node that can be read: it takes off nothing
+    but what is ours, so that no change of anything else makes it wrong.
     """
     view = reading.view
     if not view.readable:

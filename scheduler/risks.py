@@ -16,12 +16,8 @@ from policy.tiers import TierThresholds
 class ScoreTiers:
     """By what scores were given their tiers.
 
-    Attributes
-    ----------
-    thresholds : TierThresholds
-        On the risk of one unit.
-    sources : mapping of str to str
-        For each tier in words: given, from which promise, or why there is none.
+    ``thresholds``: on the risk of one unit.
+    ``sources``: for each tier in words: given, from which promise, or why there is none.
     """
 
     thresholds: TierThresholds
@@ -32,22 +28,13 @@ class ScoreTiers:
 class Risks:
     """The scores of one decision time.
 
-    Attributes
-    ----------
-    nodes : mapping of str to tuple of UnitView
-        By node, with scores and without facts. A score that has expired is among them: the policy says so in its
-        reasons, and makes nothing else of it.
-    decided_at : datetime or None
-        The decision time, aware; None: nothing was scored yet.
-    model : ModelName or None
-    model_fitted_at : datetime or None
-        Until when the model's training data reach.
-    drift : tuple of str
-        Alarms of the drift watch.
-    tiers : ScoreTiers or None
-        By what the scores were given their tiers; None: they do not say.
-    horizon : timedelta or None
-        What a score looks ahead.
+    ``nodes``: by node, with scores and without facts. A score that has expired is among them: the policy says so in its
+    reasons, and makes nothing else of it.
+    ``decided_at``: the decision time, aware; None: nothing was scored yet.
+    ``model_fitted_at``: until when the model's training data reach.
+    ``drift``: alarms of the drift watch.
+    ``tiers``: by what the scores were given their tiers; None: they do not say.
+    ``horizon``: what a score looks ahead.
     """
 
     nodes: Mapping[str, tuple[UnitView, ...]] = field(default_factory=dict)
@@ -71,10 +58,8 @@ def risks_of(
 ) -> Risks:
     """Gather the records of one decision time by node.
 
-    Raises
-    ------
-    ValueError
-        If two records are of the same unit, or of different decision times or models: they are not one decision.
+    Raises ``ValueError`` if two records are of the same unit, or of different decision times or models: they are not
+    one decision.
     """
     nodes: dict[str, list[UnitView]] = {}
     seen: set[str] = set()
@@ -97,11 +82,7 @@ def risks_of(
 class Facts:
     """What is known of one unit besides its score.
 
-    Attributes
-    ----------
-    facts : tuple of Fact
-    valid_from : datetime or None
-        What was scored or seen before is void.
+    ``valid_from``: what was scored or seen before is void.
     """
 
     facts: tuple[Fact, ...] = ()
@@ -109,12 +90,7 @@ class Facts:
 
 
 class MemoryRisks:
-    """Scores, or a failure, that are set by hand.
-
-    Parameters
-    ----------
-    risks : Risks
-    """
+    """Scores, or a failure, that are set by hand."""
 
     def __init__(self, risks: Risks = NO_RISKS) -> None:
         self.risks = risks

@@ -26,13 +26,9 @@ _TRIES = 3
 class ScoresReader:
     """Reads a folder of scores.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        ``latest.json`` in it names the newest decision; ``decisions/NAME/`` holds ``risks.jsonl`` and ``summary.json``.
+    ``path``: ``latest.json`` in it names the newest decision; ``decisions/NAME/`` holds ``risks.jsonl`` and
+    ``summary.json``.
 
-    Notes
-    -----
     A decision's folder never changes, so that its name and inode tell whether it was read before. It may be removed
     while it is read (retention); then the pointer is read anew, a few times.
     """
@@ -44,10 +40,7 @@ class ScoresReader:
     def read(self) -> Risks:
         """Read the newest decision.
 
-        Raises
-        ------
-        SourceError
-            If there is none, or it is damaged or of another format.
+        Raises ``SourceError`` if there is none, or it is damaged or of another format.
         """
         last: OSError | None = None
         for _ in range(_TRIES):

@@ -24,18 +24,11 @@ from telemetry.yaml_text import read_yaml
 class ControllerSettings:
     """How the controller works.
 
-    Attributes
-    ----------
-    every : timedelta
-        From the beginning of one round to that of the next.
-    lease : timedelta
-        For how long the lease is taken; it is prolonged when half of it is over. Longer than any single call.
-    most_time : timedelta
-        What a round has not begun by then is left to the next one: what it was decided on grows old.
-    most_new : int
-        New marks a round, at most; releases are not counted.
-    retries : int
-        How often a write is tried again after a conflict, each time on the node as re-read.
+    ``every``: from the beginning of one round to that of the next.
+    ``lease``: for how long the lease is taken; it is prolonged when half of it is over. Longer than any single call.
+    ``most_time``: what a round has not begun by then is left to the next one: what it was decided on grows old.
+    ``most_new``: new marks a round, at most; releases are not counted.
+    ``retries``: how often a write is tried again after a conflict, each time on the node as re-read.
     """
 
     every: timedelta = timedelta(minutes=1)
@@ -56,15 +49,8 @@ class ControllerSettings:
 class ActSettings:
     """All that ``predrain act`` is told by its file.
 
-    Attributes
-    ----------
-    policy : PolicyConfig
-    controller : ControllerSettings
-    evacuation : EvacuationSettings
-    kubernetes : KubernetesSettings
-        For ``--scheduler kubernetes``.
-    slurm : SlurmSettings or None
-        For ``--scheduler slurm``, which needs it.
+    ``kubernetes``: for ``--scheduler kubernetes``.
+    ``slurm``: for ``--scheduler slurm``, which needs it.
     """
 
     policy: PolicyConfig = field(default_factory=PolicyConfig)
@@ -97,20 +83,10 @@ class ActSettings:
 def read_settings(file: Path) -> ActSettings:
     """Read settings from YAML or JSON.
 
-    Parameters
-    ----------
-    file : pathlib.Path
-        One section for each attribute of :class:`ActSettings`; what is left out has its default, durations are texts
-        such as ``6h``.
-
-    Returns
-    -------
-    ActSettings
-
-    Raises
-    ------
-    InputError
-        If the file is missing, is no YAML, or has an unknown key or a value out of range; names the place.
+    ``file``: one section for each attribute of :class:`ActSettings`; what is left out has its default, durations are
+    texts such as ``6h``.
+    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a value out of range; names the
+    place.
     """
     try:
         content = read_yaml(file.read_text(encoding="utf-8"))

@@ -16,17 +16,9 @@ from policy.plan import Plan
 class NodeSignal:
     """A node that carries marks of ours.
 
-    Attributes
-    ----------
-    node, tier : str
-    level : Level
-        What stands, as the scheduler has confirmed it.
-    risk : float or None
-    until : datetime or None
-        Until when what it rests on holds; aware.
-    units : tuple of str
-        The GPUs that it is due to, the weightiest first; none: nothing is remembered of it.
-    reasons : tuple of str
+    ``level``: what stands, as the scheduler has confirmed it.
+    ``until``: until when what it rests on holds; aware.
+    ``units``: the GPUs that it is due to, the weightiest first; none: nothing is remembered of it.
     """
 
     node: str
@@ -43,20 +35,7 @@ def signals_of(
 ) -> tuple[NodeSignal, ...]:
     """Give what stands on each node that carries anything of ours.
 
-    Parameters
-    ----------
-    plan : Plan
-        Of this round.
-    views : iterable of NodeView
-        That it was made from.
-    levels : mapping of str to Level
-        What of ours stands on each node now.
-    policy : PolicyConfig
-
-    Returns
-    -------
-    tuple of NodeSignal
-        By name of the node.
+    ``levels``: what of ours stands on each node now.
     """
     made = []
     for view in views:

@@ -30,18 +30,9 @@ _BESIDE_UNITS: Final = tuple(each.name for each in fields(NodeView) if each.name
 class SqliteLedger:
     """A ledger.
 
-    Parameters
-    ----------
-    path : pathlib.Path or None
-        Made where there is none. None: in memory.
+    ``path``: made where there is none. None: in memory.
+    Raises ``InputError`` if the file is no ledger, damaged, or of a newer version.
 
-    Raises
-    ------
-    InputError
-        If the file is no ledger, damaged, or of a newer version.
-
-    Notes
-    -----
     What went into a decision is kept as packed blobs under their digest, so that scores, settings and nodes that did
     not change are kept once. Of the nodes, the units with their scores make one blob, all else another.
     """

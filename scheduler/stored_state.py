@@ -20,10 +20,7 @@ _LARGEST = 64 * 2**20
 def state_text(state: PolicyState) -> str:
     """Write a state.
 
-    Raises
-    ------
-    ValueError
-        If it is longer than a scheduler keeps.
+    Raises ``ValueError`` if it is longer than a scheduler keeps.
     """
     plain = json.dumps(state.to_json(), sort_keys=True, separators=(",", ":")).encode()
     text = packed(_HEAD, plain)
@@ -35,10 +32,8 @@ def state_text(state: PolicyState) -> str:
 def state_of(text: str) -> PolicyState:
     """Read what :func:`state_text` wrote.
 
-    Raises
-    ------
-    ValueError
-        If it is damaged or of another format. Whoever reads it then begins with an empty state and says so.
+    Raises ``ValueError`` if it is damaged or of another format. Whoever reads it then begins with an empty state and
+    says so.
     """
     return PolicyState.from_json(json.loads(unpacked(_HEAD, text, "the safety state")))
 
@@ -51,10 +46,7 @@ def packed(head: str, plain: bytes) -> str:
 def unpacked(head: str, text: str, what: str) -> bytes:
     """Read what :func:`packed` wrote.
 
-    Raises
-    ------
-    ValueError
-        If it has another name, or is damaged; ``what`` is what errors call it.
+    Raises ``ValueError`` if it has another name, or is damaged; ``what`` is what errors call it.
     """
     start, _, rest = text.rpartition(" ")
     name, _, digest = start.rpartition(" ")

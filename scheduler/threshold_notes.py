@@ -14,17 +14,7 @@ _HOUR = timedelta(hours=1)
 def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
     """Say in words what is odd about the thresholds, and about the horizon that they are for.
 
-    Parameters
-    ----------
-    policy : PolicyConfig
-        As given.
-    risks : Risks
-        The newest scores.
-
-    Returns
-    -------
-    tuple of str
-        Nothing, where all is as it should be.
+    Returns: Nothing, where all is as it should be.
     """
     said: list[str] = []
     if risks.horizon is not None and risks.horizon != policy.horizon:

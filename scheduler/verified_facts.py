@@ -19,14 +19,8 @@ Results = Callable[[], tuple[Result, ...] | None]
 class VerifiedFacts:
     """Adds the results to the facts of another source.
 
-    Parameters
-    ----------
-    inner : FactSource
-    results : callable
-        See :data:`Results`.
+    ``results``: see :data:`Results`.
 
-    Notes
-    -----
     A failed diagnostic is the fact ``diagnostic_failed`` of the GPUs that it names, and of all GPUs of the node where
     it names none. One that passed says of each GPU that was in the node that what was before it is void. One that came
     to neither says nothing.
@@ -39,10 +33,7 @@ class VerifiedFacts:
     def read(self, now: datetime) -> Mapping[str, Facts]:
         """Give the facts known at ``now``, by unit.
 
-        Raises
-        ------
-        SourceError
-            If the other source fails, or no result could ever be read.
+        Raises ``SourceError`` if the other source fails, or no result could ever be read.
         """
         results = self._results()
         if results is None:

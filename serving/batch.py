@@ -39,26 +39,8 @@ def score_decision(
 ) -> ScoringResult:
     """Score a dataset's fleet at the newest decision time that is due, unless that was done before.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    model : ServedModel
-    scores : ScoresFolder
-        Where the decision is written.
-    settings : ScoringSettings
-    clock : callable
-        Gives the present time, aware.
-    at : datetime, optional
-        Another decision time, aware.
-
-    Returns
-    -------
-    ScoringResult
-
-    Raises
-    ------
-    InputError
-        If no decision is due, the bundle does not fit the dataset, another run is at work, or the disk is full.
+    Raises ``InputError`` if no decision is due, the bundle does not fit the dataset, another run is at work, or the
+    disk is full.
     """
     began = time.monotonic()
     now = clock()

@@ -12,21 +12,12 @@ from policy.tiers import TierThresholds
 class ScoringSettings:
     """Settings of ``predrain score``: the sections ``serving`` and ``policy.tiers`` of the parameters.
 
-    Parameters
-    ----------
-    stale_after : timedelta
-        A unit whose newest usable sample is older than this at the decision time is unknown. A dataset of long steps
-        is given two steps and the delay at least, or nothing in it would ever be fresh.
-    least_completeness : float
-        A unit with less than this share of the samples expected in the last decision interval is unknown; 0: never.
-    explained : int
-        Units explained at most, the riskiest first: half a millisecond each and tree learner.
-    reasons : int
-        Reasons a unit at most.
-    retention : timedelta
-        Decisions this much older than the newest one are removed.
-    tiers : TierThresholds
-        The operator's own thresholds; those left out are derived from the bundle.
+    ``stale_after``: a unit whose newest usable sample is older than this at the decision time is unknown. A dataset of
+    long steps is given two steps and the delay at least, or nothing in it would ever be fresh.
+    ``least_completeness``: a unit with less than this share of the samples expected in the last decision interval is
+    unknown; 0: never.
+    ``explained``: units explained at most, the riskiest first: half a millisecond each and tree learner.
+    ``reasons``: reasons a unit at most.
     """
 
     stale_after: timedelta = timedelta(hours=1)

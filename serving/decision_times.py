@@ -14,22 +14,10 @@ MIN_STEPS_STALE = 2
 def due_decision(config: MatrixConfig, now: datetime) -> datetime:
     """Give the newest decision time that can be scored.
 
-    Parameters
-    ----------
-    config : MatrixConfig
-        Its ``decision`` is the grid, its ``span`` that of the dataset.
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    datetime
-        The last time of the grid that is not after the dataset's end and lies ``features.delay`` back at least. UTC.
-
-    Raises
-    ------
-    InputError
-        If the dataset begins later than that.
+    ``config``: its ``decision`` is the grid, its ``span`` that of the dataset.
+    Returns: the last time of the grid that is not after the dataset's end and lies ``features.delay`` back at least.
+    UTC.
+    Raises ``InputError`` if the dataset begins later than that.
     """
     first, last = config.span
     t = _floor(min(now - config.features.delay, last), config)
@@ -45,21 +33,8 @@ def due_decision(config: MatrixConfig, now: datetime) -> datetime:
 def asked_decision(config: MatrixConfig, at: datetime, now: datetime) -> datetime:
     """Check a decision time that was asked for.
 
-    Parameters
-    ----------
-    config : MatrixConfig
-    at, now : datetime
-        Aware.
-
-    Returns
-    -------
-    datetime
-        The same in UTC.
-
-    Raises
-    ------
-    InputError
-        If it is not on the grid, outside the dataset, or still to come.
+    Returns: the same in UTC.
+    Raises ``InputError`` if it is not on the grid, outside the dataset, or still to come.
     """
     at = at.astimezone(UTC)
     before = _floor(at, config)

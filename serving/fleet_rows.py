@@ -30,22 +30,12 @@ from telemetry.store import Dataset
 class FleetRows:
     """All units in service at one decision time.
 
-    Attributes
-    ----------
-    keys : DataFrame
-        Units that have a row: :data:`features.matrix_meta.ROW_COLUMNS`, sorted by unit.
-    values : ndarray of float32, shape (n_rows, n_features)
-        Their features; NaN: unknown.
-    fresh : Freshness
-        Of their telemetry.
-    why : list of (str or None), length n_rows
-        Why a row must not be scored; None: it may be.
-    idle : DataFrame
-        ``unit`` and ``node`` of those that are in service and known to be down or drained: they have no row.
-    slots : dict of str to (str or None)
-        Slot by unit.
-    newest_ms : int or None
-        The newest usable sample of all, in milliseconds since the epoch.
+    ``keys``: units that have a row: :data:`features.matrix_meta.ROW_COLUMNS`, sorted by unit.
+    ``values``: their features; NaN: unknown; shape (n_rows, n_features).
+    ``why``: why a row must not be scored; None: it may be.
+    ``idle``: ``unit`` and ``node`` of those that are in service and known to be down or drained: they have no row.
+    ``slots``: slot by unit.
+    ``newest_ms``: the newest usable sample of all, in milliseconds since the epoch.
     """
 
     keys: pd.DataFrame
@@ -66,28 +56,9 @@ def fleet_rows(
 ) -> FleetRows:
     """Compute the rows of every unit in service.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        Three of its buckets are in memory at a time at most: one is read, one cut, one computed. Of each only what is
-        as young as features look back, unless there are raw windows.
-    config : MatrixConfig
-        Of the bundle that is to score them.
-    settings : ScoringSettings
-        What is too old, and what is too little.
-    t : datetime
-        Decision time on the grid, aware.
-    windows : SequencePlan, optional
-        Raw windows to stand behind the features, for learners that read sequences.
-
-    Returns
-    -------
-    FleetRows
-
-    Raises
-    ------
-    InputError
-        If no unit is in service, or the dataset is damaged.
+    ``dataset``: three of its buckets are in memory at a time at most: one is read, one cut, one computed. Of each only
+    what is as young as features look back, unless there are raw windows.
+    Raises ``InputError`` if no unit is in service, or the dataset is damaged.
     """
     t_ms = instant_ms(t)
     stale = stale_after(config, settings.stale_after)

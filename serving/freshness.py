@@ -25,12 +25,8 @@ Ints = NDArray[np.int64]
 class Freshness:
     """What the samples of some units are like, each array of shape (n_units,).
 
-    Attributes
-    ----------
-    sample_age_s : ndarray of float64
-        Age of the newest usable sample at the decision time in seconds; NaN: there is none.
-    completeness : ndarray of float64
-        Share of the samples expected in the last decision interval, 0 to 1.
+    ``sample_age_s``: age of the newest usable sample at the decision time in seconds; NaN: there is none.
+    ``completeness``: share of the samples expected in the last decision interval, 0 to 1.
     """
 
     sample_age_s: Floats
@@ -41,16 +37,8 @@ class Freshness:
     ) -> list[str | None]:
         """Say for each unit in words why it must not be scored; None: it may be.
 
-        Parameters
-        ----------
-        stale_after : timedelta
-            Oldest age of the newest sample.
-        least : float
-            Least completeness.
-        interval : timedelta
-            That ``completeness`` is over.
-        looked_back : timedelta, optional
-            How old the oldest sample is that would have been seen; None: there is none that was not.
+        ``interval``: that ``completeness`` is over.
+        ``looked_back``: how old the oldest sample is that would have been seen; None: there is none that was not.
         """
         silent = "no sample yet"
         if looked_back is not None:
@@ -75,12 +63,8 @@ class Freshness:
 class FreshnessWatch:
     """Counts samples by (node, unit) as they pass by.
 
-    Parameters
-    ----------
-    config : MatrixConfig
-        Decision interval, step, delay, unit.
-    t_ms : int
-        Decision time in milliseconds since the epoch; a sample is usable up to ``features.delay`` before it.
+    ``config``: decision interval, step, delay, unit.
+    ``t_ms``: decision time in milliseconds since the epoch; a sample is usable up to ``features.delay`` before it.
     """
 
     def __init__(self, config: MatrixConfig, t_ms: int) -> None:

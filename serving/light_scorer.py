@@ -21,12 +21,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class LightScorer:
-    """Evaluates a light bundle's profile; see :class:`serving.profile_scores.ProfileScorer`.
-
-    Parameters
-    ----------
-    bundle : LightBundle
-    """
+    """Evaluates a light bundle's profile; see :class:`serving.profile_scores.ProfileScorer`."""
 
     def __init__(self, bundle: LightBundle) -> None:
         self._bundle = bundle

@@ -66,25 +66,13 @@ class SampledFleet(Protocol):
 def live_config(bundle: ReadBundle, meta: SampledFleet) -> MatrixConfig:
     """Give the settings of a bundle's features, for a dataset that is to be scored.
 
-    Parameters
-    ----------
-    bundle : ReadBundle
-        Decision grid, labels and features are those it was trained with, whatever the parameters say today.
-    meta : SampledFleet
-        Of the dataset: unit, step, channels.
-
-    Returns
-    -------
-    MatrixConfig
-        With the bundle's channels, and its columns before the raw window, if it has one (:func:`window_plan`). A
-        channel that the dataset lacks is unknown everywhere (:func:`missing_channels`); one that the bundle does not
-        know is left out.
-
-    Raises
-    ------
-    InputError
-        If the bundle does not say how it was trained, answers about another unit, was trained on another step, all its
-        channels are missing, or this version makes other columns.
+    ``bundle``: decision grid, labels and features are those it was trained with, whatever the parameters say today.
+    ``meta``: of the dataset: unit, step, channels.
+    Returns: with the bundle's channels, and its columns before the raw window, if it has one (:func:`window_plan`). A
+    channel that the dataset lacks is unknown everywhere (:func:`missing_channels`); one that the bundle does not know
+    is left out.
+    Raises ``InputError`` if the bundle does not say how it was trained, answers about another unit, was trained on
+    another step, all its channels are missing, or this version makes other columns.
     """
     where = f"bundle {bundle.path}"
     params = bundle.manifest.get("params")
@@ -130,16 +118,8 @@ def live_config(bundle: ReadBundle, meta: SampledFleet) -> MatrixConfig:
 def window_plan(bundle: ReadBundle, config: MatrixConfig) -> SequencePlan | None:
     """Plan the raw windows that stand behind a row's columns for a bundle's sequence learners; None: it has none.
 
-    Parameters
-    ----------
-    bundle : ReadBundle
-    config : MatrixConfig
-        From :func:`live_config`.
-
-    Raises
-    ------
-    InputError
-        If this version makes other windows.
+    ``config``: from :func:`live_config`.
+    Raises ``InputError`` if this version makes other windows.
     """
     if window_of(bundle.columns) is None:
         return None

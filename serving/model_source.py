@@ -23,13 +23,8 @@ CHAMPION = "champion"
 class ServedModel:
     """A model that is ready to score.
 
-    Attributes
-    ----------
-    bundle : Bundle
-    version : int or None
-        Its version in the registry; None for a bundle from a folder.
-    note : str
-        Why a newer one was not taken, in words; empty: this is what was asked for.
+    ``version``: its version in the registry; None for a bundle from a folder.
+    ``note``: why a newer one was not taken, in words; empty: this is what was asked for.
     """
 
     bundle: Bundle
@@ -43,21 +38,12 @@ class ModelSource(Protocol):
     def current(self) -> ServedModel:
         """Give the present model; one that was given before where the present one cannot be had.
 
-        Raises
-        ------
-        InputError
-            If there is none, and none was given before.
+        Raises ``InputError`` if there is none, and none was given before.
         """
 
 
 class FolderModel:
-    """The bundle in a folder; read again when it changes.
-
-    Parameters
-    ----------
-    path : Path
-        The bundle's folder.
-    """
+    """The bundle in a folder; read again when it changes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -82,12 +68,7 @@ class FolderModel:
 class ChampionModel:
     """The champion of a registered model; fetched again when another version is champion.
 
-    Parameters
-    ----------
-    registry : str
-        ``sqlite:///PATH`` or a tracking server's address.
-    name : str
-        Name of the registered model.
+    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
     """
 
     def __init__(self, registry: str, name: str) -> None:
@@ -135,12 +116,7 @@ class ChampionModel:
 def model_source(model: str, *, registry: str, name: str) -> ModelSource:
     """Make the source of what the command line names.
 
-    Parameters
-    ----------
-    model : str
-        A bundle's folder, or :data:`CHAMPION` (a folder of that name: ``./champion``).
-    registry, name : str
-        Store and registered model of the champion.
+    ``model``: a bundle's folder, or :data:`CHAMPION` (a folder of that name: ``./champion``).
     """
     return ChampionModel(registry, name) if model == CHAMPION else FolderModel(Path(model))
 

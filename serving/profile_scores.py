@@ -34,14 +34,8 @@ class UnitScore:
 class ProfileScores:
     """A profile's scores of the rows of one decision time, each of shape (n_rows,).
 
-    Attributes
-    ----------
-    score, risk : ndarray of float32
-    rank : ndarray of int32
-        1 for the riskiest.
-    alert : ndarray of bool
-    risks : mapping of str to ndarray of float32
-        By horizon in hours: ``6h`` and so on.
+    ``rank``: 1 for the riskiest.
+    ``risks``: by horizon in hours: ``6h`` and so on.
     """
 
     score: NDArray[np.float32]
@@ -74,25 +68,10 @@ def score_rows(
 ) -> tuple[dict[int, UnitScore], int]:
     """Score the rows that may be scored, with reasons for those that alert or whose tier is raised.
 
-    Parameters
-    ----------
-    scorer : ProfileScorer
-    rows : FleetRows
-        Ranks and alerts are taken among those without a ``why``: who is unknown takes nobody's place.
-    thresholds : TierThresholds
-    settings : ScoringSettings
-        How many units are explained, and by how many reasons.
-    t : datetime
-        Decision time, aware.
-    explain : frozenset of str, optional
-        Explain these units only, whatever their tier.
-
-    Returns
-    -------
-    scores : dict of int to UnitScore
-        By row.
-    unexplained : int
-        Units that were to be explained and are not, because there are too many.
+    ``rows``: ranks and alerts are taken among those without a ``why``: who is unknown takes nobody's place.
+    ``explain``: explain these units only, whatever their tier.
+    Returns ``scores``: by row.
+    Returns ``unexplained``: units that were to be explained and are not, because there are too many.
     """
     from features.service import instant_ms  # noqa: PLC0415 - whoever has rows has pandas, whoever scores alone has not
 

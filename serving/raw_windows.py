@@ -20,16 +20,7 @@ from features.sequences import SequencePlan, layout_of, live_windows
 class RawWindows:
     """Takes the windows of all units in service.
 
-    Parameters
-    ----------
-    plan : SequencePlan
-    config : MatrixConfig
-        Of the bundle that is to score them.
-    everyone : DataFrame
-        Units in service, one row each, with ``node`` and ``unit``.
-    inventory : DataFrame
-    t : datetime
-        Decision time, aware.
+    ``everyone``: units in service, one row each, with ``node`` and ``unit``.
     """
 
     def __init__(

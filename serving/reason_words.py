@@ -19,25 +19,13 @@ def reasons_of(
 ) -> list[tuple[RiskReason, ...]]:
     """Tell in words what raised some units' scores.
 
-    Parameters
-    ----------
-    attributed : ndarray of float64, shape (n_rows, n_features)
-        What each feature added to the scores of ``rows``.
-    columns : sequence of FeatureColumn
-    values : ndarray of float32, shape (n_units, n_features)
-        All units of the decision time.
-    rows : ndarray of int64, shape (n_rows,)
-        Which of them to explain.
-    top : int
-        Reasons a unit at most.
-    noun : str
-        What units are called: ``GPUs`` or ``nodes``.
-
-    Returns
-    -------
-    list of tuple of RiskReason
-        One for each of ``rows``, the weightiest first; empty where nothing raised the score. ``share`` is of all that
-        raised it.
+    ``attributed``: what each feature added to the scores of ``rows``; shape (n_rows, n_features).
+    ``values``: all units of the decision time; shape (n_units, n_features).
+    ``rows``: which of them to explain; shape (n_rows,).
+    ``top``: reasons a unit at most.
+    ``noun``: what units are called: ``GPUs`` or ``nodes``.
+    Returns: one for each of ``rows``, the weightiest first; empty where nothing raised the score. ``share`` is of all
+    that raised it.
     """
     sampled = len(values) > FLEET_UNITS
     among = np.unique(np.append(np.linspace(0, len(values) - 1, FLEET_UNITS).astype(np.int64), rows))

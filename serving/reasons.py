@@ -17,24 +17,10 @@ def top_reasons(
 ) -> list[tuple[RiskReason, ...]]:
     """Explain some units by the model that scored them, beside the fleet at the same time.
 
-    Parameters
-    ----------
-    fitted : FittedModels
-    profile : str
-        The model.
-    values : ndarray of float32, shape (n_units, n_features)
-        All units of the decision time.
-    rows : ndarray of int64
-        Which of them to explain.
-    top : int
-        Reasons a unit at most.
-    noun : str
-        What units are called: ``GPUs`` or ``nodes``.
-
-    Returns
-    -------
-    list of tuple of RiskReason
-        As :func:`serving.reason_words.reasons_of` gives them; empty also where the model cannot be taken apart.
+    ``values``: all units of the decision time; shape (n_units, n_features).
+    ``top``: reasons a unit at most.
+    ``noun``: what units are called: ``GPUs`` or ``nodes``.
+    Returns: as :func:`serving.reason_words.reasons_of` gives them; empty also where the model cannot be taken apart.
     """
     if len(rows) == 0 or top < 1:
         return [()] * len(rows)

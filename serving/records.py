@@ -30,22 +30,7 @@ def risk_records(
 ) -> list[RiskRecord]:
     """Write what is known of every unit in service at one decision time.
 
-    Parameters
-    ----------
-    rows : FleetRows
-    scored : mapping of int to UnitScore
-        By row; those that are missing are unknown.
-    thresholds : TierThresholds
-    config : MatrixConfig
-        Of the bundle that scored.
-    t, issued_at : datetime
-        Aware, whole seconds.
-    model : ModelName
-
-    Returns
-    -------
-    list of RiskRecord
-        The riskiest first; those of which nothing is known last, by name.
+    ``scored``: by row; those that are missing are unknown.
     """
     expires_at = expiry(config, t, issued_at)
 

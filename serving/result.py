@@ -15,21 +15,11 @@ from serving.writing import ScoresFolder
 class ScoringResult:
     """What a run did.
 
-    Attributes
-    ----------
-    decision_time : datetime
-        UTC.
-    written : bool
-        False: it had been scored before, and nothing was changed.
-    folder : Path
-        Of the decision time.
-    summary : dict
-        Its summary.json.
-    behind_s : float
-        How much later the decision is that would be due by the clock alone: the data end before it, or an older one
-        was asked for. 0: none.
-    notes : tuple of str
-        What a reader should know besides.
+    ``decision_time``: UTC.
+    ``written``: False: it had been scored before, and nothing was changed.
+    ``behind_s``: how much later the decision is that would be due by the clock alone: the data end before it, or an
+    older one was asked for. 0: none.
+    ``notes``: what a reader should know besides.
     """
 
     decision_time: datetime
@@ -45,20 +35,9 @@ def nothing_due(
 ) -> ScoringResult | None:
     """Tell that no decision is due since the newest one that was scored, without reading the model or the data.
 
-    Parameters
-    ----------
-    scores : ScoresFolder
-    now : datetime
-        Aware.
-    digest : str or None
-        Of the model that is to score; None: not known without asking for it, and taken to be the one before.
-    data_end : callable
-        Gives the end of the dataset, aware; asked only where the clock alone has another decision due.
-
-    Returns
-    -------
-    ScoringResult or None
-        None where a decision may be due, or another model scored the newest one.
+    ``digest``: of the model that is to score; None: not known without asking for it, and taken to be the one before.
+    ``data_end``: gives the end of the dataset, aware; asked only where the clock alone has another decision due.
+    Returns: none where a decision may be due, or another model scored the newest one.
     """
     newest = scores.newest()
     if newest is None:

@@ -13,22 +13,10 @@ from telemetry.atomic import disk_errors
 class StateFolder:
     """Holds the right to a folder as long as the process lives.
 
-    Parameters
-    ----------
-    path : Path
-        Made with its parents where it does not exist.
-
-    Attributes
-    ----------
-    online : Path
-        Where the online state is kept.
-    champion : Path
-        Where the registry's champion is kept.
-
-    Raises
-    ------
-    InputError
-        If another process has it, or it may not be written to.
+    ``path``: made with its parents where it does not exist.
+    ``online``: where the online state is kept.
+    ``champion``: where the registry's champion is kept.
+    Raises ``InputError`` if another process has it, or it may not be written to.
     """
 
     def __init__(self, path: Path) -> None:

@@ -18,14 +18,7 @@ from telemetry.atomic import write_bytes
 class Attempt:
     """One run, done or failed.
 
-    Attributes
-    ----------
-    at : datetime
-        When it began, aware.
-    result : ScoringResult or None
-        What it did; None: it failed.
-    error : str or None
-        Why it failed.
+    ``result``: what it did; None: it failed.
     """
 
     at: datetime
@@ -36,22 +29,10 @@ class Attempt:
 def record_attempt(scores: ScoresFolder, attempt: Attempt) -> dict[str, Any]:
     """Write status.json and the textfile after a run.
 
-    Parameters
-    ----------
-    scores : ScoresFolder
-    attempt : Attempt
-
-    Returns
-    -------
-    dict
-        The content of status.json: ``last_attempt``, ``last_success`` (null: never), ``error`` (null: the last attempt
-        succeeded), ``failures_in_row``, ``decision`` (the newest that was scored), ``behind_s`` (of that decision at
-        the last success) and ``notes`` of the last success. A run that found its decision scored already is a success.
-
-    Raises
-    ------
-    InputError
-        If the disk is full.
+    Returns: the content of status.json: ``last_attempt``, ``last_success`` (null: never), ``error`` (null: the last
+    attempt succeeded), ``failures_in_row``, ``decision`` (the newest that was scored), ``behind_s`` (of that decision
+    at the last success) and ``notes`` of the last success. A run that found its decision scored already is a success.
+    Raises ``InputError`` if the disk is full.
     """
     before = read_json(scores.path / STATUS) or {}
     newest = scores.newest()

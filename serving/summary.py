@@ -33,19 +33,8 @@ def decision_summary(
 ) -> dict[str, Any]:
     """Count what was scored, and say by which thresholds and from which data.
 
-    Parameters
-    ----------
-    records : sequence of RiskRecord
-        At least one.
-    dataset, model, config, settings, chosen, rows
-        What they were made from.
-    unexplained : int
-        Units without reasons because there are too many.
-
-    Returns
-    -------
-    dict
-        JSON-able; without ``took_s``.
+    ``unexplained``: units without reasons because there are too many.
+    Returns: JSON-able; without ``took_s``.
     """
     first, fitted = records[0], model.bundle.fitted
     newest = None if rows.newest_ms is None else datetime.fromtimestamp(rows.newest_ms / 1000, UTC)

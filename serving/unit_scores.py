@@ -22,12 +22,7 @@ __all__ = ["FullScorer", "UnitScore", "plain", "score_units"]
 
 
 class FullScorer:
-    """Evaluates a profile with the libraries that trained it; see :class:`serving.profile_scores.ProfileScorer`.
-
-    Parameters
-    ----------
-    bundle : Bundle
-    """
+    """Evaluates a profile with the libraries that trained it; see :class:`serving.profile_scores.ProfileScorer`."""
 
     def __init__(self, bundle: Bundle) -> None:
         self._fitted = profile_alone(bundle)

@@ -80,15 +80,8 @@ RISKS_SCHEMA = pa.schema(
 class ScoresFolder:
     """The folder that scores are written to.
 
-    Parameters
-    ----------
-    path : Path
-        Made with its parents where it does not exist.
-
-    Raises
-    ------
-    InputError
-        If something else is there, or it may not be written to.
+    ``path``: made with its parents where it does not exist.
+    Raises ``InputError`` if something else is there, or it may not be written to.
     """
 
     def __init__(self, path: Path) -> None:
@@ -136,10 +129,7 @@ class ScoresFolder:
     def building(self, t: datetime) -> Iterator[FolderSwap]:
         """Hold the right to write a decision time, so that no two runs do.
 
-        Raises
-        ------
-        InputError
-            If another run has it.
+        Raises ``InputError`` if another run has it.
         """
         with FolderSwap(self.folder_of(t)) as swap:
             yield swap
@@ -158,10 +148,7 @@ class ScoresFolder:
     def prune(self, retention: timedelta) -> int:
         """Remove decisions that are this much older than the newest one, and what killed runs left behind.
 
-        Returns
-        -------
-        int
-            Decisions removed. The one that the pointer names never is.
+        Returns: decisions removed. The one that the pointer names never is.
         """
         stamps = self.stamps()
         if not stamps:
@@ -190,19 +177,8 @@ class ScoresFolder:
 def write_decision(folder: Path, records: Sequence[RiskRecord], summary: Mapping[str, Any]) -> None:
     """Write the files of one decision time into a folder that is being built.
 
-    Parameters
-    ----------
-    folder : Path
-        Empty.
-    records : sequence of RiskRecord
-        In the order of the files.
-    summary : mapping
-        JSON-able.
-
-    Raises
-    ------
-    InputError
-        If the disk is full.
+    ``records``: in the order of the files.
+    Raises ``InputError`` if the disk is full.
     """
     plain = [record.to_json() for record in records]
     with disk_errors(folder):

@@ -102,12 +102,9 @@ def _show_strong(row: FloatArray, name: str, parameters: Parameters, level: floa
 def device_traits(parameters: Parameters, node: Node, seed: int, slot: int, stay: int) -> tuple[FloatArray, list[str]]:
     """Draw a device's constants.
 
-    Returns
-    -------
-    traits : ndarray, shape (n_traits,)
-        By :class:`Trait`.
-    chronic : list of str
-        Ways in which it looks bad for ever, from :data:`CHRONIC`; they have no influence on its hazard.
+    Returns ``traits``: by :class:`Trait`; shape (n_traits,).
+    Returns ``chronic``: ways in which it looks bad for ever, from :data:`CHRONIC`; they have no influence on its
+    hazard.
     """
     sign, noise, work = parameters.signatures, parameters.noise, parameters.workload
     rng = generator(seed, node.index, Purpose.TRAITS, unit=1 + stay * 64 + slot)

@@ -107,18 +107,9 @@ def serial_number(name: str, lot: int) -> str:
 def build_fleet(parameters: Parameters, clock: Clock, *, gpus: int, seed: int) -> list[Node]:
     """Lay the fleet out.
 
-    Parameters
-    ----------
-    parameters : Parameters
-    clock : Clock
-    gpus : int
-        Number of GPUs at the beginning; the last node has fewer where it is no multiple of a node's.
-    seed : int
-
-    Returns
-    -------
-    list of Node
-        In order of their index. A node's traits depend on the seed and its index only, not on the size of the fleet.
+    ``gpus``: number of GPUs at the beginning; the last node has fewer where it is no multiple of a node's.
+    Returns: in order of their index. A node's traits depend on the seed and its index only, not on the size of the
+    fleet.
     """
     per_node = parameters.fleet.gpus_per_node
     count = -(-gpus // per_node)

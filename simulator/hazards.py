@@ -55,20 +55,12 @@ PRECURSOR = ("none", "weak", "strong", "structural", "none", "weak")
 class Chain:
     """Hidden states of a GPU in service, and their rates per hour.
 
-    Attributes
-    ----------
-    phase, mechanism : ndarray of int64, shape (n_states,)
-        State 0 is healthy (mechanism -1).
-    onset : ndarray, shape (n_models, n_states)
-        Rate from healthy into each state, at multiplier 1, acceleration included.
-    direct : ndarray, shape (n_models, n_mechanisms)
-        Rate of failing from any state without a degradation of that mechanism, at multiplier 1.
-    advance, heal : ndarray, shape (n_states,)
-        Rate to the next state in order, and to healthy.
-    fail : ndarray, shape (2, n_states)
-        Rate of failing; row 1 holds once the new health check runs.
-    names : tuple of str
-        State names.
+    ``phase``, ``mechanism``: state 0 is healthy (mechanism -1); shape (n_states,).
+    ``onset``: rate from healthy into each state, at multiplier 1, acceleration included; shape (n_models, n_states).
+    ``direct``: rate of failing from any state without a degradation of that mechanism, at multiplier 1; shape
+    (n_models, n_mechanisms).
+    ``advance``, ``heal``: rate to the next state in order, and to healthy; shape (n_states,).
+    ``fail``: rate of failing; row 1 holds once the new health check runs; shape (2, n_states).
     """
 
     phase: NDArray[np.int64]
@@ -90,10 +82,7 @@ class Chain:
 
         Degradations of two mechanisms differ in what they show and in how often they begin, not in how they end.
 
-        Returns
-        -------
-        ndarray of int64, shape (n_states,)
-            Lump 0 is healthy alone; a lump's next state is the next state's lump.
+        Returns: lump 0 is healthy alone; a lump's next state is the next state's lump; shape (n_states,).
         """
         known: dict[tuple[float, ...], int] = {(-1.0,): 0}
         lump = np.zeros(self.states, np.int64)
@@ -117,17 +106,8 @@ def mean_multiplier(mixed: HeterogeneityParameters) -> float:
 def build_chain(parameters: Parameters, *, acceleration: float, detects: bool) -> Chain:
     """Make the chain of hidden states.
 
-    Parameters
-    ----------
-    parameters : Parameters
-    acceleration : float
-        Factor on every rate out of healthy.
-    detects : bool
-        Whether the new health check starts at some time (its failures are in row 1 of ``fail``).
-
-    Returns
-    -------
-    Chain
+    ``acceleration``: factor on every rate out of healthy.
+    ``detects``: whether the new health check starts at some time (its failures are in row 1 of ``fail``).
     """
     hazards = parameters.hazards
     models = parameters.fleet.models
@@ -252,25 +232,11 @@ def epidemic_by_day(parameters: Parameters, clock: Clock, *, on: bool) -> FloatA
 def multiplier_index(day: int, installed: int, bad: bool, position: float, epidemic: float, ages: FloatArray) -> int:
     """Return the grid index of a GPU's hazard multiplier on one UTC day, lemon nodes apart.
 
-    Parameters
-    ----------
-    day : int
-        The day's first instant, ms.
-    installed : int
-        When the GPU was installed, ms.
-    bad : bool
-        Whether it is of the bad batch.
-    position : float
-        Factor of its position.
-    epidemic : float
-        The bad batch's factor on this day; negative: its Weibull law.
-    ages : ndarray
-        From :func:`age_table`.
-
-    Returns
-    -------
-    int
-        The multiplier is ``exp(LOG_GRID * index)``.
+    ``day``: the day's first instant, ms.
+    ``installed``: when the GPU was installed, ms.
+    ``epidemic``: the bad batch's factor on this day; negative: its Weibull law.
+    ``ages``: from :func:`age_table`.
+    Returns: the multiplier is ``exp(LOG_GRID * index)``.
     """
     age = max(day - installed, 0)
     factor = position

@@ -81,10 +81,7 @@ def make_laws(parameters: Parameters, chain: Chain, epidemic: FloatArray, clock:
 def lemon_periods(parameters: Parameters, clock: Clock, seed: int, node: int) -> Int64Array:
     """Draw the periods in which a node is a lemon: a stationary two-state Markov process.
 
-    Returns
-    -------
-    ndarray of int64, shape (n, 2)
-        Begin and end of each, within the clock's origin and end.
+    Returns: begin and end of each, within the clock's origin and end; shape (n, 2).
     """
     mixed = parameters.heterogeneity
     if mixed.lemon_share <= 0:
@@ -104,20 +101,7 @@ def lemon_periods(parameters: Parameters, clock: Clock, seed: int, node: int) ->
 
 
 def live(node: Node, parameters: Parameters, clock: Clock, laws: Laws, *, seed: int) -> Lives:
-    """Simulate one node from the clock's origin to its end.
-
-    Parameters
-    ----------
-    node : Node
-    parameters : Parameters
-    clock : Clock
-    laws : Laws
-    seed : int
-
-    Returns
-    -------
-    Lives
-    """
+    """Simulate one node from the clock's origin to its end."""
     lemon = lemon_periods(parameters, clock, seed, node.index)
     capacity = 4096
     while True:

@@ -88,13 +88,7 @@ def normal(state: NDArray[np.uint64]) -> float:
 def poisson(state: NDArray[np.uint64], mean: float, exp_minus_mean: float) -> float:
     """Draw a Poisson number; above a mean of 30 by its normal approximation.
 
-    Parameters
-    ----------
-    state : ndarray of one uint64
-    mean : float
-        Zero or more.
-    exp_minus_mean : float
-        ``exp(-mean)``, kept by the caller because the mean rarely changes.
+    ``exp_minus_mean``: ``exp(-mean)``, kept by the caller because the mean rarely changes.
     """
     if mean <= 0.0:
         return 0.0

@@ -305,20 +305,7 @@ def write_records(
 ) -> Records:
     """Write down what is known of a node's life.
 
-    Parameters
-    ----------
-    node, lives, parameters, chain, clock
-        The node and what happened on it.
-    seed : int
-    acceleration : float
-        Factor on recoverable hardware errors, as on failures; application errors keep their rate.
-    chronic_sbe : set of (slot, stay)
-        Devices with many corrected errors for ever.
-
-    Returns
-    -------
-    Records
-        Unordered events, those outside the simulated time left out.
+    ``acceleration``: factor on recoverable hardware errors, as on failures; application errors keep their rate.
     """
     writer = _Writer(node, lives, parameters, chain, clock, seed, acceleration)
     writer.failures()

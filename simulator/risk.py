@@ -42,13 +42,9 @@ class HiddenRows:
 def segments_at(segments: Int64Array, slot: Int64Array, time: Int64Array, origin: int) -> Int64Array:
     """Return the row of the segment that holds each (slot, time), -1 where there is none.
 
-    Parameters
-    ----------
-    segments : ndarray
-        One node's, as :class:`simulator.lives.Lives` has them: sorted by slot and begin.
-    slot, time : ndarray of int64, shape (n,)
-    origin : int
-        Earliest time, ms.
+    ``segments``: one node's, as :class:`simulator.lives.Lives` has them: sorted by slot and begin.
+    ``slot``, ``time``: shape (n,).
+    ``origin``: earliest time, ms.
     """
     width = 1 << 44
     keys = segments[:, 0] * width + (segments[:, 2] - origin)
@@ -127,10 +123,8 @@ def _multipliers(
 def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: int, multiplier: int) -> FloatArray:
     """Return the sub-generator over (lemon, lump of degradations), per hour; what is missing in a row is failing.
 
-    Returns
-    -------
-    ndarray, shape (2 n, 2 n)
-        Index ``lemon * n + lump``, with the n lumps of :meth:`simulator.hazards.Chain.lumps`: an exact reduction.
+    Returns: index ``lemon * n + lump``, with the n lumps of :meth:`simulator.hazards.Chain.lumps`: an exact reduction;
+    shape (2 n, 2 n).
     """
     chain, mixed = laws.chain, parameters.heterogeneity
     lump = chain.lumps()
@@ -160,18 +154,9 @@ def generator_matrix(laws: Laws, parameters: Parameters, *, model: int, regime: 
 def propagator(generator: FloatArray, hours: float) -> FloatArray:
     """Return the matrix exponential of a sub-generator times a duration, by uniformisation.
 
-    Parameters
-    ----------
-    generator : ndarray, shape (n, n)
-        Rates per hour: nothing negative off the diagonal, rows with sums of zero or less.
-    hours : float
-        Duration, h.
-
-    Returns
-    -------
-    ndarray, shape (n, n)
-        Probability of being in each state and not failed after the duration. Only sums of positive numbers, so that
-    small probabilities keep their digits; and no BLAS, whose threads make it a hundred times slower on a busy machine.
+    ``generator``: rates per hour: nothing negative off the diagonal, rows with sums of zero or less; shape (n, n).
+    Returns: probability of being in each state and not failed after the duration. Only sums of positive numbers, so
+    that; shape (n, n).
     """
     n = generator.shape[0]
     fastest = 0.0
@@ -219,18 +204,9 @@ def recurrence_survival(age: FloatArray, recurrence: FloatArray) -> FloatArray:
 def true_risk(rows: HiddenRows, laws: Laws, parameters: Parameters, clock: Clock) -> FloatArray:
     """Compute P(the GPU's next failure starts in (t + gap, t + gap + horizon] | hidden state at t) for each row.
 
-    Parameters
-    ----------
-    rows : HiddenRows
-    laws : Laws
-    parameters : Parameters
-    clock : Clock
-
-    Returns
-    -------
-    ndarray of float64, shape (n_rows,)
-        Leaving service unfailed is left out, as such rows have no label. A second failure after a repair within the
-        interval is not counted (it is the same alert's gain at most, and rarer than one in a thousand).
+    Returns: leaving service unfailed is left out, as such rows have no label. A second failure after a repair within
+    the interval is not counted (it is the same alert's gain at most, and rarer than one in a thousand); shape
+    (n_rows,).
     """
     gap, horizon = parameters.gap_s * 1000, parameters.horizon_s * 1000
     day = (rows.time - clock.origin) // DAY * DAY + clock.origin

@@ -43,18 +43,7 @@ class Simulation:
 
 
 def run_fleet(scenario: Scenario, clock: Clock, *, gpus: int, seed: int, acceleration: float) -> Simulation:
-    """Simulate a fleet without its telemetry.
-
-    Parameters
-    ----------
-    scenario : Scenario
-    clock : Clock
-    gpus : int
-        Number of GPUs.
-    seed : int
-    acceleration : float
-        Factor on all hardware rates.
-    """
+    """Simulate a fleet without its telemetry."""
     parameters = scenario.parameters
     detects = "health_check" in scenario.drifts
     chain = build_chain(parameters, acceleration=acceleration, detects=detects)
@@ -103,14 +92,7 @@ def outages(node: Node, life: Lives, clock: Clock) -> NDArray[np.int64]:
 
 
 def node_devices(simulation: Simulation, number: int) -> list[Device]:
-    """Return what the telemetry of one node's devices is made from, stays without any sample left out.
-
-    Parameters
-    ----------
-    simulation : Simulation
-    number : int
-        Position of the node in the history.
-    """
+    """Return what the telemetry of one node's devices is made from, stays without any sample left out."""
     clock, parameters, history = simulation.clock, simulation.parameters, simulation.history
     node, life, records = history.nodes[number], history.lives[number], history.records[number]
     model = parameters.fleet.models[node.model]

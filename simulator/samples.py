@@ -70,20 +70,10 @@ class Device:
 def sample_table(devices: list[Device], signs: NDArray[np.float64], *, seed: int, start: int, step: int) -> pa.Table:
     """Make the samples of some devices.
 
-    Parameters
-    ----------
-    devices : list of Device
-        By name, so that the table is sorted by (gpu, timestamp).
-    signs : ndarray
-        From :func:`simulator.devices.signatures`.
-    seed : int
-    start, step : int
-        First sample time and interval, ms.
-
-    Returns
-    -------
-    pyarrow.Table
-        In the layout of :func:`telemetry.schema.samples_schema` for :func:`channels`.
+    ``devices``: by name, so that the table is sorted by (gpu, timestamp).
+    ``signs``: from :func:`simulator.devices.signatures`.
+    ``start``, ``step``: first sample time and interval, ms.
+    Returns: in the layout of :func:`telemetry.schema.samples_schema` for :func:`channels`.
     """
     room = sum(device.last - device.first for device in devices)
     times = np.empty(room, np.int64)

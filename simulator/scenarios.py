@@ -16,16 +16,7 @@ Drift = Literal["counters", "workload", "epidemic", "health_check"]
 class Scenario:
     """A kind of fleet.
 
-    Parameters
-    ----------
-    name : str
-        What ``--scenario`` takes.
-    explanation : str
-        One paragraph in plain words.
-    parameters : Parameters
-        The calibrated parameters with the scenario's changes.
-    drifts : frozenset of str
-        Which drifts are on.
+    ``name``: what ``--scenario`` takes.
     """
 
     name: str

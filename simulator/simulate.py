@@ -77,40 +77,14 @@ def simulate(
 ) -> SimulationSummary:
     """Simulate a fleet and write it as a dataset; the same arguments give the same bytes.
 
-    Parameters
-    ----------
-    out : Path
-        Folder of the dataset; a dataset there is replaced.
-    gpus : int
-        Number of GPUs, eight to a node.
-    days : int
-        Simulated time in days.
-    seed : int
-        Zero or more.
-    scenario : str
-        Name of one of :data:`simulator.scenarios.SCENARIOS`.
-    truth : Path, optional
-        Folder of the truth; default a sibling ``OUT-truth``. Never inside ``out``.
-    acceleration : float
-        Factor on every rate of failing, degrading and recoverable hardware errors.
-    step : timedelta
-        Sample interval; divides a day.
-    start : datetime
-        First sample; 00:00 UTC of a day.
-    progress : callable, optional
-        Called with (samples done, samples in all).
-    threads : int, optional
-        Threads that make samples; default the number of cores. Without influence on the result.
-
-    Returns
-    -------
-    SimulationSummary
-
-    Raises
-    ------
-    InputError
-        If an argument is impossible, the truth would lie inside the dataset or the other way round, the truth's folder
-        holds something else, or the disk is full.
+    ``scenario``: name of one of :data:`simulator.scenarios.SCENARIOS`.
+    ``truth``: folder of the truth; default a sibling ``OUT-truth``. Never inside ``out``.
+    ``acceleration``: factor on every rate of failing, degrading and recoverable hardware errors.
+    ``step``: sample interval; divides a day.
+    ``start``: first sample; 00:00 UTC of a day.
+    ``threads``: threads that make samples; default the number of cores. Without influence on the result.
+    Raises ``InputError`` if an argument is impossible, the truth would lie inside the dataset or the other way round,
+    the truth's folder holds something else, or the disk is full.
     """
     chosen, clock = _checked(gpus, days, seed, scenario, acceleration, step, start)
     truth = out.with_name(out.name + "-truth") if truth is None else truth

@@ -60,13 +60,10 @@ class History:
 def failures_frame(history: History, parameters: Parameters, clock: Clock, seed: int) -> pd.DataFrame:
     """List the failures that start within the simulated time.
 
-    Returns
-    -------
-    DataFrame
-        ``gpu``, ``node``, ``slot``, ``start``, ``logged`` (first record's time), ``failure_class``, ``mechanism``,
-        ``cause``, ``precursor`` (none, weak, strong, structural), ``announced`` (a degradation or state before it),
-        ``degraded_at`` (null: it came from healthy), ``lemon``, ``xid`` (logged with one), ``repaired`` (null: not
-        within the time), ``replaced``; sorted by start.
+    Returns: ``gpu``, ``node``, ``slot``, ``start``, ``logged`` (first record's time), ``failure_class``, ``mechanism``,
+    ``cause``, ``precursor`` (none, weak, strong, structural), ``announced`` (a degradation or state before it),
+    ``degraded_at`` (null: it came from healthy), ``lemon``, ``xid`` (logged with one), ``repaired`` (null: not within
+    the time), ``replaced``; sorted by start.
     """
     rows: list[dict[str, Any]] = []
     for node, life, record in zip(history.nodes, history.lives, history.records, strict=True):
@@ -110,13 +107,7 @@ def write_truth(
     folder: Path, history: History, failures: pd.DataFrame, about: dict[str, Any], laws: Laws,
     parameters: Parameters, clock: Clock, *, seed: int,
 ) -> int:  # fmt: skip
-    """Write risk.parquet, failures.parquet and truth.json into an existing folder.
-
-    Returns
-    -------
-    int
-        Rows of risk.parquet.
-    """
+    """Write risk.parquet, failures.parquet and truth.json into an existing folder."""
     rows = 0
     with pq.ParquetWriter(folder / "risk.parquet", RISK, compression="zstd", compression_level=3) as writer:
         for first in range(0, len(history.nodes), _BATCH):

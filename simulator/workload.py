@@ -61,18 +61,9 @@ def schedule(
 ) -> Jobs:
     """Fill a node's time with jobs.
 
-    Parameters
-    ----------
-    node : Node
-    parameters : Parameters
-    clock : Clock
-    seed : int
-    outages : ndarray of int64, shape (n, 3)
-        Begin and end of each time without jobs, and the outcome (index of :data:`OUTCOMES`) of a job that it ends.
-    errors : ndarray of int64, shape (n,)
-        Times of application errors on the whole node, ascending.
-    shifts : bool
-        Whether the workload drift is on.
+    ``outages``: begin and end of each time without jobs, and the outcome (index of :data:`OUTCOMES`) of a job that it
+    ends; shape (n, 3).
+    ``errors``: times of application errors on the whole node, ascending; shape (n,).
     """
     rows: list[tuple[int, int, int, float, float, int, int]] = []
     if not node.spare:

@@ -49,15 +49,7 @@ def previous_path(target: Path) -> Path:
 def disk_errors(target: Path) -> Iterator[None]:
     """Turn "no space left", "read-only" and "not permitted" into an InputError that names ``target``.
 
-    Parameters
-    ----------
-    target : pathlib.Path
-        What is being written.
-
-    Raises
-    ------
-    InputError
-        On ENOSPC, EDQUOT, EROFS, EACCES and EPERM; any other OSError passes through.
+    Raises ``InputError`` on ENOSPC, EDQUOT, EROFS, EACCES and EPERM; any other OSError passes through.
     """
     try:
         yield
@@ -91,10 +83,7 @@ def fsync_path(path: Path) -> None:
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a small file atomically: to a hidden sibling, forced to the disk, then renamed.
 
-    Raises
-    ------
-    InputError
-        If the disk is full or the folder may not be written to; the old file is unchanged.
+    Raises ``InputError`` if the disk is full or the folder may not be written to; the old file is unchanged.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     try:
@@ -111,15 +100,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 class FolderSwap:
     """A folder being built that replaces ``target`` in one step.
 
-    Parameters
-    ----------
-    target : pathlib.Path
-        Where the finished folder will stand. Its parents are made.
-
-    Raises
-    ------
-    InputError
-        If another process is building the same target, or the place is no folder or may not be written to.
+    Raises ``InputError`` if another process is building the same target, or the place is no folder or may not be
+    written to.
     """
 
     def __init__(self, target: Path) -> None:
@@ -193,13 +175,6 @@ class FolderSwap:
 def recover_folder(target: Path) -> None:
     """Undo a swap that a dying process left half done; does nothing in any other state.
 
-    Parameters
-    ----------
-    target : pathlib.Path
-        The folder that a reader wants to open.
-
-    Notes
-    -----
     A process that lives and is between its two renames is waited for, up to 5 s.
     """
     target = Path(os.path.realpath(target))
@@ -214,16 +189,8 @@ def recover_folder(target: Path) -> None:
 class ReadLease:
     """Keeps a folder's files in place for one reader while other runs swap new folders in.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Must exist. The lease ends with the object.
-
-    Attributes
-    ----------
-    path : pathlib.Path
-        A path that goes on naming this very folder whatever takes its name; ``folder`` itself where the system
-        has no such path (anything but Linux) or no locks.
+    ``path``: a path that goes on naming this very folder whatever takes its name; ``folder`` itself where the system
+    has no such path (anything but Linux) or no locks.
     """
 
     def __init__(self, folder: Path) -> None:

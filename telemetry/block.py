@@ -38,18 +38,11 @@ class Series:
 class Block:
     """Samples of one bucket.
 
-    Parameters
-    ----------
-    unit, node : ndarray of int32, shape (n,)
-        Codes into the import's lists of units and nodes.
-    ms : ndarray of int64, shape (n,)
-    order : ndarray of int64, shape (n,)
-        ``file << 40 | row``; -1 marks a row of the existing dataset.
-    mig : ndarray of bool, shape (n,)
-        Whether the row describes a part of the GPU.
-    count : ndarray of int32, shape (n,)
-        Raw samples behind the row.
-    series : dict of str to Series
+    ``unit``, ``node``: codes into the import's lists of units and nodes; shape (n,).
+    ``ms``: shape (n,).
+    ``order``: ``file << 40 | row``; -1 marks a row of the existing dataset; shape (n,).
+    ``mig``: whether the row describes a part of the GPU; shape (n,).
+    ``count``: raw samples behind the row; shape (n,).
     """
 
     unit: npt.NDArray[np.int32]

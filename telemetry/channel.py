@@ -17,27 +17,12 @@ ROLLUP_SUFFIXES = MappingProxyType({"gauge": ("_min", "_max"), "counter": ("_ris
 class Channel:
     """One numeric telemetry series of a unit.
 
-    Parameters
-    ----------
-    name : str
-        Our name, with the unit in it.
-    kind : {"gauge", "counter", "flags", "enum"}
-        ``gauge`` is a level (stored as float32), ``counter`` only rises but may reset (float64), ``flags`` is a bitmask
-        (uint64), ``enum`` an integer code (int32).
-    unit : str
-        Unit in words.
-    low, high : float or None
-        Inclusive valid range; None leaves that side open.
-    help : str
-        One line for reports.
-    dcgm_id : int or None
-        DCGM field id.
-    dcgm_names : tuple of str
-        Every name that DCGM and its exporter have given the field, newest first.
-    nvml : str or None
-        The NVML call or field that reads it.
-    amd : tuple of str
-        Metric names of AMD's exporter with the same meaning and unit.
+    ``name``: our name, with the unit in it.
+    ``kind``: ``gauge`` is a level (stored as float32), ``counter`` only rises but may reset (float64), ``flags`` is a
+    bitmask (uint64), ``enum`` an integer code (int32).
+    ``low``, ``high``: inclusive valid range; None leaves that side open.
+    ``dcgm_names``: every name that DCGM and its exporter have given the field, newest first.
+    ``amd``: metric names of AMD's exporter with the same meaning and unit.
     """
 
     name: str

@@ -47,16 +47,8 @@ _FP64_BLANKS = (140737488355328.0, 140737488355331.0)
 def is_sentinel(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """Mark values that mean "not supported" rather than a measurement.
 
-    Parameters
-    ----------
-    values : array_like of numbers, any shape
-        Raw values.
-
-    Returns
-    -------
-    ndarray of bool, same shape
-        True at values of 2**62 or more (older exporters pass DCGM's 64-bit blanks through, for instance
-        9223372036854775794) and at DCGM's 32-bit and floating-point blanks. NaN and infinity are no sentinels.
+    Returns: true at values of 2**62 or more (older exporters pass DCGM's 64-bit blanks through, for instance
+    9223372036854775794) and at DCGM's 32-bit and floating-point blanks. NaN and infinity are no sentinels.
     """
     array = np.asarray(values)
     numbers = array.astype(np.float64, copy=False)
@@ -71,21 +63,11 @@ def is_sentinel(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
 def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Channel]:
     """Return the catalogue with the user's declarations laid over it.
 
-    Parameters
-    ----------
-    declared : mapping of channel name to ChannelDeclaration
-        The ``channels`` section of params.yaml. A name of the catalogue keeps its sources (DCGM id and so on) and takes
-        kind, unit and range from the declaration.
-
-    Returns
-    -------
-    dict of str to Channel
-        Catalogue order first, then the new names in the order given.
-
-    Raises
-    ------
-    InputError
-        If a name is not a lower-case identifier, is a key column, or is the name of a roll-up of another channel.
+    ``declared``: the ``channels`` section of params.yaml. A name of the catalogue keeps its sources (DCGM id and so on)
+    and takes kind, unit and range from the declaration.
+    Returns: catalogue order first, then the new names in the order given.
+    Raises ``InputError`` if a name is not a lower-case identifier, is a key column, or is the name of a roll-up of
+    another channel.
     """
     channels = dict(CATALOGUE)
     for name, declaration in declared.items():
@@ -121,31 +103,15 @@ def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Ch
 
 
 def with_rollups(channels: Mapping[str, Channel]) -> dict[str, Channel]:
-    """Return ``channels`` with the roll-up channels of each right after it.
-
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-
-    Returns
-    -------
-    dict of str to Channel
-    """
+    """Return ``channels`` with the roll-up channels of each right after it."""
     return {made.name: made for channel in channels.values() for made in (channel, *channel.rollups())}
 
 
 def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, str]:
     """Map every name under which a source may report a channel to our name.
 
-    Parameters
-    ----------
-    channels : mapping of str to Channel, optional
-        Default: the catalogue.
-
-    Returns
-    -------
-    dict of str to str
-        DCGM names (old and new), DCGM field ids as text, AMD metric names (upper and lower case), and our own names.
+    Returns: DCGM names (old and new), DCGM field ids as text, AMD metric names (upper and lower case), and our own
+    names.
     """
     names: dict[str, str] = {}
     for channel in (CATALOGUE if channels is None else channels).values():

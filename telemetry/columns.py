@@ -45,12 +45,8 @@ LABELS: Final = frozenset(
 class Columns:
     """The resolved columns of one source.
 
-    Parameters
-    ----------
-    source : dict of str to str
-        Our column to the source's.
-    constants : dict of str to Scalar
-        Our column to the value of every row.
+    ``source``: our column to the source's.
+    ``constants``: our column to the value of every row.
     """
 
     source: dict[str, str]
@@ -83,31 +79,13 @@ def resolve_columns(
 ) -> Columns:
     """Find our columns among a source's.
 
-    Parameters
-    ----------
-    names : sequence of str
-        The source's columns.
-    mapping : TableMapping
-        Rules of the mapping file; they go before everything else.
-    known : sequence of str
-        Our columns of this table.
-    aliases : mapping of str to str
-        Further names under which a source may have a column of ours.
-    where : str
-        The file, for errors.
-    ignored : frozenset of str
-        Source columns that are left out without a word.
-    kept : collection of str
-        Unknown columns that ``ignore_others`` does not mean.
-    extras : bool
-        Whether unknown columns are kept under their own names.
-    declare : bool
-        Whether an unknown column could be a channel, for the advice in the error.
-
-    Raises
-    ------
-    InputError
-        If the mapping names a column that neither side has, two source columns are one of ours, or a column is unknown.
+    ``mapping``: rules of the mapping file; they go before everything else.
+    ``aliases``: further names under which a source may have a column of ours.
+    ``ignored``: source columns that are left out without a word.
+    ``kept``: unknown columns that ``ignore_others`` does not mean.
+    ``declare``: whether an unknown column could be a channel, for the advice in the error.
+    Raises ``InputError`` if the mapping names a column that neither side has, two source columns are one of ours, or a
+    column is unknown.
     """
     _check_mapping(names, mapping, known, where, extras=extras, declare=declare)
     source: dict[str, str] = {}
@@ -183,10 +161,7 @@ def _unknown_target(target: str, known: Sequence[str], where: str, *, declare: b
 def require(columns: Columns, names: Sequence[str], present: Sequence[str], where: str) -> None:
     """Check that each of ``names`` is there.
 
-    Raises
-    ------
-    InputError
-        If one is missing; the message names it and the columns that are there.
+    Raises ``InputError`` if one is missing; the message names it and the columns that are there.
     """
     for name in names:
         if name not in columns:
@@ -226,12 +201,8 @@ def map_values(
 ) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.bool_]]:
     """Apply a table of the mapping's ``values``.
 
-    Returns
-    -------
-    mapped : ndarray of object
-        Values that are not in the table stay as they are.
-    dropped : ndarray of bool
-        Rows whose value the table maps to null.
+    Returns ``mapped``: values that are not in the table stay as they are.
+    Returns ``dropped``: rows whose value the table maps to null.
     """
     codes, uniques = pd.factorize(values, use_na_sentinel=True)
     mapped = values.copy()

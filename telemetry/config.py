@@ -15,20 +15,9 @@ _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*$")
 def parse_duration(value: object) -> timedelta:
     """Read a duration such as ``10m``, ``6h`` or ``30d``.
 
-    Parameters
-    ----------
-    value : object
-        A ``timedelta`` (returned as it is) or a string of a number and one of the units s, m, h, d, w.
-
-    Returns
-    -------
-    timedelta
-        The duration, zero or positive.
-
-    Raises
-    ------
-    ValueError
-        If the text has no unit or is not a duration; the message shows the value and an example.
+    ``value``: a ``timedelta`` (returned as it is) or a string of a number and one of the units s, m, h, d, w.
+    Returns: the duration, zero or positive.
+    Raises ``ValueError`` if the text has no unit or is not a duration; the message shows the value and an example.
     """
     if isinstance(value, timedelta):
         return value

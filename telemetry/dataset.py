@@ -27,15 +27,8 @@ from telemetry.schema import samples_schema
 class SampleFile:
     """A file of samples, as a dataset vouches for it.
 
-    Parameters
-    ----------
-    bucket, run : int
-    path : str
-        In the dataset, with slashes.
-    sha256 : str
-        Of its bytes, as hexadecimal text. Files that have the same one hold the same samples.
-    span : tuple of two datetime
-        Where its run begins and where the next one does; the dataset's span where a bucket is one run.
+    ``sha256``: of its bytes, as hexadecimal text. Files that have the same one hold the same samples.
+    ``span``: where its run begins and where the next one does; the dataset's span where a bucket is one run.
     """
 
     bucket: int
@@ -48,14 +41,8 @@ class SampleFile:
 class Dataset:
     """A dataset in a folder or on S3-compatible storage, opened for reading; make it with :meth:`open`.
 
-    Parameters
-    ----------
-    place : pathlib.Path or S3Place
-        The dataset's folder; on storage the version that is read, whatever is current there by now.
-    meta : DatasetMeta
-        What its dataset.json says.
-    files : DatasetFiles
-        Its files. This object goes on reading the same ones while another run replaces the dataset.
+    ``place``: the dataset's folder; on storage the version that is read, whatever is current there by now.
+    ``files``: its files. This object goes on reading the same ones while another run replaces the dataset.
     """
 
     def __init__(self, place: Place, meta: DatasetMeta, files: DatasetFiles) -> None:
@@ -67,18 +54,12 @@ class Dataset:
     def open(cls, place: Place, *, lease: bool = True) -> Dataset:
         """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
 
-        Parameters
-        ----------
-        place : pathlib.Path or S3Place
-            On storage the connection is what the environment says (:func:`telemetry.object_store.connection.connect`),
-            and the version is found once, here.
-        lease : bool
-            Whether the files in a folder shall stay while this object lives, even if another run replaces the dataset.
-
-        Raises
-        ------
-        InputError
-            If there is no dataset at ``place``, it cannot be read by this version, or the storage cannot be read.
+        ``place``: on storage the connection is what the environment says
+        (:func:`telemetry.object_store.connection.connect`), and the version is found once, here.
+        ``lease``: whether the files in a folder shall stay while this object lives, even if another run replaces the
+        dataset.
+        Raises ``InputError`` if there is no dataset at ``place``, it cannot be read by this version, or the storage
+        cannot be read.
         """
         if isinstance(place, S3Place):
             stored = StoredFiles.find(place)
@@ -96,10 +77,7 @@ class Dataset:
     def path(self) -> Path:
         """The dataset's folder, for those that do more than read.
 
-        Raises
-        ------
-        ValueError
-            If it is not in a folder.
+        Raises ``ValueError`` if it is not in a folder.
         """
         if not isinstance(self.place, Path):
             raise ValueError(f"{self.place} is not in a folder")
@@ -109,10 +87,7 @@ class Dataset:
     def root(self) -> Path:
         """A path by which the very files that this object reads are found, whatever takes the folder's name.
 
-        Raises
-        ------
-        ValueError
-            If the dataset is not in a folder.
+        Raises ``ValueError`` if the dataset is not in a folder.
         """
         if not isinstance(self._files, FolderFiles):
             raise ValueError(f"{self.place} is not in a folder")
@@ -195,25 +170,13 @@ class Dataset:
     ) -> pa.Table:
         """Read one bucket.
 
-        Parameters
-        ----------
-        bucket : int
-            0 .. ``meta.buckets`` - 1; one without samples gives an empty table.
-        columns : sequence of str, optional
-            Columns to read, in that order; default all.
-        since, until : datetime, optional
-            Only samples of ``since <= t < until`` (aware); runs outside are not opened.
-
-        Returns
-        -------
-        pyarrow.Table
-            Sorted by (gpu, timestamp); by (node, timestamp) where the unit is the node. ``node`` and ``gpu`` are
-            dictionary-encoded, with one dictionary for the whole table.
-
-        Raises
-        ------
-        InputError
-            If a column is not in the dataset, or files are missing (damaged, or replaced while being read).
+        ``bucket``: 0 .. ``meta.buckets`` - 1; one without samples gives an empty table.
+        ``columns``: columns to read, in that order; default all.
+        ``since``, ``until``: only samples of ``since <= t < until`` (aware); runs outside are not opened.
+        Returns: sorted by (gpu, timestamp); by (node, timestamp) where the unit is the node. ``node`` and ``gpu`` are
+        dictionary-encoded, with one dictionary for the whole table.
+        Raises ``InputError`` if a column is not in the dataset, or files are missing (damaged, or replaced while being
+        read).
         """
         names = self._columns(columns)
         return self._joined(self.read_runs(bucket, self._with_key(names), since=since, until=until), names)
@@ -228,20 +191,9 @@ class Dataset:
     ) -> list[pa.Table]:
         """Read one bucket as it lies on disk: a table a run or row group, for those who need not have one of all.
 
-        Parameters
-        ----------
-        bucket, columns, since, until
-            As for :meth:`read_bucket`.
-
-        Returns
-        -------
-        list of pyarrow.Table
-            In order of time, none empty, each sorted and encoded as :meth:`read_bucket` says.
-
-        Raises
-        ------
-        InputError
-            As :meth:`read_bucket`.
+        ``bucket``, ``columns``, ``since``, ``until``: as for :meth:`read_bucket`.
+        Returns: in order of time, none empty, each sorted and encoded as :meth:`read_bucket` says.
+        Raises ``InputError`` as :meth:`read_bucket`.
         """
         names = self._columns(columns)
         first, last = since_in_ms(since), since_in_ms(until)
@@ -260,10 +212,7 @@ class Dataset:
     def read_run(self, bucket: int, run: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read one run of a bucket, sorted and encoded as :meth:`read_bucket` says; empty where it has no samples.
 
-        Raises
-        ------
-        InputError
-            As :meth:`read_bucket`.
+        Raises ``InputError`` as :meth:`read_bucket`.
         """
         names = self._columns(columns)
         return self._joined(self._read(bucket, run, self._with_key(names), None, None)[0], names)

@@ -33,13 +33,9 @@ class DatasetFiles(Protocol):
     def opened(self, name: str) -> AbstractContextManager[pa.NativeFile]:
         """Open a file by its name in the dataset, for reading at any position.
 
-        Raises
-        ------
-        FileNotFoundError
-            If a folder has no such file.
-        InputError
-            While the file is open, too: if what is read of it as Parquet is none, or storage has it not as it was
-            published, or cannot be read.
+        Raises ``FileNotFoundError`` if a folder has no such file.
+        Raises ``InputError``: while the file is open, too: if what is read of it as Parquet is none, or storage has it
+        not as it was published, or cannot be read.
         """
 
     def has(self, name: str) -> bool:
@@ -53,14 +49,7 @@ class DatasetFiles(Protocol):
 
 
 class FolderFiles:
-    """The files in a folder.
-
-    Parameters
-    ----------
-    folder : pathlib.Path
-    lease : ReadLease, optional
-        Keeps them in place.
-    """
+    """The files in a folder."""
 
     far = False
 
@@ -89,16 +78,7 @@ class FolderFiles:
 
 
 class StoredFiles:
-    """The files of one version on S3-compatible storage.
-
-    Parameters
-    ----------
-    storage : pyarrow.fs.FileSystem
-    place : S3Place
-        Of the version.
-    manifest : Manifest
-        Its own.
-    """
+    """The files of one version on S3-compatible storage."""
 
     far = True
 
@@ -109,10 +89,7 @@ class StoredFiles:
     def find(cls, place: S3Place) -> StoredFiles:
         """Find the version to read, through the connection that the environment describes.
 
-        Raises
-        ------
-        InputError
-            If there is none, or the storage cannot be read.
+        Raises ``InputError`` if there is none, or the storage cannot be read.
         """
         storage = connect()
         place = resolve(storage, place)
@@ -147,10 +124,7 @@ class StoredFiles:
     def read_checked(self, name: str) -> bytes:
         """Read a small file whole, and hold it against the manifest.
 
-        Raises
-        ------
-        InputError
-            If it is missing or something else than was published.
+        Raises ``InputError`` if it is missing or something else than was published.
         """
         with self.opened(name) as stream:
             content: bytes = stream.read()

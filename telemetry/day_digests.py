@@ -29,17 +29,10 @@ _HEX: Final = 16
 def day_digests(table: pa.Table) -> dict[int, str]:
     """Digest each day of a table of samples.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        Sorted as a file is (:func:`telemetry.layout.sort_columns`), in the layout of
-        :func:`telemetry.schema.samples_schema`.
-
-    Returns
-    -------
-    dict of int to str
-        By day of UTC since 1970-01-01: the first 64 bits, hexadecimal, of a SHA-256 over the day's samples in their
-        order. It does not depend on what other days or units' names the table holds.
+    ``table``: sorted as a file is (:func:`telemetry.layout.sort_columns`), in the layout of
+    :func:`telemetry.schema.samples_schema`.
+    Returns: by day of UTC since 1970-01-01: the first 64 bits, hexadecimal, of a SHA-256 over the day's samples in
+    their order. It does not depend on what other days or units' names the table holds.
     """
     if not table.num_rows:
         return {}

@@ -18,14 +18,8 @@ _ROUNDS = 64
 class Merged:
     """What came of the rows with equal keys.
 
-    Parameters
-    ----------
-    block : Block
-        One row a key.
-    repeated : int
-        Rows that said nothing new, and were dropped.
-    conflicting : ndarray of int64
-        Orders of rows that contradicted an earlier row of their key.
+    ``block``: one row a key.
+    ``conflicting``: orders of rows that contradicted an earlier row of their key.
     """
 
     block: Block
@@ -36,17 +30,8 @@ class Merged:
 def merge_duplicates(block: Block) -> Merged:
     """Make one row of each (unit, time).
 
-    Parameters
-    ----------
-    block : Block
-        Sorted by (unit, ms, order).
+    ``block``: sorted by (unit, ms, order).
 
-    Returns
-    -------
-    Merged
-
-    Notes
-    -----
     The first row of a key (the existing dataset's, then by file and row) is kept. A later one that reports a channel
     which is still missing fills it in, so that one file a metric works. One that reports another value for a channel
     conflicts and is set aside as a whole. Parts of a GPU (MIG) do not conflict: the parent gets the highest value of

@@ -8,14 +8,7 @@ class InputError(Exception):
 
     The command prints it without a traceback and exits with 1.
 
-    Parameters
-    ----------
-    what : str
-        What is wrong, with the offending value.
-    where : str
-        Where it stands: file, row, column, node, GPU or parameter.
-    do : str
-        What the user can do about it, as an imperative.
+    ``where``: where it stands: file, row, column, node, GPU or parameter.
     """
 
     def __init__(self, what: str, where: str, do: str) -> None:

@@ -41,14 +41,7 @@ def empty_events() -> pd.DataFrame:
 class EventIntake:
     """Reads event tables and places each event on its unit.
 
-    Parameters
-    ----------
-    mapping : TableMapping
-    stays : Stays
-    quarantine : Quarantine
-    delay : datetime.timedelta
-        ``known_at`` of an event whose source does not give it is its time plus this.
-    counts : Counter
+    ``delay``: ``known_at`` of an event whose source does not give it is its time plus this.
     """
 
     mapping: TableMapping
@@ -60,15 +53,8 @@ class EventIntake:
     def read(self, file: Path) -> pd.DataFrame:
         """Read one table of events; ``timestamp`` and ``type`` are required, and ``gpu`` or ``node``.
 
-        Returns
-        -------
-        pandas.DataFrame
-            Usable events in the layout of :data:`telemetry.schema.EVENTS`.
-
-        Raises
-        ------
-        InputError
-            If a required column is missing, a column is unknown, or all instants are naive.
+        Returns: usable events in the layout of :data:`telemetry.schema.EVENTS`.
+        Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
         """
         frames = []
         known = list(EVENTS.names)
@@ -178,17 +164,9 @@ def place_events(
 ) -> npt.NDArray[np.object_]:
     """Check events against the inventory, and fill in the node of a GPU and the parent of a MIG instance.
 
-    Parameters
-    ----------
-    text : dict of str to ndarray of object
-        ``node``, ``gpu``, ``type``; the first two are changed in place.
-    ms : ndarray of int64, shape (n,)
-    stays : Stays
-
-    Returns
-    -------
-    ndarray of object, shape (n,)
-        Why an event cannot be used, or an empty text.
+    ``text``: ``node``, ``gpu``, ``type``; the first two are changed in place.
+    ``ms``: shape (n,).
+    Returns: why an event cannot be used, or an empty text; shape (n,).
     """
     reasons = np.full(len(ms), "", dtype=object)
     gpu, node, kind = text["gpu"], text["node"], text["type"]
@@ -244,23 +222,13 @@ def sort_events(events: pd.DataFrame) -> pd.DataFrame:
 def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
     """Keep one event of those in which several sources tell the same, hearing of them one after the other.
 
-    Parameters
-    ----------
-    events : pandas.DataFrame
-        In the layout of :data:`telemetry.schema.EVENTS`, in any order.
-    dedupe : datetime.timedelta
-        An event is dropped when one of the same unit, type and code, but of another source, that was known earlier
-        lies within this span of its ``timestamp``. What one source says at two times are two events, for repeats
-        within minutes are what makes some XIDs a fault; at one time, it says one thing twice. What a source made of an
-        exporter's count never drops another source's event.
+    ``events``: in the layout of :data:`telemetry.schema.EVENTS`, in any order.
+    ``dedupe``: an event is dropped when one of the same unit, type and code, but of another source, that was known
+    earlier lies within this span of its ``timestamp``. What one source says at two times are two events, for repeats
+    within minutes are what makes some XIDs a fault; at one time, it says one thing twice. What a source made of an
+    exporter's count never drops another source's event.
+    Returns: sorted by ``known_at``.
 
-    Returns
-    -------
-    pandas.DataFrame
-        Sorted by ``known_at``.
-
-    Notes
-    -----
     Going by ``known_at`` makes it causal: what was known at a time does not depend on what was reported later. The type
     is part of the key because a failure and its repair may both come without a code.
     """

@@ -17,16 +17,8 @@ class Fold:
     The inventory given is then the whole one, files are not remembered by their content but by ``landed``, and sources
     without a usable row are no error: nobody stands beside to mend them.
 
-    Parameters
-    ----------
-    landed : tuple of str
-        Names that the dataset keeps in the same step, so that a fold cut short is never done twice.
-    keep_from : datetime or None
-        Samples before this instant (aware) leave the dataset.
-    expected_rows : int
-        Rows that the dataset is going to hold; a new one gets buckets for them.
-    not_before, not_after : datetime or None
-        Samples and events outside have a wrong clock and are quarantined.
+    ``landed``: names that the dataset keeps in the same step, so that a fold cut short is never done twice.
+    ``expected_rows``: rows that the dataset is going to hold; a new one gets buckets for them.
     """
 
     landed: tuple[str, ...]

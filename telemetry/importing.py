@@ -58,16 +58,8 @@ _CSV_BYTES_PER_ROW = 100
 class ImportResult:
     """What an import did.
 
-    Parameters
-    ----------
-    dataset : Dataset
-        The dataset as it now is.
-    counts : dict of str to int
-        What was read and made of it, by this import; empty if nothing was new.
-    quarantined : dict of str to int
-        Rows that this import set aside, by reason.
-    changed : bool
-        False if every source was known already, so that nothing was written.
+    ``counts``: what was read and made of it, by this import; empty if nothing was new.
+    ``changed``: false if every source was known already, so that nothing was written.
     """
 
     dataset: Dataset
@@ -94,39 +86,16 @@ def import_dataset(
 ) -> ImportResult:
     """Import files into a dataset.
 
-    Parameters
-    ----------
-    out : pathlib.Path
-        The dataset to make, or to add to.
-    inventory : pathlib.Path
-        Who was where, when; if no row names a GPU, the nodes are the units.
-    step : datetime.timedelta
-        The dataset's step; finer samples are rolled up to it.
-    channels : mapping of str to Channel
-        Every channel that may occur, see :func:`telemetry.channels.resolve_channels`.
-    dedupe : datetime.timedelta
-        Events of one unit and code within this span are one.
-    delay : datetime.timedelta
-        Reporting delay of events that do not say when they were known.
-    samples, events : sequence of pathlib.Path
-        Files, or folders of files. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of the journal).
-    jobs : pathlib.Path, optional
-    mapping : pathlib.Path, optional
-        See :mod:`telemetry.mapping`.
-    late : datetime.timedelta
-        A sample this far behind the newest of its unit is counted as late.
-    progress : callable, optional
-    fold : Fold, optional
-        Set when the sources are landed files.
-
-    Returns
-    -------
-    ImportResult
-
-    Raises
-    ------
-    InputError
-        If a source cannot be used as a whole. The dataset at ``out`` is then as it was.
+    ``inventory``: who was where, when; if no row names a GPU, the nodes are the units.
+    ``channels``: every channel that may occur, see :func:`telemetry.channels.resolve_channels`.
+    ``dedupe``: events of one unit and code within this span are one.
+    ``delay``: reporting delay of events that do not say when they were known.
+    ``samples``, ``events``: Files, or folders of files. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of
+    the journal).
+    ``mapping``: see :mod:`telemetry.mapping`.
+    ``late``: a sample this far behind the newest of its unit is counted as late.
+    ``fold``: set when the sources are landed files.
+    Raises ``InputError`` if a source cannot be used as a whole. The dataset at ``out`` is then as it was.
     """
     out = Path(out)
     recover_folder(out)

@@ -39,12 +39,8 @@ _AWARE = r"[T ]\d{2}:?\d{2}.*(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
 class Instants:
     """A parsed column.
 
-    Parameters
-    ----------
-    ms : ndarray of int64
-        Milliseconds since 1970-01-01 UTC; 0 where unusable.
-    status : ndarray of int8
-        :data:`OK` or a key of :data:`PROBLEMS`.
+    ``ms``: milliseconds since 1970-01-01 UTC; 0 where unusable.
+    ``status``: :data:`OK` or a key of :data:`PROBLEMS`.
     """
 
     ms: npt.NDArray[np.int64]
@@ -54,22 +50,9 @@ class Instants:
 def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
     """Parse a column of instants.
 
-    Parameters
-    ----------
-    column : pyarrow.ChunkedArray
-        Arrow timestamps or dates, numbers, or text.
-    time : TimeFormat
-        What the mapping says of them.
-    where : str
-        File and column, for errors.
+    ``where``: file and column, for errors.
+    Raises ``InputError`` if numbers come without a unit.
 
-    Raises
-    ------
-    InputError
-        If numbers come without a unit.
-
-    Notes
-    -----
     Fractions of a millisecond are cut off, never rounded up: a rounded instant could lie in the future.
     """
     if pa.types.is_dictionary(column.type):

@@ -31,12 +31,7 @@ _MIG_OLD = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z")
 class InventorySource:
     """What an inventory file holds.
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        Stays in the layout of :data:`telemetry.schema.INVENTORY`; ``installed_at`` may still be missing.
-    parents : dict of str to str
-        MIG instance to the GPU that it is a part of.
+    ``frame``: stays in the layout of :data:`telemetry.schema.INVENTORY`; ``installed_at`` may still be missing.
     """
 
     frame: pd.DataFrame
@@ -46,21 +41,12 @@ class InventorySource:
 def read_inventory(path: Path, mapping: InventoryMapping, quarantine: Quarantine) -> InventorySource:
     """Read an inventory file.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        One row a stay. ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU of a
-        MIG instance; rows of instances are left out and their names become other names of the parent. ``seen_at`` makes
-        rows sightings, see :mod:`telemetry.sightings`.
-    mapping : InventoryMapping
-    quarantine : Quarantine
-        Takes rows without a node, with an unusable instant, that end before they begin, and MIG instances whose parent
-        cannot be found.
-
-    Raises
-    ------
-    InputError
-        If ``node`` is missing, instants are naive, or nothing is left.
+    ``path``: one row a stay. ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU
+    of a MIG instance; rows of instances are left out and their names become other names of the parent. ``seen_at``
+    makes rows sightings, see :mod:`telemetry.sightings`.
+    ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
+    whose parent cannot be found.
+    Raises ``InputError`` if ``node`` is missing, instants are naive, or nothing is left.
     """
     frames: list[pd.DataFrame] = []
     matched: set[str] = set()
@@ -192,13 +178,8 @@ def unit_of(frame: pd.DataFrame) -> Unit:
 def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
     """Lay a newer inventory over an older one; a stay is known by gpu, node and ``installed_at``.
 
-    Parameters
-    ----------
-    old : pandas.DataFrame or None
-        Stays of the existing dataset.
-    new : pandas.DataFrame
-        Stays of the file; each replaces the old one of its key, the others are added. One whose ``installed_at`` is not
-        known is the old stay of the same gpu and node that nobody has ended, if there is one.
+    ``new``: stays of the file; each replaces the old one of its key, the others are added. One whose ``installed_at``
+    is not known is the old stay of the same gpu and node that nobody has ended, if there is one.
     """
     if old is not None and new["installed_at"].isna().any():
         new = with_old_starts(old, new)
@@ -224,10 +205,7 @@ def _place(stays: pd.DataFrame) -> list[tuple[str, str]]:
 def check_stays(frame: pd.DataFrame, unit: Unit, where: str) -> None:
     """Check that no GPU (or node) is in two places at once.
 
-    Raises
-    ------
-    InputError
-        If two stays of one unit overlap; the message shows both.
+    Raises ``InputError`` if two stays of one unit overlap; the message shows both.
     """
     name = "gpu" if unit == "gpu" else "node"
     ordered = frame.sort_values([name, "installed_at"], kind="stable").reset_index(drop=True)

@@ -23,24 +23,10 @@ _TEXTS = ("job", "node", "gpu", "outcome")
 def read_jobs(path: Path, mapping: TableMapping, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
     """Read a table of jobs; ``job``, ``node`` and ``started_at`` are required.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    mapping : TableMapping
-    stays : Stays
-    quarantine : Quarantine
-        Takes rows without a required value, with an unusable instant, that end before they start, or on an unknown node
-        or GPU.
-
-    Returns
-    -------
-    pandas.DataFrame
-        In the layout of :data:`telemetry.schema.JOBS`.
-
-    Raises
-    ------
-    InputError
-        If a required column is missing, a column is unknown, or all starts are naive.
+    ``quarantine``: takes rows without a required value, with an unusable instant, that end before they start, or on an
+    unknown node or GPU.
+    Returns: in the layout of :data:`telemetry.schema.JOBS`.
+    Raises ``InputError`` if a required column is missing, a column is unknown, or all starts are naive.
     """
     frames: list[pd.DataFrame] = []
     for file in expand_sources((path,), "jobs"):

@@ -28,16 +28,9 @@ _REFERENCE_SLACK = timedelta(days=1)
 class KernelLog:
     """What a kernel log held.
 
-    Parameters
-    ----------
-    events : pandas.DataFrame
-        XID events with the columns of :data:`COLUMNS`; ``gpu`` only where a message gave the UUID.
-    unknown_codes : dict of str to int
-        XIDs that we have no description of, with their number; their events are kept.
-    unparsed : list of tuple of (int, str, str)
-        Line number from 1, line and problem of lines about an XID that made no event.
-    n_lines : int
-        Lines read.
+    ``events``: XID events with the columns of :data:`COLUMNS`; ``gpu`` only where a message gave the UUID.
+    ``unknown_codes``: XIDs that we have no description of, with their number; their events are kept.
+    ``unparsed``: line number from 1, line and problem of lines about an XID that made no event.
     """
 
     events: pd.DataFrame
@@ -57,31 +50,15 @@ def parse_kernel_log(
 ) -> KernelLog:
     """Find the XID events in a kernel log.
 
-    Parameters
-    ----------
-    lines : iterable of str
-        Lines of ``dmesg``, ``dmesg -T``, a syslog file, or ``journalctl -k -o json``.
-    node : str, optional
-        Node of lines that name no host.
-    boot_time : datetime, optional
-        Aware; when the kernel of ``[   12.345]`` stamps booted.
-    reference_time : datetime, optional
-        Aware; a moment after the last line, such as when the log was fetched. It gives the year to syslog stamps
-        without one; a turn of the year inside the log is seen by the month falling back.
-    timezone : str, optional
-        Zone of stamps without an offset; an hour that a change of the clocks repeats is taken as the first.
-    source : str
-        ``source`` of the events.
-
-    Returns
-    -------
-    KernelLog
-
-    Raises
-    ------
-    InputError
-        If an XID cannot be timed or placed without ``node``, ``boot_time``, ``reference_time`` or ``timezone``; the
-        message says which to give.
+    ``lines``: lines of ``dmesg``, ``dmesg -T``, a syslog file, or ``journalctl -k -o json``.
+    ``node``: node of lines that name no host.
+    ``boot_time``: Aware; when the kernel of ``[ 12.345]`` stamps booted.
+    ``reference_time``: Aware; a moment after the last line, such as when the log was fetched. It gives the year to
+    syslog stamps without one; a turn of the year inside the log is seen by the month falling back.
+    ``timezone``: zone of stamps without an offset; an hour that a change of the clocks repeats is taken as the first.
+    ``source``: ``source`` of the events.
+    Raises ``InputError`` if an XID cannot be timed or placed without ``node``, ``boot_time``, ``reference_time`` or
+    ``timezone``; the message says which to give.
     """
     unparsed: list[tuple[int, str, str]] = []
     unknown: Counter[str] = Counter()
@@ -126,22 +103,11 @@ def locate(
 ) -> tuple[pd.DataFrame, int]:
     """Find the GPU of each event by its node and PCI address at its time.
 
-    Parameters
-    ----------
-    events : pandas.DataFrame
-        With the columns of :data:`COLUMNS`.
-    inventory : pandas.DataFrame
-        Stays in the layout of :data:`telemetry.schema.INVENTORY`.
-    delay : datetime.timedelta
-        ``known_at`` is the event's time plus this.
-
-    Returns
-    -------
-    events : pandas.DataFrame
-        In the layout of :data:`telemetry.schema.EVENTS`, the node as the inventory writes it. An event whose address is
-        not in the inventory at that time, or that of several GPUs, has a null ``gpu``: it is the node's.
-    unmatched : int
-        Number of such events.
+    ``events``: with the columns of :data:`COLUMNS`.
+    ``inventory``: stays in the layout of :data:`telemetry.schema.INVENTORY`.
+    ``delay``: ``known_at`` is the event's time plus this.
+    Returns ``events``: in the layout of :data:`telemetry.schema.EVENTS`, the node as the inventory writes it. An event
+    whose address is not in the inventory at that time, or that of several GPUs, has a null ``gpu``: it is the node's.
     """
     names = NodeNames(inventory["node"])
     by_place: dict[tuple[str, str], list[int]] = {}

@@ -64,14 +64,7 @@ def sort_columns(unit: Unit) -> tuple[str, str]:
 def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], list[str]]:
     """Return codes in sorted-name order, and the sorted names, of a dictionary column without nulls.
 
-    Parameters
-    ----------
-    column : pyarrow.ChunkedArray of dictionary<string>
-
-    Returns
-    -------
-    codes : ndarray of int32, shape (n_rows,)
-    names : list of str, sorted
+    Returns shape (n_rows,).
     """
     unified = column.unify_dictionaries()
     if unified.num_chunks == 0:
@@ -87,18 +80,8 @@ def dictionary_codes(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.int32], li
 def sort_samples(table: pa.Table, unit: Unit) -> tuple[pa.Table, int | None]:
     """Sort samples by (gpu, timestamp), or (node, timestamp); a table already in order is returned as it is.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        ``timestamp`` and the unit's column without nulls.
-    unit : {"gpu", "node"}
-
-    Returns
-    -------
-    table : pyarrow.Table
-        Sorted stably.
-    duplicate : int or None
-        Row of the sorted table that has the key of the row before it, if any.
+    ``table``: ``timestamp`` and the unit's column without nulls.
+    Returns ``duplicate``: row of the sorted table that has the key of the row before it, if any.
     """
     name, _ = sort_columns(unit)
     codes, _ = dictionary_codes(table.column(name))
@@ -145,11 +128,7 @@ def _in_order(column: pa.ChunkedArray) -> pa.Array:
 def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
     """Make one table, sorted by (gpu, timestamp), of successive runs that are each sorted so.
 
-    Parameters
-    ----------
-    tables : sequence of pyarrow.Table
-        One at least, of the same columns, the unit's among them; in order of time.
-    unit : {"gpu", "node"}
+    ``tables``: one at least, of the same columns, the unit's among them; in order of time.
     """
     whole = pa.concat_tables(tables).unify_dictionaries()
     if len(tables) == 1:
@@ -164,14 +143,10 @@ def merge_runs(tables: Sequence[pa.Table], unit: Unit) -> pa.Table:
 def write_part(path: Path, tables: Sequence[pa.Table], footer: Mapping[str, str]) -> None:
     """Write one Parquet file of samples with the settings of this module.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    tables : sequence of pyarrow.Table
-        One at least, each of sorted samples in the layout of :func:`telemetry.schema.samples_schema`. They follow each
-        other in time and have row groups of their own, so that a reader passes over those that it does not want.
-    footer : mapping of str to str
-        Metadata of the file, which the table that is read from it does not have.
+    ``tables``: one at least, each of sorted samples in the layout of :func:`telemetry.schema.samples_schema`. They
+    follow each other in time and have row groups of their own, so that a reader passes over those that it does not
+    want.
+    ``footer``: metadata of the file, which the table that is read from it does not have.
     """
     dictionary, encoding = _encodings(pa.concat_tables(tables))
     with pq.ParquetWriter(
@@ -194,12 +169,8 @@ def write_part(path: Path, tables: Sequence[pa.Table], footer: Mapping[str, str]
 class PartSamples:
     """What was read of a part file.
 
-    Attributes
-    ----------
-    tables : list of pyarrow.Table
-        In order of time, none empty, each sorted: what :func:`write_part` was given, as far as it was asked for.
-    rows : int
-        Of the whole file.
+    ``tables``: in order of time, none empty, each sorted: what :func:`write_part` was given, as far as it was asked
+    for.
     """
 
     tables: list[pa.Table]
@@ -216,16 +187,9 @@ def read_part(
 ) -> PartSamples:
     """Read one part file; of its row groups those alone that may hold what is asked for.
 
-    Parameters
-    ----------
-    source : pathlib.Path or pyarrow.NativeFile
-    columns : sequence of str
-        One at least.
-    since_ms, until_ms : int, optional
-        Only samples of ``since_ms <= t < until_ms``, in milliseconds since 1970.
-    ahead : bool
-        Whether to ask for all bytes of the columns at once, in few large and simultaneous reads: for files that are
-        far away. It holds them all in memory until they are decoded.
+    ``since_ms``, ``until_ms``: only samples of ``since_ms <= t < until_ms``, in milliseconds since 1970.
+    ``ahead``: whether to ask for all bytes of the columns at once, in few large and simultaneous reads: for files that
+    are far away. It holds them all in memory until they are decoded.
     """
     first = _EARLIEST if since_ms is None else since_ms
     last = _LATEST if until_ms is None else until_ms - 1

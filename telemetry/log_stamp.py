@@ -32,16 +32,7 @@ _HOST = re.compile(r"(?P<host>[A-Za-z0-9][\w.-]*)\s+(?P<tag>[^\s:\[]+)(?:\[\d+\]
 class Stamped:
     """A line taken apart.
 
-    Parameters
-    ----------
-    message : str
-    host : str or None
-    aware : datetime or None
-        A full instant.
-    naive : datetime or None
-        A date and time without an offset; with ``yearless`` its year is the leap year 2000 and means nothing.
-    yearless : bool
-    since_boot : timedelta or None
+    ``naive``: a date and time without an offset; with ``yearless`` its year is the leap year 2000 and means nothing.
     """
 
     message: str

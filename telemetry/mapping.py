@@ -214,15 +214,9 @@ class ImportMapping(Section):
 def load_mapping(path: Path | None) -> ImportMapping:
     """Read and check a mapping file.
 
-    Parameters
-    ----------
-    path : pathlib.Path or None
-        None gives the mapping that leaves everything as it is.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid key is named.
+    ``path``: none gives the mapping that leaves everything as it is.
+    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid
+    key is named.
     """
     if path is None:
         return ImportMapping()

@@ -22,36 +22,18 @@ META_NAME = "dataset.json"
 class DatasetMeta:
     """The content of dataset.json.
 
-    Parameters
-    ----------
-    schema_version : int
-        Version of the layout, see :data:`telemetry.schema.SCHEMA_VERSION` and ``RUNS_SCHEMA_VERSION``.
-    unit : {"gpu", "node"}
-        What a row is about.
-    step : datetime.timedelta
-        Nominal sample interval.
-    span : tuple of two datetime
-        First and last instant (aware UTC) of anything observed.
-    channels : dict of str to Channel
-        Channels of the sample table in column order, roll-ups included; empty without telemetry.
-    counts : dict
-        Rows of each table (``samples``, ``events``, ``inventory``, ``jobs``), ``nodes``, ``gpus``, the samples of each
-        bucket (``samples_by_bucket``), and what an import counted.
-    quarantine : dict of str to int
-        Rows set aside, by reason.
-    sources : list of dict
-        What the dataset was made from: for files their name, size and SHA-256.
-    buckets : int
-        Number of buckets.
-    sample_count : bool
-        Whether the sample table has the column ``sample_count``.
-    digest : str
-        SHA-256 over the content, independent of paths, sources and the clock.
-    run_days : int or None
-        Days of a run, see :class:`telemetry.runs.Runs`; None: a bucket is one run.
-    files : dict of str to str
-        SHA-256 of each file that the digest is made of, by its path in the dataset; empty in a dataset that an older
-        version wrote.
+    ``schema_version``: version of the layout, see :data:`telemetry.schema.SCHEMA_VERSION` and ``RUNS_SCHEMA_VERSION``.
+    ``unit``: what a row is about.
+    ``span``: first and last instant (aware UTC) of anything observed.
+    ``channels``: channels of the sample table in column order, roll-ups included; empty without telemetry.
+    ``counts``: rows of each table (``samples``, ``events``, ``inventory``, ``jobs``), ``nodes``, ``gpus``, the samples
+    of each bucket (``samples_by_bucket``), and what an import counted.
+    ``sources``: what the dataset was made from: for files their name, size and SHA-256.
+    ``sample_count``: whether the sample table has the column ``sample_count``.
+    ``digest``: SHA-256 over the content, independent of paths, sources and the clock.
+    ``run_days``: days of a run, see :class:`telemetry.runs.Runs`; None: a bucket is one run.
+    ``files``: SHA-256 of each file that the digest is made of, by its path in the dataset; empty in a dataset that an
+    older version wrote.
     """
 
     schema_version: int
@@ -106,10 +88,7 @@ def encode_meta(meta: DatasetMeta) -> bytes:
 def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
     """Read dataset.json of the dataset at ``root``; errors call it ``named``, where it has another name for users.
 
-    Raises
-    ------
-    InputError
-        If there is no dataset, its file is damaged, or a newer predrain wrote it.
+    Raises ``InputError`` if there is no dataset, its file is damaged, or a newer predrain wrote it.
     """
     path = (named or root) / META_NAME
     try:
@@ -126,10 +105,7 @@ def read_meta(root: Path, named: Path | None = None) -> DatasetMeta:
 def decode_meta(text: str, where: str) -> DatasetMeta:
     """Decode the text of a dataset.json; errors say that it stands at ``where``.
 
-    Raises
-    ------
-    InputError
-        If it is damaged, or a newer predrain wrote it.
+    Raises ``InputError`` if it is damaged, or a newer predrain wrote it.
     """
     try:
         content: Mapping[str, Any] = json.loads(text)

@@ -15,27 +15,10 @@ from telemetry.mapping import nearest_hint
 def with_parts(table: pa.Table, parts: Mapping[str, str], where: str, matched: set[str]) -> pa.Table:
     """Add the named groups of patterns as columns of text.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        A batch of a source.
-    parts : mapping of str to str
-        Source column to a regular expression that a whole value has to match; from the mapping file, where it was
-        compiled already.
-    where : str
-        The file, for errors.
-    matched : set of str
-        Takes the columns of which a value matched.
-
-    Returns
-    -------
-    pyarrow.Table
-        With a further column for each named group; null where a value does not match, or is null.
-
-    Raises
-    ------
-    InputError
-        If the column is not there, or a group has the name of a column.
+    ``parts``: source column to a regular expression that a whole value has to match; from the mapping file, where it
+    was compiled already.
+    Returns: with a further column for each named group; null where a value does not match, or is null.
+    Raises ``InputError`` if the column is not there, or a group has the name of a column.
     """
     for name, pattern in parts.items():
         if name not in table.column_names:
@@ -65,10 +48,7 @@ def with_parts(table: pa.Table, parts: Mapping[str, str], where: str, matched: s
 def refuse_unmatched(parts: Mapping[str, str], matched: set[str], where: str) -> None:
     """Refuse patterns that no value matched.
 
-    Raises
-    ------
-    InputError
-        If there is one: it would leave its columns empty without a word.
+    Raises ``InputError`` if there is one: it would leave its columns empty without a word.
     """
     for name, pattern in parts.items():
         if name not in matched:

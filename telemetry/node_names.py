@@ -6,13 +6,7 @@ from collections.abc import Iterable
 
 
 class NodeNames:
-    """Finds nodes under names with more or less of a domain than the inventory writes.
-
-    Parameters
-    ----------
-    nodes : iterable of str
-        As the inventory writes them.
-    """
+    """Finds nodes under names with more or less of a domain than the inventory writes."""
 
     def __init__(self, nodes: Iterable[str]) -> None:
         self._nodes = frozenset(nodes)

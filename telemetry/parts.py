@@ -47,14 +47,7 @@ class _Part:
 
 
 class PartsOfOneRun:
-    """A bucket as a sequence of files in the order (gpu, timestamp): a file a table, or one where tables interleave.
-
-    Parameters
-    ----------
-    root : pathlib.Path
-        The folder that is being built.
-    unit : {"gpu", "node"}
-    """
+    """A bucket as a sequence of files in the order (gpu, timestamp): a file a table, or one where tables interleave."""
 
     def __init__(self, root: Path, unit: Unit) -> None:
         self._root, self._unit = root, unit
@@ -102,13 +95,6 @@ class PartsByRun:
     """A bucket as a file a run, whose bytes are a function of the run's samples alone.
 
     Tables that are not the last of their bucket wait as Arrow files, which cost a tenth of Parquet to write and read.
-
-    Parameters
-    ----------
-    root : pathlib.Path
-        The folder that is being built.
-    unit : {"gpu", "node"}
-    runs : Runs
     """
 
     def __init__(self, root: Path, unit: Unit, runs: Runs) -> None:
@@ -179,10 +165,7 @@ def split_by_run(table: pa.Table, runs: Runs) -> dict[int, pa.Table]:
 def sorted_whole(tables: list[pa.Table], unit: Unit) -> pa.Table:
     """Join tables of one bucket into a sorted one.
 
-    Raises
-    ------
-    InputError
-        If they hold two samples of one unit at one time.
+    Raises ``InputError`` if they hold two samples of one unit at one time.
     """
     whole = pa.concat_tables(tables)
     whole, duplicate = sort_samples(whole.cast(tables[0].schema).unify_dictionaries(), unit)

@@ -14,14 +14,9 @@ _ADDRESS = re.compile(
 def normalise_pci_bus_id(text: str) -> str | None:
     """Return ``domain:bus:device`` in lower case with 8, 2 and 2 digits, or None if ``text`` is no PCI address.
 
-    Parameters
-    ----------
-    text : str
-        Any of the usual forms: NVML writes ``00000000:3B:00.0``, Linux ``0000:3b:00.0``, kernel messages
-        ``PCI:0000:3b:00`` without a function, some tools ``3b:00.0`` without a domain.
+    ``text``: any of the usual forms: NVML writes ``00000000:3B:00.0``, Linux ``0000:3b:00.0``, kernel messages
+    ``PCI:0000:3b:00`` without a function, some tools ``3b:00.0`` without a domain.
 
-    Notes
-    -----
     The function is left out: kernel messages omit it, and every GPU is function 0 of its device.
 
     Examples

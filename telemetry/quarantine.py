@@ -34,12 +34,8 @@ _FLUSH_ROWS = 50_000
 class Quarantine:
     """Collects unusable rows into one Parquet file of the dataset being built.
 
-    Parameters
-    ----------
-    folder : pathlib.Path or None
-        The dataset's ``quarantine`` folder, made with the first row; None keeps the counts only.
-    name : str
-        Name of the file in it, new for each import, so that earlier imports' rows stay.
+    ``folder``: the dataset's ``quarantine`` folder, made with the first row; None keeps the counts only.
+    ``name``: name of the file in it, new for each import, so that earlier imports' rows stay.
     """
 
     def __init__(self, folder: Path | None, name: str = "rows.parquet") -> None:
@@ -52,19 +48,9 @@ class Quarantine:
     def add(self, reason: str, table: str, file: str, row: int | None, content: str, detail: str | None = None) -> None:
         """Set one row aside.
 
-        Parameters
-        ----------
-        reason : str
-            A short fixed text; rows are counted by it.
-        table : {"samples", "events", "inventory", "jobs"}
-        file : str
-            Name of the source file, without its folder.
-        row : int or None
-            Row of the source, from 1, the header not counted.
-        content : str
-            The row.
-        detail : str, optional
-            The offending value.
+        ``file``: name of the source file, without its folder.
+        ``row``: row of the source, from 1, the header not counted.
+        ``content``: the row.
         """
         self.counts[reason] += 1
         self.examples.setdefault(reason, f"{file}, row {row}: {detail or content}"[:300])
@@ -84,17 +70,10 @@ class Quarantine:
     ) -> None:
         """Set the chosen rows of a source's batch aside.
 
-        Parameters
-        ----------
-        reason, table, file : str
-            As in :meth:`add`.
-        chosen : ndarray of bool, shape (n_rows,)
-        rows : ndarray of int64, shape (n_rows,)
-            Row numbers of the batch.
-        content : pyarrow.Table of n_rows
-            The batch as it was read.
-        details : sequence, optional
-            One offending value for each chosen row.
+        ``reason``, ``table``, ``file``: as in :meth:`add`.
+        ``chosen``: shape (n_rows,).
+        ``rows``: row numbers of the batch; shape (n_rows,).
+        ``details``: one offending value for each chosen row.
         """
         indices = np.flatnonzero(chosen)
         for start in range(0, len(indices), _FLUSH_ROWS):

@@ -33,17 +33,10 @@ Bools = npt.NDArray[np.bool_]
 class Reach:
     """What a merge needs of a bucket.
 
-    Parameters
-    ----------
-    blocks : list of Block
-        Stored rows, in order of time: whole runs that are rewritten, and of those only looked at the keys, counters
-        and latched XIDs.
-    written : set of int
-        Runs whose rows the merge gives anew, also ones that are not stored yet.
-    kept : list of int
-        Stored runs that stay as they are, ascending.
-    dropped : int
-        Rows of stored runs that are wholly past retention.
+    ``blocks``: stored rows, in order of time: whole runs that are rewritten, and of those only looked at the keys,
+    counters and latched XIDs.
+    ``written``: runs whose rows the merge gives anew, also ones that are not stored yet.
+    ``kept``: stored runs that stay as they are, ascending.
     """
 
     blocks: list[Block] = field(default_factory=list)
@@ -56,20 +49,8 @@ class Reach:
 class Reaching:
     """Finds the reach of one bucket after the other.
 
-    Parameters
-    ----------
-    stored : StoredBlocks
-    finer : ndarray of int32
-        Codes of units that are rolled up.
-    newly_finer : ndarray of int32
-        Those of them that no earlier import rolled up.
-    counters : tuple of str
-        Channels that have rises; none where nothing is rolled up.
-    step : datetime.timedelta
-    everything : bool
-        Whether the columns change, so that all is rewritten.
-    keep_ms : int or None
-        Samples before this instant leave the dataset.
+    ``newly_finer``: those of them that no earlier import rolled up.
+    ``counters``: channels that have rises; none where nothing is rolled up.
     """
 
     stored: StoredBlocks
@@ -181,10 +162,7 @@ class _Look:
 def _edges(block: Block, units: npt.NDArray[np.int32], channels: Sequence[str]) -> tuple[Instants, Instants]:
     """Return when each unit first and last reported each channel; the last column is any row at all.
 
-    Returns
-    -------
-    first, last : ndarray of int64, shape (len(units), len(channels) + 1)
-        The greatest and the least integer where it did not.
+    Returns: the greatest and the least integer where it did not; shape (len(units), len(channels) + 1).
     """
     place = np.searchsorted(units, block.unit)
     mine = np.flatnonzero(units[np.minimum(place, len(units) - 1)] == block.unit)

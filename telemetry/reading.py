@@ -30,12 +30,8 @@ _BLOCK_BYTES = 1 << 24
 class Batch:
     """Some rows of a source file.
 
-    Parameters
-    ----------
-    rows : ndarray of int64, shape (n,)
-        Row numbers in the file, from 1, the header not counted.
-    table : pyarrow.Table
-        The columns as the file has them; all of a CSV's are text, with blanks as null.
+    ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).
+    ``table``: the columns as the file has them; all of a CSV's are text, with blanks as null.
     """
 
     rows: npt.NDArray[np.int64]
@@ -66,10 +62,7 @@ def is_kernel_log(path: Path) -> bool:
 def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
     """Return the files behind ``paths``: a folder stands for the files in it, sorted by name.
 
-    Raises
-    ------
-    InputError
-        If a path does not exist or a folder is empty.
+    Raises ``InputError`` if a path does not exist or a folder is empty.
     """
     files: list[Path] = []
     for path in paths:
@@ -88,20 +81,10 @@ def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
 def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]:
     """Read a source file in batches that fit into memory.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl`` (an object a line); text may be
-        compressed (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
-    table : {"samples", "events", "inventory", "jobs"}
-        For the quarantine.
-    quarantine : Quarantine
-        Takes rows that have too many or too few fields, or are no JSON object.
-
-    Raises
-    ------
-    InputError
-        If the file is of another kind, damaged, or not UTF-8.
+    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl`` (an object a line); text may
+    be compressed (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
+    ``quarantine``: takes rows that have too many or too few fields, or are no JSON object.
+    Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
     kind = kind_of(path)
     try:
@@ -246,10 +229,7 @@ def _numbered(table: pa.Table, first: int) -> Batch:
 def column_names(path: Path) -> list[str]:
     """Return the columns of a Parquet, CSV or JSON file without reading its rows (JSON is read whole).
 
-    Raises
-    ------
-    InputError
-        As :func:`read_batches`.
+    Raises ``InputError`` as :func:`read_batches`.
     """
     kind = kind_of(path)
     try:

@@ -26,12 +26,8 @@ def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
 def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int32]:
     """Return the codes of the units whose samples come faster than the step.
 
-    Parameters
-    ----------
-    unit : ndarray of int32, shape (n,)
-    ms : ndarray of int64, shape (n,)
-        In any order, repeated instants count once.
-    step_ms : int
+    ``unit``: shape (n,).
+    ``ms``: in any order, repeated instants count once; shape (n,).
     """
     order = np.lexsort((ms, unit))
     unit, ms = unit[order], ms[order]
@@ -52,17 +48,10 @@ def reset_aware_rise(
 ) -> Series:
     """Return how much a counter rose since the unit's previous reported value.
 
-    Parameters
-    ----------
-    values, valid : ndarray, shape (n,)
-        A counter, sorted by (unit, time).
-    unit : ndarray of int32, shape (n,)
-
-    Returns
-    -------
-    Series
-        float64; not valid at a unit's first report and where the counter is missing. A counter that fell was reset,
-        and has risen by what it shows now.
+    ``values``, ``valid``: a counter, sorted by (unit, time); shape (n,).
+    ``unit``: shape (n,).
+    Returns: float64; not valid at a unit's first report and where the counter is missing. A counter that fell was
+    reset, and has risen by what it shows now.
     """
     reported = np.flatnonzero(valid)
     rise = np.zeros(len(values), np.float64)
@@ -82,24 +71,13 @@ def rises_after_insertion(
 ) -> npt.NDArray[np.float64]:
     """Return the stored rises, less what rows inserted before them account for now.
 
-    Parameters
-    ----------
-    counter : Series
-        float64, sorted by (unit, time), of held and of new rows.
-    stored : Series
-        The rises as stored; not valid where there is none.
-    unit : ndarray of int32, shape (n,)
-    held : ndarray of bool, shape (n,)
-        Rows whose counter was stored before; the other reported ones are new.
+    ``counter``: float64, sorted by (unit, time), of held and of new rows.
+    ``stored``: the rises as stored; not valid where there is none.
+    ``unit``: shape (n,).
+    ``held``: rows whose counter was stored before; the other reported ones are new; shape (n,).
+    Returns: never negative. Only the first held row after new ones differs from ``stored``: its rise was measured
+    against the held row before it, and now is against the last new one between; shape (n,).
 
-    Returns
-    -------
-    ndarray of float64, shape (n,)
-        Never negative. Only the first held row after new ones differs from ``stored``: its rise was measured against
-        the held row before it, and now is against the last new one between.
-
-    Notes
-    -----
     A held row may be a whole step, of which only the last value and the rise are known, so a reset inside the gap is
     taken to lie where these say. A stored rise equal to the value began at zero: the reset came before the row. If the
     new rows show the counter fall, they hold the reset, and the rise now begins at their last value; if they do not,
@@ -137,14 +115,8 @@ def add_rollup_columns(
 ) -> None:
     """Fill ``X_min``, ``X_max`` and ``X_rise`` of each row, where the source did not give them, from the row itself.
 
-    Parameters
-    ----------
-    block : Block
-        Sorted by (unit, ms), with series for every roll-up in ``channels``; changed in place.
-    channels : mapping of str to Channel
-        Base channels and their roll-ups.
-    held : mapping of str to ndarray of bool, optional
-        For each counter, the rows whose value an existing dataset held: see :func:`rises_after_insertion`.
+    ``block``: sorted by (unit, ms), with series for every roll-up in ``channels``; changed in place.
+    ``held``: for each counter, the rows whose value an existing dataset held: see :func:`rises_after_insertion`.
     """
     for channel in channels.values():
         for suffix in ROLLUP_SUFFIXES[channel.kind]:
@@ -167,22 +139,11 @@ def add_rollup_columns(
 def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[np.bool_], step_ms: int) -> Block:
     """Bring the chosen rows to the step; the others stay as they are.
 
-    Parameters
-    ----------
-    block : Block
-        Sorted by (unit, ms), after :func:`add_rollup_columns`.
-    channels : mapping of str to Channel
-        Base channels and their roll-ups.
-    rolled : ndarray of bool, shape (n,)
-        Rows to bring to the step.
-    step_ms : int
-
-    Returns
-    -------
-    Block
-        Sorted by (unit, ms). Gauges are the mean over the cell's reported values, weighted by the raw samples behind
-        each; ``X_min`` and ``X_max`` the extremes; counters and enums the last reported value; ``X_rise`` the sum;
-        flags all that were set; ``count`` the raw samples.
+    ``block``: sorted by (unit, ms), after :func:`add_rollup_columns`.
+    ``rolled``: rows to bring to the step; shape (n,).
+    Returns: sorted by (unit, ms). Gauges are the mean over the cell's reported values, weighted by the raw samples
+    behind each; ``X_min`` and ``X_max`` the extremes; counters and enums the last reported value; ``X_rise`` the sum;
+    flags all that were set; ``count`` the raw samples.
     """
     if len(block) == 0:
         return block

@@ -23,15 +23,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 class Runs:
     """How a dataset's time is cut.
 
-    Parameters
-    ----------
-    days : int or None
-        Length of a run in days of UTC, a power of two; run 0 begins on 1970-01-01. None: all time is run 0.
-
-    Raises
-    ------
-    ValueError
-        If ``days`` is no power of two.
+    ``days``: length of a run in days of UTC, a power of two; run 0 begins on 1970-01-01. None: all time is run 0.
+    Raises ``ValueError`` if ``days`` is no power of two.
     """
 
     days: int | None = None
@@ -86,10 +79,7 @@ class Runs:
     def of_file(self, name: str) -> int:
         """Return the run of a file that :meth:`file_name` named.
 
-        Raises
-        ------
-        ValueError
-            If it is no such name.
+        Raises ``ValueError`` if it is no such name.
         """
         if self.days is None:
             return 0
@@ -104,18 +94,10 @@ class Runs:
 def choose_runs(rows_a_day: float, days: float | None = None) -> Runs:
     """Choose the runs of a dataset that is being made.
 
-    Parameters
-    ----------
-    rows_a_day : float
-        Samples that a bucket gets in a day.
-    days : float, optional
-        How long the dataset is, where it is known never to grow.
-
-    Returns
-    -------
-    Runs
-        The shortest ones with :data:`RUN_ROWS` in a bucket; one run where they would exceed :data:`MOST_RUN_DAYS`, or a
-        dataset that does not grow would have fewer than two.
+    ``rows_a_day``: samples that a bucket gets in a day.
+    ``days``: how long the dataset is, where it is known never to grow.
+    Returns: the shortest ones with :data:`RUN_ROWS` in a bucket; one run where they would exceed :data:`MOST_RUN_DAYS`,
+    or a dataset that does not grow would have fewer than two.
     """
     length = 1
     while length <= MOST_RUN_DAYS and length * rows_a_day < RUN_ROWS:
@@ -130,10 +112,6 @@ class RowRate:
 
     A unit gives what those seen give in that day, over the time from its first sample to its last; at most one a step,
     for finer samples are rolled up. So an hour of a fleet says as much as a month of it.
-
-    Parameters
-    ----------
-    step : datetime.timedelta
     """
 
     def __init__(self, step: timedelta) -> None:
@@ -169,10 +147,7 @@ class RowRate:
 def since_in_ms(instant: datetime | None) -> int | None:
     """Return the first millisecond that is not before an aware instant.
 
-    Raises
-    ------
-    ValueError
-        If it has no time zone.
+    Raises ``ValueError`` if it has no time zone.
     """
     if instant is None:
         return None

@@ -39,16 +39,8 @@ NEWEST_NAME = "newest.parquet"
 class MergePlan:
     """How samples become the dataset's.
 
-    Parameters
-    ----------
-    channels : dict of str to Channel
-        The new dataset's channels in column order.
-    finer : ndarray of int32
-        Codes of units that are rolled up.
-    rolled : bool
-        Whether the dataset has roll-up columns and ``sample_count``.
-    runs : Runs
-        How its time is cut.
+    ``channels``: the new dataset's channels in column order.
+    ``rolled``: whether the dataset has roll-up columns and ``sample_count``.
     """
 
     channels: dict[str, Channel]
@@ -61,13 +53,7 @@ class MergePlan:
 class MergedBucket:
     """A bucket of the new dataset.
 
-    Parameters
-    ----------
-    bucket : int
-    table : pyarrow.Table or None
-        Samples of the runs that are made anew, sorted; None where there is none.
-    kept : list of int
-        Runs that are those of the existing dataset.
+    ``table``: samples of the runs that are made anew, sorted; None where there is none.
     """
 
     bucket: int
@@ -90,20 +76,8 @@ def plan_merge(
     A dataset that has samples keeps its runs. Others get runs by the rate of the new samples, see
     :class:`telemetry.runs.RowRate`.
 
-    Parameters
-    ----------
-    spill : Spill or None
-        The new samples.
-    existing : Dataset or None
-    present : mapping of str to Channel
-        Channels of the new samples.
-    every : mapping of str to Channel
-        All channels that may occur, in the catalogue's order.
-    step : datetime.timedelta
-    stays : Stays
-        Codes of the units; one that an earlier import rolled up stays rolled up.
-    sample_count : bool
-        Whether the new samples come with counts, that is, rolled up already.
+    ``every``: all channels that may occur, in the catalogue's order.
+    ``stays``: codes of the units; one that an earlier import rolled up stays rolled up.
     """
     step_ms = _milliseconds(step)
     finer: list[npt.NDArray[np.int32]] = [np.empty(0, np.int32)]
@@ -138,22 +112,8 @@ def plan_merge(
 class SampleMerger:
     """Merges one bucket after the other.
 
-    Parameters
-    ----------
-    plan : MergePlan
-    stays : Stays
-        Names of the unit codes.
-    nodes : list of str
-        Names of the node codes.
-    step, delay : datetime.timedelta
-    files : list of str
-        Names of the sample files by number.
-    quarantine : Quarantine
-    keep_from : datetime, optional
-        Samples before this instant are left out.
+    ``stays``: names of the unit codes.
 
-    Notes
-    -----
     A cell that an earlier import left unfinished (its raw samples ended inside it) goes on: ``newest.parquet`` keeps
     the newest raw sample of each rolled-up unit, so that later raw samples can be told from ones that the cell holds.
     """
@@ -175,13 +135,7 @@ class SampleMerger:
     events: list[pd.DataFrame] = field(default_factory=list)
 
     def run(self, spill: Spill | None, existing: Dataset | None) -> Iterator[MergedBucket]:
-        """Yield each bucket; after the last one, the attributes are complete.
-
-        Parameters
-        ----------
-        spill : Spill or None
-        existing : Dataset or None
-        """
+        """Yield each bucket; after the last one, the attributes are complete."""
         self._before = {} if existing is None else read_newest(existing.path)
         self.newest = dict(self._before)
         self._told = {} if existing is None else self._told_edges(existing)

@@ -41,15 +41,9 @@ _LABELS = LABELS | {"mig_instance"}
 class SamplePlan:
     """What the sample files hold, found before any row is read.
 
-    Parameters
-    ----------
-    files : list of Path
-    columns : list of Columns
-        Of each file.
-    channels : dict of str to Channel
-        Channels that at least one file reports, in the catalogue's order.
-    sample_count : bool
-        Whether a file says how many raw samples are behind a row.
+    ``columns``: of each file.
+    ``channels``: channels that at least one file reports, in the catalogue's order.
+    ``sample_count``: whether a file says how many raw samples are behind a row.
     """
 
     files: list[Path]
@@ -63,18 +57,8 @@ def plan_samples(
 ) -> SamplePlan:
     """Look at every file's columns.
 
-    Parameters
-    ----------
-    files : sequence of Path
-    mapping : TableMapping
-    channels : mapping of str to Channel
-        All channels that may occur.
-    unit : {"gpu", "node"}
-
-    Raises
-    ------
-    InputError
-        If a file has an unknown column, lacks a key column, or has no channel at all.
+    ``channels``: all channels that may occur.
+    Raises ``InputError`` if a file has an unknown column, lacks a key column, or has no channel at all.
     """
     every = with_rollups(channels)
     known = ["timestamp", "node", "gpu", "mig_instance", *every, "sample_count"]
@@ -102,20 +86,7 @@ def plan_samples(
 class SampleIntake:
     """Reads sample files, judges each row and value, and spills what can be used.
 
-    Parameters
-    ----------
-    plan : SamplePlan
-    mapping : TableMapping
-    stays : Stays
-    quarantine : Quarantine
-    late : datetime.timedelta
-        How far behind the newest of its unit a sample may be before it is counted as late.
-    nodes : list of str
-        Node names by code; extended as nodes appear.
-    strict : bool
-        Whether sources of which nothing can be used are an error.
-    wrong_clock : callable, optional
-        Tells which instants (milliseconds) cannot be right.
+    ``late``: how far behind the newest of its unit a sample may be before it is counted as late.
     """
 
     plan: SamplePlan
@@ -136,15 +107,8 @@ class SampleIntake:
     def run(self, folder: Path, buckets: int, told: Callable[[int], None] | None = None) -> Spill:
         """Read everything; ``told`` is called with the rows read so far, once a batch.
 
-        Returns
-        -------
-        Spill
-            Closed, ready to read.
-
-        Raises
-        ------
-        InputError
-            If a column of instants is naive, most values of a channel are out of range, or no row can be used.
+        Raises ``InputError`` if a column of instants is naive, most values of a channel are out of range, or no row can
+        be used.
         """
         self._node_code = {name: code for code, name in enumerate(self.nodes)}
         self._newest = np.full(len(self.stays.units), -(1 << 62), np.int64)

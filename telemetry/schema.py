@@ -96,17 +96,9 @@ JOBS: Final = pa.schema(
 def samples_schema(channels: Mapping[str, Channel], *, sample_count: bool = False) -> pa.Schema:
     """Return the schema of the sample table.
 
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        Channels in the order of their columns, roll-ups included.
-    sample_count : bool
-        Whether the raw samples behind a rolled-up row are counted in ``sample_count``.
-
-    Returns
-    -------
-    pyarrow.Schema
-        ``timestamp``, ``node``, ``gpu``, the channels, ``sample_count``.
+    ``channels``: channels in the order of their columns, roll-ups included.
+    ``sample_count``: whether the raw samples behind a rolled-up row are counted in ``sample_count``.
+    Returns: ``timestamp``, ``node``, ``gpu``, the channels, ``sample_count``.
     """
     fields = [pa.field("timestamp", INSTANT), pa.field("node", NAME), pa.field("gpu", NAME)]
     fields += [pa.field(channel.name, CHANNEL_TYPES[channel.kind]) for channel in channels.values()]
@@ -118,16 +110,8 @@ def samples_schema(channels: Mapping[str, Channel], *, sample_count: bool = Fals
 def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
     """Lay a frame out as ``schema``: add absent columns as null, order them, keep further columns after them.
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        Instants must be aware.
-    schema : pyarrow.Schema
-
-    Returns
-    -------
-    pyarrow.Table
-        Further columns keep their order and the type that pandas gives them; the frame's index is left out.
+    ``frame``: instants must be aware.
+    Returns: further columns keep their order and the type that pandas gives them; the frame's index is left out.
     """
     extra = [name for name in frame.columns if name not in schema.names]
     arrays: list[pa.Array | pa.ChunkedArray] = []

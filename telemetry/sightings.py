@@ -17,15 +17,8 @@ _FIRST, _PLACE = "_first", ("gpu", "node")
 def condense_sightings(frame: pd.DataFrame) -> pd.DataFrame:
     """Condense sightings to one row a unit and node: when it was seen first and last, and what it was like last.
 
-    Parameters
-    ----------
-    frame : DataFrame
-        Sightings (``seen_at`` and the inventory's columns), or rows that this function made, or both.
-
-    Returns
-    -------
-    DataFrame
-        As given, ``seen_at`` being the last sighting, with ``_first``; sightings without a time are left out.
+    ``frame``: sightings (``seen_at`` and the inventory's columns), or rows that this function made, or both.
+    Returns: as given, ``seen_at`` being the last sighting, with ``_first``; sightings without a time are left out.
     """
     seen = frame[frame[SEEN_AT].notna()]
     if _FIRST not in seen:
@@ -38,18 +31,10 @@ def condense_sightings(frame: pd.DataFrame) -> pd.DataFrame:
 def stays_of(parts: Sequence[pd.DataFrame], absent: timedelta) -> pd.DataFrame:
     """Make stays of condensed sightings.
 
-    Parameters
-    ----------
-    parts : sequence of DataFrame
-        From :func:`condense_sightings`.
-    absent : datetime.timedelta
-        A unit that was last seen this long before the newest sighting of any is taken to be removed.
-
-    Returns
-    -------
-    DataFrame
-        One row a unit and node: ``installed_at`` is the first sighting unless the source gives it, ``removed_at`` the
-        last one where the unit was not seen again, else missing. A unit that reappears has been there all along.
+    ``parts``: from :func:`condense_sightings`.
+    ``absent``: a unit that was last seen this long before the newest sighting of any is taken to be removed.
+    Returns: one row a unit and node: ``installed_at`` is the first sighting unless the source gives it, ``removed_at``
+    the last one where the unit was not seen again, else missing. A unit that reappears has been there all along.
     """
     whole = condense_sightings(pd.concat(parts, ignore_index=True))
     last = whole[SEEN_AT]

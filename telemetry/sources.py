@@ -18,14 +18,8 @@ from telemetry.errors import InputError
 class Source:
     """One source file.
 
-    Parameters
-    ----------
-    role : {"samples", "events", "inventory", "jobs"}
-    path : pathlib.Path
-    sha256 : str
-        Of its bytes.
-    settings : dict
-        What decides how its rows are read, JSON types only.
+    ``sha256``: of its bytes.
+    ``settings``: what decides how its rows are read, JSON types only.
     """
 
     role: str
@@ -66,10 +60,8 @@ def text_digest(content: object) -> str:
 def new_sources(sources: Sequence[Source], existing: Dataset | None) -> list[Source]:
     """Return the sources that the dataset does not hold yet; a file given twice counts once.
 
-    Raises
-    ------
-    InputError
-        If the dataset holds a source that was read with other settings: its rows cannot be taken back.
+    Raises ``InputError`` if the dataset holds a source that was read with other settings: its rows cannot be taken
+    back.
     """
     known: dict[tuple[str, str], dict[str, Any]] = {}
     if existing is not None:

@@ -38,13 +38,8 @@ def spill_schema(channels: Mapping[str, Channel], *, sample_count: bool) -> pa.S
 class Spill:
     """Samples by bucket in Arrow files under a temporary folder.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Made by the first row; whoever gave it removes it.
-    schema : pyarrow.Schema
-        From :func:`spill_schema`.
-    buckets : int
+    ``folder``: made by the first row; whoever gave it removes it.
+    ``schema``: from :func:`spill_schema`.
     """
 
     def __init__(self, folder: Path, schema: pa.Schema, buckets: int) -> None:

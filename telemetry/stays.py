@@ -15,16 +15,7 @@ _KEY_SHIFT = 43
 
 
 class Stays:
-    """Answers where a unit was at a time.
-
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        Checked stays.
-    unit : {"gpu", "node"}
-    parents : mapping of str to str
-        Other names of GPUs.
-    """
+    """Answers where a unit was at a time."""
 
     def __init__(self, frame: pd.DataFrame, unit: Unit, parents: Mapping[str, str] | None = None) -> None:
         name = "gpu" if unit == "gpu" else "node"
@@ -56,18 +47,10 @@ class Stays:
     def find(self, codes: npt.NDArray[np.int64], ms: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Find the stay of each unit at each time.
 
-        Parameters
-        ----------
-        codes : ndarray of int64, shape (n,)
-            From :meth:`codes`; negative is unknown.
-        ms : ndarray of int64, shape (n,)
-            Milliseconds since the epoch.
-
-        Returns
-        -------
-        ndarray of int64, shape (n,)
-            Row of :attr:`frame`; -1 unknown unit, -2 before its first installation, -3 after a removal. The instant of
-            the removal belongs to the stay.
+        ``codes``: from :meth:`codes`; negative is unknown; shape (n,).
+        ``ms``: milliseconds since the epoch; shape (n,).
+        Returns: row of :attr:`frame`; -1 unknown unit, -2 before its first installation, -3 after a removal. The
+        instant of the removal belongs to the stay; shape (n,).
         """
         if len(self._key) == 0:
             return np.full(len(codes), -1, np.int64)

@@ -20,20 +20,9 @@ from telemetry.stays import Stays
 class StoredBlocks:
     """Reads an existing dataset for a merge.
 
-    Parameters
-    ----------
-    existing : Dataset
-    stays : Stays
-        Names of the unit codes.
-    nodes : list of str
-        Names of the node codes; grows by those that only the dataset names.
-    channels : mapping of str to Channel
-        Of the new dataset.
-    finer : ndarray of int32
-        Codes of units that are rolled up.
-    newest : ndarray of int64
-        Newest raw sample in milliseconds of each unit code, -1 where it was not rolled up.
-    step : datetime.timedelta
+    ``stays``: names of the unit codes.
+    ``nodes``: names of the node codes; grows by those that only the dataset names.
+    ``newest``: newest raw sample in milliseconds of each unit code, -1 where it was not rolled up.
     """
 
     def __init__(
@@ -55,21 +44,10 @@ class StoredBlocks:
     def read(self, bucket: int, run: int, channels: Sequence[str] | None = None) -> Block:
         """Read a run.
 
-        Parameters
-        ----------
-        bucket, run : int
-        channels : sequence of str, optional
-            Those that are wanted; the others, and ones that the dataset lacks, are missing in the block.
-
-        Returns
-        -------
-        Block
-            With order -1. A row of a cell that an earlier import left unfinished has the time of its newest raw sample.
-
-        Raises
-        ------
-        InputError
-            If the dataset has samples of a unit that the inventory does not name, or is damaged.
+        ``channels``: those that are wanted; the others, and ones that the dataset lacks, are missing in the block.
+        Returns: with order -1. A row of a cell that an earlier import left unfinished has the time of its newest raw
+        sample.
+        Raises ``InputError`` if the dataset has samples of a unit that the inventory does not name, or is damaged.
         """
         wanted = None
         if channels is not None:

@@ -26,17 +26,8 @@ _FRACTION_LEAST = 20
 class Parsed:
     """A parsed column.
 
-    Parameters
-    ----------
-    values : ndarray
-        Numbers of the channel's type; anything where not ``valid``.
-    valid : ndarray of bool
-    problems : dict of str to ndarray of bool
-        Reason to the rows whose value was nulled for it.
-    numbers : ndarray of float64
-        The values before they were judged, for messages.
-    sentinels : int
-        Values that meant "not supported".
+    ``values``: numbers of the channel's type; anything where not ``valid``.
+    ``sentinels``: values that meant "not supported".
     """
 
     values: npt.NDArray[np.generic]
@@ -49,13 +40,7 @@ class Parsed:
 def parse_values(column: pa.ChunkedArray, channel: Channel, scale: float | None, offset: float | None) -> Parsed:
     """Parse the values of one channel.
 
-    Parameters
-    ----------
-    column : pyarrow.ChunkedArray
-        Numbers, booleans or text.
-    channel : Channel
-    scale, offset : float or None
-        ``value * scale + offset`` is taken before the range is looked at.
+    ``scale``, ``offset``: ``value * scale + offset`` is taken before the range is looked at.
     """
     numbers, exact, unreadable = _numbers(column, channel)
     present = ~np.isnan(numbers)
@@ -180,11 +165,8 @@ class RangeTally:
     def check(self, channels: Mapping[str, Channel]) -> None:
         """Stop an import whose values are in another unit than the channel's.
 
-        Raises
-        ------
-        InputError
-            If more than half of a channel's values are outside its range, or more than half of a percentage's values
-            other than zero are fractions below 1.
+        Raises ``InputError`` if more than half of a channel's values are outside its range, or more than half of a
+        percentage's values other than zero are fractions below 1.
         """
         for name, tally in self._of.items():
             channel = channels[name]

@@ -43,27 +43,14 @@ class DatasetWriter:
     Use it as a context manager: on an error nothing remains but what stood at ``path`` before. Several threads may call
     :meth:`write_samples` at once.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Where the dataset shall stand. A dataset there is replaced; any other non-empty folder is refused.
-    step : datetime.timedelta
-        Nominal sample interval.
-    channels : mapping of str to Channel
-        Channels of the sample table in column order, roll-ups included.
-    unit : {"gpu", "node"}
-        What a row is about.
-    buckets : int
-        Number of buckets; a node's samples go to bucket :meth:`bucket_of`.
-    sample_count : bool
-        Whether samples carry ``sample_count``.
-    runs : Runs
-        How its time is cut, see :func:`telemetry.runs.choose_runs`; default: a bucket is one run.
-
-    Raises
-    ------
-    InputError
-        If ``path`` holds something else than a dataset, is being written by another run, or may not be written to.
+    ``path``: where the dataset shall stand. A dataset there is replaced; any other non-empty folder is refused.
+    ``channels``: channels of the sample table in column order, roll-ups included.
+    ``unit``: what a row is about.
+    ``buckets``: number of buckets; a node's samples go to bucket :meth:`bucket_of`.
+    ``sample_count``: whether samples carry ``sample_count``.
+    ``runs``: how its time is cut, see :func:`telemetry.runs.choose_runs`; default: a bucket is one run.
+    Raises ``InputError`` if ``path`` holds something else than a dataset, is being written by another run, or may not
+    be written to.
     """
 
     def __init__(
@@ -133,13 +120,7 @@ class DatasetWriter:
     def adopt(self, dataset: Dataset, bucket: int, runs: Iterable[int] | None = None) -> None:
         """Take a bucket's runs over from a dataset of the same columns, without reading or hashing them again.
 
-        Parameters
-        ----------
-        dataset : Dataset
-            May be the one that is going to be replaced.
-        bucket : int
-        runs : iterable of int, optional
-            Runs that nothing is written to; default: all of the bucket's.
+        ``runs``: runs that nothing is written to; default: all of the bucket's.
         """
         same = dataset.meta.buckets == self._buckets and dataset.meta.run_days == self._runs.days
         if dataset.schema != self._schema or not same:
@@ -168,21 +149,12 @@ class DatasetWriter:
     def write_samples(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
         """Write samples of one bucket; any number of calls for each bucket, in any order.
 
-        Parameters
-        ----------
-        bucket : int
-            The bucket of every node in ``table``.
-        table : pyarrow.Table
-            ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel is null. A table in the order
-            (gpu, timestamp), or (node, timestamp), is written without a copy; another is sorted. NaN becomes null.
-        last : bool
-            Whether no further table of this bucket will come: its runs are then made at once, not at the end.
-
-        Raises
-        ------
-        InputError
-            On an unknown column, a value that does not fit the channel's type, a null key, two samples of one unit at
-            one time, or a full disk.
+        ``bucket``: the bucket of every node in ``table``.
+        ``table``: ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel is null. A table in the
+        order (gpu, timestamp), or (node, timestamp), is written without a copy; another is sorted. NaN becomes null.
+        ``last``: whether no further table of this bucket will come: its runs are then made at once, not at the end.
+        Raises ``InputError`` on an unknown column, a value that does not fit the channel's type, a null key, two
+        samples of one unit at one time, or a full disk.
         """
         if not 0 <= bucket < self._buckets:
             raise ValueError(f"bucket {bucket} is outside 0 .. {self._buckets - 1}")
@@ -209,29 +181,11 @@ class DatasetWriter:
     ) -> Dataset:
         """Write the remaining tables and dataset.json, force all to the disk, and swap the dataset in.
 
-        Parameters
-        ----------
-        events, inventory : pandas.DataFrame
-            In the layouts of :mod:`telemetry.schema`, in any order; absent nullable columns are null.
-        span : tuple of two datetime
-            First and last instant of anything observed, aware.
-        jobs : pandas.DataFrame, optional
-        sources : sequence of mapping
-            What the dataset was made from, JSON types only, without paths or times of writing.
-        quarantine : mapping of str to int, optional
-            Rows set aside, by reason.
-        counts : mapping, optional
-            Further counts for dataset.json.
-
-        Returns
-        -------
-        Dataset
-            The finished dataset.
-
-        Raises
-        ------
-        InputError
-            If the disk is full (the old dataset is unchanged), or parts of a bucket hold the same key twice.
+        ``events``, ``inventory``: in the layouts of :mod:`telemetry.schema`, in any order; absent nullable columns are
+        null.
+        ``sources``: what the dataset was made from, JSON types only, without paths or times of writing.
+        Raises ``InputError`` if the disk is full (the old dataset is unchanged), or parts of a bucket hold the same key
+        twice.
         """
         for instant in span:
             if instant.tzinfo is None:

@@ -29,19 +29,13 @@ def xid_edges(
 ) -> npt.NDArray[np.int64]:
     """Return the rows at which a unit's latched XID changes to another one.
 
-    Parameters
-    ----------
-    unit : ndarray of int32, shape (n,)
-    values, valid : ndarray, shape (n,)
-        The gauge, sorted by (unit, time); a row without it counts as one in which the unit was seen.
-
-    Returns
-    -------
-    ndarray of int64
-        A unit's first row is no edge, whatever it shows: its XID is older than the data. A first value after rows
-        without one is an edge, for the gauge is absent until there is an XID; where another source of the same unit
-        began earlier and never carries the gauge, an older XID is taken for a new one. The same value before and after
-        rows without one is no edge: the gauge may have been cleared, or only left out of a page.
+    ``unit``: shape (n,).
+    ``values``, ``valid``: the gauge, sorted by (unit, time); a row without it counts as one in which the unit was seen;
+    shape (n,).
+    Returns: a unit's first row is no edge, whatever it shows: its XID is older than the data. A first value after rows
+    without one is an edge, for the gauge is absent until there is an XID; where another source of the same unit began
+    earlier and never carries the gauge, an older XID is taken for a new one. The same value before and after rows
+    without one is no edge: the gauge may have been cleared, or only left out of a page.
     """
     reported = np.flatnonzero(valid)
     if len(reported) == 0:
@@ -63,24 +57,13 @@ def untold_edges(
 ) -> npt.NDArray[np.int64]:
     """Return the edges of which an earlier import, that knew only the old rows, has not told.
 
-    Parameters
-    ----------
-    unit, ms : ndarray, shape (n,)
-        Rows of an existing dataset and new ones, sorted by (unit, ms).
-    gauge : tuple of ndarray
-        Values and which are reported.
-    old, held : ndarray of bool, shape (n,)
-        Rows of the existing dataset, and those of them in which it held the gauge.
-    told : mapping
-        Instants (ms) of the existing dataset's edges by unit and XID: inside a step that was rolled up, its rows do not
-        show them all.
-
-    Returns
-    -------
-    ndarray of int64
-        An edge of a late row is left out where the next old row was the edge to the same value, or its step has one:
-        the event then stays a little late, and is told once. An edge at an old row is returned where late rows made it
-        one. An event that late rows before a unit's first ones make untrue (the XID was older) stays.
+    ``unit``, ``ms``: rows of an existing dataset and new ones, sorted by (unit, ms); shape (n,).
+    ``old``, ``held``: rows of the existing dataset, and those of them in which it held the gauge; shape (n,).
+    ``told``: instants (ms) of the existing dataset's edges by unit and XID: inside a step that was rolled up, its rows
+    do not show them all.
+    Returns: an edge of a late row is left out where the next old row was the edge to the same value, or its step has
+    one: the event then stays a little late, and is told once. An edge at an old row is returned where late rows made it
+    one. An event that late rows before a unit's first ones make untrue (the XID was older) stays.
     """
     values, valid = gauge
     edges = xid_edges(unit, values, valid)
@@ -114,20 +97,10 @@ def untold_edges(
 def xid_events(samples: pd.DataFrame, *, delay: timedelta, unit: str = "gpu") -> pd.DataFrame:
     """Make XID events of samples.
 
-    Parameters
-    ----------
-    samples : pandas.DataFrame
-        ``timestamp``, ``node``, ``gpu`` and ``xid_last`` (null where not reported), in any order.
-    delay : datetime.timedelta
-        Reporting delay: ``known_at`` is the sample's time plus it.
-    unit : {"gpu", "node"}
-        What the gauge belongs to.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Events in the layout of :data:`telemetry.schema.EVENTS`; their ``timestamp`` is that of the first sample that
-        shows the XID, which is at most one interval late.
+    ``samples``: ``timestamp``, ``node``, ``gpu`` and ``xid_last`` (null where not reported), in any order.
+    ``delay``: reporting delay: ``known_at`` is the sample's time plus it.
+    Returns: events in the layout of :data:`telemetry.schema.EVENTS`; their ``timestamp`` is that of the first sample
+    that shows the XID, which is at most one interval late.
     """
     ordered = samples.sort_values([unit, "timestamp"], kind="stable").reset_index(drop=True)
     codes = pd.factorize(ordered[unit])[0].astype(np.int32)
@@ -141,20 +114,11 @@ def xid_events(samples: pd.DataFrame, *, delay: timedelta, unit: str = "gpu") ->
 def drop_told_edges(events: pd.DataFrame, interval: timedelta) -> pd.DataFrame:
     """Leave out the edges, and the rises of an exporter's count, of which a better source tells.
 
-    Parameters
-    ----------
-    events : pandas.DataFrame
-        In the layout of :data:`telemetry.schema.EVENTS`: of this source and of others, new and stored.
-    interval : datetime.timedelta
-        Time between two samples.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Without the edges that have an event of another source for the same GPU (or node) and code within ``interval``
-        of them. What was known of it more than ``interval`` after the edge does not count: until then, the edge was
-        all that one could know. Rises of an exporter's count are treated alike, but edges are no better than they. The
-        rest is in the order given.
+    ``events``: in the layout of :data:`telemetry.schema.EVENTS`: of this source and of others, new and stored.
+    Returns: without the edges that have an event of another source for the same GPU (or node) and code within
+    ``interval`` of them. What was known of it more than ``interval`` after the edge does not count: until then, the
+    edge was all that one could know. Rises of an exporter's count are treated alike, but edges are no better than they.
+    The rest is in the order given.
     """
     is_xid = (events["type"] == "xid").to_numpy(dtype=bool)
     edge = is_xid & (events["source"] == SOURCE).to_numpy(dtype=bool)

@@ -67,17 +67,10 @@ _DETAIL_LENGTH = 400
 class XidMessage:
     """What an XID message says.
 
-    Parameters
-    ----------
-    code : str
-        The number, such as ``79``.
-    pci_bus_id : str or None
-        Normalised address.
-    gpu : str or None
-        UUID, where the message has it.
-    detail : str or None
-        The text without process; for 144 to 150 sub-code, severity and link (``NETIR_LINK_EVT Fatal link 00``); for 154
-        the recovery action.
+    ``code``: the number, such as ``79``.
+    ``gpu``: UUID, where the message has it.
+    ``detail``: the text without process; for 144 to 150 sub-code, severity and link (``NETIR_LINK_EVT Fatal link 00``);
+    for 154 the recovery action.
     """
 
     code: str

@@ -26,9 +26,6 @@ class _OnceLoader(yaml.SafeLoader):
 def read_yaml(text: str) -> Any:
     """Read one YAML document, as ``yaml.safe_load`` does.
 
-    Raises
-    ------
-    yaml.YAMLError
-        If the text is not valid, or a mapping holds a key twice; names both lines.
+    Raises ``yaml.YAMLError`` if the text is not valid, or a mapping holds a key twice; names both lines.
     """
     return yaml.load(text, Loader=_OnceLoader)  # noqa: S506 - a safe loader, only stricter

@@ -15,14 +15,8 @@ _PROCESSES.set_forkserver_preload(["pandas", "pyarrow.parquet", "telemetry.landi
 def exit_code_of(function: Callable[..., Any], *given: object, timeout: float = 60.0) -> int:
     """Run a function of a module in a new process, forked from a clean one, and give the process's exit code.
 
-    Parameters
-    ----------
-    function : callable
-        Found by its module and name; usually ends in ``os._exit``.
-    *given
-        Its arguments, which have to survive pickling.
-    timeout : float
-        Seconds until the process is killed (and the code is -9).
+    ``function``: found by its module and name; usually ends in ``os._exit``.
+    ``timeout``: seconds until the process is killed (and the code is -9).
     """
     process = _PROCESSES.Process(target=function, args=given)
     process.start()
@@ -38,11 +32,7 @@ def exit_code_of(function: Callable[..., Any], *given: object, timeout: float = 
 def die_at(at: int, places: Iterable[tuple[Any, str]]) -> None:
     """Make this process die (code 9) before the call of that number, from 1 on, among those of the given functions.
 
-    Parameters
-    ----------
-    at : int
-    places : iterable of (module or class, str)
-        Where each function stands, and its name there; it is replaced for the rest of the process.
+    ``places``: where each function stands, and its name there; it is replaced for the rest of the process.
     """
     calls = 0
 

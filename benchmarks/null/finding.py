@@ -28,16 +28,7 @@ LEVEL = 0.05
 class Finding:
     """One measure of one model.
 
-    Attributes
-    ----------
-    model, variant, measure : str
-        What was measured.
-    value, low, high : float
-        Estimate and 95 % interval.
-    chance : float
-        What chance gives.
-    z : float
-        Standard errors above chance.
+    ``value``, ``low``, ``high``: estimate and 95 % interval.
     """
 
     model: str
@@ -59,14 +50,8 @@ class Finding:
 class Outcome:
     """What one run found.
 
-    Attributes
-    ----------
-    name : str
-        The run.
-    findings : tuple of Finding
-        Every model, variant and measure; the baseline ``random`` is among them.
-    incidents : int
-        Incidents in the period tested.
+    ``findings``: every model, variant and measure; the baseline ``random`` is among them.
+    ``incidents``: incidents in the period tested.
     """
 
     name: str

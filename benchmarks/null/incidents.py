@@ -28,10 +28,7 @@ TEMPERATURE = "gpu_temp_c"
 def draw_incidents(dataset: Dataset, count: int, seed: int) -> pd.DataFrame:
     """Draw failures, and a repair after each, at a constant rate: any GPU and any time of the dataset alike.
 
-    Returns
-    -------
-    DataFrame
-        Events of the dataset's own shape.
+    Returns: events of the dataset's own shape.
     """
     rng = np.random.default_rng(seed)
     stays = dataset.inventory()

@@ -16,16 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 class Size:
     """How large a check is.
 
-    Attributes
-    ----------
-    gpus, days : int
-        The fleet.
-    incidents : int
-        Incidents drawn.
-    acceleration : float
-        Of the fleet whose incidents are shuffled.
-    seed : int
-        Of the fleets and all draws.
+    ``acceleration``: of the fleet whose incidents are shuffled.
+    ``seed``: of the fleets and all draws.
     """
 
     gpus: int

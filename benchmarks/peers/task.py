@@ -15,19 +15,10 @@ STATISTICS = ("mean", "std", "min", "max", "slope")
 class Task:
     """What to compute.
 
-    Attributes
-    ----------
-    files : sequence of Path
-        Parquet files with ``timestamp`` (UTC), ``node``, ``gpu`` and the channels.
-    channels : sequence of str
-        Gauges.
-    windows : sequence of timedelta
-        A window of a decision time t holds the samples in (t - delay - window, t - delay].
-    times : sequence of datetime
-        Decision times, aware, evenly spaced.
-    delay : timedelta
-    out : Path
-        Parquet file with ``gpu``, ``decision_time`` and a column ``CHANNEL__STATISTIC__HOURSh`` each.
+    ``files``: Parquet files with ``timestamp`` (UTC), ``node``, ``gpu`` and the channels.
+    ``windows``: a window of a decision time t holds the samples in (t - delay - window, t - delay].
+    ``times``: decision times, aware, evenly spaced.
+    ``out``: Parquet file with ``gpu``, ``decision_time`` and a column ``CHANNEL__STATISTIC__HOURSh`` each.
     """
 
     files: Sequence[Path]

@@ -28,22 +28,15 @@ SHOWN, SHORT, UNPROVEN, WORSE = "shown", "better, but by less", "not proven", "w
 class Gain:
     """A relative gain in precision at equal numbers of alerts.
 
-    Attributes
-    ----------
-    where : str
-        Scenarios it was taken on.
-    other : str
-        Against what.
-    mine, theirs, oracle : float
-        Precision of the recommended profile, of the other, and of the oracle at as many alerts.
-    alerts : int
-        The profile's alerts with a known outcome; the other gives as many, of which a few more or less have one.
-    gain, low, high : float
-        Relative gain and its interval.
-    difference_low, difference_high : float
-        Interval of the difference in precision: that it leaves out zero is what proves.
-    needed : float or None
-        The gain that is asked for; None: none.
+    ``where``: scenarios it was taken on.
+    ``mine``, ``theirs``, ``oracle``: precision of the recommended profile, of the other, and of the oracle at as many
+    alerts.
+    ``alerts``: the profile's alerts with a known outcome; the other gives as many, of which a few more or less have
+    one.
+    ``gain``, ``low``, ``high``: relative gain and its interval.
+    ``difference_low``, ``difference_high``: interval of the difference in precision: that it leaves out zero is what
+    proves.
+    ``needed``: the gain that is asked for; None: none.
     """
 
     where: str
@@ -104,19 +97,7 @@ def bracket(low: float, high: float) -> str:
 def gain(where: str, other: str, mine: Hits, theirs: Hits, oracle: Hits, needed: float | None) -> Gain:
     """Compare two sets of alerts of equal number on the same resamples.
 
-    Parameters
-    ----------
-    where, other : str
-        For the sentence.
-    mine, theirs, oracle : Hits
-        The recommended profile's, the other's and the oracle's.
-    needed : float or None
-        The relative gain that is asked for.
-
-    Returns
-    -------
-    Gain
-        With intervals; a resample in which the other hits nothing counts as an unbounded gain.
+    Returns: with intervals; a resample in which the other hits nothing counts as an unbounded gain.
     """
     one, two = mine.precision, theirs.precision
     bounds = difference_interval(one, two)
@@ -150,16 +131,8 @@ def gain(where: str, other: str, mine: Hits, theirs: Hits, oracle: Hits, needed:
 def profile_gains(found: Mapping[str, Measured]) -> list[Gain]:
     """Compare the recommended profile with the best single model trained once and with the vendor rules.
 
-    Parameters
-    ----------
-    found : mapping of str to Measured
-        The recommended profile's measurements by scenario.
-
-    Returns
-    -------
-    list of Gain
-        For each scenario, and for all of them together where there are several. The best single model is chosen after
-        the fact, on the decisions that it is compared on, which favours it.
+    Returns: for each scenario, and for all of them together where there are several. The best single model is chosen
+    after the fact, on the decisions that it is compared on, which favours it.
     """
     scopes = [(f"`{scenario}`", [measured]) for scenario, measured in found.items()]
     if len(scopes) > 1:
@@ -220,15 +193,7 @@ def trend_sentences(measured: Measured, scenario: str) -> list[str]:
 def calibration_rows(found: Mapping[str, Measured]) -> pd.DataFrame:
     """Calibration of the profile out of time, by scenario.
 
-    Parameters
-    ----------
-    found : mapping of str to Measured
-        The recommended profile's measurements.
-
-    Returns
-    -------
-    DataFrame
-        ``scenario``, ``risk_ratio``, ``brier_skill``, ``calibration_error``, ``holds``.
+    Returns: ``scenario``, ``risk_ratio``, ``brier_skill``, ``calibration_error``, ``holds``.
     """
     rows = []
     for scenario, measured in found.items():

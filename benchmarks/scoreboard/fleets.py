@@ -34,14 +34,8 @@ from simulator.simulate import simulate
 class Ran:
     """What running the plan gave.
 
-    Attributes
-    ----------
-    parts : dict of Part to Stored
-        The finished parts.
-    left_out : tuple of str
-        Parts that could not be run, and why.
-    fresh : int
-        How many were run by this call rather than taken.
+    ``left_out``: parts that could not be run, and why.
+    ``fresh``: how many were run by this call rather than taken.
     """
 
     parts: dict[Part, Stored]
@@ -60,24 +54,11 @@ def run_plan(plan: Plan, files: Sequence[Path], work: Path, *, jobs: int = 2, fi
     of the same shape. Of each seed the largest fleets come first, so that none is left to run alone for long at the
     end.
 
-    Parameters
-    ----------
-    plan : Plan
-        The parts.
-    files : sequence of Path
-        Parameter files of the recommended profile.
-    work : Path
-        Folder for fleets and results. A killed call leaves it so that the next goes on at the parts that were cut off.
-    jobs : int
-        Fleets at a time, each in a process of its own; one of 2,000 GPUs needs up to 6 GB. Larger ones
-        run one at a time beside those.
-    finished : bool
-        Run nothing: take what is finished, and name the rest as left out.
-
-    Returns
-    -------
-    Ran
-        The parts.
+    ``work``: folder for fleets and results. A killed call leaves it so that the next goes on at the parts that were cut
+    off.
+    ``jobs``: fleets at a time, each in a process of its own; one of 2,000 GPUs needs up to 6 GB. Larger ones run one at
+    a time beside those.
+    ``finished``: run nothing: take what is finished, and name the rest as left out.
     """
     code = code_digest()
     keys: dict[Part, str] = {}

@@ -18,14 +18,7 @@ def foreseen_incidents(part: Stored) -> pd.DataFrame:
 
     As :func:`models.unforeseen.unforeseen_incidents` does from predictions: that would take all models' rows at once.
 
-    Parameters
-    ----------
-    part : Stored
-
-    Returns
-    -------
-    DataFrame
-        ``incident``, ``seen``, ``chance`` and ``announced`` as there, by incident.
+    Returns: ``incident``, ``seen``, ``chance`` and ``announced`` as there, by incident.
     """
     rows = part.rows()
     times, time = np.unique(rows["time_ms"], return_inverse=True)
@@ -62,17 +55,9 @@ def foreseen_incidents(part: Stored) -> pd.DataFrame:
 def foreseen_table(parts: Mapping[str, Sequence[Stored]]) -> pd.DataFrame:
     """Pool the incidents of each scenario.
 
-    Parameters
-    ----------
-    parts : mapping of str to sequence of Stored
-        The recommended profile's parts by scenario.
-
-    Returns
-    -------
-    DataFrame
-        ``scenario``; ``incidents``; and shares of them: ``silent`` (by the simulator's truth their risk never rose
-        above the fleet's mean), ``missed`` (stood out to no model) and ``by_chance`` (what ``missed`` would be had the
-        models ranked at random in the same way).
+    Returns: ``scenario``; ``incidents``; and shares of them: ``silent`` (by the simulator's truth their risk never rose
+    above the fleet's mean), ``missed`` (stood out to no model) and ``by_chance`` (what ``missed`` would be had the
+    models ranked at random in the same way).
     """
     told = []
     for scenario, stored in parts.items():

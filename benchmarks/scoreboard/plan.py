@@ -47,12 +47,8 @@ ONLY_READ = frozenset(
 class Size:
     """Size of the fleets.
 
-    Attributes
-    ----------
-    gpus, days : int
-        GPUs and days of each.
-    acceleration : float
-        Factor on all failure rates.
+    ``gpus``, ``days``: GPUs and days of each.
+    ``acceleration``: factor on all failure rates.
     """
 
     gpus: int
@@ -64,16 +60,7 @@ class Size:
 class Part:
     """One fleet replayed with one profile.
 
-    Attributes
-    ----------
-    scenario : str
-        Scenario of the simulator.
-    seed : int
-        Seed of the fleet.
-    profile : str
-        :data:`RECOMMENDED`, :data:`PAPER` or :data:`PROMISED`.
-    size : Size
-        Of the fleet.
+    ``profile``: :data:`RECOMMENDED`, :data:`PAPER` or :data:`PROMISED`.
     """
 
     scenario: str
@@ -96,14 +83,8 @@ class Part:
 class Plan:
     """All parts, and how they are told.
 
-    Attributes
-    ----------
-    parts : tuple of Part
-        In the order in which they are run; parts of one fleet follow each other.
-    replicates : int
-        Bootstrap resamples.
-    quick : bool
-        Whether this is the small table, which proves nothing.
+    ``parts``: in the order in which they are run; parts of one fleet follow each other.
+    ``quick``: whether this is the small table, which proves nothing.
     """
 
     parts: tuple[Part, ...]
@@ -168,29 +149,12 @@ def make_plan(
 ) -> Plan:
     """Lay out the table.
 
-    Parameters
-    ----------
-    quick : bool
-        Small fleets and few seeds.
-    first_seed : int
-        Seeds are counted from here; reports use 1, development 100 and more.
-    scenarios : sequence of str, optional
-        Only these.
-    seeds : int, optional
-        At most so many seeds of each scenario.
-    gpus, days : int, optional
-        Another size.
-    with_paper : bool
-        Replay the first fleet of :data:`PAPER_SCENARIOS` with the paper's profile too.
-    own_rates : bool
-        Instead of the accelerated fleets those of :data:`OWN_SEEDS` at the failure rates as calibrated, with the
-        recommended profile: acceleration makes failures frequent enough to tell models apart, and so many that a model
-        needs no second fit.
-
-    Returns
-    -------
-    Plan
-        The parts.
+    ``first_seed``: seeds are counted from here; reports use 1, development 100 and more.
+    ``seeds``: at most so many seeds of each scenario.
+    ``with_paper``: replay the first fleet of :data:`PAPER_SCENARIOS` with the paper's profile too.
+    ``own_rates``: instead of the accelerated fleets those of :data:`OWN_SEEDS` at the failure rates as calibrated, with
+    the recommended profile: acceleration makes failures frequent enough to tell models apart, and so many that a model
+    needs no second fit.
     """
     usual = QUICK if quick else FULL
     size = Size(gpus or usual.gpus, days or usual.days, 1.0 if own_rates else usual.acceleration)

@@ -42,14 +42,7 @@ _EMPTY = np.empty(0)
 class Pool:
     """The rows of several parts side by side; scores are read when a model is asked for.
 
-    Parameters
-    ----------
-    parts : sequence of Stored
-        One or more finished parts of different fleets.
-    replicates : int
-        Bootstrap resamples.
-    seed : int
-        Seed of the resampling: parts of the same fleets in the same order are resampled alike.
+    ``seed``: seed of the resampling: parts of the same fleets in the same order are resampled alike.
     """
 
     def __init__(self, parts: Sequence[Stored], replicates: int, seed: int = 1) -> None:
@@ -128,10 +121,7 @@ class Pool:
 class Hits:
     """Right alerts and alerts with a label, on the units as they are and then on each resample.
 
-    Attributes
-    ----------
-    hits, alerts : ndarray, shape (1 + replicates,)
-        Sums over the units; those of different pools add up.
+    ``hits``, ``alerts``: sums over the units; those of different pools add up; shape (1 + replicates,).
     """
 
     hits: Floats
@@ -150,24 +140,14 @@ class Hits:
 class Measured:
     """What a pool of fleets showed.
 
-    Attributes
-    ----------
-    k : tuple of int
-        Alert budget of each fleet.
-    fleets, units, times : int
-        Fleets, units, and decision times of all fleets together.
-    table : DataFrame
-        As :attr:`models.evaluation.Evaluation.table`, with ``lead_time_median_low`` and ``_high``.
-    monthly, by_class, budgets, paired, trends : DataFrame
-        As the evaluation's frames of these names; ``monthly`` with ``low`` and ``high`` of precision at K, ``trends``
-        counts each fleet from its own first fit.
-    equal : DataFrame
-        Each sliding ensemble beside each learner at as many alerts: ``model``, ``other_model``, ``alerts``,
-        ``precision``, ``other_precision``, ``difference``, ``low``, ``high``, ``share_better``, ``member``, ``best``.
-    at_profile : dict of (model, variant) to Hits
-        Every model at as many alerts, at each decision time, as the profile gives.
-    profile : str
-        The profile's model.
+    ``k``: alert budget of each fleet.
+    ``fleets``, ``units``, ``times``: Fleets, units, and decision times of all fleets together.
+    ``table``: as :attr:`models.evaluation.Evaluation.table`, with ``lead_time_median_low`` and ``_high``.
+    ``monthly``, ``by_class``, ``budgets``, ``paired``, ``trends``: as the evaluation's frames of these names;
+    ``monthly`` with ``low`` and ``high`` of precision at K, ``trends`` counts each fleet from its own first fit.
+    ``equal``: each sliding ensemble beside each learner at as many alerts: ``model``, ``other_model``, ``alerts``,
+    ``precision``, ``other_precision``, ``difference``, ``low``, ``high``, ``share_better``, ``member``, ``best``.
+    ``at_profile``: every model at as many alerts, at each decision time, as the profile gives.
     """
 
     k: tuple[int, ...]
@@ -191,18 +171,7 @@ class Measured:
 
 
 def measure(pool: Pool) -> Measured:
-    """Measure every model of a pool; only one model's rows are in memory at a time.
-
-    Parameters
-    ----------
-    pool : Pool
-        The fleets.
-
-    Returns
-    -------
-    Measured
-        The measurements.
-    """
+    """Measure every model of a pool; only one model's rows are in memory at a time."""
     facts = pool.parts[0].facts
     profile = str(facts["profile"])
     every = np.concatenate([np.ones((1, len(pool.shared.units))), pool.weights])
@@ -322,24 +291,10 @@ def _named(frame: pd.DataFrame, scored: Scored) -> pd.DataFrame:
 def at_alerts_of(ours: Pool, theirs: Pool, model: str, *, sparing: bool) -> tuple[Hits, Hits, Hits]:
     """Compare two profiles of the same fleets at equal numbers of alerts.
 
-    Parameters
-    ----------
-    ours, theirs : Pool
-        The same fleets in the same order, resampled alike, replayed with two profiles.
-    model : str
-        Model of ``theirs``.
-    sparing : bool
-        At the number of alerts that ``theirs`` gives at each decision time; otherwise at the budget K.
-
-    Returns
-    -------
-    ours, theirs, oracle : Hits
-        Of our profile's model, of theirs, and of the oracle.
-
-    Raises
-    ------
-    ValueError
-        If the pools do not hold the same units and decision times.
+    ``ours``, ``theirs``: the same fleets in the same order, resampled alike, replayed with two profiles.
+    ``model``: model of ``theirs``.
+    ``sparing``: at the number of alerts that ``theirs`` gives at each decision time; otherwise at the budget K.
+    Raises ``ValueError`` if the pools do not hold the same units and decision times.
     """
     same = np.array_equal(ours.shared.times_ms, theirs.shared.times_ms)
     if not same or not np.array_equal(ours.shared.units.astype(str), theirs.shared.units.astype(str)):

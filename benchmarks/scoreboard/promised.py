@@ -46,15 +46,7 @@ _LABELS, _ROWS = "labels", "part-all.parquet"
 
 
 def keep_labels(matrix: FeatureMatrix, part: Path) -> None:
-    """Keep a matrix of the decision grid without features, from which labels as of any time can be told.
-
-    Parameters
-    ----------
-    matrix : FeatureMatrix
-        What the part is replayed on.
-    part : Path
-        The part's folder; exists.
-    """
+    """Keep a matrix of the decision grid without features, from which labels as of any time can be told."""
     folder = part / _LABELS
     folder.mkdir()
     for name in (EVENTS_NAME, INVENTORY_NAME):
@@ -75,17 +67,8 @@ def keep_labels(matrix: FeatureMatrix, part: Path) -> None:
 def promises_of(part: Stored, section: PromisesSection) -> pd.DataFrame:
     """Walk the promises of a part's profile, or take those that the same rules made earlier.
 
-    Parameters
-    ----------
-    part : Stored
-        The part; what is found is kept beside it.
-    section : PromisesSection
-        ``models.promises``.
-
-    Returns
-    -------
-    DataFrame
-        :attr:`models.promises.Promises.pooled` of the profile; empty where the part kept no labels.
+    ``section``: ``models.promises``.
+    Returns: :attr:`models.promises.Promises.pooled` of the profile; empty where the part kept no labels.
     """
     if not (part.path / _LABELS).is_dir():
         return pd.DataFrame()
@@ -117,19 +100,11 @@ def promises_of(part: Stored, section: PromisesSection) -> pd.DataFrame:
 def promise_table(parts: Mapping[str, Sequence[Stored]], section: PromisesSection, jobs: int = 1) -> pd.DataFrame:
     """Gather what each fleet's profile promised.
 
-    Parameters
-    ----------
-    parts : mapping of str to sequence of Stored
-        The recommended profile's parts by scenario, and those that were replayed for their promises alone.
-    section : PromisesSection
-        ``models.promises``.
-    jobs : int
-        Parts at a time, each in a process of its own.
-
-    Returns
-    -------
-    DataFrame
-        ``scenario``, ``fleet`` and the columns of :attr:`models.promises.Promises.pooled`; empty where there are none.
+    ``parts``: the recommended profile's parts by scenario, and those that were replayed for their promises alone.
+    ``section``: ``models.promises``.
+    ``jobs``: parts at a time, each in a process of its own.
+    Returns: ``scenario``, ``fleet`` and the columns of :attr:`models.promises.Promises.pooled`; empty where there are
+    none.
     """
     named = [(scenario, part) for scenario, stored in parts.items() for part in stored]
     walk = partial(promises_of, section=section)
@@ -149,17 +124,7 @@ def promise_table(parts: Mapping[str, Sequence[Stored]], section: PromisesSectio
 def promise_lines(table: pd.DataFrame, section: PromisesSection) -> list[str]:
     """Tell them: what a promise is of, one row a scenario and target, then what was asked for.
 
-    Parameters
-    ----------
-    table : DataFrame
-        As :func:`promise_table` returns it.
-    section : PromisesSection
-        What promises were made by.
-
-    Returns
-    -------
-    list of str
-        Markdown.
+    ``table``: as :func:`promise_table` returns it.
     """
     if table.empty:
         return ["No fleet left any promise."]

@@ -13,21 +13,11 @@ from models.scored import Scored
 def month_bounds(scored: Scored, month: Ints, names: np.ndarray, every: Floats) -> pd.DataFrame:
     """Give the interval of precision at K in each month.
 
-    Parameters
-    ----------
-    scored : Scored
-    month : ndarray of int64, shape (rows,)
-        Position of the row's month in ``names``.
-    names : ndarray of str, shape (months,)
-        In ascending order.
-    every : ndarray of float64, shape (1 + replicates, units)
-        Weights of the units: ones, then those of each resample.
-
-    Returns
-    -------
-    DataFrame
-        ``model``, ``variant``, ``month``, ``low``, ``high``; exact where no alert was right, NaN where too few
-        resamples have one.
+    ``month``: position of the row's month in ``names``; shape (rows,).
+    ``names``: in ascending order; shape (months,).
+    ``every``: weights of the units: ones, then those of each resample; shape (1 + replicates, units).
+    Returns: ``model``, ``variant``, ``month``, ``low``, ``high``; exact where no alert was right, NaN where too few
+    resamples have one.
     """
     top = scored.top(scored.shared.budget) & scored.known
     rows = []
@@ -43,18 +33,10 @@ def month_bounds(scored: Scored, month: Ints, names: np.ndarray, every: Floats) 
 def lead_bounds(incidents: pd.DataFrame, units: np.ndarray, weights: Floats) -> Interval:
     """Give the interval of the median lead time of the incidents that were caught.
 
-    Parameters
-    ----------
-    incidents : DataFrame
-        From :func:`models.lead_time.incident_table`.
-    units : ndarray of str, shape (units,)
-        In the order of the weights.
-    weights : ndarray of float64, shape (replicates, units)
-
-    Returns
-    -------
-    Interval
-        In hours; NaN bounds where too few resamples hold a caught incident.
+    ``incidents``: from :func:`models.lead_time.incident_table`.
+    ``units``: in the order of the weights; shape (units,).
+    ``weights``: shape (replicates, units).
+    Returns: in hours; NaN bounds where too few resamples hold a caught incident.
     """
     caught = incidents.dropna(subset=["lead_time_hours"]).sort_values("lead_time_hours", kind="stable")
     if caught.empty:

@@ -34,13 +34,8 @@ _INCIDENT = ("incident", "start_ms", "failure_class")
 class Stored:
     """A finished part.
 
-    Attributes
-    ----------
-    path : Path
-        Its folder.
-    facts : mapping
-        ``key``, ``k``, ``incidents``, ``oracle_coverage``, ``profile``, ``members``, ``seconds``, ``cpu_seconds``,
-        ``peak_mb`` and more.
+    ``facts``: ``key``, ``k``, ``incidents``, ``oracle_coverage``, ``profile``, ``members``, ``seconds``,
+    ``cpu_seconds``, ``peak_mb`` and more.
     """
 
     path: Path
@@ -70,17 +65,7 @@ class Stored:
 def load(path: Path, key: str | None = None) -> Stored | None:
     """Give a finished part, or None where it is not finished or was made from something else.
 
-    Parameters
-    ----------
-    path : Path
-        Its folder.
-    key : str, optional
-        What it must have been made from.
-
-    Returns
-    -------
-    Stored or None
-        The part.
+    ``key``: what it must have been made from.
     """
     try:
         facts = json.loads((path / FACTS).read_text(encoding="utf-8"))
@@ -92,26 +77,11 @@ def load(path: Path, key: str | None = None) -> Stored | None:
 def keep(path: Path, predictions: pd.DataFrame, truth: pd.DataFrame, facts: Mapping[str, Any]) -> Stored:
     """Condense a backtest's predictions and its oracle into a part.
 
-    Parameters
-    ----------
-    path : Path
-        Folder to write to; exists and holds no part.
-    predictions : DataFrame
-        As :func:`models.sliding.run_backtest` returns it: the same decisions of the same units for each model.
-    truth : DataFrame
-        True risks.
-    facts : mapping
-        Facts to keep; ``k`` and ``key`` among them.
-
-    Returns
-    -------
-    Stored
-        The part.
-
-    Raises
-    ------
-    ValueError
-        If the models were not scored on the same rows, or a variant's name holds a dot.
+    ``path``: folder to write to; exists and holds no part.
+    ``predictions``: as :func:`models.sliding.run_backtest` returns it: the same decisions of the same units for each
+    model.
+    ``facts``: facts to keep; ``k`` and ``key`` among them.
+    Raises ``ValueError`` if the models were not scored on the same rows, or a variant's name holds a dot.
     """
     (path / _SCORES).mkdir(parents=True, exist_ok=True)
     blocks = predictions.groupby(["model", "variant"], observed=True, sort=False).indices

@@ -29,14 +29,7 @@ class _Row:
 class Adwin:
     """An adaptive window.
 
-    Parameters
-    ----------
-    delta : float
-        Bound on the probability of a false cut.
-    check_every : int
-        Values between two looks for a cut.
-    max_buckets : int
-        Buckets of one size; more of them make cuts finer and the window's memory larger.
+    ``max_buckets``: buckets of one size; more of them make cuts finer and the window's memory larger.
 
     Examples
     --------
@@ -74,15 +67,7 @@ class Adwin:
     def update(self, value: float) -> bool:
         """Take one value from 0 to 1.
 
-        Returns
-        -------
-        bool
-            Whether an older part of the window was dropped.
-
-        Raises
-        ------
-        ValueError
-            If the value lies outside 0 to 1: the bound would not hold.
+        Raises ``ValueError`` if the value lies outside 0 to 1: the bound would not hold.
         """
         if not 0.0 <= value <= 1.0:
             raise ValueError(f"a value from 0 to 1 is needed, not {value}")

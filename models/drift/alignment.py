@@ -30,12 +30,8 @@ _LEFT = 0.02
 class Effect:
     """What a change did to one feature.
 
-    Attributes
-    ----------
-    effect : float
-        Change of the mean rank, -1 to 1.
-    t : float
-        The effect over its error.
+    ``effect``: change of the mean rank, -1 to 1.
+    ``t``: the effect over its error.
     """
 
     effect: float
@@ -63,19 +59,10 @@ def changed_since_first(unit: Ints, time: Ints, code: Floats) -> Bools:
 def effect_of(changed: Bools, values: np.ndarray, *, unit: Ints, day: Ints, node: Ints) -> Effect | None:
     """Measure what a change did to one feature.
 
-    Parameters
-    ----------
-    changed : ndarray of bool, shape (n_rows,)
-        Whether the row comes after its unit's change.
-    values : ndarray, shape (n_rows,)
-        The feature; rows without a value are left out.
-    unit, day, node : ndarray of int64, shape (n_rows,)
-        Numbers from 0.
-
-    Returns
-    -------
-    Effect or None
-        None where it cannot be told: too few nodes changed or stayed, or all changed at once.
+    ``changed``: whether the row comes after its unit's change; shape (n_rows,).
+    ``values``: the feature; rows without a value are left out; shape (n_rows,).
+    ``unit``, ``day``, ``node``: numbers from 0; shape (n_rows,).
+    Returns: none where it cannot be told: too few nodes changed or stayed, or all changed at once.
     """
     there = np.isfinite(values)
     nodes_changed = np.unique(node[there & changed])

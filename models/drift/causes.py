@@ -55,16 +55,10 @@ _DAY_MS = 86_400_000
 class Recent:
     """Rows of the recent window, and of the reference beside them, with what is known of them.
 
-    Attributes
-    ----------
-    values : ndarray of float32, shape (n_rows, n_features)
-        Features as :func:`models.drift.reference.dated` gives them.
-    time, unit, node : ndarray of int64, shape (n_rows,)
-        Decision times, and numbers of units and nodes from 0.
-    now : ndarray of bool, shape (n_rows,)
-        Whether the row is of the recent window.
-    rows_per_time : float
-        Grid rows a decision time in the recent window.
+    ``values``: features as :func:`models.drift.reference.dated` gives them; shape (n_rows, n_features).
+    ``time``, ``unit``, ``node``: decision times, and numbers of units and nodes from 0; shape (n_rows,).
+    ``now``: whether the row is of the recent window; shape (n_rows,).
+    ``rows_per_time``: grid rows a decision time in the recent window.
     """
 
     values: np.ndarray
@@ -180,14 +174,9 @@ def failure_verdicts(
 ) -> list[Verdict]:
     """Tell whether failures come at another rate or of other classes, or whether alerts are right less often.
 
-    Parameters
-    ----------
-    changes : sequence of RateChange
-        All classes together first, then each.
-    fell : (float, str), optional
-        Probability of so low a precision by chance, and the numbers in words.
-    anything_moved : bool
-        Whether features moved: a fall of precision then says nothing of the failures by itself.
+    ``changes``: all classes together first, then each.
+    ``fell``: probability of so low a precision by chance, and the numbers in words.
+    ``anything_moved``: whether features moved: a fall of precision then says nothing of the failures by itself.
     """
     facts: list[str] = []
     text = ""

@@ -53,14 +53,9 @@ LEAST_OF_A_MAKE = 200
 class Scores:
     """Scores of one model since it was fitted.
 
-    Attributes
-    ----------
-    time : ndarray of int64, shape (n_rows,)
-        Decision times, milliseconds since the epoch.
-    tie : ndarray of uint64, shape (n_rows,)
-        Hashes of the units.
-    score : ndarray of float64, shape (n_rows,)
-        Scores.
+    ``time``: decision times, milliseconds since the epoch; shape (n_rows,).
+    ``tie``: hashes of the units; shape (n_rows,).
+    ``score``: Scores; shape (n_rows,).
     """
 
     time: Ints
@@ -81,23 +76,8 @@ def summarise_scores(
 ) -> tuple[str, Distribution]:
     """Summarise the watched model's scores of a draw of the rows in its training span.
 
-    Parameters
-    ----------
-    models : FittedModels
-        The models of one refit.
-    profile : str
-        The profile; see :func:`score_model`.
-    read : callable
-        Reader of rows.
-    rows : Rows
-        The rows.
-    seed : int
-        Seed of the draw, of :data:`models.drift.reference.SCORED` rows.
-
-    Returns
-    -------
-    (str, Distribution)
-        The model and its scores.
+    ``profile``: the profile; see :func:`score_model`.
+    ``seed``: seed of the draw, of :data:`models.drift.reference.SCORED` rows.
     """
     name = score_model(models, profile)
     first, last = instant_ms(models.train_start), instant_ms(models.train_end)
@@ -110,28 +90,7 @@ def summarise_scores(
 def reference_at(
     models: FittedModels, profile: str, matrix: Matrix, labels: pd.DataFrame, *, read: RowReader, seed: int
 ) -> Reference:
-    """Summarise what models were fitted on, for their bundle.
-
-    Parameters
-    ----------
-    models : FittedModels
-        The models of one refit.
-    profile : str
-        The profile.
-    matrix : Matrix
-        What they were fitted on.
-    labels : DataFrame
-        The matrix's labels as of the refit.
-    read : callable
-        Reader of the matrix's rows.
-    seed : int
-        Seed of the draws.
-
-    Returns
-    -------
-    Reference
-        With scores.
-    """
+    """Summarise what models were fitted on, for their bundle."""
     rows = Rows.of(matrix.rows)
     columns = tuple(matrix.columns)
     made = make_reference(
@@ -163,34 +122,12 @@ def examine(
 ) -> Findings:
     """Check the rows since a fit.
 
-    Parameters
-    ----------
-    reference : Reference
-        What the models were fitted on.
-    labelled : LabelledRows
-        Rows and labels as of ``end_ms``.
-    read : callable
-        Reader of rows.
-    nodes : Series, shape (n_rows,)
-        Node of each row.
-    start_ms, end_ms : int
-        Recent decision times: from ``start_ms`` to before ``end_ms``, the time of the check. Nothing that was not known
-        then is looked at.
-    seed : int
-        Seed of the draws of rows.
-    scores : Scores, optional
-        Scores since the fit.
-    alerts : (AlertCounts, AlertCounts), optional
-        What became of alerts before and now.
-    risks : RiskCounts, optional
-        What became of the risks since the fit.
-    failures_from_ms : int, optional
-        Failures are compared from this decision time on; default: right after the reference.
-
-    Returns
-    -------
-    Findings
-        Without verdicts where there are no rows to compare.
+    ``labelled``: rows and labels as of ``end_ms``.
+    ``nodes``: node of each row; shape (n_rows,).
+    ``start_ms``, ``end_ms``: recent decision times: from ``start_ms`` to before ``end_ms``, the time of the check.
+    Nothing that was not known then is looked at.
+    ``failures_from_ms``: failures are compared from this decision time on; default: right after the reference.
+    Returns: without verdicts where there are no rows to compare.
     """
     rows = labelled.rows
     recent = sample_rows(rows, start_ms, end_ms - 1, most=RECENT, seed=seed)

@@ -31,17 +31,11 @@ _LEAST_ROWS = 200
 class Distribution:
     """One feature's values in the reference.
 
-    Attributes
-    ----------
-    knots : ndarray of float64, shape (n,)
-        Values, ascending and distinct; empty if all are missing.
-    cumulative : ndarray of float64, shape (n,)
-        Share of the present values at or below each knot; the last is 1.
-    present, missing : int
-        Rows with a value and without.
-    usual_psi, usual_missing : float
-        Largest index, and largest change of the missing share, of a block of the reference against the rest; NaN where
-        the reference has too few rows for blocks.
+    ``knots``: Values, ascending and distinct; empty if all are missing; shape (n,).
+    ``cumulative``: share of the present values at or below each knot; the last is 1; shape (n,).
+    ``present``, ``missing``: rows with a value and without.
+    ``usual_psi``, ``usual_missing``: largest index, and largest change of the missing share, of a block of the
+    reference against the rest; NaN where the reference has too few rows for blocks.
     """
 
     knots: Floats
@@ -109,14 +103,10 @@ class Distribution:
 class Shift:
     """How far recent values of one feature lie from the reference.
 
-    Attributes
-    ----------
-    psi, ks : float
-        Population stability index and Kolmogorov-Smirnov distance of the values present; 0 where either side has none.
-    missing_before, missing_now : float
-        Shares of rows without a value.
-    median_before, median_now : float
-        Medians; NaN without values.
+    ``psi``, ``ks``: population stability index and Kolmogorov-Smirnov distance of the values present; 0 where either
+    side has none.
+    ``missing_before``, ``missing_now``: shares of rows without a value.
+    ``median_before``, ``median_now``: Medians; NaN without values.
     """
 
     psi: float
@@ -130,20 +120,10 @@ class Shift:
 def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bool = False) -> Distribution:
     """Summarise one feature.
 
-    Parameters
-    ----------
-    values : ndarray, shape (n,)
-        Values; NaN: missing.
-    blocks : ndarray of int64, shape (n,), optional
-        Number of each row's block of time, from 0; without, or with fewer than two blocks of 200 rows, there is no
-        yardstick.
-    every_value : bool
-        Keep every distinct value, for codes of categories.
-
-    Returns
-    -------
-    Distribution
-        The summary.
+    ``values``: Values; NaN: missing; shape (n,).
+    ``blocks``: number of each row's block of time, from 0; without, or with fewer than two blocks of 200 rows, there is
+    no yardstick; shape (n,).
+    ``every_value``: keep every distinct value, for codes of categories.
     """
     there = np.isfinite(values)
     found = np.sort(values[there].astype(np.float64))
@@ -158,17 +138,7 @@ def summarise(values: np.ndarray, *, blocks: Ints | None = None, every_value: bo
 def shift_of(reference: Distribution, values: np.ndarray) -> Shift:
     """Measure how far values lie from a reference.
 
-    Parameters
-    ----------
-    reference : Distribution
-        What they were like.
-    values : ndarray, shape (n,)
-        Recent values; NaN: missing.
-
-    Returns
-    -------
-    Shift
-        The measures.
+    ``values``: recent values; NaN: missing; shape (n,).
     """
     there = np.isfinite(values)
     found = np.sort(values[there].astype(np.float64))

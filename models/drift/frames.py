@@ -32,26 +32,13 @@ def drift_frames(
 ) -> dict[str, pd.DataFrame]:
     """Lay out what the checks of a backtest found.
 
-    Parameters
-    ----------
-    findings : sequence of Findings or None
-        One for each fold.
-    folds, predictions : DataFrame
-        The backtest's.
-    profile : str
-        The model whose outcomes are told.
-    every : timedelta
-        Spacing of the outcomes.
-
-    Returns
-    -------
-    dict of str to DataFrame
-        ``drift_checks`` (a row a fold: ``fold``, ``check_at``, ``window_start``, ``rows``, ``drift``, ``summary``,
-        ``refit_fold``, ``why``, ``score_model``, ``score_psi``, ``score_before``, ``score_now``, ``score_cut``,
-        ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``); ``drift_verdicts`` (a
-        row a verdict: ``fold``, ``check_at``, ``cause``, ``drift``, ``text``, ``facts``, one a line); ``drift_groups``
-        (a row a fold and feature group); ``drift_features`` (the features furthest off); ``drift_outcomes`` (rolling
-        precision and calibration, see :func:`models.drift.outcomes.outcomes_over_time`).
+    ``findings``: one for each fold.
+    Returns: ``drift_checks`` (a row a fold: ``fold``, ``check_at``, ``window_start``, ``rows``, ``drift``, ``summary``,
+    ``refit_fold``, ``why``, ``score_model``, ``score_psi``, ``score_before``, ``score_now``, ``score_cut``,
+    ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``); ``drift_verdicts`` (a row
+    a verdict: ``fold``, ``check_at``, ``cause``, ``drift``, ``text``, ``facts``, one a line); ``drift_groups`` (a row a
+    fold and feature group); ``drift_features`` (the features furthest off); ``drift_outcomes`` (rolling precision and
+    calibration, see :func:`models.drift.outcomes.outcomes_over_time`).
     """
     used = folds[folds["variant"] == "sliding"].set_index("fold")
     checks, verdicts, groups, features = [], [], [], []

@@ -33,18 +33,8 @@ _WORST_SHOWN = 12
 class Movement:
     """One feature against the reference.
 
-    Attributes
-    ----------
-    column : FeatureColumn
-        The feature.
-    shift : Shift
-        The measures.
-    usual_psi : float
-        Largest index among the reference's own weeks; NaN: unknown.
-    moved : bool
-        Whether its values moved.
-    missing_moved : bool
-        Whether its missing share did.
+    ``usual_psi``: largest index among the reference's own weeks; NaN: unknown.
+    ``missing_moved``: whether its missing share did.
     """
 
     column: FeatureColumn
@@ -82,19 +72,9 @@ class Movement:
 def movements(columns: Sequence[FeatureColumn], before: Sequence[Distribution], values: np.ndarray) -> list[Movement]:
     """Hold recent values against a reference.
 
-    Parameters
-    ----------
-    columns : sequence of FeatureColumn
-        The features.
-    before : sequence of Distribution
-        The reference, one for each.
-    values : ndarray, shape (n_rows, n_features)
-        Recent rows.
-
-    Returns
-    -------
-    list of Movement
-        One for each feature.
+    ``before``: the reference, one for each.
+    ``values``: recent rows; shape (n_rows, n_features).
+    Returns: one for each feature.
     """
     out = []
     for at, (column, reference) in enumerate(zip(columns, before, strict=True)):
@@ -109,19 +89,10 @@ def moved_within_makes(
 ) -> list[Movement]:
     """Take back moves that another mix of makes explains: what counts must have moved within the same makes, too.
 
-    Parameters
-    ----------
-    moves : sequence of Movement
-        Of the whole fleet.
-    before : sequence of Distribution
-        The reference, one for each feature.
-    earlier, now : ndarray, shape (n_rows, n_features)
-        Rows of the reference's time and recent ones, with the same share of each make.
-
-    Returns
-    -------
-    list of Movement
-        The same, with the numbers of the whole fleet; static facts, which say who is there, as they were.
+    ``before``: the reference, one for each feature.
+    ``earlier``, ``now``: rows of the reference's time and recent ones, with the same share of each make; shape (n_rows,
+    n_features).
+    Returns: the same, with the numbers of the whole fleet; static facts, which say who is there, as they were.
     """
     out = []
     for at, (move, reference) in enumerate(zip(moves, before, strict=True)):

@@ -23,16 +23,9 @@ ROLLING = timedelta(days=28)
 class RateChange:
     """How the rate of failures changed.
 
-    Attributes
-    ----------
-    failure_class : str
-        Empty: all classes together.
-    before, now : int
-        Incidents.
-    ratio, low, high : float
-        Rate now over rate before, with its exact 95 % interval; NaN or infinite where one side has none.
-    p : float
-        Probability of so uneven a split if the rate had not changed (exact, given the sum).
+    ``ratio``, ``low``, ``high``: rate now over rate before, with its exact 95 % interval; NaN or infinite where one
+    side has none.
+    ``p``: probability of so uneven a split if the rate had not changed (exact, given the sum).
     """
 
     failure_class: str
@@ -47,19 +40,7 @@ class RateChange:
 def rate_change(before: int, exposure_before: float, now: int, exposure_now: float, name: str = "") -> RateChange:
     """Compare two Poisson rates, exactly given their sum (Przyborowski and Wilenski 1940).
 
-    Parameters
-    ----------
-    before, now : int
-        Incidents.
-    exposure_before, exposure_now : float
-        What they came from, in rows; positive.
-    name : str
-        The failure class.
-
-    Returns
-    -------
-    RateChange
-        With the Clopper-Pearson interval carried over to the ratio.
+    Returns: with the Clopper-Pearson interval carried over to the ratio.
 
     Examples
     --------
@@ -130,14 +111,10 @@ def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
 class RiskCounts:
     """What became of risks.
 
-    Attributes
-    ----------
-    positives, incidents : int
-        Rows with a known label that failed, and incidents behind them.
-    expected : float
-        Sum of the risks of the rows with a known label.
-    rows_each : float
-        Rows that an incident makes positive if all of them are looked at: the horizon over the time between decisions.
+    ``positives``, ``incidents``: rows with a known label that failed, and incidents behind them.
+    ``expected``: sum of the risks of the rows with a known label.
+    ``rows_each``: rows that an incident makes positive if all of them are looked at: the horizon over the time between
+    decisions.
     """
 
     positives: int
@@ -166,10 +143,8 @@ class RiskCounts:
 class AlertCounts:
     """What became of alerted units, each counted once in each window.
 
-    Attributes
-    ----------
-    right, wrong, open : int
-        Units with an alert that came true; with alerts that did not; with alerts whose outcome is not known.
+    ``right``, ``wrong``, ``open``: units with an alert that came true; with alerts that did not; with alerts whose
+    outcome is not known.
     """
 
     right: int
@@ -185,10 +160,7 @@ class AlertCounts:
 def count_alerts(unit: np.ndarray, label: np.ndarray) -> AlertCounts:
     """Count alerted units by what came of them: right if any of its alerts was, open if none was and any is undecided.
 
-    Parameters
-    ----------
-    unit, label : ndarray, shape (n_alerts,)
-        Unit of each alert; 1, 0, or -1 where the outcome is not known.
+    ``unit``, ``label``: unit of each alert; 1, 0, or -1 where the outcome is not known; shape (n_alerts,).
     """
     if not len(unit):
         return AlertCounts(0, 0, 0)
@@ -205,12 +177,9 @@ def count_in_windows(folds: Sequence[tuple[np.ndarray, np.ndarray]], length: int
     A unit with false alerts all the time is wrong once in a window, however long that is, while each failure adds a
     right one: so only windows of the same length compare.
 
-    Parameters
-    ----------
-    folds : sequence of (ndarray, ndarray)
-        Unit and label of each alert, as :func:`count_alerts` takes them, fold by fold.
-    length : int
-        Folds of a window. Windows are cut from the newest fold back; folds left over, too few for one, do not count.
+    ``folds``: unit and label of each alert, as :func:`count_alerts` takes them, fold by fold.
+    ``length``: folds of a window. Windows are cut from the newest fold back; folds left over, too few for one, do not
+    count.
     """
     found = [
         count_alerts(*(np.concatenate(part) for part in zip(*folds[until - length : until], strict=True)))
@@ -240,21 +209,11 @@ def outcomes_over_time(
 ) -> pd.DataFrame:
     """Sum a model's outcomes up in rolling windows.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        As :class:`models.backtest_frames.BacktestResult` has them.
-    model, variant : str
-        Whose.
-    every : timedelta
-        Spacing of the windows, which are :data:`ROLLING` long (shorter at the beginning).
-
-    Returns
-    -------
-    DataFrame
-        :data:`OUTCOME_COLUMNS`, one row a window. ``alerts`` to ``open`` count units; ``precision`` is right over right
-        and wrong, with the exact interval; ``expected`` is the sum of risks of rows with a label, ``calibration`` the
-        positives over that, with the exact Poisson interval of the number of incidents behind them.
+    ``predictions``: as :class:`models.backtest_frames.BacktestResult` has them.
+    ``every``: spacing of the windows, which are :data:`ROLLING` long (shorter at the beginning).
+    Returns: :data:`OUTCOME_COLUMNS`, one row a window. ``alerts`` to ``open`` count units; ``precision`` is right over
+    right and wrong, with the exact interval; ``expected`` is the sum of risks of rows with a label, ``calibration`` the
+    positives over that, with the exact Poisson interval of the number of incidents behind them.
     """
     mine = predictions[(predictions["model"] == model) & (predictions["variant"] == variant)]
     if mine.empty:

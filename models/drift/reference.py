@@ -35,13 +35,9 @@ _FORMAT = 1
 class Outcomes:
     """Failures that a span of time saw.
 
-    Attributes
-    ----------
-    rows : int
-        Decision rows whose labels were complete, as exposure.
-    incidents : mapping of str to int
-        Incidents by failure class; those of one unit within :data:`BLOCK` of the last counted one count once, so that
-        a unit failing again and again does not pass for a rising rate.
+    ``rows``: decision rows whose labels were complete, as exposure.
+    ``incidents``: incidents by failure class; those of one unit within :data:`BLOCK` of the last counted one count
+    once, so that a unit failing again and again does not pass for a rising rate.
     """
 
     rows: int
@@ -57,24 +53,14 @@ class Outcomes:
 class Reference:
     """What the rows that a model was fitted on were like.
 
-    Attributes
-    ----------
-    start_ms, end_ms : int
-        First and last decision time, milliseconds since the epoch (UTC).
-    columns : tuple of FeatureColumn
-        The features, in order.
-    features : tuple of Distribution
-        One for each column. Ages and other days since a date are kept as dates, so that time's passing changes nothing.
-    rows_per_time : float
-        Grid rows a decision time.
-    times_per_day : float
-        Decision times a day.
-    outcomes : Outcomes
-        Failures in that time, as known at the fit.
-    model : str
-        The model whose scores are kept; empty: none.
-    scores : Distribution
-        Its scores.
+    ``start_ms``, ``end_ms``: first and last decision time, milliseconds since the epoch (UTC).
+    ``columns``: the features, in order.
+    ``features``: one for each column. Ages and other days since a date are kept as dates, so that time's passing
+    changes nothing.
+    ``rows_per_time``: grid rows a decision time.
+    ``times_per_day``: decision times a day.
+    ``outcomes``: failures in that time, as known at the fit.
+    ``model``: the model whose scores are kept; empty: none.
     """
 
     start_ms: int
@@ -106,10 +92,7 @@ class Reference:
     def from_json(cls, content: Mapping[str, Any]) -> Reference:
         """Read what :meth:`to_json` wrote.
 
-        Raises
-        ------
-        InputError
-            If it is of another format.
+        Raises ``InputError`` if it is of another format.
         """
         if content.get("format") != _FORMAT:
             raise InputError(
@@ -139,16 +122,9 @@ class Reference:
 class LabelledRows:
     """The rows of a matrix with their labels as of one time, as the drift checks need them.
 
-    Attributes
-    ----------
-    rows : Rows
-        Keys.
-    label, complete, incident : ndarray
-        As :class:`models.training_set.Labels` has them.
-    starts : ndarray of int64, shape (n_rows,)
-        Start of the incident of a positive, milliseconds since the epoch.
-    failure_class : ndarray of str, shape (n_rows,)
-        Its class; empty where there is none.
+    ``label``, ``complete``, ``incident``: as :class:`models.training_set.Labels` has them.
+    ``starts``: start of the incident of a positive, milliseconds since the epoch; shape (n_rows,).
+    ``failure_class``: its class; empty where there is none; shape (n_rows,).
     """
 
     rows: Rows
@@ -199,21 +175,8 @@ class LabelledRows:
 def sample_rows(rows: Rows, start_ms: int, end_ms: int, *, most: int, seed: int) -> Ints:
     """Draw grid rows from ``start_ms`` to ``end_ms`` (both included).
 
-    Parameters
-    ----------
-    rows : Rows
-        Keys of the matrix.
-    start_ms, end_ms : int
-        Decision times, milliseconds since the epoch.
-    most : int
-        How many at most.
-    seed : int
-        Seed of the draw, which depends on a row's unit and time and on nothing else.
-
-    Returns
-    -------
-    ndarray of int64
-        Positions, ascending.
+    ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else.
+    Returns: Positions, ascending.
     """
     among = np.flatnonzero((rows.time >= start_ms) & (rows.time <= end_ms) & ~rows.augmented)
     if len(among) <= most:
@@ -225,19 +188,9 @@ def sample_rows(rows: Rows, start_ms: int, end_ms: int, *, most: int, seed: int)
 def dated(values: np.ndarray, time_ms: Ints, columns: Sequence[FeatureColumn]) -> np.ndarray:
     """Replace days since a date by that date, in days since the epoch, in a copy of the rows' values.
 
-    Parameters
-    ----------
-    values : ndarray of float32, shape (n_rows, n_features)
-        Features.
-    time_ms : ndarray of int64, shape (n_rows,)
-        Decision times.
-    columns : sequence of FeatureColumn
-        The features.
-
-    Returns
-    -------
-    ndarray of float32, shape (n_rows, n_features)
-        The same, but for columns of the group ``static`` in days.
+    ``values``: Features; shape (n_rows, n_features).
+    ``time_ms``: decision times; shape (n_rows,).
+    Returns: the same, but for columns of the group ``static`` in days; shape (n_rows, n_features).
     """
     out = np.array(values, dtype=np.float32, copy=True)
     for at, column in enumerate(columns):
@@ -265,25 +218,7 @@ def make_reference(
 ) -> Reference:
     """Summarise the rows that a model is fitted on, without scores; see :meth:`with_scores <with_scores>`.
 
-    Parameters
-    ----------
-    labelled : LabelledRows
-        Rows and labels as of the fit.
-    read : callable
-        Reader of rows.
-    columns : sequence of FeatureColumn
-        The features.
-    start_ms, end_ms : int
-        First and last decision time of the training span.
-    as_of_ms : int
-        The fit.
-    seed : int
-        Seed of the draw of rows.
-
-    Returns
-    -------
-    Reference
-        Its ``model`` is empty.
+    Returns: its ``model`` is empty.
     """
     rows = labelled.rows
     begin = warm_from(rows, columns, start_ms, end_ms)

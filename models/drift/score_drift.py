@@ -25,21 +25,9 @@ def score_drift(
 ) -> dict[str, Any]:
     """Look at a model's scores since it was fitted.
 
-    Parameters
-    ----------
-    reference : Distribution
-        Its scores of rows that it was fitted on.
-    model : str
-        Its name.
-    time, tie, score : ndarray, shape (n_rows,)
-        Decision times (milliseconds since the epoch), hashes of the units and scores of all rows scored since the fit.
-    seed : int
-        Seed of the draw.
-
-    Returns
-    -------
-    dict
-        As :attr:`models.drift.verdict.Findings.scores`; empty without scores.
+    ``time``, ``tie``, ``score``: decision times (milliseconds since the epoch), hashes of the units and scores of all
+    rows scored since the fit; shape (n_rows,).
+    Returns: as :attr:`models.drift.verdict.Findings.scores`; empty without scores.
     """
     if not len(score) or not reference.present:
         return {}

@@ -24,16 +24,9 @@ CAUSES: Mapping[Cause, str] = {
 class Verdict:
     """One thing found.
 
-    Attributes
-    ----------
-    cause : str
-        One of :data:`CAUSES`.
-    drift : bool
-        Whether it is reason to refit; False: worth knowing only, such as a driver upgrade that moved nothing else.
-    text : str
-        One sentence.
-    facts : tuple of str
-        The evidence, with numbers.
+    ``cause``: one of :data:`CAUSES`.
+    ``drift``: whether it is reason to refit; False: worth knowing only, such as a driver upgrade that moved nothing
+    else.
     """
 
     cause: Cause
@@ -55,27 +48,18 @@ class Verdict:
 class Findings:
     """What one check found.
 
-    Attributes
-    ----------
-    start_ms, end_ms : int
-        The recent window: first decision time, and the time of the check (not included).
-    rows : int
-        Recent rows looked at; 0: nothing could be checked.
-    verdicts : tuple of Verdict
-        In the order of :data:`CAUSES`.
-    groups : tuple of dict
-        For each feature group ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (the largest), ``worst`` (the
-        feature of the largest index), ``missing_before`` and ``missing_now`` (means over the features),
-        ``missing_moved`` (features).
-    features : tuple of dict
-        The features furthest from the reference: ``feature``, ``group``, ``psi``, ``usual_psi``, ``ks``, ``moved``,
-        ``missing_before``, ``missing_now``, ``median_before``, ``median_now``.
-    scores : dict
-        ``model``, ``psi`` and ``ks`` of its scores against those of the reference (which the model was fitted on, so
-        that some distance is usual), ``cut_ms`` (when ADWIN found a change, or None), ``before`` and ``now`` (mean rank
-        among the reference's scores); empty without scores.
-    outcomes : dict
-        ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``.
+    ``start_ms``, ``end_ms``: the recent window: first decision time, and the time of the check (not included).
+    ``rows``: recent rows looked at; 0: nothing could be checked.
+    ``verdicts``: in the order of :data:`CAUSES`.
+    ``groups``: for each feature group ``group``, ``features``, ``moved``, ``psi`` and ``ks`` (the largest), ``worst``
+    (the feature of the largest index), ``missing_before`` and ``missing_now`` (means over the features),
+    ``missing_moved`` (features).
+    ``features``: the features furthest from the reference: ``feature``, ``group``, ``psi``, ``usual_psi``, ``ks``,
+    ``moved``, ``missing_before``, ``missing_now``, ``median_before``, ``median_now``.
+    ``scores``: ``model``, ``psi`` and ``ks`` of its scores against those of the reference (which the model was fitted
+    on, so that some distance is usual), ``cut_ms`` (when ADWIN found a change, or None), ``before`` and ``now`` (mean
+    rank among the reference's scores); empty without scores.
+    ``outcomes``: ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``.
     """
 
     start_ms: int

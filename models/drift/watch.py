@@ -30,17 +30,7 @@ EARLIER_ALERTS = timedelta(days=56)
 
 
 class DriftWatch:
-    """Checks the folds of a backtest for drift.
-
-    Parameters
-    ----------
-    trainer : Trainer
-        What fits; its matrix, rows and seed are used.
-    refits_ms : sequence of int
-        The times of the checks, milliseconds since the epoch.
-    profile : str
-        The model whose alerts and scores are watched.
-    """
+    """Checks the folds of a backtest for drift."""
 
     def __init__(self, trainer: Trainer, refits_ms: Sequence[int], profile: str) -> None:
         self._trainer = trainer
@@ -62,19 +52,7 @@ class DriftWatch:
     def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> Findings | None:
         """Look at what changed since the last fit before a fold.
 
-        Parameters
-        ----------
-        fold : int
-            Number of the fold that is about to be fitted.
-        before : sequence of Fold
-            All folds before it.
-        labelled : LabelledRows
-            Rows and labels as of the fold's refit.
-
-        Returns
-        -------
-        Findings or None
-            None where nothing has been fitted yet.
+        Returns: none where nothing has been fitted yet.
         """
         fits = [past.facts["fold"] for past in before if past.facts["scored"] is not None]
         if not fits:
@@ -151,21 +129,10 @@ def refit_reason(
 ) -> tuple[bool, str]:
     """Decide whether to refit.
 
-    Parameters
-    ----------
-    findings : Findings or None
-        What the check found; None: nothing has been fitted yet.
-    on : str
-        ``calendar`` or ``drift``.
-    age_ms : int or None
-        Time since the last fit; None: there is none.
-    every_ms, at_most_ms : int
-        Time to the next check, and the age that models in use may reach.
-
-    Returns
-    -------
-    (bool, str)
-        Whether, and why, in words.
+    ``findings``: what the check found; None: nothing has been fitted yet.
+    ``on``: ``calendar`` or ``drift``.
+    ``age_ms``: time since the last fit; None: there is none.
+    ``every_ms``, ``at_most_ms``: time to the next check, and the age that models in use may reach.
     """
     if findings is None or age_ms is None:
         return True, "nothing was fitted before"

@@ -40,16 +40,9 @@ from models.structure import check_file, check_fitted, load_checked
 class LightScores:
     """The profile's scores of rows, each of shape (n_rows,).
 
-    Attributes
-    ----------
-    score, risk : ndarray of float32
-        As :meth:`models.fitted.FittedModels.score` gives them.
-    rank : ndarray of int32
-        1 for the riskiest row of its decision time.
-    alert : ndarray of bool
-        The profile's selection.
-    risks : dict of str to ndarray of float32
-        Risks at further horizons: ``risk_6h`` and so on, ascending; {}: none were asked for.
+    ``score``, ``risk``: as :meth:`models.fitted.FittedModels.score` gives them.
+    ``rank``: 1 for the riskiest row of its decision time.
+    ``risks``: risks at further horizons: ``risk_6h`` and so on, ascending; {}: none were asked for.
     """
 
     score: np.ndarray
@@ -63,18 +56,11 @@ class LightScores:
 class LightBundle:
     """A bundle that scores its profile.
 
-    Attributes
-    ----------
-    path : Path
-        Where it was read from.
-    manifest : dict
-        The manifest, as it stands in the file.
-    digest : str
-        SHA-256 of the manifest: it names the bundle's whole content.
-    facts : FittedFacts
-        What the manifest says of the models.
-    scorer : Scorer
-        The learners that the profile needs.
+    ``path``: where it was read from.
+    ``manifest``: the manifest, as it stands in the file.
+    ``digest``: SHA-256 of the manifest: it names the bundle's whole content.
+    ``facts``: what the manifest says of the models.
+    ``scorer``: the learners that the profile needs.
     """
 
     path: Path
@@ -96,26 +82,13 @@ class LightBundle:
     def score(self, values: np.ndarray, times: Ints, units: Sequence[str]) -> LightScores:
         """Score rows with the profile.
 
-        Parameters
-        ----------
-        values : ndarray of float32, shape (n_rows, n_features)
-            Features in the order of ``columns``; NaN: unknown.
-        times : ndarray of int64, shape (n_rows,)
-            Decision time of each row, milliseconds since 1970 (UTC). Ranks and alerts are taken inside a decision time,
-            so all units to compare must be given in one call.
-        units : sequence of str, shape (n_rows,)
-            Unit of each row.
-
-        Returns
-        -------
-        LightScores
-            As the full bundle's, bit for bit, for rows without infinities (which scikit-learn's learners refuse; here
-            they are larger or smaller than every threshold).
-
-        Raises
-        ------
-        InputError
-            If the number of features is not that of ``columns``.
+        ``values``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
+        ``times``: decision time of each row, milliseconds since 1970 (UTC). Ranks and alerts are taken inside a
+        decision time, so all units to compare must be given in one call; shape (n_rows,).
+        ``units``: unit of each row; shape (n_rows,).
+        Returns: as the full bundle's, bit for bit, for rows without infinities (which scikit-learn's learners refuse;
+        here they are larger or smaller than every threshold).
+        Raises ``InputError`` if the number of features is not that of ``columns``.
         """
         rows = np.ascontiguousarray(checked_rows(values, len(self.facts.columns)))
         name = self.profile
@@ -127,22 +100,9 @@ class LightBundle:
     def contributions(self, values: np.ndarray) -> tuple[np.ndarray, str]:
         """Take the profile's score apart, as :func:`models.explanation.attribute_score` does with the full bundle.
 
-        Parameters
-        ----------
-        values : ndarray of float32, shape (n_rows, n_features)
-            Rows to explain.
-
-        Returns
-        -------
-        values : ndarray of float64, shape (n_rows, n_features)
-            Additions to the log-odds.
-        method : str
-            How they were computed, over which members.
-
-        Raises
-        ------
-        HeavyModelError
-            If only a library can take a member apart.
+        ``values``: rows to explain; shape (n_rows, n_features).
+        Returns shape (n_rows, n_features).
+        Raises ``HeavyModelError`` if only a library can take a member apart.
         """
         from models.light.contributions import light_contributions  # noqa: PLC0415 - for who explains
 
@@ -177,25 +137,10 @@ class LightBundle:
 def load_light(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -> LightBundle:
     """Read a bundle after verifying all of it, to score its profile.
 
-    Parameters
-    ----------
-    path : Path
-        The bundle's folder.
-    columns : sequence of FeatureColumn, optional
-        The features that rows to score will have; they must be the bundle's, in the same order.
-
-    Returns
-    -------
-    LightBundle
-        Ready to score; nothing is left to compile.
-
-    Raises
-    ------
-    HeavyModelError
-        If the bundle is sound as far as it was read, and only the full one scores its profile.
-    InputError
-        As :func:`models.bundle.load_bundle` raises it, of the learners that the profile needs; those it does not need
-        are verified by their hash alone.
+    ``columns``: the features that rows to score will have; they must be the bundle's, in the same order.
+    Raises ``HeavyModelError`` if the bundle is sound as far as it was read, and only the full one scores its profile.
+    Raises ``InputError`` as :func:`models.bundle.load_bundle` raises it, of the learners that the profile needs; those
+    it does not need are verified by their hash alone.
     """
     manifest = read_manifest(path)
     with misstated(manifest):

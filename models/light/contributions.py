@@ -35,24 +35,10 @@ class Pointing(Protocol):
 def light_contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     """Contribution of each feature to each row's score.
 
-    Parameters
-    ----------
-    learner : classifier or Points
-        As :class:`models.light.bundle.LightBundle` holds it.
-    X : ndarray of float32, shape (rows, features)
-        Rows to explain; NaN: unknown.
-
-    Returns
-    -------
-    values : ndarray of float64, shape (rows, features)
-        Additions to the log-odds.
-    method : str
-        How they were computed.
-
-    Raises
-    ------
-    HeavyModelError
-        If only its library can take it apart.
+    ``learner``: as :class:`models.light.bundle.LightBundle` holds it.
+    ``X``: rows to explain; NaN: unknown; shape (rows, features).
+    Returns shape (rows, features).
+    Raises ``HeavyModelError`` if only its library can take it apart.
     """
     if isinstance(learner, FirstFeatures):
         first: np.ndarray = np.ascontiguousarray(X[:, : learner.columns])
@@ -76,12 +62,8 @@ def as_log_odds(values: Floats, base: Floats) -> Floats:
 
     The forest is additive in probability, not in log-odds; one factor a row keeps order, signs and proportions.
 
-    Parameters
-    ----------
-    values : ndarray of float64, shape (rows, features)
-        Additions to the probability.
-    base : ndarray of float64, shape (rows,)
-        The probability where nothing is known.
+    ``values``: additions to the probability; shape (rows, features).
+    ``base``: the probability where nothing is known; shape (rows,).
     """
     change = values.sum(axis=1)
     log_change = logit(base + change) - logit(base)
@@ -109,14 +91,7 @@ def along_gradients(
 ) -> Floats:
     """Integrate the gradient of a network's log-odds along the straight way from 0, the median of all, to each row.
 
-    Parameters
-    ----------
-    weights, intercepts : sequence of ndarray
-        Of the layers, the last with one output.
-    activation : str
-        Between layers.
-    values : ndarray of float64, shape (rows, features)
-        Scaled rows.
+    ``values``: scaled rows; shape (rows, features).
     """
     total = np.zeros(values.shape)
     for step in range(_STEPS):

@@ -6,15 +6,7 @@ from features.errors import InputError
 
 
 class HeavyModelError(InputError):
-    """A sound model that needs the library it was trained with.
-
-    Parameters
-    ----------
-    why : str
-        What of it does.
-    where : str
-        The file, or the manifest's key.
-    """
+    """A sound model that needs the library it was trained with."""
 
     def __init__(self, why: str, where: str) -> None:
         super().__init__(f"the light scorer does not score this model: {why}", where, "Score it with the full bundle.")

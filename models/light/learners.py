@@ -18,20 +18,7 @@ _PREPARED: Final = ("logistic", "mlp")
 class FirstFeatures:
     """A scorer that sees the first columns of the rows only, beside others that also read the window after them.
 
-    Parameters
-    ----------
-    scorer : classifier
-        Scores the first columns.
-    columns : int
-        How many it sees.
-    features : int
-        How many a row has.
-
-    Attributes
-    ----------
-    inner : classifier
-    columns : int
-        As given.
+    ``features``: how many a row has.
     """
 
     def __init__(self, scorer: Any, columns: int, features: int) -> None:
@@ -49,28 +36,11 @@ class FirstFeatures:
 def read_light(name: str, content: bytes, where: str, features: int) -> Any:
     """Read a learner's file.
 
-    Parameters
-    ----------
-    name : str
-        Which learner.
-    content : bytes
-        The file, already verified by its hash and by :func:`models.structure.check_file`.
-    where : str
-        Its name inside the bundle.
-    features : int
-        Columns of the rows that it will score.
-
-    Returns
-    -------
-    classifier
-        Has ``predict_proba``, ``classes_`` and ``n_features_in_``; its probabilities are the library's, bit for bit.
-
-    Raises
-    ------
-    HeavyModelError
-        If only the library scores it.
-    InputError
-        If it is damaged.
+    ``content``: the file, already verified by its hash and by :func:`models.structure.check_file`.
+    Returns: has ``predict_proba``, ``classes_`` and ``n_features_in_``; its probabilities are the library's, bit for
+    bit.
+    Raises ``HeavyModelError`` if only the library scores it.
+    Raises ``InputError`` if it is damaged.
     """
     if name in SEQUENCE:
         raise HeavyModelError(f"{name} is scored by PyTorch", where)

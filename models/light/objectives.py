@@ -25,21 +25,9 @@ _FACTS: Final[dict[str, tuple[str, ...]]] = {
 class ObjectiveScorer:
     """A learner of :mod:`models.objectives` that scores rows.
 
-    Parameters
-    ----------
-    kind : str
-        ``focal``, ``rank`` or ``hazard``.
-    trees : TreeEvaluator
-        Its trees.
-    facts : dict
-        What its file keeps beside them.
-
-    Attributes
-    ----------
-    classes_ : ndarray of int
-        0 and 1.
-    n_features_in_ : int
-        Features of a row.
+    ``kind``: ``focal``, ``rank`` or ``hazard``.
+    ``classes_``: 0 and 1.
+    ``n_features_in_``: features of a row.
     """
 
     def __init__(self, kind: str, trees: TreeEvaluator, facts: dict[str, Any]) -> None:
@@ -57,10 +45,7 @@ class ObjectiveScorer:
     def contributions(self, X: np.ndarray) -> Floats:
         """Take the score apart as the learner's own ``contributions`` does; float64 of the shape of ``X``.
 
-        Raises
-        ------
-        ValueError
-            If the file does not say how many rows went each way.
+        Raises ``ValueError`` if the file does not say how many rows went each way.
         """
         facts = self._facts
         if self._kind == "focal":
@@ -98,24 +83,8 @@ class ObjectiveScorer:
 def objective_of(name: str, content: bytes, trees: TreeEvaluator) -> ObjectiveScorer:
     """Join the trees of a file of ours with the facts that it keeps beside them.
 
-    Parameters
-    ----------
-    name : str
-        The learner, such as ``lightgbm_rank``.
-    content : bytes
-        The file.
-    trees : TreeEvaluator
-        Its trees.
-
-    Returns
-    -------
-    ObjectiveScorer
-        Probabilities bit-identical to the learner's.
-
-    Raises
-    ------
-    ValueError, KeyError, TypeError
-        If the facts are not there or not what they should be.
+    ``name``: the learner, such as ``lightgbm_rank``.
+    Raises ``ValueError, KeyError, TypeError`` if the facts are not there or not what they should be.
     """
     kind = name.rpartition("_")[2]
     facts = _facts(content)

@@ -53,20 +53,11 @@ _ACTIVATIONS: Final[dict[str, Callable[[np.ndarray], None]]] = {
 class PreparedScorer:
     """A scaler and layers of weights; logistic regression is one layer.
 
-    Attributes
-    ----------
-    center, scale : ndarray of float64, shape (n_features,)
-        Of the scaler.
-    clip : float
-        Of the scaler.
-    weights : tuple of ndarray, each of shape (n_in, n_out)
-        Of the layers, the last with one output.
-    intercepts : tuple of ndarray, each of shape (n_out,)
-        Of the layers.
-    activation : str
-        Between layers; the last one's is the logistic function.
-    classes_ : ndarray of int
-        0 and 1.
+    ``center``, ``scale``: of the scaler; shape (n_features,).
+    ``weights``: of the layers, the last with one output; shape (n_in, n_out).
+    ``intercepts``: of the layers; shape (n_out,).
+    ``activation``: between layers; the last one's is the logistic function.
+    ``classes_``: 0 and 1.
     """
 
     center: np.ndarray
@@ -99,28 +90,8 @@ class PreparedScorer:
 def read_prepared(name: str, content: bytes, where: str, features: int) -> PreparedScorer:
     """Read the archive of ``logistic`` or ``mlp``.
 
-    Parameters
-    ----------
-    name : str
-        The learner.
-    content : bytes
-        The file, already verified by its hash.
-    where : str
-        Its name, for messages.
-    features : int
-        Columns of the rows that it will score.
-
-    Returns
-    -------
-    PreparedScorer
-        Ready to score.
-
-    Raises
-    ------
-    HeavyModelError
-        If it holds another classifier than these two, or one of several outputs.
-    InputError
-        If it is damaged or of another number of features.
+    Raises ``HeavyModelError`` if it holds another classifier than these two, or one of several outputs.
+    Raises ``InputError`` if it is damaged or of another number of features.
     """
     try:
         archive = SkopsArchive(content)

@@ -27,12 +27,7 @@ class BoostedObjective(BinaryClassifier):
     A subclass names in ``_saved`` the fitted attributes (numbers and lists of them) that scoring needs besides the
     booster; they travel in the learner's file.
 
-    Attributes
-    ----------
-    booster_ : lightgbm.Booster or xgboost.Booster
-        The trees.
-    classes_ : ndarray
-        The two classes, ascending.
+    ``classes_``: the two classes, ascending.
     """
 
     _saved: ClassVar[tuple[str, ...]] = ()
@@ -48,15 +43,8 @@ class BoostedObjective(BinaryClassifier):
     def contributions(self, X: np.ndarray) -> Floats:
         """Contribution of each feature to the margin that orders rows, by the library's exact TreeSHAP.
 
-        Parameters
-        ----------
-        X : ndarray of float32, shape (n_rows, n_features)
-            Rows; NaN: unknown.
-
-        Returns
-        -------
-        ndarray of float64, shape (n_rows, n_features)
-            Additions to the margin, path-dependent as the libraries compute them.
+        ``X``: Rows; NaN: unknown; shape (n_rows, n_features).
+        Returns shape (n_rows, n_features).
         """
         check_is_fitted(self)
         return shap_values(self.booster_, np.asarray(X))
@@ -74,22 +62,9 @@ class BoostedObjective(BinaryClassifier):
     def from_bytes(cls, content: bytes, library: Library) -> Self:
         """Read what :meth:`to_bytes` wrote; scores are bit-identical to those of the learner that was written.
 
-        Parameters
-        ----------
-        content : bytes
-            The file.
-        library : str
-            Whose booster it holds.
-
-        Returns
-        -------
-        BoostedObjective
-            Ready to score, with classes 0 and 1.
-
-        Raises
-        ------
-        ValueError, UnicodeDecodeError, lightgbm.basic.LightGBMError, xgboost.core.XGBoostError
-            If the file is not what it should be.
+        Returns: ready to score, with classes 0 and 1.
+        Raises ``ValueError, UnicodeDecodeError, lightgbm.basic.LightGBMError, xgboost.core.XGBoostError`` if the file
+        is not what it should be.
         """
         learner = cls()
         if "library" in learner.get_params():
@@ -134,19 +109,9 @@ def _plain_numbers(value: Any) -> bool:
 def margin(booster: Any, X: np.ndarray, base: Floats | None = None) -> Floats:
     """Give the booster's raw scores.
 
-    Parameters
-    ----------
-    booster : lightgbm.Booster or xgboost.Booster
-        Fitted.
-    X : ndarray of float, shape (n_rows, n_features)
-        Rows; NaN: unknown.
-    base : ndarray of float64, shape (n_rows,), optional
-        What the booster was fitted on top of.
-
-    Returns
-    -------
-    ndarray of float64, shape (n_rows,)
-        Raw scores, ``base`` included.
+    ``X``: Rows; NaN: unknown; shape (n_rows, n_features).
+    ``base``: what the booster was fitted on top of; shape (n_rows,).
+    Returns: raw scores, ``base`` included; shape (n_rows,).
     """
     if isinstance(booster, lightgbm.Booster):
         raw = np.asarray(booster.predict(X, raw_score=True, num_threads=THREADS), dtype=np.float64)
@@ -165,19 +130,7 @@ def shap_values(booster: Any, X: np.ndarray) -> Floats:
 def library_settings(library: Library, settings: Mapping[str, Any] | None, seed: int | None) -> dict[str, Any]:
     """Give all settings that a booster of a library is made with, in the names of its scikit-learn interface.
 
-    Parameters
-    ----------
-    library : str
-        ``lightgbm`` or ``xgboost``.
-    settings : mapping or None
-        Settings of the trees.
-    seed : int or None
-        Seed of all random choices.
-
-    Returns
-    -------
-    dict
-        With what makes a fit the same bit for bit.
+    ``library``: ``lightgbm`` or ``xgboost``.
     """
     own = {"n_jobs": THREADS, **(settings or {}), "random_state": 0 if seed is None else seed}
     if library == "lightgbm":

@@ -21,25 +21,13 @@ _LOWEST_CURVATURE = 1e-3
 class FocalClassifier(BoostedObjective):
     """LightGBM trees fitted by focal loss; probabilities are mapped back to those of the classes.
 
-    Parameters
-    ----------
-    gamma : float, default 1.0
-        Focusing parameter, 0 or more; 0 gives the likelihood.
-    class_weight : dict, "balanced" or None
-        Weight of each class, as scikit-learn understands it.
-    settings : mapping or None
-        Settings of ``lightgbm.LGBMModel``.
-    random_state : int or None
-        Seed; None counts as 0.
-
-    Attributes
-    ----------
-    booster_ : lightgbm.Booster
-        The trees, whose margins come on top of ``start_``.
-    start_ : float
-        Margin that stands for the weighted share of positives.
-    gamma_ : float
-        The focusing parameter it was fitted with.
+    ``gamma``: focusing parameter, 0 or more; 0 gives the likelihood.
+    ``class_weight``: weight of each class, as scikit-learn understands it.
+    ``settings``: settings of ``lightgbm.LGBMModel``.
+    ``random_state``: Seed; None counts as 0.
+    ``booster_``: the trees, whose margins come on top of ``start_``.
+    ``start_``: margin that stands for the weighted share of positives.
+    ``gamma_``: the focusing parameter it was fitted with.
     """
 
     _saved: ClassVar[tuple[str, ...]] = ("start_", "gamma_")

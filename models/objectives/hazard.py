@@ -24,17 +24,8 @@ MIN_EVENTS = 5
 def used_edges(hours: Floats, edges: Sequence[float]) -> list[float]:
     """Keep the borders that leave at least :data:`MIN_EVENTS` positives on either side, up to the next border.
 
-    Parameters
-    ----------
-    hours : ndarray of float64, shape (n_positives,)
-        Hours to the incident.
-    edges : sequence of float
-        Borders.
-
-    Returns
-    -------
-    list of float
-        Ascending; possibly empty.
+    ``hours``: hours to the incident; shape (n_positives,).
+    Returns: Ascending; possibly empty.
     """
     kept: list[float] = []
     before = 0
@@ -53,28 +44,13 @@ class HazardClassifier(BoostedObjective):
     of the interval, and the trees start from the interval's own average hazard. The probability of the positive class
     is 1 - the product over intervals of (1 - hazard).
 
-    Parameters
-    ----------
-    library : str, default "lightgbm"
-        ``lightgbm`` or ``xgboost``.
-    edges_hours : sequence of float, default (1, 6)
-        Borders between intervals, in hours after the decision.
-    settings : mapping or None
-        Settings of ``lightgbm.LGBMClassifier`` or ``xgboost.XGBClassifier``.
-    random_state : int or None
-        Seed; None counts as 0.
+    ``library``: ``lightgbm`` or ``xgboost``.
+    ``settings``: settings of ``lightgbm.LGBMClassifier`` or ``xgboost.XGBClassifier``.
+    ``random_state``: Seed; None counts as 0.
+    ``booster_``: the trees; their last feature is the number of the interval.
+    ``edges_``: borders in use, in hours: those with enough positives between them.
+    ``start_``: Log-odds of the average hazard of each interval, one more than there are borders.
 
-    Attributes
-    ----------
-    booster_ : lightgbm.Booster or xgboost.Booster
-        The trees; their last feature is the number of the interval.
-    edges_ : list of float
-        Borders in use, in hours: those with enough positives between them.
-    start_ : list of float
-        Log-odds of the average hazard of each interval, one more than there are borders.
-
-    Notes
-    -----
     Discrete-time hazards by a binary likelihood on person-period rows: Allison, "Discrete-Time Methods for the Analysis
     of Event Histories" (1982); Tutz and Schmid, "Modeling Discrete Time-to-Event Data" (2016).
     """
@@ -96,22 +72,12 @@ class HazardClassifier(BoostedObjective):
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, hours_to_incident: Any = None) -> Self:
         """Fit the trees on person-period rows.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Features; NaN allowed.
-        y : array-like, shape (n_rows,)
-            Two classes; the second in sorted order is the positive one.
-        sample_weight : array-like, shape (n_rows,), optional
-            Weights.
-        hours_to_incident : array-like, shape (n_rows,), optional
-            Hours from the decision to the incident of positive rows; the values of negatives are not looked at. A
-            positive without one (NaN) counts for the last interval. Without any there is one interval.
-
-        Returns
-        -------
-        HazardClassifier
-            Itself, fitted.
+        ``X``: Features; NaN allowed; shape (n_rows, n_features).
+        ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
+        ``sample_weight``: Weights; shape (n_rows,).
+        ``hours_to_incident``: hours from the decision to the incident of positive rows; the values of negatives are not
+        looked at. A positive without one (NaN) counts for the last interval. Without any there is one interval; shape
+        (n_rows,).
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         hours = np.full(len(codes), np.nan) if hours_to_incident is None else np.asarray(hours_to_incident, np.float64)

@@ -23,21 +23,12 @@ _MS_PER_HOUR = 3_600_000
 def sigmoid_map(z: Floats, y: Ints, weight: Floats) -> tuple[float, float]:
     """Fit a rising sigmoid from margins to probabilities by weighted maximum likelihood.
 
-    Parameters
-    ----------
-    z : ndarray of float64, shape (n,)
-        Margins.
-    y : ndarray of int, shape (n,)
-        0 or 1.
-    weight : ndarray of float64, shape (n,)
-        Weights.
-
-    Returns
-    -------
-    tuple of float
-        Slope, zero or more, and intercept of the log-odds. The targets are drawn in from 0 and 1 as Platt proposes
-        ("Probabilistic outputs for support vector machines", 1999), so that the slope stays finite where margins
-        separate the classes.
+    ``z``: Margins; shape (n,).
+    ``y``: 0 or 1; shape (n,).
+    ``weight``: Weights; shape (n,).
+    Returns: Slope, zero or more, and intercept of the log-odds. The targets are drawn in from 0 and 1 as Platt proposes
+    ("Probabilistic outputs for support vector machines", 1999), so that the slope stays finite where margins separate
+    the classes.
     """
     up, down = float(weight[y == 1].sum()), float(weight[y == 0].sum())
     target = np.where(y == 1, (up + 1) / (up + 2), 1 / (down + 2))
@@ -66,29 +57,14 @@ class RankClassifier(BoostedObjective):
     go through a rising sigmoid fitted on the training rows, which changes no order. Fitted on rows that the trees have
     seen it is too sure of itself; the calibrator, fitted on later rows, takes that back.
 
-    Parameters
-    ----------
-    library : str, default "lightgbm"
-        ``lightgbm`` or ``xgboost``.
-    objective : str or None
-        LightGBM: ``lambdarank`` (None) or ``rank_xendcg``. XGBoost: ``rank:ndcg`` (None), ``rank:pairwise`` or
-        ``rank:map``.
-    group_hours : float, default 0
-        Rows of one period of this many hours are ranked together; 0: rows of one decision time.
-    settings : mapping or None
-        Settings of ``lightgbm.LGBMRanker`` or ``xgboost.XGBRanker``.
-    random_state : int or None
-        Seed; None counts as 0.
+    ``library``: ``lightgbm`` or ``xgboost``.
+    ``objective``: LightGBM: ``lambdarank`` (None) or ``rank_xendcg``. XGBoost: ``rank:ndcg`` (None), ``rank:pairwise``
+    or ``rank:map``.
+    ``group_hours``: rows of one period of this many hours are ranked together; 0: rows of one decision time.
+    ``settings``: settings of ``lightgbm.LGBMRanker`` or ``xgboost.XGBRanker``.
+    ``random_state``: Seed; None counts as 0.
+    ``slope_``, ``intercept_``: Log-odds are slope times margin plus intercept; the slope is zero or more.
 
-    Attributes
-    ----------
-    booster_ : lightgbm.Booster or xgboost.Booster
-        The trees.
-    slope_, intercept_ : float
-        Log-odds are slope times margin plus intercept; the slope is zero or more.
-
-    Notes
-    -----
     LightGBM weighs rows; XGBoost weighs whole groups, here by the mean weight of a group's rows.
     """
 
@@ -111,22 +87,11 @@ class RankClassifier(BoostedObjective):
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, times: Any = None) -> Self:
         """Fit the trees and the sigmoid.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Features; NaN allowed.
-        y : array-like, shape (n_rows,)
-            Two classes; the second in sorted order is the positive one.
-        sample_weight : array-like, shape (n_rows,), optional
-            Weights.
-        times : array-like of int64, shape (n_rows,), optional
-            Decision times in milliseconds; without them all rows are one group. A group above
-            :data:`LARGEST_GROUP` rows is dealt out to several of equal size.
-
-        Returns
-        -------
-        RankClassifier
-            Itself, fitted.
+        ``X``: Features; NaN allowed; shape (n_rows, n_features).
+        ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
+        ``sample_weight``: Weights; shape (n_rows,).
+        ``times``: decision times in milliseconds; without them all rows are one group. A group above
+        :data:`LARGEST_GROUP` rows is dealt out to several of equal size; shape (n_rows,).
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         order, sizes = self._groups(len(codes), times)

@@ -23,44 +23,17 @@ class SequenceClassifier(BinaryClassifier):
     the rest by the purge, and fitting ends where its loss no longer falls; the weights are those of the best epoch.
     Where either part would lack a class, ``fixed_epochs`` are run on all rows instead.
 
-    Parameters
-    ----------
-    network : {"lstm", "cnn1d"}
-        One layer of LSTM whose last state decides, or three convolutions with pooling.
-    layout : SequenceLayout or None
-        Where window and statics stand in a row; None: every feature is a step of a single channel.
-    hidden : int
-        Units of the LSTM, or of the dense layer.
-    filters : int
-        Filters of each convolution; the LSTM has none.
-    learning_rate, weight_decay : float
-        Of Adam.
-    batch_size : int
-        Rows a step.
-    epochs : int
-        Passes over the rows at most.
-    patience : int
-        Passes without a better tail after which fitting ends.
-    fixed_epochs : int
-        Passes where there is no usable tail.
-    tail_share : float
-        Share of the rows, the latest, that end the fitting.
-    purge : timedelta or None
-        Gap + horizon: rows to fit on end that long before the tail begins, so that no incident stands in both.
-    random_state : int or None
-        Seed of first weights and order of batches; None: 0, because a learner that differs from run to run is of
-        no use here.
-
-    Attributes
-    ----------
-    weights_ : dict of str to ndarray of float32
-        By PyTorch's names.
-    scaler_ : SequenceScaler
-        What makes a row fit for the network.
-    epochs_ : int
-        Passes over the rows that the weights have seen.
-    early_stopped_ : bool
-        Whether a tail ended the fitting.
+    ``network``: one layer of LSTM whose last state decides, or three convolutions with pooling.
+    ``layout``: where window and statics stand in a row; None: every feature is a step of a single channel.
+    ``filters``: filters of each convolution; the LSTM has none.
+    ``patience``: passes without a better tail after which fitting ends.
+    ``fixed_epochs``: passes where there is no usable tail.
+    ``purge``: gap + horizon: rows to fit on end that long before the tail begins, so that no incident stands in both.
+    ``random_state``: seed of first weights and order of batches; None: 0, because a learner that differs from run to
+    run is of no use here.
+    ``scaler_``: what makes a row fit for the network.
+    ``epochs_``: passes over the rows that the weights have seen.
+    ``early_stopped_``: whether a tail ended the fitting.
     """
 
     def __init__(
@@ -96,26 +69,12 @@ class SequenceClassifier(BinaryClassifier):
     def fit(self, X: Any, y: Any, sample_weight: Any = None, *, times: Any = None) -> Self:
         """Fit scaler and network.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Rows as ``layout`` says; NaN: unknown.
-        y : array-like, shape (n_rows,)
-            Two classes; the second in sorted order is the positive one.
-        sample_weight : array-like, shape (n_rows,), optional
-            Weights.
-        times : array-like of int64, shape (n_rows,), optional
-            Decision times in milliseconds; None: rows are in the order of time, and nothing is purged.
-
-        Returns
-        -------
-        SequenceClassifier
-            Itself, fitted.
-
-        Raises
-        ------
-        InputError
-            If PyTorch is not installed.
+        ``X``: rows as ``layout`` says; NaN: unknown; shape (n_rows, n_features).
+        ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
+        ``sample_weight``: Weights; shape (n_rows,).
+        ``times``: decision times in milliseconds; None: rows are in the order of time, and nothing is purged; shape
+        (n_rows,).
+        Raises ``InputError`` if PyTorch is not installed.
         """
         require_torch(self.network)
         from models.sequence.network import Inputs, Schedule, fit_network  # noqa: PLC0415 - PyTorch is an extra
@@ -162,10 +121,7 @@ class SequenceClassifier(BinaryClassifier):
     def check_weights(self) -> None:
         """Refuse weights that are not those of this network, as in a file that was changed.
 
-        Raises
-        ------
-        ValueError
-            If a weight is missing, too many, or of another shape.
+        Raises ``ValueError`` if a weight is missing, too many, or of another shape.
         """
         from models.sequence.network import weight_shapes  # noqa: PLC0415 - PyTorch is an extra
 
@@ -186,15 +142,9 @@ class SequenceClassifier(BinaryClassifier):
     def occluded(self, X: Any) -> Floats:
         """Give what each channel and static adds to the log-odds: the score less that with it at its median.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Rows.
-
-        Returns
-        -------
-        ndarray of float64, shape (n_rows, n_features)
-            A channel's addition stands at its newest step, 0 at the others; features the network does not read have 0.
+        ``X``: Rows; shape (n_rows, n_features).
+        Returns: a channel's addition stands at its newest step, 0 at the others; features the network does not read
+        have 0; shape (n_rows, n_features).
         """
         X = self._checked(X)
         layout = self.scaler_.layout

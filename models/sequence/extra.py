@@ -22,15 +22,7 @@ def versions() -> dict[str, str]:
 def require_torch(name: str) -> None:
     """Refuse to go on without PyTorch.
 
-    Parameters
-    ----------
-    name : str
-        The learner that needs it.
-
-    Raises
-    ------
-    InputError
-        If PyTorch or safetensors is not installed, or cannot be loaded.
+    Raises ``InputError`` if PyTorch or safetensors is not installed, or cannot be loaded.
     """
     absent = [package for package in NEEDED if importlib.util.find_spec(package) is None]
     if absent:

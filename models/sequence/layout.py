@@ -19,16 +19,9 @@ STEP_STATISTICS = ("step_mean", "step_rise")
 class SequenceLayout:
     """Where a window and its statics stand in a row.
 
-    Parameters
-    ----------
-    begin : int
-        First column of the flattened window, which is ordered by step (oldest first), in it by channel.
-    steps, channels : int
-        Shape of the window.
-    statics : tuple of int
-        Columns that are repeated at every step.
-    categories : tuple of int
-        For each of ``statics`` how many categories its codes have; 0: a number.
+    ``begin``: first column of the flattened window, which is ordered by step (oldest first), in it by channel.
+    ``statics``: columns that are repeated at every step.
+    ``categories``: for each of ``statics`` how many categories its codes have; 0: a number.
     """
 
     begin: int
@@ -50,10 +43,7 @@ class SequenceLayout:
     def split(self, X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Give the windows, shape (n, steps, channels), and the statics, shape (n, statics), of rows.
 
-        Raises
-        ------
-        ValueError
-            If the rows are narrower than the layout.
+        Raises ``ValueError`` if the rows are narrower than the layout.
         """
         if X.shape[1] < self.width:
             raise ValueError(f"rows of {X.shape[1]} features cannot hold a layout of {self.width} columns")
@@ -86,16 +76,9 @@ class SequenceLayout:
 class WindowFacts:
     """The raw window among the columns of a run or bundle.
 
-    Attributes
-    ----------
-    tabular : int
-        Columns before the window: what learners that do not read it as a sequence are given.
-    channels : tuple of str
-        Its channels, in order.
-    window, step : timedelta
-        Its length and that of its steps.
-    layout : SequenceLayout
-        Window and static features.
+    ``tabular``: columns before the window: what learners that do not read it as a sequence are given.
+    ``channels``: its channels, in order.
+    ``window``, ``step``: its length and that of its steps.
     """
 
     tabular: int
@@ -115,13 +98,7 @@ class WindowFacts:
 
 
 def window_of(columns: Sequence[FeatureColumn]) -> WindowFacts | None:
-    """Find the raw window among columns; None where they have none.
-
-    Parameters
-    ----------
-    columns : sequence of FeatureColumn
-        The tabular columns, then those of the flattened window.
-    """
+    """Find the raw window among columns; None where they have none."""
     spans = [column.window for column in columns if column.statistic in STEP_STATISTICS and column.window is not None]
     if not spans:
         return None

@@ -40,12 +40,8 @@ def dump_sequence(learner: SequenceClassifier) -> bytes:
 def load_sequence(name: str, content: bytes) -> SequenceClassifier:
     """Read what :func:`dump_sequence` wrote; probabilities are bit-identical on the same number of threads.
 
-    Raises
-    ------
-    InputError
-        If PyTorch is not installed.
-    ValueError
-        If it is not a file of that learner.
+    Raises ``InputError`` if PyTorch is not installed.
+    Raises ``ValueError`` if it is not a file of that learner.
     """
     require_torch(name)
     from safetensors import SafetensorError  # noqa: PLC0415 - part of the extra

@@ -28,17 +28,9 @@ _SCORED_AT_ONCE = 512
 class NetworkShape:
     """What a network is made of.
 
-    Parameters
-    ----------
-    kind : str
-        ``lstm`` (one layer, last state) or ``cnn1d`` (three times convolution of width 5, ReLU and pooling by two, then
-        the average over time and a dense layer). Both put out one log-odds.
-    inputs : int
-        Numbers a step: channels, their masks, and the repeated statics.
-    hidden : int
-        Units of the LSTM, or of the dense layer.
-    filters : int
-        Filters of each convolution.
+    ``kind``: ``lstm`` (one layer, last state) or ``cnn1d`` (three times convolution of width 5, ReLU and pooling by
+    two, then the average over time and a dense layer). Both put out one log-odds.
+    ``filters``: filters of each convolution.
     """
 
     kind: str
@@ -51,15 +43,8 @@ class NetworkShape:
 class Schedule:
     """How a network is fitted (Adam on the weighted binary cross-entropy).
 
-    Parameters
-    ----------
-    learning_rate, weight_decay : float
-        Of Adam; the decay is decoupled from the gradient.
-    batch_size : int
-    epochs : int
-        Passes over the rows, at most if there is a tail.
-    patience : int
-        Passes without a lower loss on the tail after which fitting ends; the best pass's weights are kept.
+    ``epochs``: passes over the rows, at most if there is a tail.
+    ``patience``: passes without a lower loss on the tail after which fitting ends; the best pass's weights are kept.
     """
 
     learning_rate: float
@@ -73,12 +58,10 @@ class Schedule:
 class Inputs:
     """Rows as a network takes them.
 
-    Parameters
-    ----------
-    window : float32 array, shape (n, steps, values a step)
-    static : float32 array, shape (n, statics)
-    label : float32 array, shape (n,)
-    weight : float32 array, shape (n,)
+    ``window``: shape (n, steps, values a step).
+    ``static``: shape (n, statics).
+    ``label``: shape (n,).
+    ``weight``: shape (n,).
     """
 
     window: np.ndarray
@@ -92,22 +75,8 @@ def fit_network(
 ) -> tuple[Weights, int]:
     """Fit a network.
 
-    Parameters
-    ----------
-    shape : NetworkShape
-    rows : Inputs
-        To fit on.
-    tail : Inputs or None
-        Later rows whose loss ends the fitting; None: all epochs are run.
-    schedule : Schedule
-    seed : int
-        Of the first weights and of the order of batches.
-
-    Returns
-    -------
-    weights : dict of str to ndarray
-    epochs : int
-        Passes over the rows that the weights have seen.
+    ``tail``: later rows whose loss ends the fitting; None: all epochs are run.
+    ``seed``: of the first weights and of the order of batches.
     """
     random = np.random.default_rng(seed)
     with _settled():
@@ -149,20 +118,9 @@ def network_log_odds(
 ) -> np.ndarray:  # fmt: skip
     """Score rows, some hundreds at a time, so that what lies between two layers stays in the cache.
 
-    Parameters
-    ----------
-    shape : NetworkShape
-    weights : mapping of str to ndarray
-        From :func:`fit_network`.
-    inputs : callable
-        From (begin, end) to windows and statics of those rows, so that all need not be scaled at once.
-    rows : int
-        How many there are.
-
-    Returns
-    -------
-    ndarray of float64, shape (rows,)
-        Log-odds.
+    ``weights``: from :func:`fit_network`.
+    ``inputs``: from (begin, end) to windows and statics of those rows, so that all need not be scaled at once.
+    Returns shape (rows,).
     """
     out = np.empty(rows)
     with _settled(), torch.no_grad():

@@ -24,10 +24,7 @@ _DEFAULTS: dict[str, Any] = {
 def recipe(name: str) -> Recipe:
     """Give the recipe of ``lstm`` or ``cnn1d``.
 
-    Raises
-    ------
-    InputError
-        If PyTorch is not installed.
+    Raises ``InputError`` if PyTorch is not installed.
     """
     require_torch(name)
     defaults = {**_DEFAULTS, "filters": 32} if name == "cnn1d" else _DEFAULTS

@@ -25,14 +25,9 @@ Float32Array = npt.NDArray[np.float32]
 class SequenceScaler:
     """Robust centre and scale of each channel and each numeric static.
 
-    Parameters
-    ----------
-    layout : SequenceLayout
-    center, scale : float32 arrays, shape (channels,)
-        Median, and interquartile range over 1.349 (the standard deviation where that is 0; 1 where both are), over
-        all steps of the training rows.
-    static_center, static_scale : float32 arrays, shape (statics,)
-        The same of the statics; 0 and 1 for codes.
+    ``center``, ``scale``: Median, and interquartile range over 1.349 (the standard deviation where that is 0; 1 where
+    both are), over all steps of the training rows; shape (channels,).
+    ``static_center``, ``static_scale``: the same of the statics; 0 and 1 for codes; shape (statics,).
     """
 
     layout: SequenceLayout
@@ -60,12 +55,9 @@ class SequenceScaler:
     def transform(self, X: np.ndarray) -> tuple[Float32Array, Float32Array]:
         """Scale rows.
 
-        Returns
-        -------
-        window : float32 array, shape (n, steps, 2 * channels)
-            Values (0 where unknown), then masks (1 where known).
-        static : float32 array, shape (n, static_width)
-            Values and masks of numbers; of codes 1 at the category and 0 elsewhere (0 everywhere: unknown).
+        Returns ``window``: values (0 where unknown), then masks (1 where known); shape (n, steps, 2 * channels).
+        Returns ``static``: values and masks of numbers; of codes 1 at the category and 0 elsewhere (0 everywhere:
+        unknown); shape (n, static_width).
         """
         window, static = self.layout.split(np.asarray(X, dtype=np.float32))
         return _masked((window - self.center) / self.scale), self._static(static)

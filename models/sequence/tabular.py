@@ -15,17 +15,9 @@ from models.fit_facts import FitFacts
 class FirstColumns(BinaryClassifier):
     """Fit and score a classifier on the first columns of the rows.
 
-    Parameters
-    ----------
-    classifier : classifier or None
-        Fitted as a clone; None: logistic regression.
-    columns : int or None
-        How many columns it sees; None: all.
-
-    Attributes
-    ----------
-    classifier_ : classifier
-        Fitted, with classes 0 and 1.
+    ``classifier``: fitted as a clone; None: logistic regression.
+    ``columns``: how many columns it sees; None: all.
+    ``classifier_``: Fitted, with classes 0 and 1.
     """
 
     def __init__(self, classifier: Any = None, columns: int | None = None) -> None:
@@ -46,21 +38,11 @@ class FirstColumns(BinaryClassifier):
     ) -> Self:
         """Fit the classifier.
 
-        Parameters
-        ----------
-        X : array-like, shape (n_rows, n_features)
-            Rows; NaN allowed if the classifier takes it.
-        y : array-like, shape (n_rows,)
-            Two classes; the second in sorted order is the positive one.
-        sample_weight : array-like, shape (n_rows,), optional
-            Weights.
-        times, hours_to_incident : array-like, shape (n_rows,), optional
-            Handed on if the classifier asks for them: see :class:`models.fit_facts.FitFacts`.
-
-        Returns
-        -------
-        FirstColumns
-            Itself, fitted.
+        ``X``: Rows; NaN allowed if the classifier takes it; shape (n_rows, n_features).
+        ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
+        ``sample_weight``: Weights; shape (n_rows,).
+        ``times``, ``hours_to_incident``: handed on if the classifier asks for them: see
+        :class:`models.fit_facts.FitFacts`; shape (n_rows,).
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         inner = LogisticRegression() if self.classifier is None else clone(self.classifier)

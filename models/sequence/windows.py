@@ -56,10 +56,8 @@ def sequence_learners(models: ModelsSection) -> tuple[str, ...]:
 def with_windows(matrix: Matrix, models: ModelsSection) -> Matrix:
     """Give the matrix itself, or one whose rows hold the raw windows if a learner of the run reads them.
 
-    Raises
-    ------
-    InputError
-        If a sequence learner is asked for and PyTorch is not installed, or the matrix has no raw windows.
+    Raises ``InputError`` if a sequence learner is asked for and PyTorch is not installed, or the matrix has no raw
+    windows.
     """
     asked = sequence_learners(models)
     if not asked or isinstance(matrix, WindowedMatrix):
@@ -75,13 +73,7 @@ def with_windows(matrix: Matrix, models: ModelsSection) -> Matrix:
 
 
 class WindowedMatrix:
-    """A matrix whose rows hold the flattened raw window after their features; otherwise the matrix it is made of.
-
-    Parameters
-    ----------
-    matrix : SequenceMatrix
-        With raw windows.
-    """
+    """A matrix whose rows hold the flattened raw window after their features; otherwise the matrix it is made of."""
 
     def __init__(self, matrix: SequenceMatrix) -> None:
         assert matrix.sequences is not None
@@ -131,19 +123,9 @@ class WindowedMatrix:
 def fitted_to(matrix: Matrix, learner: Any, purge: timedelta) -> Any:
     """Make a learner read its part of a matrix's rows.
 
-    Parameters
-    ----------
-    matrix : Matrix
-    learner : classifier
-        Unfitted, as :func:`models.learners.make_learner` makes it.
-    purge : timedelta
-        Gap + horizon.
-
-    Returns
-    -------
-    classifier
-        The learner itself where the matrix holds no windows; else one that sees window and statics, or is wrapped to
-        see the columns before the window.
+    ``learner``: Unfitted, as :func:`models.learners.make_learner` makes it.
+    Returns: the learner itself where the matrix holds no windows; else one that sees window and statics, or is wrapped
+    to see the columns before the window.
     """
     if not isinstance(matrix, WindowedMatrix):
         return learner

@@ -24,25 +24,11 @@ _ZERO_LOW, _ZERO_HIGH = np.uint32(ZERO_LOW), np.uint32(ZERO_HIGH)
 def tree_contributions(model: TreeModel, X: np.ndarray) -> tuple[Floats, float]:
     """Take the sum of a model's trees apart.
 
-    Parameters
-    ----------
-    model : TreeModel
-        As its reader gave it.
-    X : ndarray of float32, shape (n_rows, n_features)
-        Rows; NaN: unknown.
-
-    Returns
-    -------
-    values : ndarray of float64, shape (n_rows, n_features)
-        Additions to the sum.
-    base : float
-        What the trees expect where nothing is known: with a row's additions it makes the row's sum (without the
-        model's own start).
-
-    Raises
-    ------
-    ValueError
-        If the file did not say how many rows went each way.
+    ``X``: Rows; NaN: unknown; shape (n_rows, n_features).
+    Returns shape (n_rows, n_features).
+    Returns ``base``: what the trees expect where nothing is known: with a row's additions it makes the row's sum
+    (without the model's own start).
+    Raises ``ValueError`` if the file did not say how many rows went each way.
     """
     nodes = model.nodes
     if nodes is None or len(nodes.cover) != len(nodes.left):

@@ -8,12 +8,7 @@ from features.errors import InputError
 class UnsupportedModelError(InputError):
     """A sound model that the compiled evaluator does not score, and its library does.
 
-    Parameters
-    ----------
-    why : str
-        What it holds that is not supported, such as splits on categories.
-    where : str
-        The file.
+    ``why``: what it holds that is not supported, such as splits on categories.
     """
 
     def __init__(self, why: str, where: str) -> None:
@@ -21,20 +16,7 @@ class UnsupportedModelError(InputError):
 
 
 def damaged(why: object, where: str) -> InputError:
-    """Give the error for a file that is not what it should be.
-
-    Parameters
-    ----------
-    why : object
-        What is wrong; its first line is kept.
-    where : str
-        The file.
-
-    Returns
-    -------
-    InputError
-        To raise.
-    """
+    """Give the error for a file that is not what it should be."""
     lines = str(why).strip().splitlines()
     first = lines[0][:200] if lines else type(why).__name__
     return InputError(f"not a readable tree model: {first}", where, "Train the bundle again.")

@@ -31,19 +31,8 @@ class TreeEvaluator:
 
     It holds nothing that changes: any number of threads may use one at once, and the compiled part lets the others run.
 
-    Parameters
-    ----------
-    model : TreeModel
-        What a reader gave.
-
-    Attributes
-    ----------
-    classes_ : ndarray of int
-        0 and 1.
-    n_features_in_ : int
-        Features of a row.
-    model : TreeModel
-        The model.
+    ``classes_``: 0 and 1.
+    ``n_features_in_``: features of a row.
     """
 
     def __init__(self, model: TreeModel) -> None:
@@ -54,25 +43,14 @@ class TreeEvaluator:
     def margins(self, X: np.ndarray, base: np.ndarray | None = None) -> np.ndarray:
         """Give the sum of the trees for each row: the library's raw score.
 
-        Parameters
-        ----------
-        X : ndarray of float32, shape (n_rows, n_features)
-            Rows; NaN: unknown. Infinities are larger or smaller than every threshold.
-        base : ndarray of float64, shape (n_rows,), optional
-            What the model was fitted on top of. As in the libraries, XGBoost's sums start from it (as float32) in the
-            place of the model's own start, and LightGBM's are added to it.
-
-        Returns
-        -------
-        ndarray, shape (n_rows,)
-            float64, or float32 where the model is XGBoost's. Of a forest, the sum of its trees' shares of positives.
-
-        Raises
-        ------
-        TypeError
-            If ``X`` is not of float32: a silently rounded number may fall on the other side of a threshold.
-        ValueError
-            If its shape is wrong.
+        ``X``: Rows; NaN: unknown. Infinities are larger or smaller than every threshold; shape (n_rows, n_features).
+        ``base``: what the model was fitted on top of. As in the libraries, XGBoost's sums start from it (as float32) in
+        the place of the model's own start, and LightGBM's are added to it; shape (n_rows,).
+        Returns: float64, or float32 where the model is XGBoost's. Of a forest, the sum of its trees' shares of
+        positives; shape (n_rows,).
+        Raises ``TypeError`` if ``X`` is not of float32: a silently rounded number may fall on the other side of a
+        threshold.
+        Raises ``ValueError`` if its shape is wrong.
         """
         trees = self.model.trees
         bits = self._bits(X)
@@ -99,20 +77,10 @@ class TreeEvaluator:
     def positive(self, X: np.ndarray) -> np.ndarray:
         """Give the probability of the positive class.
 
-        Parameters
-        ----------
-        X : ndarray of float32, shape (n_rows, n_features)
-            As :meth:`margins` takes them.
-
-        Returns
-        -------
-        ndarray, shape (n_rows,)
-            float64, or float32 where the model is XGBoost's.
-
-        Raises
-        ------
-        TypeError, ValueError
-            As :meth:`margins` does; and ValueError if its file does not say how margins become probabilities.
+        ``X``: as :meth:`margins` takes them; shape (n_rows, n_features).
+        Returns: float64, or float32 where the model is XGBoost's; shape (n_rows,).
+        Raises ``TypeError, ValueError`` as :meth:`margins` does; and ValueError if its file does not say how margins
+        become probabilities.
         """
         output = self.model.output
         if self.model.wrapped or output in (Output.LIGHTGBM_MARGIN, Output.XGBOOST_MARGIN):
@@ -133,10 +101,7 @@ class TreeEvaluator:
         Exact for boosted trees, whose margin they make up; a forest's parts of its probability are scaled to log-odds
         (:func:`models.light.contributions.as_log_odds`).
 
-        Raises
-        ------
-        ValueError
-            If the file does not say how many rows went each way.
+        Raises ``ValueError`` if the file does not say how many rows went each way.
         """
         from models.trees.contributions import tree_contributions  # noqa: PLC0415 - it compiles, for who explains
 
@@ -165,26 +130,9 @@ class TreeEvaluator:
 def read_evaluator(content: bytes, where: str, features: int | None = None) -> TreeEvaluator:
     """Build the evaluator of a learner's file.
 
-    Parameters
-    ----------
-    content : bytes
-        The file, already verified by its hash.
-    where : str
-        Its name, whose suffix says whose it is: one of :data:`READERS`.
-    features : int, optional
-        Columns of the rows that it will score.
-
-    Returns
-    -------
-    TreeEvaluator
-        Ready to score; nothing is left to compile.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If the file is no tree model or holds what only its library scores.
-    InputError
-        If it is damaged, or of another number of features.
+    ``where``: its name, whose suffix says whose it is: one of :data:`READERS`.
+    Raises ``UnsupportedModelError`` if the file is no tree model or holds what only its library scores.
+    Raises ``InputError`` if it is damaged, or of another number of features.
     """
     suffix = "." + where.rpartition(".")[2]
     if suffix not in READERS:
@@ -200,26 +148,9 @@ def evaluator_or_library(
 ) -> tuple[Any, str | None]:
     """Build the evaluator of a learner's file, or have its library load it where there is none.
 
-    Parameters
-    ----------
-    content : bytes
-        The file, already verified by its hash.
-    where : str
-        Its name.
-    features : int
-        Columns of the rows that it will score.
-    library : callable
-        Loads the learner with its own library; called only where it is needed.
-
-    Returns
-    -------
-    tuple
-        What scores, and why it is the library's: None where it is the evaluator.
-
-    Raises
-    ------
-    InputError
-        If the file is damaged. The library is not asked then: it might read what is not there.
+    ``library``: loads the learner with its own library; called only where it is needed.
+    Returns: what scores, and why it is the library's: None where it is the evaluator.
+    Raises ``InputError`` if the file is damaged. The library is not asked then: it might read what is not there.
     """
     try:
         return read_evaluator(content, where, features), None

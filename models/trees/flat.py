@@ -34,27 +34,16 @@ _PLACES: Final = np.array([((DE_BRUIJN << at) & (2**64 - 1)) >> 58 for at in ran
 class FlatTrees:
     """What the kernel reads. Every index in it has been checked.
 
-    Attributes
-    ----------
-    column : ndarray of int64, shape (n_columns,)
-        Features that any test looks at, ascending.
-    column_zero : ndarray of bool, shape (n_columns,)
-        Whether 0 counts as missing there; a feature may stand twice, with and without.
-    first : ndarray of int64, shape (n_trees + 1,)
-        Where each tree's nodes begin.
-    node : ndarray of uint32, shape (n_nodes, 4)
-        Column, limit less shift, shift (0: NaN goes left, 1: right), and left child in this array; the right child
-        follows it, a leaf is its own left child. Trees with masks have inner nodes only.
-    mask : ndarray of uint64, shape (n_nodes,)
-        Leaves that survive if the test sends a row right; 0 in trees that are walked.
-    walked : ndarray of bool, shape (n_trees,)
-        Whether the tree has more than :data:`MOST_MASKED` leaves.
-    value_first : ndarray of int64, shape (n_trees,)
-        Where each tree's values begin: 64 in the order of the de Bruijn number's windows, or one a node.
-    value : ndarray of float32 or float64
-        Values of leaves.
-    features : int
-        Features of a row.
+    ``column``: features that any test looks at, ascending; shape (n_columns,).
+    ``column_zero``: whether 0 counts as missing there; a feature may stand twice, with and without; shape (n_columns,).
+    ``first``: where each tree's nodes begin; shape (n_trees + 1,).
+    ``node``: Column, limit less shift, shift (0: NaN goes left, 1: right), and left child in this array; the right
+    child follows it, a leaf is its own left child. Trees with masks have inner nodes only; shape (n_nodes, 4).
+    ``mask``: leaves that survive if the test sends a row right; 0 in trees that are walked; shape (n_nodes,).
+    ``walked``: whether the tree has more than :data:`MOST_MASKED` leaves; shape (n_trees,).
+    ``value_first``: where each tree's values begin: 64 in the order of the de Bruijn number's windows, or one a node;
+    shape (n_trees,).
+    ``features``: features of a row.
     """
 
     column: Ints
@@ -76,25 +65,9 @@ class FlatTrees:
 def flatten(read: ReadTrees, features: int, where: str) -> FlatTrees:
     """Check that nodes form trees, and lay them out.
 
-    Parameters
-    ----------
-    read : ReadTrees
-        What a reader found.
-    features : int
-        Features of a row.
-    where : str
-        The file, for messages.
-
-    Returns
-    -------
-    FlatTrees
-        Ready for the kernel.
-
-    Raises
-    ------
-    InputError
-        If a child is no node of its tree, a node has two parents or one child, a node belongs to no tree, a test is
-        of a feature that is not there, or a value is not finite.
+    ``features``: features of a row.
+    Raises ``InputError`` if a child is no node of its tree, a node has two parents or one child, a node belongs to no
+    tree, a test is of a feature that is not there, or a value is not finite.
     """
     sizes = np.diff(read.first)
     if len(sizes) and (sizes < 1).any():

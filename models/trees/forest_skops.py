@@ -47,24 +47,9 @@ class _Tree:
 def read_forest(content: bytes, where: str) -> TreeModel:
     """Read a forest from its skops archive.
 
-    Parameters
-    ----------
-    content : bytes
-        The file.
-    where : str
-        Its name, for messages.
-
-    Returns
-    -------
-    TreeModel
-        Sums in float64, in the library's order.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it holds something else than a random forest of the classes 0 and 1.
-    InputError
-        If it is damaged.
+    Returns: sums in float64, in the library's order.
+    Raises ``UnsupportedModelError`` if it holds something else than a random forest of the classes 0 and 1.
+    Raises ``InputError`` if it is damaged.
     """
     try:
         archive = SkopsArchive(content)
@@ -86,22 +71,8 @@ def read_forest(content: bytes, where: str) -> TreeModel:
 def from_forest(forest: Any, where: str = "the forest") -> TreeModel:
     """Take a fitted forest's trees.
 
-    Parameters
-    ----------
-    forest : sklearn.ensemble.RandomForestClassifier
-        Fitted on two classes.
-    where : str, optional
-        What it is called in messages.
-
-    Returns
-    -------
-    TreeModel
-        As :func:`read_forest` gives it.
-
-    Raises
-    ------
-    UnsupportedModelError, InputError
-        As :func:`read_forest` does.
+    Returns: as :func:`read_forest` gives it.
+    Raises ``UnsupportedModelError, InputError`` as :func:`read_forest` does.
     """
     trees = [
         _Tree(

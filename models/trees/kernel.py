@@ -67,14 +67,10 @@ def add_trees(  # noqa: PLR0912 - split up, numba would no longer see that the l
 ) -> None:
     """Add all trees to ``total``, in place.
 
-    Parameters
-    ----------
-    bits : ndarray of uint32, shape (n_rows, n_features)
-        The rows, as the bits of float32.
-    column, column_zero, first, node, mask, walked, value_first, value : ndarray
-        As in :class:`models.trees.flat.FlatTrees`. Nothing is checked here.
-    total : ndarray, shape (n_rows,)
-        What each row starts with; the type of ``value``.
+    ``bits``: the rows, as the bits of float32; shape (n_rows, n_features).
+    ``column``, ``column_zero``, ``first``, ``node``, ``mask``, ``walked``, ``value_first``, ``value``: as in
+    :class:`models.trees.flat.FlatTrees`. Nothing is checked here.
+    ``total``: what each row starts with; the type of ``value``; shape (n_rows,).
     """
     lines = np.empty((len(column), _LINE), np.uint32)
     alive = np.empty(ROWS, np.uint64)

@@ -34,15 +34,8 @@ _INFINITE: Final = 0x7F800000
 def keys_of(values: np.ndarray) -> Keys:
     """Give the keys of numbers.
 
-    Parameters
-    ----------
-    values : ndarray of float32
-        Any numbers; NaN allowed.
-
-    Returns
-    -------
-    ndarray of uint32
-        Same shape: ordered as the numbers are, 0 for NaN.
+    ``values``: any numbers; NaN allowed.
+    Returns: same shape: ordered as the numbers are, 0 for NaN.
     """
     bits = np.asarray(values, np.float32).view(np.uint32)
     negative = bits >= _SIGN
@@ -55,15 +48,8 @@ def keys_of(values: np.ndarray) -> Keys:
 def limits_at_most(thresholds: Floats) -> Keys:
     """Give the largest key of a float32 x with ``x <= threshold``.
 
-    Parameters
-    ----------
-    thresholds : ndarray of float64
-        Not NaN.
-
-    Returns
-    -------
-    ndarray of uint32
-        A float32 x is at most the threshold exactly if its key is at most this.
+    ``thresholds``: not NaN.
+    Returns: a float32 x is at most the threshold exactly if its key is at most this.
     """
     wide = np.asarray(thresholds, np.float64)
     with np.errstate(over="ignore"):

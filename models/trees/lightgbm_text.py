@@ -35,25 +35,11 @@ _WHOLE: Final = re.compile(r"(-?\d{1,10}( -?\d{1,10})*)?", re.ASCII)
 def read_lightgbm(content: bytes, where: str) -> TreeModel:
     """Read a model of two classes.
 
-    Parameters
-    ----------
-    content : bytes
-        The file; a line of JSON of our own objectives may stand before the model.
-    where : str
-        Its name, for messages.
-
-    Returns
-    -------
-    TreeModel
-        Sums in float64, in the library's order.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it has splits on categories, linear leaves, averaged trees, several classes, or another objective than those
-        of this package.
-    InputError
-        If it is damaged.
+    ``content``: the file; a line of JSON of our own objectives may stand before the model.
+    Returns: sums in float64, in the library's order.
+    Raises ``UnsupportedModelError`` if it has splits on categories, linear leaves, averaged trees, several classes, or
+    another objective than those of this package.
+    Raises ``InputError`` if it is damaged.
     """
     try:
         text = content.decode("ascii")

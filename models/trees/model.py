@@ -32,21 +32,13 @@ class Output(StrEnum):
 class TreeModel:
     """What a reader gives.
 
-    Attributes
-    ----------
-    trees : FlatTrees
-        The trees; their values' type is the one sums are taken in.
-    output : Output
-        What a sum stands for.
-    start : float
-        What a sum starts with.
-    slope : float
-        Slope of LightGBM's sigmoid; 1 elsewhere.
-    wrapped : bool
-        Whether the file is of one of our own objectives (:mod:`models.objectives`), whose probabilities need the facts
-        it keeps beside the trees: the sums are good, a probability made of them alone would not be.
-    nodes : ReadTrees or None
-        The nodes that ``trees`` were laid out of, and checked with them: to take sums apart.
+    ``trees``: the trees; their values' type is the one sums are taken in.
+    ``output``: what a sum stands for.
+    ``start``: what a sum starts with.
+    ``slope``: slope of LightGBM's sigmoid; 1 elsewhere.
+    ``wrapped``: whether the file is of one of our own objectives (:mod:`models.objectives`), whose probabilities need
+    the facts it keeps beside the trees: the sums are good, a probability made of them alone would not be.
+    ``nodes``: the nodes that ``trees`` were laid out of, and checked with them: to take sums apart.
     """
 
     trees: FlatTrees

@@ -18,26 +18,16 @@ Bools = np.ndarray[Any, np.dtype[np.bool_]]
 class ReadTrees:
     """Trees as a reader found them; nothing about how nodes hang together is checked yet.
 
-    Attributes
-    ----------
-    first : ndarray of int64, shape (n_trees + 1,)
-        Where each tree's nodes begin; its root is its first node.
-    left, right : ndarray of int64, shape (n_nodes,)
-        Children, counted within the tree; -1 in both: a leaf.
-    feature : ndarray of int64, shape (n_nodes,)
-        Feature of an inner node's test.
-    limit : ndarray of uint32, shape (n_nodes,)
-        Largest key (:mod:`models.trees.keys`) that goes left.
-    missing_left : ndarray of bool, shape (n_nodes,)
-        Whether NaN goes left.
-    zero_missing : ndarray of bool, shape (n_nodes,)
-        Whether 0 (as LightGBM understands it) goes where NaN goes.
-    value : ndarray of float32 or float64, shape (n_nodes,)
-        Value of a leaf, in the type that the library adds in.
-    whole : bool
-        Whether every node must belong to a tree; XGBoost leaves pruned nodes in its files.
-    cover : ndarray of float64, shape (n_nodes,)
-        How many training rows, or what weight of them, came to each node; empty where the file does not say.
+    ``first``: where each tree's nodes begin; its root is its first node; shape (n_trees + 1,).
+    ``left``, ``right``: Children, counted within the tree; -1 in both: a leaf; shape (n_nodes,).
+    ``feature``: feature of an inner node's test; shape (n_nodes,).
+    ``limit``: largest key (:mod:`models.trees.keys`) that goes left; shape (n_nodes,).
+    ``missing_left``: whether NaN goes left; shape (n_nodes,).
+    ``zero_missing``: whether 0 (as LightGBM understands it) goes where NaN goes; shape (n_nodes,).
+    ``value``: value of a leaf, in the type that the library adds in; shape (n_nodes,).
+    ``whole``: whether every node must belong to a tree; XGBoost leaves pruned nodes in its files.
+    ``cover``: how many training rows, or what weight of them, came to each node; empty where the file does not say;
+    shape (n_nodes,).
     """
 
     first: Ints

@@ -32,25 +32,10 @@ _WHOLE: Final = re.compile(r"-?\d{1,10}", re.ASCII)
 def read_xgboost(content: bytes, where: str) -> TreeModel:
     """Read a model of two classes.
 
-    Parameters
-    ----------
-    content : bytes
-        The file.
-    where : str
-        Its name, for messages.
-
-    Returns
-    -------
-    TreeModel
-        Sums in float32, in the library's order.
-
-    Raises
-    ------
-    UnsupportedModelError
-        If it has splits on categories, vector leaves, several classes, another booster than ``gbtree``, or another
-        objective than those of this package.
-    InputError
-        If it is damaged.
+    Returns: sums in float32, in the library's order.
+    Raises ``UnsupportedModelError`` if it has splits on categories, vector leaves, several classes, another booster
+    than ``gbtree``, or another objective than those of this package.
+    Raises ``InputError`` if it is damaged.
     """
     try:
         return _model(read_ubjson(content)["learner"], where)

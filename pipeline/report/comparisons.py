@@ -28,17 +28,8 @@ _SIMPLE = {
 def combining(evaluation: Evaluation, context: ReportContext) -> Section | None:
     """Make the section that compares ensembles with single learners and budgets with each other.
 
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The measurements.
-    context : ReportContext
-        Everything else.
-
-    Returns
-    -------
-    Section or None
-        None where there is no ensemble.
+    ``context``: everything else.
+    Returns: none where there is no ensemble.
     """
     equal = evaluation.equal_alerts
     equal = equal[equal["variant"] == SLIDING]
@@ -61,22 +52,11 @@ def combining(evaluation: Evaluation, context: ReportContext) -> Section | None:
 def combiner_advice(table: pd.DataFrame, equal: pd.DataFrame, budgets: pd.DataFrame, profile: str) -> list[str]:
     """Say which combiner serves which purpose, from measured rows.
 
-    Parameters
-    ----------
-    table : DataFrame
-        ``model``, ``variant``, ``kind``, ``alerts``, ``precision_at_k`` with bounds.
-    equal : DataFrame
-        Sliding ensembles beside learners at as many alerts: ``model``, ``other_model``, ``alerts``, ``precision``,
-        ``other_precision``, ``difference``, ``low``, ``high``, ``best``.
-    budgets : DataFrame
-        ``model``, ``variant``, ``k``, ``precision``.
-    profile : str
-        The profile's model.
-
-    Returns
-    -------
-    list of str
-        Sentences; empty where nothing was measured.
+    ``table``: ``model``, ``variant``, ``kind``, ``alerts``, ``precision_at_k`` with bounds.
+    ``equal``: sliding ensembles beside learners at as many alerts: ``model``, ``other_model``, ``alerts``,
+    ``precision``, ``other_precision``, ``difference``, ``low``, ``high``, ``best``.
+    ``budgets``: ``model``, ``variant``, ``k``, ``precision``.
+    Returns: Sentences; empty where nothing was measured.
     """
     sliding = table[(table["variant"] == SLIDING) & table["kind"].isin(_OURS)].set_index("model")
     sliding = sliding[sliding["precision_at_k"].notna()]

@@ -13,14 +13,7 @@ import pandas as pd
 class Simulated:
     """That the fleet was simulated, and how.
 
-    Attributes
-    ----------
-    scenario : str
-        Name of the scenario.
-    seed : int
-        Seed of the fleet.
-    acceleration : float
-        Factor on all failure rates; 1: as calibrated.
+    ``acceleration``: factor on all failure rates; 1: as calibrated.
     """
 
     scenario: str
@@ -32,26 +25,14 @@ class Simulated:
 class AlertEntry:
     """One alert that the report shows.
 
-    Attributes
-    ----------
-    decision_time : datetime
-        When it was given (UTC).
-    node : str
-        The node.
-    unit : str
-        The GPU, or the node where there are no GPUs.
-    risk : float
-        Calibrated probability; NaN where the model gives none.
-    label : int or None
-        1: an incident followed, 0: none did, None: not known.
-    failure_class : str or None
-        Class of the incident that followed.
-    incident_start : datetime or None
-        Its start (UTC).
-    reasons : tuple of str
-        Why, in plain words, the weightiest first; empty where no reason was computed.
-    method : str
-        How the reasons were computed; empty where there are none.
+    ``decision_time``: when it was given (UTC).
+    ``unit``: the GPU, or the node where there are no GPUs.
+    ``risk``: calibrated probability; NaN where the model gives none.
+    ``label``: 1: an incident followed, 0: none did, None: not known.
+    ``failure_class``: class of the incident that followed.
+    ``incident_start``: its start (UTC).
+    ``reasons``: Why, in plain words, the weightiest first; empty where no reason was computed.
+    ``method``: how the reasons were computed; empty where there are none.
     """
 
     decision_time: datetime
@@ -69,35 +50,21 @@ class AlertEntry:
 class ReportContext:
     """Everything a report says that the evaluation does not know.
 
-    Attributes
-    ----------
-    dataset : str
-        Name of the dataset, as a reader knows it.
-    dataset_digest, code_revision : str
-        What the result was made from.
-    span : tuple of datetime
-        First and last instant of the dataset (UTC).
-    unit : str
-        ``gpu`` or ``node``: what is scored.
-    simulated : Simulated or None
-        How the fleet was simulated; None: it is a real one.
-    profile : str
-        The model whose alerts are the profile's choice.
-    every, gap, horizon : timedelta
-        Spacing of decision times, and the label's gap and horizon.
-    folds : DataFrame
-        ``fold``, ``refit_at``, ``span``, ``train_start``, ``train_end``, ``n_positive``, ``n_negative``, ``variant``.
-    skipped : sequence of str
-        What was skipped and why, such as spans longer than the history; and baselines with nothing to go by.
-    alerts : sequence of AlertEntry
-        Alerts to show with their reasons.
-    params : mapping of str to str
-        Parameters worth showing, by dotted name.
-    attributions : DataFrame, optional
-        What the profile's scores are made of, see :func:`models.attribution.attribution_frame`.
-    extras : mapping of str to DataFrame
-        What further sections of the report tell, by the name that their maker gave; each is kept as a file
-        ``evaluation/extra_NAME.parquet``.
+    ``dataset``: name of the dataset, as a reader knows it.
+    ``dataset_digest``, ``code_revision``: what the result was made from.
+    ``span``: first and last instant of the dataset (UTC).
+    ``unit``: ``gpu`` or ``node``: what is scored.
+    ``simulated``: how the fleet was simulated; None: it is a real one.
+    ``profile``: the model whose alerts are the profile's choice.
+    ``every``, ``gap``, ``horizon``: spacing of decision times, and the label's gap and horizon.
+    ``folds``: ``fold``, ``refit_at``, ``span``, ``train_start``, ``train_end``, ``n_positive``, ``n_negative``,
+    ``variant``.
+    ``skipped``: what was skipped and why, such as spans longer than the history; and baselines with nothing to go by.
+    ``alerts``: alerts to show with their reasons.
+    ``params``: parameters worth showing, by dotted name.
+    ``attributions``: what the profile's scores are made of, see :func:`models.attribution.attribution_frame`.
+    ``extras``: what further sections of the report tell, by the name that their maker gave; each is kept as a file
+    ``evaluation/extra_NAME.parquet``.
     """
 
     dataset: str
@@ -126,19 +93,7 @@ class ReportContext:
 def select_alerts(predictions: pd.DataFrame, model: str, variant: str, count: int) -> pd.DataFrame:
     """Choose the alerts to show: those of highest risk, each unit once an incident and once for its wrong alerts.
 
-    Parameters
-    ----------
-    predictions : DataFrame
-        As a backtest returns it.
-    model, variant : str
-        Whose alerts.
-    count : int
-        How many at most.
-
-    Returns
-    -------
-    DataFrame
-        Rows of ``predictions``, the riskiest first (equal ones by time, then unit).
+    Returns: rows of ``predictions``, the riskiest first (equal ones by time, then unit).
     """
     chosen = predictions[
         (predictions["model"] == model) & (predictions["variant"] == variant) & predictions["alert"].astype(bool)

@@ -65,12 +65,8 @@ _SETTINGS = {
 class Plot:
     """One plot of the report.
 
-    Attributes
-    ----------
-    svg : str
-        An ``svg`` element with a title and a description for readers who do not see it.
-    caption : str
-        What it shows, as text.
+    ``svg``: an ``svg`` element with a title and a description for readers who do not see it.
+    ``caption``: what it shows, as text.
     """
 
     svg: str

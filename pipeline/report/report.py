@@ -23,24 +23,8 @@ def write_report(out: Path, *, evaluation: Evaluation, context: ReportContext) -
     The page makes no request of any kind: styles and plots stand in it. It holds no time of writing, so the same
     results give the same bytes.
 
-    Parameters
-    ----------
-    out : Path
-        The output folder of a backtest; made where it does not exist.
-    evaluation : Evaluation
-        The measurements.
-    context : ReportContext
-        The dataset, the choices, the folds and the alerts to show.
-
-    Returns
-    -------
-    Path
-        The page.
-
-    Raises
-    ------
-    InputError
-        If it cannot be written; an older report stays as it was.
+    ``out``: the output folder of a backtest; made where it does not exist.
+    Raises ``InputError`` if it cannot be written; an older report stays as it was.
     """
     page = render_report(evaluation, context)
     target = out / "report" / "index.html"
@@ -63,20 +47,7 @@ def write_report(out: Path, *, evaluation: Evaluation, context: ReportContext) -
 
 
 def render_report(evaluation: Evaluation, context: ReportContext) -> str:
-    """Render the page.
-
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The measurements.
-    context : ReportContext
-        The dataset, the choices, the folds and the alerts to show.
-
-    Returns
-    -------
-    str
-        The HTML document.
-    """
+    """Render the page."""
     profile = context.profile
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

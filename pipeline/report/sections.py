@@ -14,20 +14,9 @@ from pipeline.report.tables import Table
 class Section:
     """One section of the page.
 
-    Attributes
-    ----------
-    key : str
-        Its anchor: letters and dashes.
-    name : str
-        What the page's navigation calls it.
-    title : str
-        Its heading.
-    before : tuple of str
-        Paragraphs before the tables, in plain words.
-    tables : tuple of Table
-        Tables.
-    after : tuple of str
-        Remarks beneath them.
+    ``key``: its anchor: letters and dashes.
+    ``name``: what the page's navigation calls it.
+    ``before``: paragraphs before the tables, in plain words.
     """
 
     key: str

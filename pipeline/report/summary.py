@@ -19,17 +19,7 @@ from pipeline.report.wording import between, count, day, duration, hours, join, 
 def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
     """Say what was replayed, how many alerts came, how often they were wrong, how early, and what helped.
 
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The measurements.
-    context : ReportContext
-        Everything else.
-
-    Returns
-    -------
-    list of str
-        Paragraphs.
+    ``context``: everything else.
     """
     row = evaluation.row(context.profile, SLIDING)
     said = [_replayed(evaluation, context)]
@@ -48,17 +38,8 @@ def sentences(evaluation: Evaluation, context: ReportContext) -> list[str]:
 def figures(evaluation: Evaluation, context: ReportContext) -> list[tuple[str, str, str]]:
     """Give the main figures of the profile.
 
-    Parameters
-    ----------
-    evaluation : Evaluation
-        The measurements.
-    context : ReportContext
-        Everything else.
-
-    Returns
-    -------
-    list of (name, value, note)
-        The note is the interval or what the figure counts; possibly empty.
+    ``context``: everything else.
+    Returns: the note is the interval or what the figure counts; possibly empty.
     """
     row = evaluation.row(context.profile, SLIDING)
     if row is None:

@@ -37,12 +37,7 @@ _VARIANTS = {SLIDING: "sliding", TRAIN_ONCE: "trained once", ORACLE: ""}
 class Cell:
     """One cell.
 
-    Attributes
-    ----------
-    text : str
-        What it says.
-    note : str
-        Said smaller beneath, such as an interval.
+    ``note``: said smaller beneath, such as an interval.
     """
 
     text: str
@@ -53,18 +48,8 @@ class Cell:
 class Table:
     """One table.
 
-    Attributes
-    ----------
-    caption : str
-        What it shows.
-    header : tuple of str
-        Names of the columns.
-    rows : tuple of tuple of Cell
-        Rows as long as the header; the first cell names the row.
-    strong : frozenset of int
-        Rows to stress.
-    words : frozenset of int
-        Columns that hold words rather than numbers.
+    ``rows``: rows as long as the header; the first cell names the row.
+    ``words``: columns that hold words rather than numbers.
     """
 
     caption: str

@@ -22,13 +22,7 @@ AT_ONCE = 8
 class Asking:
     """One request, first or again.
 
-    Attributes
-    ----------
-    workload : Workload
-    offer : CheckpointOffer
-    ask : CheckpointAsk
-    first : bool
-        Whether it is to be asked; else only whether it was written.
+    ``first``: whether it is to be asked; else only whether it was written.
     """
 
     workload: Workload
@@ -46,15 +40,7 @@ class Came:
 
 
 class Checkpoints:
-    """Knows how to ask.
-
-    Parameters
-    ----------
-    workloads : Workloads
-    settings : CheckpointSettings
-    webhook, command, inside : Hook or None
-        The last runs a command in the workload's own container.
-    """
+    """Knows how to ask."""
 
     def __init__(
         self,

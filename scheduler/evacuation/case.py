@@ -15,24 +15,12 @@ from scheduler.readings import NodeReading
 class Case:
     """A node with a drain mark of ours.
 
-    Attributes
-    ----------
-    reading : NodeReading
-        As re-read in this round.
-    decision : NodeDecision or None
-        Of this round.
-    units : tuple of str
-        GPUs in it.
-    entry : Evacuating
-        Its progress, replaced as it moves on.
-    held : str or None
-        Why nothing new may be done at all.
-    frozen : str or None
-        Why no workload may be asked or moved; a diagnostic on an empty node harms nobody, and may begin.
-    going : tuple of Workload or None
-        What has to go, as listed in this round; None: not listed.
-    waits : dict of str to str
-        Workloads that are left to end by themselves, by uid, with why.
+    ``reading``: as re-read in this round.
+    ``entry``: its progress, replaced as it moves on.
+    ``held``: why nothing new may be done at all.
+    ``frozen``: why no workload may be asked or moved; a diagnostic on an empty node harms nobody, and may begin.
+    ``going``: what has to go, as listed in this round; None: not listed.
+    ``waits``: workloads that are left to end by themselves, by uid, with why.
     """
 
     reading: NodeReading

@@ -23,12 +23,6 @@ _LONGEST_OUTPUT = 65_536
 class CommandHook:
     """Runs a command.
 
-    Parameters
-    ----------
-    settings : CommandSettings
-
-    Notes
-    -----
     Its arguments are those of the settings, then the payload's ``kind`` and the key; the payload itself comes on its
     standard input, as JSON. Exit code 0 means done, 75 on its way (it is run again with the same key), any other one
     that it failed; the last line on its standard output may be a JSON object with a ``state`` that says more. At the

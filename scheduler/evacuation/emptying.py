@@ -26,14 +26,8 @@ from scheduler.failures import SchedulerError
 class Turn:
     """What one round gives to whoever acts in it.
 
-    Attributes
-    ----------
-    lease : Lease
-    telling : Telling
-    until : datetime
-        Nothing is begun after it.
-    still : callable
-        Re-reads a node and the switches just before a call: why it must not be made, or None.
+    ``until``: nothing is begun after it.
+    ``still``: Re-reads a node and the switches just before a call: why it must not be made, or None.
     """
 
     lease: Lease
@@ -44,10 +38,7 @@ class Turn:
     def fence(self) -> Fence:
         """Make sure of the lease.
 
-        Raises
-        ------
-        LeaseLostError
-            If it is not held any more.
+        Raises ``LeaseLostError`` if it is not held any more.
         """
         return Fence(self.lease.holder, self.lease.hold())
 
@@ -57,16 +48,7 @@ class Turn:
 
 
 class Emptying:
-    """Empties nodes.
-
-    Parameters
-    ----------
-    workloads : Workloads
-    checkpoints : Checkpoints
-    settings : EvacuationSettings
-    worth : WorthConfig
-    horizon : datetime.timedelta
-    """
+    """Empties nodes."""
 
     def __init__(
         self,

@@ -37,19 +37,10 @@ _MOST_OPEN = 100
 class Round:
     """What the controller hands over after its own actions.
 
-    Attributes
-    ----------
-    plan : Plan
-    views : mapping of str to NodeView
-        The nodes as decided on, with their units.
-    drained : frozenset of str
-        Nodes whose drain mark was put on in this round.
-    lease : Lease
-    report : RoundReport
-    forward : bool
-        Whether anything new may be done.
-    unheard : frozenset of str
-        Nodes of whose GPUs it could never be read what they reported: they are left as they are.
+    ``views``: the nodes as decided on, with their units.
+    ``drained``: nodes whose drain mark was put on in this round.
+    ``forward``: whether anything new may be done.
+    ``unheard``: nodes of whose GPUs it could never be read what they reported: they are left as they are.
     """
 
     plan: Plan
@@ -64,21 +55,6 @@ class Round:
 class Evacuation:
     """Empties the nodes that carry a drain mark of ours.
 
-    Parameters
-    ----------
-    scheduler : SchedulerAdapter
-    workloads : Workloads
-    ledger : Ledger
-    clock : Clock
-    settings : EvacuationSettings
-    policy : PolicyConfig
-        For what a wait is worth.
-    checkpoints : Checkpoints
-    verification : Verification or None
-    escalation : Escalation
-
-    Notes
-    -----
     A round: read how far each node is; re-read each marked node; list what runs on it; decide for each workload once
     how it is asked for a checkpoint and until when the answer is waited for, and keep that in the scheduler before
     anybody is asked; ask, and learn which checkpoints were written; evict what is ready, re-reading node and switches
@@ -128,10 +104,7 @@ class Evacuation:
     def round(self, given: Round) -> None:
         """Do what is next for each node; :meth:`load` comes before.
 
-        Raises
-        ------
-        LeaseLostError
-            If the lease is lost on the way.
+        Raises ``LeaseLostError`` if the lease is lost on the way.
         """
         if not self._settings.enabled:
             return

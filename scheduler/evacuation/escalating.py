@@ -23,10 +23,7 @@ _ANSWERS: Mapping[HookKind, WorkKind] = {
 class Escalation:
     """Tells the operator's hooks.
 
-    Parameters
-    ----------
-    hooks : mapping of str to Hook
-        By ``webhook`` and ``command``; all are told.
+    ``hooks``: by ``webhook`` and ``command``; all are told.
     """
 
     def __init__(self, hooks: Mapping[str, Hook]) -> None:
@@ -35,21 +32,7 @@ class Escalation:
     def tell(
         self, case: Case, what: str, kind: FindingKind, words: str, content: Mapping[str, Any], turn: Turn
     ) -> None:
-        """Tell something once: to the ledger and the report at once, and to each hook until it takes it.
-
-        Parameters
-        ----------
-        case : Case
-            Its progress remembers what was told.
-        what : str
-            Names it among all that is told of this drain.
-        kind : str
-            How the ledger files it.
-        words : str
-        content : mapping
-            Plain JSON.
-        turn : Turn
-        """
+        """Tell something once: to the ledger and the report at once, and to each hook until it takes it."""
         telling = turn.telling
         if not case.told(what):
             telling.find(case.node, kind, words, content)

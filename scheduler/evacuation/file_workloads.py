@@ -25,20 +25,10 @@ FORMAT = 1
 class WorkloadsFile:
     """The whole file.
 
-    Attributes
-    ----------
-    format : int
-    workloads : tuple of Workload
-        Whoever runs them takes one out when it is gone; one that we evicted is ``ending``.
-    asked : mapping of str to CheckpointAsk
-        By uid: what we ask for.
-    written, cannot : tuple of str
-        The keys of requests that were carried out; the uids of workloads that cannot.
-    blocked : mapping of str to str
-        Uids that must not go now, with why.
-    progress : str or None
-    version : int
-        Of the progress.
+    ``workloads``: whoever runs them takes one out when it is gone; one that we evicted is ``ending``.
+    ``asked``: by uid: what we ask for.
+    ``written``, ``cannot``: the keys of requests that were carried out; the uids of workloads that cannot.
+    ``blocked``: uids that must not go now, with why.
     """
 
     format: int
@@ -54,15 +44,7 @@ class WorkloadsFile:
 class FileWorkloads:
     """Workloads in a JSON file, read at each call and replaced atomically at each change, under a lock beside it.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    clock : Clock
-
-    Raises
-    ------
-    InputError
-        If there is no such file, or it is not of this format.
+    Raises ``InputError`` if there is no such file, or it is not of this format.
     """
 
     def __init__(self, path: Path, clock: Clock) -> None:

@@ -16,16 +16,10 @@ STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiti
 class HookReply:
     """What a hook answered.
 
-    Attributes
-    ----------
-    kind : str
-        ``done``; ``waiting``: it was understood and is on its way; it is to be asked again with the same key;
-        ``failed``: it says that it cannot; ``refused``: it did not take the request; ``timeout``: nobody knows.
-    words : str
-    content : mapping
-        The JSON object that it answered with; empty where it gave none.
-    again_at : datetime or None
-        Not before this, where it said so; aware.
+    ``kind``: ``done``; ``waiting``: it was understood and is on its way; it is to be asked again with the same key;
+    ``failed``: it says that it cannot; ``refused``: it did not take the request; ``timeout``: nobody knows.
+    ``content``: the JSON object that it answered with; empty where it gave none.
+    ``again_at``: not before this, where it said so; aware.
     """
 
     kind: HookKind
@@ -40,14 +34,7 @@ class Hook(Protocol):
     def tell(self, payload: Mapping[str, Any], key: str, url: str | None = None) -> HookReply:
         """Tell it, and give its answer; never raises for what it says.
 
-        Parameters
-        ----------
-        payload : mapping
-            Plain JSON.
-        key : str
-            Idempotency key: the same for each repetition.
-        url : str or None
-            Where a workload names an address of its own.
+        ``key``: idempotency key: the same for each repetition.
         """
         ...
 

@@ -20,12 +20,6 @@ _KINDS: Mapping[str, DiagnosticKind] = {each: each for each in get_args(Diagnost
 class HookVerification:
     """Asks a hook to run diagnostics.
 
-    Parameters
-    ----------
-    hook : Hook
-
-    Notes
-    -----
     It is told ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``. To
     ``result`` it answers with ``state`` (``passed``, ``failed``, ``inconclusive``, ``running``, ``missing``), ``node``
     and ``key`` as it was asked, and may add ``failed_units``, ``words`` and ``at``. What does not say of which node and

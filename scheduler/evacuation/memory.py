@@ -24,25 +24,12 @@ from scheduler.readings import StoredState
 class MemoryWorkloads:
     """What runs on the nodes of a cluster in memory.
 
-    Parameters
-    ----------
-    workloads : iterable of Workload
-    clock : Clock
-
-    Attributes
-    ----------
-    running : dict of str to Workload
-        By uid; may be changed by hand, as owners and other tools do.
-    asked : dict of str to CheckpointAsk
-        The last request that each workload was shown, by uid.
-    written : set of str
-        Keys of requests that were acknowledged.
-    cannot : set of str
-        Uids of workloads that answer that they cannot write one.
-    blocked : dict of str to str
-        Uids that a disruption budget protects, with its name.
-    evicted : list of tuple
-        Each accepted eviction: when, node, uid.
+    ``running``: by uid; may be changed by hand, as owners and other tools do.
+    ``asked``: the last request that each workload was shown, by uid.
+    ``written``: keys of requests that were acknowledged.
+    ``cannot``: uids of workloads that answer that they cannot write one.
+    ``blocked``: uids that a disruption budget protects, with its name.
+    ``evicted``: each accepted eviction: when, node, uid.
     """
 
     def __init__(self, workloads: Iterable[Workload], clock: Clock) -> None:
@@ -164,14 +151,8 @@ class MemoryWorkloads:
 class MemoryVerification:
     """Diagnostics that are settled by hand.
 
-    Attributes
-    ----------
-    started : dict of str to tuple
-        Node and units, by key.
-    results : dict of str to DiagnosticResult
-        By node; none: it runs.
-    dropped : list of str
-        Keys.
+    ``started``: node and units, by key.
+    ``results``: by node; none: it runs.
     """
 
     def __init__(self) -> None:

@@ -16,16 +16,7 @@ Next = Literal["going", "ask", "await", "held", "wait_end", "later", "evict"]
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """What a wait is weighed by.
-
-    Attributes
-    ----------
-    worth : WorthConfig
-    horizon : timedelta
-    gpus : int
-        Of the node.
-    wait_for_end : bool
-    """
+    """What a wait is weighed by."""
 
     worth: WorthConfig
     horizon: timedelta
@@ -38,24 +29,9 @@ def next_step(
 ) -> tuple[Next, str]:
     """Say what is next, and why.
 
-    Parameters
-    ----------
-    workload : Workload
-        As listed just now; it does not ``stay``.
-    leaving : Leaving
-    decision : NodeDecision
-        Its node's, of this round.
-    prices : Prices
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    str
-        ``going``: it is on its way; ``ask``: for a checkpoint; ``await``: the acknowledgement; ``held``: it may not be
-        moved; ``wait_end``: its own end is cheaper; ``later``: it was tried lately; ``evict``.
-    str
-        In words.
+    ``workload``: as listed just now; it does not ``stay``.
+    Returns: ``going``: it is on its way; ``ask``: for a checkpoint; ``await``: the acknowledgement; ``held``: it may
+    not be moved; ``wait_end``: its own end is cheaper; ``later``: it was tried lately; ``evict``.
     """
     if workload.ending:
         return "going", "it is on its way out"
@@ -82,19 +58,7 @@ def waits_for_end(
 
     A fault that is there already (a hard rule) waits for nothing: its risk is taken as certain.
 
-    Parameters
-    ----------
-    workload : Workload
-    decision : NodeDecision
-    prices : Prices
-    now : datetime
-        Aware.
-    can_checkpoint : bool
-        Whether it can still be asked for one; false also where it was asked and did not answer.
-
-    Returns
-    -------
-    str or None
+    ``can_checkpoint``: whether it can still be asked for one; false also where it was asked and did not answer.
     """
     if not prices.wait_for_end or workload.job is None:
         return None

@@ -24,12 +24,8 @@ DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing
 class Fence:
     """Under which condition a call may be made.
 
-    Attributes
-    ----------
-    holder : str
-        Who holds the lease; an adapter that can, lets the scheduler compare.
-    until : datetime
-        The call must have been sent by then: the end of the lease. Aware.
+    ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
+    ``until``: the call must have been sent by then: the end of the lease. Aware.
     """
 
     holder: str
@@ -40,14 +36,9 @@ class Fence:
 class CheckpointAsk:
     """A request for a checkpoint.
 
-    Attributes
-    ----------
-    key : str
-        Idempotency key: of one workload (its uid) in one drain; 32 hexadecimal digits.
-    deadline : datetime
-        From then on the workload may be evicted without an acknowledgement; aware.
-    why : str
-        For whoever reads it: why the node is drained.
+    ``key``: idempotency key: of one workload (its uid) in one drain; 32 hexadecimal digits.
+    ``deadline``: from then on the workload may be evicted without an acknowledgement; aware.
+    ``why``: for whoever reads it: why the node is drained.
     """
 
     key: str
@@ -59,21 +50,14 @@ class CheckpointAsk:
 class WorkAnswer:
     """What came of a call about a workload or a diagnostic.
 
-    Attributes
-    ----------
-    kind : str
-        ``done``: asked, or accepted (an eviction that is accepted is not yet a workload that is gone: only a listing
-        tells); ``already``: it stood so, or was on its way out already; ``blocked``: the scheduler says not now, and
-        that it may later (a disruption budget: Kubernetes' 429 to an eviction); nothing was done; ``gone``: there is no
-        such workload any more; ``conflict``: the name is there with another uid, nothing was done; ``refused``: it will
-        not (rights, a fault of its own, a terminating namespace), nothing was done; ``timeout``: no answer, and nobody
-        knows.
-    words : str
-        What it said, such as the name of the budget.
-    again_at : datetime or None
-        Not before this, where the scheduler said so (``Retry-After``); aware.
-    writes : tuple of Write
-        What was written, where something was.
+    ``kind``: ``done``: asked, or accepted (an eviction that is accepted is not yet a workload that is gone: only a
+    listing tells); ``already``: it stood so, or was on its way out already; ``blocked``: the scheduler says not now,
+    and that it may later (a disruption budget: Kubernetes' 429 to an eviction); nothing was done; ``gone``: there is no
+    such workload any more; ``conflict``: the name is there with another uid, nothing was done; ``refused``: it will not
+    (rights, a fault of its own, a terminating namespace), nothing was done; ``timeout``: no answer, and nobody knows.
+    ``words``: what it said, such as the name of the budget.
+    ``again_at``: not before this, where the scheduler said so (``Retry-After``); aware.
+    ``writes``: what was written, where something was.
     """
 
     kind: WorkKind
@@ -91,14 +75,9 @@ class WorkAnswer:
 class CheckpointState:
     """Where a requested checkpoint stands.
 
-    Attributes
-    ----------
-    kind : str
-        ``acknowledged``: written; ``waiting``: not yet, or not known; ``failed``: the workload says that it cannot;
-        ``gone``: the workload is not there any more (or has another uid).
-    words : str
-    at : datetime or None
-        When it was acknowledged, where that is known; aware.
+    ``kind``: ``acknowledged``: written; ``waiting``: not yet, or not known; ``failed``: the workload says that it
+    cannot; ``gone``: the workload is not there any more (or has another uid).
+    ``at``: when it was acknowledged, where that is known; aware.
     """
 
     kind: CheckpointKind
@@ -154,17 +133,10 @@ class Workloads(Protocol):
 class DiagnosticResult:
     """Where a diagnostic stands.
 
-    Attributes
-    ----------
-    kind : str
-        ``passed`` and ``failed``: it ran to its end and says so itself; ``inconclusive``: it ended and says neither
-        (aborted, evicted, no output, an output that does not belong to this node): it frees nothing and labels nothing;
-        ``running``; ``missing``: none of this key is there.
-    words : str
-    failed_units : tuple of str
-        Which GPUs failed, as the scores name them; none: not known which.
-    at : datetime or None
-        When it ended; aware.
+    ``kind``: ``passed`` and ``failed``: it ran to its end and says so itself; ``inconclusive``: it ended and says
+    neither (aborted, evicted, no output, an output that does not belong to this node): it frees nothing and labels
+    nothing; ``running``; ``missing``: none of this key is there.
+    ``failed_units``: which GPUs failed, as the scores name them; none: not known which.
     """
 
     kind: DiagnosticKind
@@ -186,10 +158,7 @@ class Verification(Protocol):
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands.
 
-        Raises
-        ------
-        SchedulerError
-            If that cannot be read.
+        Raises ``SchedulerError`` if that cannot be read.
         """
         ...
 

@@ -28,25 +28,15 @@ SETTLED: tuple[Phase, ...] = ("passed", "failed", "inconclusive", "done")
 class Leaving:
     """One workload that has to go.
 
-    Attributes
-    ----------
-    name, uid : str
-    key : str
-        Of the request for a checkpoint.
-    asked : str
-        ``planned``: to be asked, or nobody knows whether it was; ``asked``; ``acknowledged``; ``failed``: it says that
-        it cannot; ``none``: it names no way.
-    deadline : datetime or None
-        Until when the acknowledgement is waited for; set once, so that a restart does not begin the wait anew. None:
-        nothing is asked.
-    evicted_at : datetime or None
-        When an eviction was last accepted.
-    again_at : datetime or None
-        Nothing more is tried before.
-    tries : int
-        Evictions in a row that came to nothing.
-    words : str
-        Why it is still there.
+    ``key``: of the request for a checkpoint.
+    ``asked``: ``planned``: to be asked, or nobody knows whether it was; ``asked``; ``acknowledged``; ``failed``: it
+    says that it cannot; ``none``: it names no way.
+    ``deadline``: until when the acknowledgement is waited for; set once, so that a restart does not begin the wait
+    anew. None: nothing is asked.
+    ``evicted_at``: when an eviction was last accepted.
+    ``again_at``: nothing more is tried before.
+    ``tries``: evictions in a row that came to nothing.
+    ``words``: why it is still there.
     """
 
     name: str
@@ -64,34 +54,15 @@ class Leaving:
 class Evacuating:
     """One node on its way.
 
-    Attributes
-    ----------
-    began_at : datetime
-        When its drain mark was first seen here; part of all keys, so that another drain has others.
-    phase : str
-        ``emptying``; ``verifying``: empty, a diagnostic runs or is to; then what it came to, or ``done`` where none
-        follows.
-    leaving : mapping of str to Leaving
-        By uid.
-    due_at : datetime or None
-        When the last wait for a checkpoint is over; from then on it counts as stuck after a while.
-    empty_at : datetime or None
-    attempt : int
-        Of the diagnostic, counted through.
-    first : int
-        The first attempt of this series: an inconclusive one is followed by others at once, up to a number.
-    started_at : datetime or None
-        When this attempt was begun; None: not yet.
-    ended_at : datetime or None
-        When the last diagnostic came to something.
-    boot_id : str or None
-        Of the node then.
-    units : tuple of str
-        GPUs in it then.
-    told : tuple of str
-        What was told to people about it, each once.
-    words : str
-        What it waits for.
+    ``began_at``: when its drain mark was first seen here; part of all keys, so that another drain has others.
+    ``phase``: ``emptying``; ``verifying``: empty, a diagnostic runs or is to; then what it came to, or ``done`` where
+    none follows.
+    ``due_at``: when the last wait for a checkpoint is over; from then on it counts as stuck after a while.
+    ``attempt``: of the diagnostic, counted through.
+    ``first``: the first attempt of this series: an inconclusive one is followed by others at once, up to a number.
+    ``started_at``: when this attempt was begun; None: not yet.
+    ``ended_at``: when the last diagnostic came to something.
+    ``told``: what was told to people about it, each once.
     """
 
     began_at: datetime
@@ -117,18 +88,9 @@ class Evacuating:
 class Result:
     """What a diagnostic came to.
 
-    Attributes
-    ----------
-    node, key : str
-    units : tuple of str
-        GPUs that were in the node.
-    kind : str
-        ``passed``, ``failed`` or ``inconclusive``.
-    at : datetime
-        Aware.
-    failed_units : tuple of str
-        None named: not known which.
-    words : str
+    ``units``: GPUs that were in the node.
+    ``kind``: ``passed``, ``failed`` or ``inconclusive``.
+    ``failed_units``: none named: not known which.
     """
 
     node: str
@@ -144,12 +106,8 @@ class Result:
 class Progress:
     """All of it.
 
-    Attributes
-    ----------
-    nodes : mapping of str to Evacuating
-        Nodes with a drain mark of ours, by name.
-    results : tuple of Result
-        Those of the last days, oldest first.
+    ``nodes``: nodes with a drain mark of ours, by name.
+    ``results``: those of the last days, oldest first.
     """
 
     nodes: Mapping[str, Evacuating] = field(default_factory=dict)
@@ -181,10 +139,7 @@ def key_of(node: str, began_at: datetime, what: str) -> str:
 def progress_text(progress: Progress) -> str:
     """Write it for the scheduler.
 
-    Raises
-    ------
-    ValueError
-        If it is longer than a scheduler keeps.
+    Raises ``ValueError`` if it is longer than a scheduler keeps.
     """
     content = {"format": FORMAT, **plain_of(progress)}
     text = packed(_HEAD, json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
@@ -196,11 +151,8 @@ def progress_text(progress: Progress) -> str:
 def progress_of(text: str) -> Progress:
     """Read what :func:`progress_text` wrote.
 
-    Raises
-    ------
-    ValueError
-        If it is damaged or of another format. Whoever reads it then begins with an empty one: checkpoints are asked for
-        again, and no deadline is over.
+    Raises ``ValueError`` if it is damaged or of another format. Whoever reads it then begins with an empty one:
+    checkpoints are asked for again, and no deadline is over.
     """
     content = json.loads(unpacked(_HEAD, text, "what is kept of the evacuations"))
     if not isinstance(content, dict) or content.pop("format", None) != FORMAT:

@@ -20,21 +20,11 @@ FindingKind = Literal[
 class Call:
     """A call that is about to be made.
 
-    Attributes
-    ----------
-    at : datetime
-    node : str
-    kind : str
-        ``checkpoint``, ``evict``, ``verify``, ``escalate``.
-    key : str
-        The idempotency key: the same for each repetition.
-    means : str
-        Through what: ``scheduler``, ``webhook``, ``command``.
-    workload : Workload or None
-        As it was listed just before; None: the call is about the node.
-    why : str
-    writes : tuple of Write
-        What is to be written, where that is known.
+    ``kind``: ``checkpoint``, ``evict``, ``verify``, ``escalate``.
+    ``key``: the idempotency key: the same for each repetition.
+    ``means``: through what: ``scheduler``, ``webhook``, ``command``.
+    ``workload``: as it was listed just before; None: the call is about the node.
+    ``writes``: what is to be written, where that is known.
     """
 
     at: datetime
@@ -51,17 +41,10 @@ class Call:
 class Finding:
     """Something that was found out about a node on its way.
 
-    Attributes
-    ----------
-    at : datetime
-    node : str
-    kind : str
-        ``began``: a drain mark stands and is followed; ``acknowledged``, ``no_answer``: of a checkpoint; ``waits``: for
-        a workload's own end; ``stuck``; ``empty``; ``verified``: a diagnostic ended; ``escalated``: people were told;
-        ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done.
-    words : str
-    content : mapping
-        What belongs to it, as plain JSON.
+    ``kind``: ``began``: a drain mark stands and is followed; ``acknowledged``, ``no_answer``: of a checkpoint;
+    ``waits``: for a workload's own end; ``stuck``; ``empty``; ``verified``: a diagnostic ended; ``escalated``: people
+    were told; ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done.
+    ``content``: what belongs to it, as plain JSON.
     """
 
     at: datetime

@@ -20,19 +20,11 @@ def _positive(value: object, *names: str) -> None:
 class WebhookSettings:
     """A server that is told by POST.
 
-    Attributes
-    ----------
-    url : str or None
-        ``https://…``; ``http://`` is for the same machine or a trusted net. None: only those that workloads name
-        themselves, on ``hosts``.
-    hosts : tuple of str
-        Further hosts (``name`` or ``name:port``) that a workload may name in its own URL. Nothing else is asked.
-    token_file : str or None
-        File with a bearer token, read at each call; sent to the host of ``url`` only.
-    timeout : timedelta
-        Of one attempt.
-    attempts : int
-        How often one call tries, where there is no answer, a 429 or a 5xx.
+    ``url``: ``https://…``; ``http://`` is for the same machine or a trusted net. None: only those that workloads name
+    themselves, on ``hosts``.
+    ``hosts``: further hosts (``name`` or ``name:port``) that a workload may name in its own URL. Nothing else is asked.
+    ``token_file``: file with a bearer token, read at each call; sent to the host of ``url`` only.
+    ``attempts``: how often one call tries, where there is no answer, a 429 or a 5xx.
     """
 
     url: str | None = None
@@ -66,12 +58,8 @@ def usable(url: str) -> bool:
 class CommandSettings:
     """A command on the controller's machine. It runs without a shell, and at least once.
 
-    Attributes
-    ----------
-    argv : tuple of str
-        The program, by its absolute path, and its first arguments.
-    timeout : timedelta
-        Then it is ended, with all that it started.
+    ``argv``: the program, by its absolute path, and its first arguments.
+    ``timeout``: then it is ended, with all that it started.
     """
 
     argv: tuple[str, ...]
@@ -85,13 +73,7 @@ class CommandSettings:
 
 @dataclass(frozen=True, slots=True)
 class HookSettings:
-    """Where something is told: a server, a command, or both.
-
-    Attributes
-    ----------
-    webhook : WebhookSettings or None
-    command : CommandSettings or None
-    """
+    """Where something is told: a server, a command, or both."""
 
     webhook: WebhookSettings | None = None
     command: CommandSettings | None = None
@@ -101,17 +83,10 @@ class HookSettings:
 class CheckpointSettings:
     """What is asked of workloads before they are evicted.
 
-    Attributes
-    ----------
-    wait : timedelta
-        How long an acknowledgement is waited for, where the workload names no time.
-    most_wait : timedelta
-        What a workload names is cut to this.
-    otherwise : str
-        How workloads are asked that name no way themselves: by the operator's ``webhook`` or ``command``, or not
-        (``none``).
-    webhook : WebhookSettings or None
-    command : CommandSettings or None
+    ``wait``: how long an acknowledgement is waited for, where the workload names no time.
+    ``most_wait``: what a workload names is cut to this.
+    ``otherwise``: how workloads are asked that name no way themselves: by the operator's ``webhook`` or ``command``, or
+    not (``none``).
     """
 
     wait: timedelta = timedelta(minutes=5)
@@ -132,25 +107,16 @@ class CheckpointSettings:
 class VerificationSettings:
     """The diagnostic that follows on an emptied node.
 
-    Attributes
-    ----------
-    by : str
-        ``none``: none follows, and the mark ends with its prediction; ``scheduler``: a job of the scheduler's own;
-        ``webhook``, ``command``: the operator's.
-    webhook : WebhookSettings or None
-    command : CommandSettings or None
-    patience : timedelta
-        Without a result by then it is inconclusive.
-    attempts : int
-        How often it is tried while it is inconclusive.
-    repeat : timedelta
-        After one that failed or stayed inconclusive it is run again so much later, or as soon as the node booted or its
-        GPUs are others: so a repaired node comes back by itself, and one that is not stays out. Shorter than the rule
-        on a failed diagnostic holds.
-    again_after : timedelta
-        The jobs of a node that passed so lately are not moved again: it takes no new ones, and they run on.
-    keep : timedelta
-        How long results are kept in the scheduler. A failed one holds its node as long as the rule on it says.
+    ``by``: ``none``: none follows, and the mark ends with its prediction; ``scheduler``: a job of the scheduler's own;
+    ``webhook``, ``command``: the operator's.
+    ``patience``: without a result by then it is inconclusive.
+    ``attempts``: how often it is tried while it is inconclusive.
+    ``repeat``: after one that failed or stayed inconclusive it is run again so much later, or as soon as the node
+    booted or its GPUs are others: so a repaired node comes back by itself, and one that is not stays out. Shorter than
+    the rule on a failed diagnostic holds.
+    ``again_after``: the jobs of a node that passed so lately are not moved again: it takes no new ones, and they run
+    on.
+    ``keep``: how long results are kept in the scheduler. A failed one holds its node as long as the rule on it says.
     """
 
     by: Literal["none", "scheduler", "webhook", "command"] = "none"
@@ -178,27 +144,18 @@ class VerificationSettings:
 class EvacuationSettings:
     """How nodes with a drain mark are emptied.
 
-    Attributes
-    ----------
-    enabled : bool
-        False: a drain mark keeps new work off, and the jobs end by themselves.
-    most_time : timedelta
-        What a round has not begun by then is left to the next one.
-    most_going : int
-        Workloads on their way out at once, in the whole fleet.
-    most_going_node : int
-        The same on one node.
-    retry_first, retry_most : timedelta
-        After a blocked or failed eviction it is tried again not before this, doubled each time.
-    stuck_after : timedelta
-        A node that is not empty by then, counted from when its last wait was over, is told about once. It keeps its
-        taint; nothing is forced.
-    wait_for_end : bool
-        A workload that cannot write a checkpoint is left to end by itself where that is expected to cost less.
-    checkpoint : CheckpointSettings
-    verification : VerificationSettings
-    escalation : HookSettings
-        Who is told of stuck nodes, failed and inconclusive diagnostics; else only the ledger and the output say so.
+    ``enabled``: False: a drain mark keeps new work off, and the jobs end by themselves.
+    ``most_time``: what a round has not begun by then is left to the next one.
+    ``most_going``: workloads on their way out at once, in the whole fleet.
+    ``most_going_node``: the same on one node.
+    ``retry_first``, ``retry_most``: after a blocked or failed eviction it is tried again not before this, doubled each
+    time.
+    ``stuck_after``: a node that is not empty by then, counted from when its last wait was over, is told about once. It
+    keeps its taint; nothing is forced.
+    ``wait_for_end``: a workload that cannot write a checkpoint is left to end by itself where that is expected to cost
+    less.
+    ``escalation``: who is told of stuck nodes, failed and inconclusive diagnostics; else only the ledger and the output
+    say so.
     """
 
     enabled: bool = False

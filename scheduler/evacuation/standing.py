@@ -28,24 +28,8 @@ def why_held(
 ) -> str | None:
     """Say why nothing new may be done to empty a node now, though its mark stands.
 
-    Parameters
-    ----------
-    reading : NodeReading
-        As re-read just now.
-    switches : Switches
-        As re-read just now.
-    decision : NodeDecision or None
-        Of this round; None: the decision does not speak of the node.
-    passed_at : datetime or None
-        When a diagnostic last passed on it.
-    again_after : datetime.timedelta
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    str or None
-        In words; None: it may be emptied.
+    ``decision``: of this round; None: the decision does not speak of the node.
+    Returns: in words; None: it may be emptied.
     """
     view = reading.view
     published = view.marks.published

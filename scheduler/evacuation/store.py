@@ -11,16 +11,8 @@ from scheduler.failures import SchedulerError
 class ProgressStore:
     """Loads and keeps it.
 
-    Parameters
-    ----------
-    workloads : Workloads
-
-    Attributes
-    ----------
-    progress : Progress
-        As last read or kept.
-    known : bool
-        Whether it could ever be read in this process.
+    ``progress``: as last read or kept.
+    ``known``: whether it could ever be read in this process.
     """
 
     def __init__(self, workloads: Workloads) -> None:
@@ -33,10 +25,7 @@ class ProgressStore:
     def load(self) -> str | None:
         """Read it anew; gives what was wrong with it, in words.
 
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read.
+        Raises ``SchedulerError`` if it cannot be read.
         """
         stored = self._workloads.load_progress()
         trouble, progress = None, Progress()
@@ -51,10 +40,7 @@ class ProgressStore:
     def save(self, progress: Progress) -> str | None:
         """Keep it, where it differs from what is kept; gives why it is not sure to be kept, or None.
 
-        Raises
-        ------
-        LeaseLostError
-            If another process wrote it in between.
+        Raises ``LeaseLostError`` if another process wrote it in between.
         """
         self.progress = progress
         if progress == self._kept:

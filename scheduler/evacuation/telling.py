@@ -19,13 +19,7 @@ from scheduler.report import RoundReport, WorkStep
 class Telling:
     """The ledger and the report of one round.
 
-    Attributes
-    ----------
-    ledger : Ledger
-    clock : Clock
-    report : RoundReport
-    forward : bool
-        Whether anything new may be done; false once the ledger could not be written.
+    ``forward``: whether anything new may be done; false once the ledger could not be written.
     """
 
     ledger: Ledger

@@ -18,16 +18,8 @@ from scheduler.failures import SchedulerError
 class Verifying:
     """Runs diagnostics on nodes that are empty.
 
-    Parameters
-    ----------
-    workloads : Workloads
-    verification : Verification or None
-        None: none follows.
-    settings : VerificationSettings
-    escalation : Escalation
+    ``verification``: None: none follows.
 
-    Notes
-    -----
     A diagnostic that passed is a fact about the node's GPUs: what was scored before is void, so that the controller
     releases the node by its own rules. One that failed is the fact ``diagnostic_failed``: the rule on it holds the
     node, and people are told. An inconclusive one is tried again, then told; it frees nothing.

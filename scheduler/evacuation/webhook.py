@@ -28,17 +28,6 @@ _TOO_MANY, _SERVER = 429, 500
 class Webhook:
     """Tells a server.
 
-    Parameters
-    ----------
-    settings : WebhookSettings
-    clock : Clock
-    agent : str
-        User-Agent.
-    sleep : callable
-        Seconds; between tries.
-
-    Notes
-    -----
     200 and 204 mean done, 202 on its way (it is asked again with the same key), unless a JSON body with a ``state``
     says more. 429 and 5xx are tried again, then left to the next round; any other status, redirects among them, is a
     refusal: a token must not follow to another host. Certificates are checked.

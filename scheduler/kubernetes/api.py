@@ -60,14 +60,7 @@ class Connection(Protocol):
 
 
 class NoAnswerError(Exception):
-    """No answer that says whether the request was carried out, within the time that there was.
-
-    Parameters
-    ----------
-    words : str
-    sent : bool
-        False: nothing of it ever reached the server.
-    """
+    """No answer that says whether the request was carried out, within the time that there was."""
 
     def __init__(self, words: str, sent: bool) -> None:
         super().__init__(words)
@@ -78,12 +71,7 @@ class NoAnswerError(Exception):
 class Said:
     """What a server said.
 
-    Attributes
-    ----------
-    status : int
-    content : mapping
-        Its JSON; empty where it sent none.
-    retry_after : timedelta or None
+    ``content``: its JSON; empty where it sent none.
     """
 
     status: int
@@ -111,14 +99,7 @@ class Said:
 class ApiServer:
     """An API server.
 
-    Parameters
-    ----------
-    connection : Connection
-    settings : KubernetesSettings
-    elapsed : callable
-        Seconds of a clock that never goes back.
-    sleep : callable
-        Waits so many seconds.
+    ``elapsed``: seconds of a clock that never goes back.
     """
 
     def __init__(
@@ -149,29 +130,12 @@ class ApiServer:
     ) -> Said:
         """Send a request until the server says something that waiting does not change.
 
-        Parameters
-        ----------
-        method, path : str
-        params : mapping of str to str, optional
-        body : object, optional
-            Written as JSON. Whatever is sent may arrive twice: it must be so made that the second time changes nothing
-            (a version, a ``test``, a name of its own).
-        kind, accept : str
-            ``Content-Type`` and ``Accept``.
-        final : frozenset of int
-            Statuses of :data:`AGAIN` that are answers here.
-        within : timedelta, optional
-            Time for all tries; default: the settings' patience.
-
-        Returns
-        -------
-        Said
-            Of whatever status.
-
-        Raises
-        ------
-        NoAnswerError
-            If there was none in time.
+        ``body``: written as JSON. Whatever is sent may arrive twice: it must be so made that the second time changes
+        nothing (a version, a ``test``, a name of its own).
+        ``kind``, ``accept``: ``Content-Type`` and ``Accept``.
+        ``final``: statuses of :data:`AGAIN` that are answers here.
+        ``within``: time for all tries; default: the settings' patience.
+        Raises ``NoAnswerError`` if there was none in time.
         """
         patience = self._settings.patience if within is None else min(within, self._settings.patience)
         end = self.elapsed() + patience.total_seconds()
@@ -208,18 +172,9 @@ class ApiServer:
     ) -> Object | None:
         """Read one object; None: there is none.
 
-        Parameters
-        ----------
-        path : str
-        params : mapping of str to str, or None
-        accept : str
-        named : str or None
-            Its name: whoever answers for the server with something else, and be it an empty object, has told nothing.
-
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read.
+        ``named``: its name: whoever answers for the server with something else, and be it an empty object, has told
+        nothing.
+        Raises ``SchedulerError`` if it cannot be read.
         """
         said = self._read(path, params, accept)
         if said.status == _NOT_FOUND:
@@ -235,26 +190,10 @@ class ApiServer:
     ) -> tuple[list[T], str]:
         """List objects page by page, and keep of each only what is made of it.
 
-        Parameters
-        ----------
-        path : str
-        params : mapping of str to str
-        page : int
-            Objects a page; 0: all at once.
-        view : callable
-            Makes of an object what is kept; None: nothing.
-
-        Returns
-        -------
-        list
-            Of one listing: where the server forgot it between two pages (410), it was begun anew.
-        str
-            Its resourceVersion.
-
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read wholly.
+        ``page``: objects a page; 0: all at once.
+        ``view``: makes of an object what is kept; None: nothing.
+        Returns: of one listing: where the server forgot it between two pages (410), it was begun anew.
+        Raises ``SchedulerError`` if it cannot be read wholly.
         """
         for _ in range(_RESTARTS):
             kept: list[T] = []

@@ -22,14 +22,7 @@ Claim = tuple[str, str]
 
 
 class ClaimCounts:
-    """The GPUs of claims, as of the last listing; a claim that is not known counts as one GPU.
-
-    Parameters
-    ----------
-    api : ApiServer
-    rules : KubernetesRules
-        Say whose devices are GPUs.
-    """
+    """The GPUs of claims, as of the last listing; a claim that is not known counts as one GPU."""
 
     def __init__(self, api: ApiServer, rules: KubernetesRules) -> None:
         self._api = api

@@ -36,14 +36,7 @@ _OF_TIER: Final[dict[str, tuple[Status, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class StandingCondition:
-    """Our condition as it stands on a node.
-
-    Attributes
-    ----------
-    status, reason : str
-    since : datetime or None
-        Its last transition.
-    """
+    """Our condition as it stands on a node."""
 
     status: str
     reason: str
@@ -112,10 +105,7 @@ def event_write(event: Object) -> Write:
 def event_of(action: Action, node: str, before: Published | None, now: datetime) -> tuple[str, Object] | None:
     """Give the event that tells people of an action.
 
-    Returns
-    -------
-    tuple of (str, mapping) or None
-        The path to create it under, and it. Of a prediction that is only renewed, nothing is told.
+    Returns: the path to create it under, and it. Of a prediction that is only renewed, nothing is told.
     """
     if action.verb == "publish" and (before is None or before.tier != action.tier):
         kind = "Warning" if action.tier in ("high", "elevated") else "Normal"

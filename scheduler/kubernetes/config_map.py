@@ -27,11 +27,6 @@ class KeptText:
     Its version is a revision that each writing raises, with a digest of the text. It is not the object's
     resourceVersion: that changes also where a person sets a switch beside it, which is no other writer of the text.
     The writing itself is a PUT of the very object that was read, by resourceVersion.
-
-    Parameters
-    ----------
-    api : ApiServer
-    namespace, name : str
     """
 
     def __init__(self, api: ApiServer, namespace: str, name: str) -> None:
@@ -44,10 +39,7 @@ class KeptText:
     def load(self) -> StoredState:
         """Read the text.
 
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read.
+        Raises ``SchedulerError`` if it cannot be read.
         """
         found = self._api.read(self.path, named=self._name)
         return StoredState(_text(found), _version(found))
@@ -72,10 +64,7 @@ class KeptText:
     def annotations(self) -> Mapping[str, str]:
         """Read the annotations alone, without the text.
 
-        Raises
-        ------
-        SchedulerError
-            If they cannot be read.
+        Raises ``SchedulerError`` if they cannot be read.
         """
         found = self._api.read(self.path, accept=METADATA_ONLY, named=self._name)
         return {} if found is None else _annotations(found)
@@ -137,11 +126,7 @@ class KeptText:
 class SwitchesOn:
     """The switches as annotations of a ConfigMap, where ``kubectl annotate`` sets them too.
 
-    Parameters
-    ----------
-    kept : KeptText
-    prefix : str
-        Of the annotations: ``PREFIX/kill``, ``PREFIX/release-all``, ``PREFIX/reset-breaker-at``.
+    ``prefix``: of the annotations: ``PREFIX/kill``, ``PREFIX/release-all``, ``PREFIX/reset-breaker-at``.
     """
 
     def __init__(self, kept: KeptText, prefix: str) -> None:
@@ -153,17 +138,10 @@ class SwitchesOn:
     def read(self) -> tuple[Switches, str | None]:
         """Read them.
 
-        Returns
-        -------
-        Switches
-            A switch whose annotation is neither ``true`` nor ``false`` stops everything new: somebody meant something.
-        str or None
-            What could not be understood.
-
-        Raises
-        ------
-        SchedulerError
-            If they cannot be read.
+        Returns: a switch whose annotation is neither ``true`` nor ``false`` stops everything new: somebody meant
+        something.
+        Returns: what could not be understood.
+        Raises ``SchedulerError`` if they cannot be read.
         """
         found = self._kept.annotations()
         unclear = [

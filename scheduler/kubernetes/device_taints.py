@@ -36,11 +36,7 @@ _UUIDS: Final = ("uuid", "parentUUID")
 class Device:
     """A device as a ResourceSlice tells it.
 
-    Attributes
-    ----------
-    driver, pool, name : str
-    uuid : str
-        Of the GPU that it is, or is a part of.
+    ``uuid``: of the GPU that it is, or is a part of.
     """
 
     driver: str
@@ -55,14 +51,6 @@ class DeviceTaints:
     A rule is ours if its name and its label say so; others are never touched. There is one for each device of a GPU
     that a hard mark is due to, with effect ``NoSchedule``, for as long as the mark stands on its node: who holds the
     device keeps it, and it is given to nobody else.
-
-    Parameters
-    ----------
-    api : ApiServer
-    prefix : str
-        Of the taint's key, the label and the annotation.
-    drivers : sequence of str
-        Whose devices are GPUs.
     """
 
     def __init__(self, api: ApiServer, prefix: str, drivers: Sequence[str]) -> None:
@@ -79,19 +67,9 @@ class DeviceTaints:
     ) -> tuple[str, ...]:
         """Make the rules be those that the marks ask for.
 
-        Parameters
-        ----------
-        signals : sequence of NodeSignal
-            All nodes that carry anything of ours.
-        may_not : callable
-            Says why nothing may be written now; None: it may.
-        may_begin : callable
-            Whether anything new may be set, asked right before.
-
-        Returns
-        -------
-        tuple of str
-            What was done and what could not be, in words.
+        ``may_not``: says why nothing may be written now; None: it may.
+        ``may_begin``: whether anything new may be set, asked right before.
+        Returns: what was done and what could not be, in words.
         """
         try:
             versions = self._versions()
@@ -122,10 +100,7 @@ class DeviceTaints:
     def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Give the rules that :meth:`follow` would delete and create; writes nothing.
 
-        Raises
-        ------
-        SchedulerError
-            If they cannot be read.
+        Raises ``SchedulerError`` if they cannot be read.
         """
         versions = self._versions()
         if versions is None or isinstance(versions, str):

@@ -28,15 +28,8 @@ _EXISTS: Final = 409
 def read_manifest(path: Path) -> dict[str, Any]:
     """Read the manifest of a Job.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        YAML with one ``batch/v1`` Job; its name, namespace, place and retries are set by us.
-
-    Raises
-    ------
-    InputError
-        If it cannot be read or is no such Job.
+    ``path``: YAML with one ``batch/v1`` Job; its name, namespace, place and retries are set by us.
+    Raises ``InputError`` if it cannot be read or is no such Job.
     """
     try:
         content = read_yaml(path.read_text(encoding="utf-8"))
@@ -57,14 +50,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
 class KubernetesVerification:
     """Runs diagnostics as Jobs in our namespace.
 
-    Parameters
-    ----------
-    scheduler : KubernetesScheduler
-    manifest : mapping
-        As :func:`read_manifest` gives it.
+    ``manifest``: as :func:`read_manifest` gives it.
 
-    Notes
-    -----
     The Job is bound to its node by the node's name and tolerates our taint, so that the scheduler places it there once
     the GPUs are free. Its containers are told ``PREDRAIN_NODE``, ``PREDRAIN_KEY`` and ``PREDRAIN_GPUS``, with commas.
     One of them says what it found in its termination message: ``{"result": "passed" | "failed", "node": …, "key": …}``
@@ -98,10 +85,7 @@ class KubernetesVerification:
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands.
 
-        Raises
-        ------
-        SchedulerError
-            If that cannot be read.
+        Raises ``SchedulerError`` if that cannot be read.
         """
         job = self._api.read(f"{self._folder}/{name_of(key)}", named=name_of(key))
         if job is None:

@@ -36,14 +36,6 @@ class Executing(Protocol):
 class PodExecHook:
     """Runs the settings' command in the pods that ask for it.
 
-    Parameters
-    ----------
-    scheduler : KubernetesScheduler
-        Whose connection, lease and settings these are.
-    connection : Executing
-
-    Notes
-    -----
     What is run is the operator's (``checkpoint_exec``), followed by ``checkpoint`` and the key: a pod can say that it
     wants to be told this way, never what is run. Exit code 0 means that the checkpoint is written, 75 that it is on its
     way (it is run again with the same key), any other one that it failed; the last line of the standard output may be a

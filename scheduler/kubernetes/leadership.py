@@ -23,13 +23,8 @@ _LONGEST_FOREIGN: Final = timedelta(hours=1)
 class Held:
     """Our right to write.
 
-    Attributes
-    ----------
-    holder : str
-    until : datetime
-        By the machine's clock; aware.
-    ends : float
-        By the clock that is never set, in seconds: a machine's clock that is set back prolongs nothing.
+    ``until``: by the machine's clock; aware.
+    ``ends``: by the clock that is never set, in seconds: a machine's clock that is set back prolongs nothing.
     """
 
     holder: str
@@ -44,16 +39,8 @@ class Leadership:
     is never set. ``renewTime`` is only compared with itself: it is a time of the other's clock, which may be wrong.
     Our own ends ``lasts`` after the moment before the request was sent.
 
-    Parameters
-    ----------
-    api : ApiServer
-    namespace, name : str
-    clock : Clock
-    waits : bool
-        Whether another one's lease is watched until it is renewed or over, as long as it was never ours. For a process
-        that does one round and ends: it would never see a lease twice, and a dead leader's would hold for ever.
-    sleep : callable
-        Waits so many seconds.
+    ``waits``: whether another one's lease is watched until it is renewed or over, as long as it was never ours. For a
+    process that does one round and ends: it would never see a lease twice, and a dead leader's would hold for ever.
     """
 
     def __init__(
@@ -96,10 +83,7 @@ class Leadership:
     def take(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take or prolong it; None: another one holds it.
 
-        Raises
-        ------
-        SchedulerError
-            If it is not known whether it is held.
+        Raises ``SchedulerError`` if it is not known whether it is held.
         """
         self.held = None
         while True:

@@ -31,22 +31,9 @@ _QUIET_S: Final = 60.0
 class HealthEvents:
     """Tells NVSentinel of nodes whose tier becomes ``high``, and of those where it is no more.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Of the platform connector's socket.
-    elapsed : callable
-        Seconds of a clock that never goes back.
-    within_s : float
-        For a call as a whole, in seconds.
+    ``elapsed``: seconds of a clock that never goes back.
+    Raises ``InputError`` if grpcio, the extra ``nvsentinel``, is not installed.
 
-    Raises
-    ------
-    InputError
-        If grpcio, the extra ``nvsentinel``, is not installed.
-
-    Notes
-    -----
     The messages are those of NVSentinel's published ``health_event.proto`` (package ``datamodels``). Each is marked
     ``STORE_ONLY``: it is kept and exported, and no module of NVSentinel acts on it. Like an event of the API server it
     is told once, with the mark that it tells of; nothing rests on it, and one that is lost is not told again.
@@ -102,19 +89,7 @@ class HealthEvents:
 def health_events(action: Action, now: datetime, *, healthy: bool) -> bytes:
     """Write the request (``HealthEvents`` with one ``HealthEvent``) of an action.
 
-    Parameters
-    ----------
-    action : Action
-        Says which node, and which GPUs its tier is due to.
-    now : datetime
-        Aware.
-    healthy : bool
-        Whether it takes back what was told before; then no GPU is named, and it is about all.
-
-    Returns
-    -------
-    bytes
-        In protocol buffers' encoding.
+    ``healthy``: whether it takes back what was told before; then no GPU is named, and it is about all.
     """
     metadata: dict[str, str] = {"tier": action.tier}
     if action.risk is not None:

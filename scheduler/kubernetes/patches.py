@@ -16,19 +16,11 @@ Operation = Mapping[str, Any]
 def patch_of(seen: SeenNode, then: NodeObject) -> list[Operation]:
     """Write a patch.
 
-    Parameters
-    ----------
-    seen : SeenNode
-    then : NodeObject
-        What it shall be; differs in labels, annotations, taints and cordon only.
-
-    Returns
-    -------
-    list of operations
-        First the tests: of the resourceVersion, so that nobody wrote in between; of the taints and of each annotation
-        and label that is changed, so that a server or a proxy that rewrites versions cannot make us write over others.
-        Taints have no merge key: the whole list is replaced, with what is not ours in it as it was, fields that we do
-        not know included.
+    ``then``: what it shall be; differs in labels, annotations, taints and cordon only.
+    Returns: first the tests: of the resourceVersion, so that nobody wrote in between; of the taints and of each
+    annotation and label that is changed, so that a server or a proxy that rewrites versions cannot make us write over
+    others. Taints have no merge key: the whole list is replaced, with what is not ours in it as it was, fields that we
+    do not know included.
     """
     tests: list[Operation] = [_test("/metadata/resourceVersion", seen.reading.version)]
     changes: list[Operation] = []
@@ -70,16 +62,8 @@ def patch_of(seen: SeenNode, then: NodeObject) -> list[Operation]:
 def condition_patch(seen: SeenNode, content: Object) -> list[Operation]:
     """Write the operations that change our condition with the very patch that changes what it tells of.
 
-    Parameters
-    ----------
-    seen : SeenNode
-    content : mapping
-        The status patch as :func:`scheduler.kubernetes.condition.condition_after` gives it.
-
-    Returns
-    -------
-    list of operations
-        To stand after those of :func:`patch_of`, whose test of the version makes sure of the condition's place.
+    ``content``: the status patch as :func:`scheduler.kubernetes.condition.condition_after` gives it.
+    Returns: to stand after those of :func:`patch_of`, whose test of the version makes sure of the condition's place.
     """
     (wanted,) = content["status"]["conditions"]
     gone = wanted.get("$patch") == "delete"

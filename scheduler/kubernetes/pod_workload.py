@@ -42,19 +42,8 @@ def pod_workload(
 ) -> Workload:
     """Read a pod that is bound to a node.
 
-    Parameters
-    ----------
-    pod : mapping
-    settings : KubernetesSettings
-    rules : KubernetesRules
-    keys : PodKeys
-    whole : callable
-        Gives the whole job for the part of it that this pod is.
-
-    Raises
-    ------
-    KeyError, TypeError, AttributeError
-        If it is not of the form that a pod has.
+    ``whole``: gives the whole job for the part of it that this pod is.
+    Raises ``KeyError, TypeError, AttributeError`` if it is not of the form that a pod has.
     """
     metadata, spec = pod["metadata"], pod["spec"]
     namespace = metadata.get("namespace") or "default"

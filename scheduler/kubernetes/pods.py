@@ -25,16 +25,8 @@ _SECONDS: Final = {"s": 1, "": 1, "m": 60, "h": 3600}
 class PodPart:
     """A pod's part of a job.
 
-    Attributes
-    ----------
-    node, job : str
-    gpus : int
-        Of this pod, without those of its claims.
-    started_at, checkpointed_at, ends_at : datetime or None
-    can_checkpoint : bool
-    namespace : str
-    claims : tuple of str
-        Names of the resource claims by which it holds more.
+    ``gpus``: of this pod, without those of its claims.
+    ``claims``: names of the resource claims by which it holds more.
     """
 
     node: str
@@ -52,11 +44,7 @@ class PodPart:
 class PodKeys:
     """Annotations of pods under our prefix, by which a job says what may be done with it.
 
-    Attributes
-    ----------
-    prefix : str
-    namespace : str
-        Ours, where diagnostics run.
+    ``namespace``: Ours, where diagnostics run.
     """
 
     prefix: str

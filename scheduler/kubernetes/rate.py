@@ -10,16 +10,8 @@ from collections.abc import Callable
 class TokenBucket:
     """Lets so many requests a second through, and a burst of some at once; what is more waits.
 
-    Parameters
-    ----------
-    per_second : float
-        Positive.
-    burst : int
-        At least 1.
-    elapsed : callable
-        Seconds of a clock that never goes back.
-    sleep : callable
-        Waits so many seconds.
+    ``burst``: at least 1.
+    ``elapsed``: seconds of a clock that never goes back.
     """
 
     def __init__(

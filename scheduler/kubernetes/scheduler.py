@@ -46,29 +46,10 @@ _INVALID: Final = 422
 class KubernetesScheduler:
     """A Kubernetes cluster.
 
-    Parameters
-    ----------
-    connection : Connection
-        As :func:`telemetry.collect.kubernetes.client.connect` gives it.
-    clock : Clock
-    settings : KubernetesSettings
-    waits : bool
-        Whether a lease of another process is watched until it is renewed or over, rather than asked for again later:
-        for a process that does one round and ends.
-    elapsed : callable
-        Seconds of a clock that never goes back.
-    sleep : callable
-        Waits so many seconds.
-
-    Attributes
-    ----------
-    api : ApiServer
-    settings : KubernetesSettings
-    keys : Keys
-    leadership : Leadership
-    clock : Clock
-    rules : KubernetesRules
-    pod_keys : PodKeys
+    ``connection``: as :func:`telemetry.collect.kubernetes.client.connect` gives it.
+    ``waits``: whether a lease of another process is watched until it is renewed or over, rather than asked for again
+    later: for a process that does one round and ends.
+    ``elapsed``: seconds of a clock that never goes back.
     """
 
     def __init__(

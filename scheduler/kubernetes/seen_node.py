@@ -31,23 +31,10 @@ _DRIVERS: Final = (
 class SeenNode:
     """One node of one reading.
 
-    Attributes
-    ----------
-    reading : NodeReading
-        Without jobs.
-    thing : NodeObject
-    taints : tuple of mapping
-        As they stand, with fields that we do not know: what is not ours is sent back as it was.
-    has_labels, has_annotations : bool
-        Whether there is any, for a patch cannot add to a map that is not there.
-    condition : StandingCondition or None
-        Ours, as it stands.
-    condition_at : int or None
-        Its place among the node's conditions.
-    has_conditions : bool
-        Whether there is any.
-    gpus : bool
-        Whether it is a GPU node.
+    ``taints``: as they stand, with fields that we do not know: what is not ours is sent back as it was.
+    ``has_labels``, ``has_annotations``: whether there is any, for a patch cannot add to a map that is not there.
+    ``condition_at``: its place among the node's conditions.
+    ``gpus``: whether it is a GPU node.
     """
 
     reading: NodeReading
@@ -75,11 +62,8 @@ def seen_node(
 ) -> SeenNode | None:
     """Read a node object.
 
-    Returns
-    -------
-    SeenNode or None
-        None where it has not even a name. One that is not of the form that a node has is not readable, and nothing is
-        done on it.
+    Returns: none where it has not even a name. One that is not of the form that a node has is not readable, and nothing
+    is done on it.
     """
     metadata = raw.get("metadata")
     name = metadata.get("name") if isinstance(metadata, dict) else None

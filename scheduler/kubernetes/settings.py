@@ -16,68 +16,48 @@ _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
 class KubernetesSettings:
     """How the Kubernetes adapter works.
 
-    Attributes
-    ----------
-    kubeconfig, context : str or None
-        Where the credentials are; None: those of the pod that we run in, else as ``kubectl`` finds them.
-    prefix : str
-        DNS name under which all labels, annotations and taints of ours stand.
-    namespace : str
-        Where lease, state and switches lie.
-    lease, state, progress : str
-        Names of the Lease and of the ConfigMaps of the controller's and of the evacuations' state.
-    cluster : str
-        What the cluster is called in budgets and in the ledger, where no label says it.
-    group : str
-        Group of the nodes that no label puts into one.
-    selector : str
-        Label selector of the nodes that may be acted on; empty: every node that has GPUs.
-    gpu_resources, slice_resources : tuple of str
-        Extended resources that are whole GPUs, and patterns of those that are parts; empty: the collector's.
-    cluster_labels, group_labels, rack_labels, domain_labels : tuple of str
-        Labels of a node that say where it stands, first found counts; empty: the collector's.
-    gpu_annotations : tuple of str
-        Further annotations of a node in which the UUIDs of its GPUs stand (``GPU-…``), such as HAMi's
-        ``hami.io/node-nvidia-register``; ``PREFIX/gpus`` is read always. Only where the scores name GPUs by UUID.
-    jobs : bool
-        Whether pods are read, so that floors per job hold. Without, the breaker stays open: nothing hard is begun.
-    condition, events : bool
-        Whether the node condition and the events are written beside what is published.
-    device_taints : bool
-        Whether a hard mark stands once more as a device taint of each GPU that it is due to, where the server offers
-        them (``DeviceTaintRule``) and GPUs are given by resource claims.
-    cordon : bool
-        Whether a hard mark cordons the node besides, for tools that look at nothing else. The taint does the same, and
-        tells who it was. Only where the server tells who wrote what (``managedFields``, all servers from 1.22 on).
-    nvsentinel_socket : str or None
-        Path of the Unix socket of NVSentinel's platform connector, which is told by a health event when a node's tier
-        becomes ``high`` or is no more; None: nobody is.
-    requests_per_second, burst : float, int
-        At most; what is more waits.
-    connect_timeout, request_timeout : timedelta
-        Until the connection stands; of silence, until an answer is given up.
-    patience : timedelta
-        For how long a request is tried again that the server could not serve (429, 5xx, cut connections).
-    node_page, pod_page : int
-        Objects a page of a listing; one page at a time is held as JSON.
-    diagnostic_job : str or None
-        File with the manifest of a Job that checks an emptied node, for ``evacuation.verification.by: scheduler``.
-    checkpoint_exec : tuple of str
-        Command that is run in the container of a pod that asks for it (``PREFIX/checkpoint: exec``), followed by
-        ``checkpoint`` and the key; empty: none is. Never one that a pod names: whoever may annotate a pod could then
-        run what he likes in it.
-    checkpoint_container : str
-        In which container; empty: the one that the pod calls its default, else its first.
-    checkpoint_exec_timeout : timedelta
-        After it nothing more is heard of the command. It should end at once with exit code 75 where a checkpoint takes
-        longer: it is then run again.
-    evict : str
-        ``all``: a node is empty when no pod is left but those of daemon sets and mirrors; ``gpu``: when none with GPUs
-        is left.
-    evict_unmanaged : bool
-        Whether pods go that nobody would start elsewhere.
-    evict_local_data : bool
-        Whether pods go whose ``emptyDir`` on disk is lost with them. One in memory (``/dev/shm``) never holds a pod.
+    ``kubeconfig``, ``context``: where the credentials are; None: those of the pod that we run in, else as ``kubectl``
+    finds them.
+    ``prefix``: DNS name under which all labels, annotations and taints of ours stand.
+    ``namespace``: where lease, state and switches lie.
+    ``lease``, ``state``, ``progress``: names of the Lease and of the ConfigMaps of the controller's and of the
+    evacuations' state.
+    ``cluster``: what the cluster is called in budgets and in the ledger, where no label says it.
+    ``group``: group of the nodes that no label puts into one.
+    ``selector``: label selector of the nodes that may be acted on; empty: every node that has GPUs.
+    ``gpu_resources``, ``slice_resources``: extended resources that are whole GPUs, and patterns of those that are
+    parts; empty: the collector's.
+    ``cluster_labels``, ``group_labels``, ``rack_labels``, ``domain_labels``: labels of a node that say where it stands,
+    first found counts; empty: the collector's.
+    ``gpu_annotations``: further annotations of a node in which the UUIDs of its GPUs stand (``GPU-…``), such as HAMi's
+    ``hami.io/node-nvidia-register``; ``PREFIX/gpus`` is read always. Only where the scores name GPUs by UUID.
+    ``jobs``: whether pods are read, so that floors per job hold. Without, the breaker stays open: nothing hard is
+    begun.
+    ``condition``, ``events``: whether the node condition and the events are written beside what is published.
+    ``device_taints``: whether a hard mark stands once more as a device taint of each GPU that it is due to, where the
+    server offers them (``DeviceTaintRule``) and GPUs are given by resource claims.
+    ``cordon``: whether a hard mark cordons the node besides, for tools that look at nothing else. The taint does the
+    same, and tells who it was. Only where the server tells who wrote what (``managedFields``, all servers from 1.22
+    on).
+    ``nvsentinel_socket``: path of the Unix socket of NVSentinel's platform connector, which is told by a health event
+    when a node's tier becomes ``high`` or is no more; None: nobody is.
+    ``requests_per_second``, ``burst``: at most; what is more waits.
+    ``connect_timeout``, ``request_timeout``: until the connection stands; of silence, until an answer is given up.
+    ``patience``: for how long a request is tried again that the server could not serve (429, 5xx, cut connections).
+    ``node_page``, ``pod_page``: objects a page of a listing; one page at a time is held as JSON.
+    ``diagnostic_job``: file with the manifest of a Job that checks an emptied node, for ``evacuation.verification.by:
+    scheduler``.
+    ``checkpoint_exec``: command that is run in the container of a pod that asks for it (``PREFIX/checkpoint: exec``),
+    followed by ``checkpoint`` and the key; empty: none is. Never one that a pod names: whoever may annotate a pod could
+    then run what he likes in it.
+    ``checkpoint_container``: in which container; empty: the one that the pod calls its default, else its first.
+    ``checkpoint_exec_timeout``: after it nothing more is heard of the command. It should end at once with exit code 75
+    where a checkpoint takes longer: it is then run again.
+    ``evict``: ``all``: a node is empty when no pod is left but those of daemon sets and mirrors; ``gpu``: when none
+    with GPUs is left.
+    ``evict_unmanaged``: whether pods go that nobody would start elsewhere.
+    ``evict_local_data``: whether pods go whose ``emptyDir`` on disk is lost with them. One in memory (``/dev/shm``)
+    never holds a pod.
     """
 
     kubeconfig: str | None = None

@@ -31,13 +31,7 @@ _AGAIN_AFTER_FAULT: Final = timedelta(minutes=5)
 
 
 class KubernetesWorkloads:
-    """The pods of a cluster.
-
-    Parameters
-    ----------
-    scheduler : KubernetesScheduler
-        Whose connection, lease, clock and settings these are.
-    """
+    """The pods of a cluster."""
 
     def __init__(self, scheduler: KubernetesScheduler) -> None:
         self._scheduler = scheduler
@@ -49,10 +43,7 @@ class KubernetesWorkloads:
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the pods that are bound to a node and have not ended.
 
-        Raises
-        ------
-        SchedulerError
-            If they cannot be listed wholly, or one of them cannot be understood.
+        Raises ``SchedulerError`` if they cannot be listed wholly, or one of them cannot be understood.
         """
         settings = self._scheduler.settings
 

@@ -18,17 +18,9 @@ class Boots:
     def of(self, node: str, booted_at: datetime | None) -> str | None:
         """Name the boot.
 
-        Parameters
-        ----------
-        node : str
-        booted_at : datetime or None
-            Aware. None: Slurm does not know it, as for a minute after each UNDRAIN; then it is taken for the boot that
-            was seen last.
-
-        Returns
-        -------
-        str or None
-            None: none was ever seen.
+        ``booted_at``: Aware. None: Slurm does not know it, as for a minute after each UNDRAIN; then it is taken for the
+        boot that was seen last.
+        Returns: None: none was ever seen.
         """
         known = self._known.get(node)
         if booted_at is None:

@@ -38,12 +38,6 @@ _NO_SUCH_NODE: Final = ("not found", "invalid node name")
 class SlurmCommands:
     """Slurm through ``scontrol``, ``sinfo``, ``squeue`` and ``scancel``.
 
-    Parameters
-    ----------
-    settings : SlurmSettings
-
-    Notes
-    -----
     Nodes come from ``scontrol show node --json`` (23.02 and later), else from ``sinfo --json`` (22.05), which has
     another shape in later versions. Each report names the version of the data parser that wrote it. Where that is newer
     than we know, the newest one that we know is asked for (``--json=v0.0.45``, 23.11 and later). Where neither is

@@ -55,21 +55,10 @@ class _Own:
 class SharedFolder:
     """Small documents, each a file that is replaced as a whole under a lock.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Must exist: a disk that is not mounted would otherwise look like an empty one.
-    clock : Clock
-    monotonic : callable
-        Gives seconds that never go back.
+    ``path``: must exist: a disk that is not mounted would otherwise look like an empty one.
+    ``monotonic``: gives seconds that never go back.
+    Raises ``InputError`` if there is no such folder, or everybody may write into it.
 
-    Raises
-    ------
-    InputError
-        If there is no such folder, or everybody may write into it.
-
-    Notes
-    -----
     The lease of another holder has ended when its file did not change for its length, by our own observation: by our
     monotonic clock, or, for a process that has only just begun, when the file server has dated it three lengths before
     a file that we write now. No two machines' clocks are compared.
@@ -94,10 +83,7 @@ class SharedFolder:
     def load(self, name: str) -> StoredState:
         """Read a text with its version.
 
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read.
+        Raises ``SchedulerError`` if it cannot be read.
         """
         content = self._bytes(name)
         if content is None:
@@ -124,10 +110,7 @@ class SharedFolder:
     def read_switches(self) -> Switches:
         """Read the switches.
 
-        Raises
-        ------
-        SchedulerError
-            If they cannot be read: somebody may have said stop.
+        Raises ``SchedulerError`` if they cannot be read: somebody may have said stop.
         """
         content = self._bytes("switches")
         if content is None:
@@ -157,10 +140,7 @@ class SharedFolder:
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
         """Take the lease, or prolong one's own; None: another one holds it.
 
-        Raises
-        ------
-        SchedulerError
-            If the file cannot be read or written.
+        Raises ``SchedulerError`` if the file cannot be read or written.
         """
         before, began = self._clock.now(), self._monotonic()
         try:
@@ -192,15 +172,8 @@ class SharedFolder:
     def fenced(self, holder: str, until: datetime) -> Iterator[str | None]:
         """Keep every other process from taking the lease for the length of a block, if ``holder`` has it.
 
-        Yields
-        ------
-        str or None
-            Why nothing may be written; None: it may.
-
-        Raises
-        ------
-        SchedulerError
-            If the file cannot be locked or read.
+        Yields: why nothing may be written; None: it may.
+        Raises ``SchedulerError`` if the file cannot be locked or read.
         """
         try:
             with self._locked("lease"):
@@ -219,10 +192,7 @@ class SharedFolder:
     def note(self, name: str, key: str, value: dict[str, Any], keep: Callable[[dict[str, Any]], bool]) -> None:
         """Put one entry into a document of entries, and drop those that need not be kept.
 
-        Raises
-        ------
-        SchedulerError
-            If it is not sure to be kept.
+        Raises ``SchedulerError`` if it is not sure to be kept.
         """
         try:
             with self._locked(name):
@@ -234,10 +204,7 @@ class SharedFolder:
     def notes(self, name: str) -> dict[str, dict[str, Any]]:
         """Read a document of entries; a damaged one has none.
 
-        Raises
-        ------
-        SchedulerError
-            If it cannot be read.
+        Raises ``SchedulerError`` if it cannot be read.
         """
         content = self._bytes(name)
         found = {} if content is None else _object(content)

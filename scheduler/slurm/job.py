@@ -31,14 +31,9 @@ _DEADLY: Final = frozenset({"KILL", "STOP", "TSTP", "TTIN", "TTOU"})
 class CheckpointSignal:
     """The signal on which a job writes a checkpoint.
 
-    Attributes
-    ----------
-    name : str
-        Without ``SIG``.
-    batch : bool
-        To the batch script alone; else to the job's steps.
-    takes : timedelta or None
-        How long it says it needs.
+    ``name``: without ``SIG``.
+    ``batch``: to the batch script alone; else to the job's steps.
+    ``takes``: how long it says it needs.
     """
 
     name: str
@@ -50,27 +45,14 @@ class CheckpointSignal:
 class SlurmJob:
     """A job that holds nodes.
 
-    Attributes
-    ----------
-    number : int
-        Slurm's job id; each running task of an array and each component of a heterogeneous job has its own.
-    name : str
-        As Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
-    leader : int
-        Whom a requeue names: the first component of a heterogeneous job, which goes as a whole; else the job itself.
-    uid : str
-        Of this run of it.
-    nodes : tuple of str
-    states : frozenset of str
-    user : str
-    gpus : int
-        On all its nodes.
-    submitted_at, started_at, ends_at : datetime or None
-        Aware; ``ends_at`` is the end of its time limit, None without one.
-    requeue, batch : bool
-        Whether it may be requeued; whether it is a batch job.
-    comment : str
-        Its comment and its ``extra``.
+    ``number``: Slurm's job id; each running task of an array and each component of a heterogeneous job has its own.
+    ``name``: as Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
+    ``leader``: whom a requeue names: the first component of a heterogeneous job, which goes as a whole; else the job
+    itself.
+    ``uid``: of this run of it.
+    ``submitted_at``, ``started_at``, ``ends_at``: Aware; ``ends_at`` is the end of its time limit, None without one.
+    ``requeue``, ``batch``: whether it may be requeued; whether it is a batch job.
+    ``comment``: its comment and its ``extra``.
     """
 
     number: int
@@ -135,10 +117,7 @@ class SlurmJob:
 def job_of(row: Mapping[str, Any], gres: str) -> SlurmJob | None:
     """Read a job from a report's row; None where it holds no node.
 
-    Raises
-    ------
-    ValueError
-        If it cannot be told what it is or where it runs.
+    Raises ``ValueError`` if it cannot be told what it is or where it runs.
     """
     states = frozenset(words(row.get("job_state")))
     if not states:

@@ -39,13 +39,7 @@ class LateWrites:
         return tuple(self._theirs)
 
     def put_back(self, node: SlurmNode) -> NodeChange:
-        """Give what puts a person's reason back over our own that came late; empty where ours did not come.
-
-        Parameters
-        ----------
-        node : SlurmNode
-            As read just now.
-        """
+        """Give what puts a person's reason back over our own that came late; empty where ours did not come."""
         theirs = self._theirs.get(node.name)
         if theirs is None or not theirs.out or node.reason != self._sent.get(node.name):
             return NodeChange()

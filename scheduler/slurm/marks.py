@@ -19,18 +19,11 @@ from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
 class Standing:
     """What of ours stands on a node.
 
-    Attributes
-    ----------
-    marks : Marks
-    record : Record or None
-        From its extra; made up from the reason where there is none.
-    damaged : str or None
-        Why the record cannot be read.
-    lost_weight : bool
-        The soft mark is recorded, and Slurm has the weight of its configuration again: it does after each reconfigure
-        and restart. Then the mark counts as standing, and is to be set again.
-    undone : bool
-        A person took off what we put on.
+    ``record``: from its extra; made up from the reason where there is none.
+    ``damaged``: why the record cannot be read.
+    ``lost_weight``: the soft mark is recorded, and Slurm has the weight of its configuration again: it does after each
+    reconfigure and restart. Then the mark counts as standing, and is to be set again.
+    ``undone``: a person took off what we put on.
     """
 
     marks: Marks
@@ -43,14 +36,6 @@ class Standing:
 def standing_on(node: SlurmNode, now: datetime) -> Standing:
     """Read what of ours stands on a node, from the node alone.
 
-    Parameters
-    ----------
-    node : SlurmNode
-    now : datetime
-        Aware.
-
-    Notes
-    -----
     A drain is ours if its reason is one that we write and, where the record has its digest, that very one. A reason
     with anything added is a person's.
     """
@@ -91,8 +76,6 @@ def _words(node: SlurmNode) -> str:
 def view_of(node: SlurmNode, jobs: Iterable[JobView], settings: SlurmSettings, now: datetime) -> NodeView:
     """See a node as the policy does.
 
-    Notes
-    -----
     A reason that is not ours is an opt-out: on such a node nothing is written any more, but our own record and weight
     are taken back. Slurm does not know which GPUs are in a node, so its units come from the scores.
     """
@@ -120,16 +103,7 @@ def _named(node: SlurmNode, prefix: str | None) -> str | None:
 
 
 def change_for(action: Action, node: SlurmNode, settings: SlurmSettings, now: datetime) -> NodeChange:
-    """Give what an action writes to a node; empty where it stands so, or where the node is not ours to write to.
-
-    Parameters
-    ----------
-    action : Action
-    node : SlurmNode
-    settings : SlurmSettings
-    now : datetime
-        Aware.
-    """
+    """Give what an action writes to a node; empty where it stands so, or where the node is not ours to write to."""
     standing = standing_on(node, now)
     if not node.readable:
         return NodeChange()
@@ -170,16 +144,7 @@ def weight_again(node: SlurmNode, now: datetime) -> NodeChange:
 
 
 def weight_left_over(node: SlurmNode, found: int, soft: int, now: datetime) -> NodeChange:
-    """Give what takes a weight of ours off whose record somebody wiped out of ``extra``; empty where it is not so.
-
-    Parameters
-    ----------
-    node : SlurmNode
-    found, soft : int
-        The weight that we found, and the one that we set.
-    now : datetime
-        Aware.
-    """
+    """Give what takes a weight of ours off whose record somebody wiped out of ``extra``; empty where it is not so."""
     standing = standing_on(node, now)
     recorded = standing.record is not None and standing.record.soft is not None
     if not node.readable or recorded or standing.damaged is not None or node.weight != soft:

@@ -33,23 +33,11 @@ _BUSY: Final = frozenset({"IDLE", "MIXED", "ALLOCATED", "COMPLETING", "PLANNED",
 class SlurmNode:
     """One node.
 
-    Attributes
-    ----------
-    name : str
-    states : frozenset of str
-        Base state and flags, upper case; drained, draining and failing are ``DRAIN`` and ``FAIL``.
-    reason, user : str or None
-        Exactly as Slurm holds it; None: none. Who set it.
-    reason_at, booted_at : datetime or None
-        Aware.
-    extra : str
-        Exactly as Slurm holds it.
-    weight : int
-    gpus : int
-        Of the generic resource that makes the fleet.
-    features, partitions : tuple of str
-    whole : bool
-        False: the report lacks something without which nothing may be written.
+    ``states``: base state and flags, upper case; drained, draining and failing are ``DRAIN`` and ``FAIL``.
+    ``reason``, ``user``: exactly as Slurm holds it; None: none. Who set it.
+    ``extra``: exactly as Slurm holds it.
+    ``gpus``: of the generic resource that makes the fleet.
+    ``whole``: False: the report lacks something without which nothing may be written.
     """
 
     name: str
@@ -97,12 +85,7 @@ class SlurmNode:
 class NodeChange:
     """What is written to a node, all in one request; None: left as it is.
 
-    Attributes
-    ----------
-    state : str or None
-        ``DRAIN`` and ``FAIL`` come with a reason.
-    reason, extra : str or None
-    weight : int or None
+    ``state``: ``DRAIN`` and ``FAIL`` come with a reason.
     """
 
     state: State | None = None
@@ -119,16 +102,7 @@ class NodeChange:
 def node_of(row: Mapping[str, Any], gres: str) -> SlurmNode:
     """Read a node from a report's row, of whichever version.
 
-    Parameters
-    ----------
-    row : mapping
-    gres : str
-        Name of the generic resource that is counted.
-
-    Raises
-    ------
-    ValueError
-        If it has no name.
+    Raises ``ValueError`` if it has no name.
     """
     name = row.get("name")
     if not isinstance(name, str) or not name:

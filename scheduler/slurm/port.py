@@ -15,11 +15,7 @@ SaidKind = Literal["done", "already", "gone", "refused", "timeout"]
 class Said:
     """What Slurm said to a write.
 
-    Attributes
-    ----------
-    kind : str
-        ``timeout``: nobody knows whether it had an effect.
-    words : str
+    ``kind``: ``timeout``: nobody knows whether it had an effect.
     """
 
     kind: SaidKind

@@ -21,12 +21,7 @@ _FOREIGN_FILTERS: Final = ("SQUEUE_", "SINFO_", "SCANCEL_", "SLURM_CLUSTERS", "S
 class ProgramError(Exception):
     """A program that gave no answer that can be used.
 
-    Parameters
-    ----------
-    command : sequence of str
-    why : str
-    silent : bool
-        Nobody knows whether it had an effect: it was cut off, or could not reach the controller.
+    ``silent``: nobody knows whether it had an effect: it was cut off, or could not reach the controller.
     """
 
     def __init__(self, command: Sequence[str], why: str, *, silent: bool) -> None:
@@ -43,11 +38,7 @@ class ProgramError(Exception):
 class Ended:
     """How a program ended.
 
-    Attributes
-    ----------
-    status : int
-    said : str
-        What it wrote to stderr, on one line, shortened.
+    ``said``: what it wrote to stderr, on one line, shortened.
     """
 
     status: int
@@ -64,27 +55,9 @@ def run_program(
 ) -> Ended:
     """Run a program and give what it prints to ``sink``, piece by piece.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The program and its arguments, as they are; no shell is between.
-    sink : callable
-        Gets stdout in pieces. What it raises ends the program.
-    timeout_s : float
-        For the whole run; then the program and its children are killed.
-    most_bytes : int
-        Of stdout.
-    environment : mapping of str to str
-        Added to this process's own, without the variables by which a user filters Slurm's lists.
-
-    Returns
-    -------
-    Ended
-
-    Raises
-    ------
-    ProgramError
-        If it cannot be started, takes too long or prints too much.
+    ``command``: the program and its arguments, as they are; no shell is between.
+    ``environment``: added to this process's own, without the variables by which a user filters Slurm's lists.
+    Raises ``ProgramError`` if it cannot be started, takes too long or prints too much.
     """
     kept = {name: text for name, text in os.environ.items() if not name.startswith(_FOREIGN_FILTERS)}
     try:

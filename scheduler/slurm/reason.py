@@ -24,14 +24,7 @@ _UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\]+")
 
 @dataclass(frozen=True, slots=True)
 class OurReason:
-    """What a reason of ours says.
-
-    Attributes
-    ----------
-    tier : str
-    until : datetime
-        Aware.
-    """
+    """What a reason of ours says."""
 
     tier: Tier
     until: datetime
@@ -40,8 +33,6 @@ class OurReason:
 def reason_for(action: Action, until: datetime) -> str:
     """Write the reason of an action: tier, risk, end, and the weightiest of its reasons in words.
 
-    Notes
-    -----
     The end is rounded up to whole seconds. ``scontrol`` takes quotation marks off the ends of a reason, so that none
     is written.
     """

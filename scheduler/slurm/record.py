@@ -27,22 +27,10 @@ class DamagedRecordError(ValueError):
 class Record:
     """What we put on a node, since when and until when.
 
-    Attributes
-    ----------
-    tier : str
-    risk : float or None
-    until : datetime
-        Aware.
-    level : Level
-        What we put on; where less stands before ``until``, a person took it off.
-    since : datetime or None
-        When we took the node out of service.
-    drain_at : datetime or None
-        When the drain began.
-    weight, soft : int or None
-        The weight that we found, and the one that we set; None: no soft mark.
-    reason : str or None
-        Digest of the reason that we wrote: one that was edited is not ours any more.
+    ``level``: what we put on; where less stands before ``until``, a person took it off.
+    ``since``: when we took the node out of service.
+    ``weight``, ``soft``: the weight that we found, and the one that we set; None: no soft mark.
+    ``reason``: digest of the reason that we wrote: one that was edited is not ours any more.
     """
 
     tier: Tier
@@ -64,10 +52,7 @@ def digest_of(reason: str) -> str:
 def record_in(extra: str) -> Record | None:
     """Read our record; None: there is none.
 
-    Raises
-    ------
-    DamagedRecordError
-        If there is something of ours that cannot be read.
+    Raises ``DamagedRecordError`` if there is something of ours that cannot be read.
     """
     found = list(_OURS.finditer(extra))
     if not found:
@@ -85,18 +70,10 @@ def record_in(extra: str) -> Record | None:
 def with_record(extra: str, record: Record | None) -> str:
     """Put our record into an ``extra``, or take it out; all else in it stays as it is, to the letter.
 
-    Parameters
-    ----------
-    extra : str
-        An object of JSON gets one more key (Slurm can filter nodes by such an ``extra``), any other text gets an
-        object after it.
-    record : Record or None
-        None: it is taken out.
-
-    Raises
-    ------
-    DamagedRecordError
-        As :func:`record_in`.
+    ``extra``: an object of JSON gets one more key (Slurm can filter nodes by such an ``extra``), any other text gets an
+    object after it.
+    ``record``: None: it is taken out.
+    Raises ``DamagedRecordError`` as :func:`record_in`.
     """
     standing = record_in(extra)
     found = _OURS.search(extra)

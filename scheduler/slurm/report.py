@@ -27,12 +27,8 @@ _AFTER_NUMBER: Final = frozenset(_BLANK + ",]}")
 class Report(Generic[Row]):
     """What a report says.
 
-    Attributes
-    ----------
-    rows : tuple
-        What was kept of each row.
-    version : int or None
-        Of the data parser that wrote it; None: not told.
+    ``rows``: what was kept of each row.
+    ``version``: of the data parser that wrote it; None: not told.
     """
 
     rows: tuple[Row, ...]
@@ -42,8 +38,6 @@ class Report(Generic[Row]):
 def parser_version(meta: object) -> int | None:
     """Give the data parser's number from a report's ``meta``; None where it does not tell.
 
-    Notes
-    -----
     22.05 and 23.02 tell it as ``plugin.type`` (``openapi/v0.0.38``), later ones as ``plugin.data_parser``
     (``data_parser/v0.0.42``).
     """
@@ -60,13 +54,9 @@ def parser_version(meta: object) -> int | None:
 class ReportReader(Generic[Row]):
     """Reads one report.
 
-    Parameters
-    ----------
-    key : str
-        Of the list of rows: ``nodes`` or ``jobs``.
-    keep : callable
-        Gets each row; gives what to hold of it, or None for nothing. A ValueError from it ends the reading: a list
-        with a row that cannot be read is not the whole list.
+    ``key``: of the list of rows: ``nodes`` or ``jobs``.
+    ``keep``: gets each row; gives what to hold of it, or None for nothing. A ValueError from it ends the reading: a
+    list with a row that cannot be read is not the whole list.
     """
 
     def __init__(self, key: str, keep: Callable[[Mapping[str, Any]], Row | None]) -> None:
@@ -83,10 +73,7 @@ class ReportReader(Generic[Row]):
     def feed(self, piece: bytes) -> None:
         """Take the next piece.
 
-        Raises
-        ------
-        SlurmFormatError
-            If it is no such report.
+        Raises ``SlurmFormatError`` if it is no such report.
         """
         self._text = self._text[self._at :] + self._decode(piece)
         self._at = 0
@@ -98,10 +85,7 @@ class ReportReader(Generic[Row]):
     def finish(self) -> Report[Row]:
         """Give the report, when its last piece was fed.
 
-        Raises
-        ------
-        SlurmFormatError
-            If it is cut off, is no JSON, has no such list, or tells errors.
+        Raises ``SlurmFormatError`` if it is cut off, is no JSON, has no such list, or tells errors.
         """
         errors = self._rest.get("errors")
         if errors:

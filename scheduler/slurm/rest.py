@@ -52,17 +52,8 @@ class _NoAnswerError(Exception):
 class SlurmRest:
     """Slurm through slurmrestd.
 
-    Parameters
-    ----------
-    settings : SlurmSettings
+    Raises ``InputError`` if the file of the token cannot be read.
 
-    Raises
-    ------
-    InputError
-        If the file of the token cannot be read.
-
-    Notes
-    -----
     The newest version of the interface is taken that both sides know; it is asked for from the newest on. Redirects are
     not followed. Where the version has no writing of nodes (22.05) Slurm is only read. slurmrestd has no requeue: jobs
     are waited for.

@@ -42,15 +42,6 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\Z")
 class SlurmScheduler:
     """A Slurm cluster.
 
-    Parameters
-    ----------
-    port : SlurmPort
-    folder : SharedFolder
-    clock : Clock
-    settings : SlurmSettings
-
-    Notes
-    -----
     Slurm has no versions to write against. Each write is fenced by the lease's lock, made on a node as read
     milliseconds before, sent as one request, and read back. What a person writes between that reading and the request
     is overwritten; it is a window of one call, which Slurm offers no way to close. What a person writes right after the
@@ -120,22 +111,10 @@ class SlurmScheduler:
         out of ``extra``; the weight that was found then comes from the folder. A reason is overwritten by a write of
         ours that Slurm carried out late.
 
-        Parameters
-        ----------
-        holder : str
-            Of the lease; without it nothing is written.
-        until : datetime
-            Its end; aware.
-
-        Returns
-        -------
-        tuple of Write
-            What was written; left-over marks only while the kill switch is on. What fails is left to the next time.
-
-        Raises
-        ------
-        SchedulerError
-            If the lease or a node cannot be read.
+        ``holder``: of the lease; without it nothing is written.
+        Returns: what was written; left-over marks only while the kill switch is on. What fails is left to the next
+        time.
+        Raises ``SchedulerError`` if the lease or a node cannot be read.
         """
         now, switches = self._clock.now(), self.folder.read_switches()
         left = {name: _weights(entry) for name, entry in self.folder.notes(WEIGHTS).items() if name in self._read}
@@ -301,10 +280,7 @@ def _weights(entry: dict[str, Any]) -> tuple[int, int]:
 def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
     """Open a Slurm cluster by its settings.
 
-    Raises
-    ------
-    InputError
-        If the shared folder is not there, or slurmrestd's token cannot be read.
+    Raises ``InputError`` if the shared folder is not there, or slurmrestd's token cannot be read.
     """
     from scheduler.slurm.commands import SlurmCommands  # noqa: PLC0415 - one of the two is needed
     from scheduler.slurm.rest import SlurmRest  # noqa: PLC0415

@@ -26,15 +26,6 @@ _LOOKS: Final = 3
 class SlurmWorkloads:
     """What runs on the nodes of a Slurm cluster.
 
-    Parameters
-    ----------
-    port : SlurmPort
-    folder : SharedFolder
-        That of the scheduler, for it holds the lease.
-    clock : Clock
-
-    Notes
-    -----
     A signal cannot be taken back or told from none: it is sent at least once, and its time is kept in the shared folder
     before it is sent. A job acknowledges by its comment, with the time at which its checkpoint was written, or by its
     end. A job that may not be requeued is waited for.

@@ -34,17 +34,8 @@ class JsonLines(logging.Formatter):
 class AccessLog:
     """Writes what was answered; holds neither headers nor queries nor bodies, so no secret.
 
-    Parameters
-    ----------
-    stream : text stream or None
-        Where to; None: nowhere.
-    clock : callable, optional
-        Aware now.
-
-    Attributes
-    ----------
-    dropped : int
-        Lines left out because the stream did not keep up.
+    ``stream``: where to; None: nowhere.
+    ``dropped``: lines left out because the stream did not keep up.
     """
 
     def __init__(self, stream: TextIO | None = sys.stderr, clock: Callable[[], datetime] | None = None) -> None:

@@ -38,20 +38,7 @@ _OWN_COLUMNS: Final = 2  # unit and decision_time
 
 
 class Asking:
-    """Answers from the scores, and from the model where rows or samples are given.
-
-    Parameters
-    ----------
-    newest : NewestScores
-    holder : ModelHolder
-    settings : ServiceSettings
-    clock : callable
-        Aware now.
-    reading, scoring : Work
-        Threads that read large bodies, and the one that scores.
-    telemetry : TelemetryRoute
-        Answers about samples.
-    """
+    """Answers from the scores, and from the model where rows or samples are given."""
 
     def __init__(
         self,
@@ -82,10 +69,7 @@ class Asking:
     def fleet(self) -> Fleet:
         """Return the scores to answer from.
 
-        Raises
-        ------
-        Refused
-            503, if there are none.
+        Raises ``Refused``: 503, if there are none.
         """
         served = self._newest.served
         if served.fleet is None:
@@ -96,10 +80,7 @@ class Asking:
     def model(self) -> LoadedModel:
         """Return the model that scores rows.
 
-        Raises
-        ------
-        Refused
-            409 if the service has none, 503 if it is not loaded.
+        Raises ``Refused``: 409 if the service has none, 503 if it is not loaded.
         """
         if not self._holder.wanted:
             raise Refused(409, "feature rows are scored by a service that was started with --model", "model")
@@ -116,15 +97,8 @@ class Asking:
     ) -> Answer:
         """Read a body's rows in one thread, and score and answer them in another.
 
-        Parameters
-        ----------
-        request : Request
-        read : callable
-            From the plain body and the model to ``FeatureRows``.
-        write : callable
-            From the model and its predictions to what is answered.
-        top : int
-            Reasons of each row that alerts at most.
+        ``read``: from the plain body and the model to ``FeatureRows``.
+        ``top``: reasons of each row that alerts at most.
         """
         model = self.model()
         body = await request.body()

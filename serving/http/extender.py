@@ -28,12 +28,8 @@ _UNKNOWN: Final = 7
 class Candidates:
     """The nodes that the scheduler asks about.
 
-    Attributes
-    ----------
-    names : tuple of str
-        In the scheduler's order.
-    nodes : mapping or None
-        The ``NodeList`` as sent, where the scheduler is configured without ``nodeCacheCapable``; None with it.
+    ``names``: in the scheduler's order.
+    ``nodes``: the ``NodeList`` as sent, where the scheduler is configured without ``nodeCacheCapable``; None with it.
     """
 
     names: tuple[str, ...]
@@ -43,10 +39,7 @@ class Candidates:
 def candidates(args: Any) -> Candidates:
     """Read ``ExtenderArgs``.
 
-    Raises
-    ------
-    Refused
-        400, if it is not of that form.
+    Raises ``Refused``: 400, if it is not of that form.
     """
     if not isinstance(args, dict):
         raise Refused(400, "send ExtenderArgs: an object with Pod and NodeNames or Nodes", "invalid")
@@ -68,21 +61,10 @@ def candidates(args: Any) -> Candidates:
 def kept_nodes(names: Sequence[str], fleet: Fleet | None, now: datetime) -> tuple[list[str], dict[str, str]]:
     """Decide which nodes a pod may go to.
 
-    Parameters
-    ----------
-    names : sequence of str
-        Nodes, in the scheduler's order.
-    fleet : Fleet or None
-        None: nothing is known.
-    now : datetime
-
-    Returns
-    -------
-    kept : list of str
-        In the same order; never empty if ``names`` is not. A node is left out only if its tier is ``high`` by scores
-        that have not expired; where that would leave none, the least risky one stays.
-    removed : dict of str to str
-        Why, by node.
+    ``names``: Nodes, in the scheduler's order.
+    ``fleet``: None: nothing is known.
+    Returns ``kept``: in the same order; never empty if ``names`` is not. A node is left out only if its tier is
+    ``high`` by scores that have not expired; where that would leave none, the least risky one stays.
     """
     states = {name: _state(name, fleet, now) for name in names}
     high = {name: state for name, state in states.items() if state is not None and state.tier == "high"}

@@ -23,15 +23,9 @@ _BEFORE_ALL: Final = datetime.min.replace(tzinfo=UTC)  # when no score has expir
 class NodeState:
     """A node at one time.
 
-    Attributes
-    ----------
-    node : str
-    tier : str
-        The worst of its units' whose scores hold; ``unknown`` if none does.
-    risk : float or None
-        That any of those has an incident; None if none is known.
-    known, unknown, expired : int
-        Its units by what is known of them.
+    ``tier``: the worst of its units' whose scores hold; ``unknown`` if none does.
+    ``risk``: that any of those has an incident; None if none is known.
+    ``known``, ``unknown``, ``expired``: its units by what is known of them.
     """
 
     node: str
@@ -74,17 +68,8 @@ class _View:
 class Fleet:
     """Scores, with the nodes' states computed once, and again whenever some of the scores expire.
 
-    Parameters
-    ----------
-    scores : Scores
-
-    Attributes
-    ----------
-    scores : Scores
-    tiers, node_tiers : dict of str to int
-        Units and nodes by tier, as they were scored.
-    known : int
-        Units whose risk is known, expired or not.
+    ``tiers``, ``node_tiers``: units and nodes by tier, as they were scored.
+    ``known``: units whose risk is known, expired or not.
     """
 
     def __init__(self, scores: Scores) -> None:

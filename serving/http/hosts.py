@@ -18,10 +18,7 @@ _REMEMBERED: Final = 64
 class AllowedHosts:
     """Tells whether a request was meant for this service. Lives in the event loop.
 
-    Parameters
-    ----------
-    names : iterable of str
-        Names beside ``localhost``, such as that of a proxy before the service, without port.
+    ``names``: names beside ``localhost``, such as that of a proxy before the service, without port.
     """
 
     def __init__(self, names: Iterable[str] = ()) -> None:

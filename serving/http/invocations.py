@@ -27,14 +27,7 @@ _OWN_COLUMNS: Final = 3  # unit, decision_time and the index
 
 
 class Invocations:
-    """The two routes.
-
-    Parameters
-    ----------
-    asking : Asking
-        What scores rows.
-    settings : ServiceSettings
-    """
+    """The two routes."""
 
     def __init__(self, asking: Asking, settings: ServiceSettings) -> None:
         self._asking = asking

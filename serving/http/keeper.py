@@ -22,14 +22,9 @@ _RETRY_ROUNDS = 10
 class Served:
     """What the service answers from; replaced as a whole.
 
-    Attributes
-    ----------
-    fleet : Fleet or None
-        None: no scores were read yet.
-    trouble : str or None
-        Why newer scores are not served; None: none are known of.
-    status : mapping
-        ``status.json`` of the scoring, as far as it could be read.
+    ``fleet``: None: no scores were read yet.
+    ``trouble``: why newer scores are not served; None: none are known of.
+    ``status``: ``status.json`` of the scoring, as far as it could be read.
     """
 
     fleet: Fleet | None = None
@@ -40,19 +35,9 @@ class Served:
 class ScoreKeeper:
     """Reads the scores of a folder whenever they change.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        What ``predrain score --out`` writes; need not exist yet.
-    poll_s : float
-        How often to look.
-
-    Attributes
-    ----------
-    served : Served
-        Take it once a request: what was taken never changes.
-    loads, failures : int
-        Decisions read, and attempts that failed.
+    ``folder``: what ``predrain score --out`` writes; need not exist yet.
+    ``served``: take it once a request: what was taken never changes.
+    ``loads``, ``failures``: decisions read, and attempts that failed.
     """
 
     def __init__(self, folder: Path, poll_s: float = 1.0) -> None:
@@ -79,11 +64,8 @@ class ScoreKeeper:
     def look(self) -> bool:
         """Read the scores if they have changed since the last look.
 
-        Returns
-        -------
-        bool
-            Whether other scores are served now. What cannot be read changes nothing but ``served.trouble``, and is
-            tried again when it changes or after some looks.
+        Returns: whether other scores are served now. What cannot be read changes nothing but ``served.trouble``, and is
+        tried again when it changes or after some looks.
         """
         status = self._status()
         stamp = self._stamp()

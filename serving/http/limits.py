@@ -13,17 +13,10 @@ _MOST: Final = 20_000
 class RateLimit:
     """Token buckets. Lives in the event loop.
 
-    Parameters
-    ----------
-    per_s : float
-        Requests a second in the long run.
-    burst : float
-        Requests at once after a rest.
-    monotonic : callable
-        Seconds that never go back.
+    ``per_s``: requests a second in the long run.
+    ``burst``: requests at once after a rest.
+    ``monotonic``: seconds that never go back.
 
-    Notes
-    -----
     At most 20,000 callers are remembered; the one that was not heard for longest is forgotten first, which gives it a
     full bucket again.
     """
@@ -40,10 +33,7 @@ class RateLimit:
     def wait_s(self, caller: str) -> float:
         """Take one request of a caller.
 
-        Returns
-        -------
-        float
-            0: it is let through. Else it is not, and this is after how many seconds the next would be.
+        Returns: 0: it is let through. Else it is not, and this is after how many seconds the next would be.
         """
         now_s = self._monotonic()
         left, then_s = self._buckets.pop(caller, (self._burst, now_s))

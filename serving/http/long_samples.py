@@ -34,26 +34,11 @@ def is_long(body: bytes) -> bool:
 def wide_samples(body: bytes, channels: Mapping[str, Any], *, row_limit: int, byte_limit: int) -> pa.Table:
     """Read an Arrow stream of ``timestamp``, ``node``, ``gpu``, ``mig_instance`` (at will), ``channel`` and ``value``.
 
-    Parameters
-    ----------
-    body : bytes
-    channels : mapping of str to Channel
-        Those that there are.
-    row_limit : int
-        Most instants; rows may be :data:`CELLS_A_ROW` times as many.
-    byte_limit : int
-        Most bytes of memory, of the rows and of what is made of them.
-
-    Returns
-    -------
-    pyarrow.Table
-        One row an instant and unit in the order in which they first come, one column a channel; of a value that comes
-        twice the last counts.
-
-    Raises
-    ------
-    Refused
-        400, 413, 422, as for a wide body.
+    ``row_limit``: most instants; rows may be :data:`CELLS_A_ROW` times as many.
+    ``byte_limit``: most bytes of memory, of the rows and of what is made of them.
+    Returns: one row an instant and unit in the order in which they first come, one column a channel; of a value that
+    comes twice the last counts.
+    Raises ``Refused``: 400, 413, 422, as for a wide body.
     """
     try:
         table = read_stream(body, row_limit=row_limit * CELLS_A_ROW, byte_limit=byte_limit)

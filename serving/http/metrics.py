@@ -18,14 +18,8 @@ class RequestCounts:
 
     Labels are bounded: routes are those of the service (others count as ``unmatched``), statuses those it answers.
 
-    Attributes
-    ----------
-    active : int
-        Requests being answered.
-    passed_through : int
-        Extender answers that left every node in because of trouble of ours.
-    removed : int
-        Nodes that the extender's filter has taken out of answers.
+    ``passed_through``: extender answers that left every node in because of trouble of ours.
+    ``removed``: nodes that the extender's filter has taken out of answers.
     """
 
     def __init__(self) -> None:

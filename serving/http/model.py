@@ -36,25 +36,14 @@ MOST_EXPLAINED = 200
 class LoadedModel:
     """A bundle that is ready.
 
-    Attributes
-    ----------
-    score : callable
-        From ``FeatureRows`` to a list of ``unit``, ``risk``, ``score``, ``rank``, ``alert``, in the order of the rows;
-        ranks and alerts are taken among the rows of one decision time.
-    columns : tuple of str
-        Its features' names, in order.
-    digest, profile, version : str
-        What answers say of it.
-    fitted_at : datetime
-        End of what it knew (aware UTC).
-    horizon_s : float or None
-        Seconds that a risk is of, if the bundle tells.
-    bundle : ReadBundle
-        Its manifest and features.
-    scorer : ProfileScorer
-        Scores and explains the rows of a decision time.
-    heavy : str or None
-        Why the full bundle scores; None: the light scorer does.
+    ``score``: from ``FeatureRows`` to a list of ``unit``, ``risk``, ``score``, ``rank``, ``alert``, in the order of the
+    rows; ranks and alerts are taken among the rows of one decision time.
+    ``columns``: its features' names, in order.
+    ``digest``, ``profile``, ``version``: what answers say of it.
+    ``fitted_at``: end of what it knew (aware UTC).
+    ``horizon_s``: seconds that a risk is of, if the bundle tells.
+    ``scorer``: scores and explains the rows of a decision time.
+    ``heavy``: why the full bundle scores; None: the light scorer does.
     """
 
     score: Callable[[FeatureRows], list[dict[str, Any]]]
@@ -75,11 +64,7 @@ class LoadedModel:
     def explained(self, rows: FeatureRows, top: int) -> list[dict[str, Any]]:
         """Score rows, and give those that alert their ``reasons`` beside the rows of the same decision time.
 
-        Parameters
-        ----------
-        rows : FeatureRows
-        top : int
-            Reasons a row at most; 0: no row has the key.
+        ``top``: reasons a row at most; 0: no row has the key.
         """
         answers = self.score(rows)
         if top == 0:
@@ -107,24 +92,11 @@ class LoadedModel:
 class ModelHolder:
     """Loads the bundle of a source in a thread, and again whenever the source names another one.
 
-    Parameters
-    ----------
-    source : pathlib.Path or BundleSource or None
-        A bundle's folder, or what names one; None: rows are not scored.
-    poll_s : float
-        How often to look.
-
-    Attributes
-    ----------
-    model : LoadedModel or None
-        None: not there, not yet or not at all. Take it once a request: what was taken never changes, so a request that
-        began with one model ends with it.
-    trouble : str or None
-        Why there is none.
-    refused : str or None
-        Why the one that the source names now is not taken, or cannot be known; the one of before goes on.
-    loads, refusals : int
-        Models that were taken, and attempts to load one that failed.
+    ``source``: a bundle's folder, or what names one; None: rows are not scored.
+    ``model``: None: not there, not yet or not at all. Take it once a request: what was taken never changes, so a
+    request that began with one model ends with it.
+    ``refused``: why the one that the source names now is not taken, or cannot be known; the one of before goes on.
+    ``loads``, ``refusals``: models that were taken, and attempts to load one that failed.
     """
 
     def __init__(self, source: Path | BundleSource | None, poll_s: float = 1.0) -> None:
@@ -159,11 +131,8 @@ class ModelHolder:
     def look(self) -> bool:
         """Load the model if the source names another one than at the last look.
 
-        Returns
-        -------
-        bool
-            Whether another model is served now. One that cannot be loaded changes nothing but what is told of it, and
-            is tried again when it changes or after some looks: a folder may be half written.
+        Returns: whether another model is served now. One that cannot be loaded changes nothing but what is told of it,
+        and is tried again when it changes or after some looks: a folder may be half written.
         """
         assert self._source is not None
         stamp = self._source.stamp()
@@ -231,17 +200,8 @@ class ModelHolder:
 def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     """Load and verify a bundle, and score and explain one empty row, so that what is compiled late is compiled now.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Its folder.
-    version : int, optional
-        Its version in a registry; default: what its manifest says.
-
-    Raises
-    ------
-    InputError
-        If it is none, or does not fit this version.
+    ``version``: its version in a registry; default: what its manifest says.
+    Raises ``InputError`` if it is none, or does not fit this version.
     """
     import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
 

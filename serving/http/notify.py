@@ -13,15 +13,8 @@ _VARIABLE = "NOTIFY_SOCKET"
 def notify(state: str) -> bool:
     """Send a state, such as ``READY=1``.
 
-    Parameters
-    ----------
-    state : str
-        Assignments as sd_notify(3) has them, one a line.
-
-    Returns
-    -------
-    bool
-        Whether it was sent; False where nobody asked for it.
+    ``state``: assignments as sd_notify(3) has them, one a line.
+    Returns: whether it was sent; False where nobody asked for it.
     """
     address = os.environ.get(_VARIABLE, "")
     if not address.startswith(("/", "@")):

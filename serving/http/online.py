@@ -29,17 +29,10 @@ _AS_MANY = 0.9
 class OnlinePlace:
     """Where an online state lives, and what it is told.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Of its snapshot.
-    dataset : pathlib.Path or None
-        Inventory, events and what the snapshot lacks.
-    scoring : ScoringSettings
-        When a unit is unknown, how much is explained, the operator's thresholds.
-    poll_s, tidy_s, snapshot_s, follow_s, again_s : float
-        How often to look, to join small frames, to write the snapshot, to look at the dataset; and how soon a decision
-        may be made again because samples came that it should have known.
+    ``scoring``: when a unit is unknown, how much is explained, the operator's thresholds.
+    ``poll_s``, ``tidy_s``, ``snapshot_s``, ``follow_s``, ``again_s``: how often to look, to join small frames, to write
+    the snapshot, to look at the dataset; and how soon a decision may be made again because samples came that it should
+    have known.
     """
 
     folder: Path
@@ -55,20 +48,8 @@ class OnlinePlace:
 class OnlineHolder:
     """Begins the online state once pandas has been imported, which takes a second that no request should wait for.
 
-    Parameters
-    ----------
-    place : OnlinePlace or None
-        None: there is no online state.
-    holder : ModelHolder
-        Gives the model whose rows are made.
-    clock : callable
-        Aware now.
-
-    Attributes
-    ----------
-    wanted : bool
-    upkeep : OnlineUpkeep or None
-        None: not there, or not yet.
+    ``place``: None: there is no online state.
+    ``upkeep``: None: not there, or not yet.
     """
 
     def __init__(self, place: OnlinePlace | None, holder: ModelHolder, clock: Callable[[], datetime]) -> None:
@@ -216,15 +197,7 @@ class OnlineHolder:
 
 
 class NewestScores:
-    """The scores to answer from: those of the folder, or those of the online state where they are newer.
-
-    Parameters
-    ----------
-    keeper : ScoreKeeper
-    online : OnlineHolder
-    clock : callable
-        Aware now.
-    """
+    """The scores to answer from: those of the folder, or those of the online state where they are newer."""
 
     def __init__(self, keeper: ScoreKeeper, online: OnlineHolder, clock: Callable[[], datetime]) -> None:
         self._keeper, self._online, self._clock = keeper, online, clock

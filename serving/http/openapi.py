@@ -107,13 +107,7 @@ _NAMES = {"type": "array", "minItems": 1, "items": {"type": "string"}}
 
 
 def document(settings: ServiceSettings) -> dict[str, Any]:
-    """Return the document of the API's port (the extender's protocol is Kubernetes' own).
-
-    Parameters
-    ----------
-    settings : ServiceSettings
-        Whose limits the document states.
-    """
+    """Return the document of the API's port (the extender's protocol is Kubernetes' own)."""
     try:
         number = version("predrain")
     except PackageNotFoundError:  # run from a checkout that is not installed

@@ -29,17 +29,7 @@ class Disconnected(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent back.
-
-    Parameters
-    ----------
-    body : bytes
-    status : int
-    media : str
-        Content type.
-    headers : dict of str to str
-        Further ones.
-    """
+    """What is sent back."""
 
     body: bytes
     status: int = 200
@@ -70,23 +60,9 @@ class Held:
 class Request:
     """A request's head, and its body when it is asked for.
 
-    Parameters
-    ----------
-    scope, receive
-        As ASGI gives them.
-    settings : ServiceSettings
-    held : Held
-
-    Attributes
-    ----------
-    method, path : str
-    headers : dict of str to str
-        Names in lower case; of a repeated one the last.
-    parameter : str
-        What stands in the path for the route's parameter.
-    body_read : bool
-        Whether the body was read to its end.
-    bytes_in : int
+    ``headers``: names in lower case; of a repeated one the last.
+    ``parameter``: what stands in the path for the route's parameter.
+    ``body_read``: whether the body was read to its end.
     """
 
     def __init__(self, scope: AsgiScope, receive: AsgiReceive, settings: ServiceSettings, held: Held) -> None:
@@ -109,10 +85,7 @@ class Request:
     def query(self, allowed: tuple[str, ...]) -> list[tuple[str, str]]:
         """Return the query's parameters in order.
 
-        Raises
-        ------
-        Refused
-            400, if there is one that is not ``allowed``, or too many.
+        Raises ``Refused``: 400, if there is one that is not ``allowed``, or too many.
         """
         try:
             pairs = parse_qsl(self._query.decode("ascii"), keep_blank_values=True, max_num_fields=50)
@@ -142,17 +115,9 @@ class Request:
     async def body(self, most: int | None = None) -> bytes:
         """Read the body as it was sent.
 
-        Parameters
-        ----------
-        most : int, optional
-            Most bytes; default: the service's limit.
-
-        Raises
-        ------
-        Refused
-            413 if it is too large, 408 if it comes too slowly, 503 if too many bodies are in memory.
-        Disconnected
-            If the client goes away.
+        ``most``: most bytes; default: the service's limit.
+        Raises ``Refused``: 413 if it is too large, 408 if it comes too slowly, 503 if too many bodies are in memory.
+        Raises ``Disconnected`` if the client goes away.
         """
         limit = self._settings.body_bytes if most is None else most
         length = self.headers.get("content-length", "0")
@@ -180,10 +145,7 @@ class Request:
     def plain(self, body: bytes) -> bytes:
         """Return the body without its content encoding; may be called in a thread.
 
-        Raises
-        ------
-        Refused
-            415 for another encoding than gzip, 413 for too much, 400 for a damaged one.
+        Raises ``Refused``: 415 for another encoding than gzip, 413 for too much, 400 for a damaged one.
         """
         encoding = self.headers.get("content-encoding", "identity").strip().lower()
         if encoding in ("identity", ""):
@@ -195,10 +157,7 @@ class Request:
     def hold(self, size: int) -> None:
         """Count bytes as held until :meth:`release`.
 
-        Raises
-        ------
-        Refused
-            503, if all requests together hold too many.
+        Raises ``Refused``: 503, if all requests together hold too many.
         """
         self._holding += size
         self._held.bytes += size
@@ -214,10 +173,7 @@ class Request:
 def gunzip(body: bytes, limit: int) -> bytes:
     """Decompress gzip, of one member or several (RFC 1952), never making more than ``limit`` bytes.
 
-    Raises
-    ------
-    Refused
-        413 for more than ``limit``, 400 if it is damaged or cut short.
+    Raises ``Refused``: 413 for more than ``limit``, 400 if it is damaged or cut short.
     """
     chunks: list[bytes] = []
     size = 0

@@ -45,19 +45,10 @@ class Visitors(Protocol):
 class Route:
     """One route.
 
-    Parameters
-    ----------
-    method : str
-        ``GET`` (which serves ``HEAD`` as well) or ``POST``.
-    path : str
-        Ends in ``/{NAME}`` where the rest of the path is a parameter; it may hold slashes.
-    handler : callable
-    scope : str or None
-        What a token must allow; None: open to all.
-    always : bool
-        Answered however many requests are under way.
-    visitors : Visitors, optional
-        For pages. Default: bearer tokens only, and problem bodies.
+    ``method``: ``GET`` (which serves ``HEAD`` as well) or ``POST``.
+    ``path``: ends in ``/{NAME}`` where the rest of the path is a parameter; it may hold slashes.
+    ``scope``: what a token must allow; None: open to all.
+    ``visitors``: for pages. Default: bearer tokens only, and problem bodies.
     """
 
     method: str
@@ -71,22 +62,10 @@ class Route:
 class Application:
     """An ASGI application of some routes.
 
-    Parameters
-    ----------
-    routes : sequence of Route
-    settings : ServiceSettings
-    counts : RequestCounts
-    log : AccessLog
-    tokens : ScopedTokens, optional
-        Default: anybody may do everything.
-    held : Held, optional
-        Shared by the applications of a process.
-    limit : RateLimit, optional
-        Default: callers may send as many requests as they like.
-    tracing : Tracing, optional
-        Default: no spans are made.
-    hosts : AllowedHosts, optional
-        Default: requests may name any host.
+    ``tokens``: Default: anybody may do everything.
+    ``limit``: Default: callers may send as many requests as they like.
+    ``tracing``: Default: no spans are made.
+    ``hosts``: Default: requests may name any host.
     """
 
     def __init__(

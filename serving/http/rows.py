@@ -33,16 +33,9 @@ _LAST_MS: Final = 253_402_300_799_999
 class FeatureRows:
     """Rows ready to score.
 
-    Attributes
-    ----------
-    values : ndarray of float32, shape (n_rows, n_features)
-        In the model's order; NaN: missing.
-    units : list of str
-        As given; else the rows' numbers from 0.
-    times : ndarray of int64, shape (n_rows,)
-        Decision times, milliseconds since 1970 (UTC); 0 where none were given.
-    timed : bool
-        Whether they were given.
+    ``values``: in the model's order; NaN: missing; shape (n_rows, n_features).
+    ``units``: as given; else the rows' numbers from 0.
+    ``times``: decision times, milliseconds since 1970 (UTC); 0 where none were given; shape (n_rows,).
     """
 
     values: npt.NDArray[np.float32]
@@ -56,23 +49,10 @@ def rows_of_records(
 ) -> FeatureRows:
     """Read a list of objects, one a row.
 
-    Parameters
-    ----------
-    records : object
-        As decoded; may be taken apart.
-    columns : sequence of str
-        The model's, in order.
-    limit : int
-        Most rows.
-    what : str
-        What a refusal calls them.
-    booleans : bool
-        Whether there may be ``true`` or ``false`` among them, which then is looked for value by value.
-
-    Raises
-    ------
-    Refused
-        422, naming row and column; 413 for too many rows.
+    ``records``: as decoded; may be taken apart.
+    ``columns``: the model's, in order.
+    ``booleans``: whether there may be ``true`` or ``false`` among them, which then is looked for value by value.
+    Raises ``Refused``: 422, naming row and column; 413 for too many rows.
     """
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise Refused(422, f"{what} is no list of objects, each of feature names and numbers", "invalid")
@@ -93,17 +73,9 @@ def rows_of_table(
 ) -> FeatureRows:
     """Read columns' names and a list of lists, one a row.
 
-    Parameters
-    ----------
-    names, data : object
-        As decoded; the rows may be taken apart.
-    columns, limit, what, booleans
-        As for :func:`rows_of_records`.
-
-    Raises
-    ------
-    Refused
-        As :func:`rows_of_records`.
+    ``names``, ``data``: as decoded; the rows may be taken apart.
+    ``columns``, ``limit``, ``what``, ``booleans``: as for :func:`rows_of_records`.
+    Raises ``Refused`` as :func:`rows_of_records`.
     """
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise Refused(422, f"{what}: the columns are no list of names", "invalid")
@@ -132,10 +104,7 @@ def rows_of_table(
 def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: int) -> FeatureRows:
     """Read an Arrow IPC stream of numeric columns, and ``unit`` and ``decision_time`` if there are.
 
-    Raises
-    ------
-    Refused
-        400 if it is damaged, 413 for too much, 422 for columns or types that do not fit.
+    Raises ``Refused``: 400 if it is damaged, 413 for too much, 422 for columns or types that do not fit.
     """
     import pyarrow as pa  # noqa: PLC0415 - rows alone need it
 

@@ -22,19 +22,7 @@ _AT_ONCE = 2**18  # bytes of a body that is read within a few milliseconds
 
 
 class Scheduling:
-    """The extender's two verbs.
-
-    Parameters
-    ----------
-    newest : NewestScores
-    counts : RequestCounts
-    clock : callable
-        Aware now.
-    reading : Work
-        Threads for bodies that hold whole nodes.
-    stale_after_s : float or None
-        Scores of a decision older than this count as none.
-    """
+    """The extender's two verbs."""
 
     def __init__(
         self,

@@ -28,21 +28,13 @@ _DO: Final = "Run `predrain score` again; the scores of before are served meanwh
 class Scores:
     """One decision's records.
 
-    Attributes
-    ----------
-    decision : str
-        Its name, such as ``20260101T060000Z``.
-    units : dict of str to RiskRecord
-        By unit.
-    nodes : dict of str to tuple of RiskRecord
-        By node, in the order of slots.
-    decided, issued, expires : datetime
-        Decision time, when the last was written, and when the last known risk expires (aware UTC; where none is known,
-        when the last record does).
-    model : mapping
-        ``digest``, ``profile`` and ``version`` of the model.
-    summary : mapping
-        ``summary.json``; empty if there is none.
+    ``decision``: its name, such as ``20260101T060000Z``.
+    ``units``: by unit.
+    ``nodes``: by node, in the order of slots.
+    ``decided``, ``issued``, ``expires``: decision time, when the last was written, and when the last known risk expires
+    (aware UTC; where none is known, when the last record does).
+    ``model``: ``digest``, ``profile`` and ``version`` of the model.
+    ``summary``: ``summary.json``; empty if there is none.
     """
 
     decision: str
@@ -58,13 +50,8 @@ class Scores:
     def of(cls, records: Iterable[RiskRecord], summary: Mapping[str, Any], decision: str | None = None) -> Scores:
         """Join records of one decision time.
 
-        Parameters
-        ----------
-        records : iterable of RiskRecord
-            One a unit, one at least.
-        summary : mapping
-        decision : str, optional
-            Its name; default: made of the decision time.
+        ``records``: one a unit, one at least.
+        ``decision``: its name; default: made of the decision time.
         """
         units = {record.unit: record for record in records}
         nodes: dict[str, list[RiskRecord]] = {}
@@ -88,10 +75,7 @@ class Scores:
 def read_pointer(folder: Path) -> str:
     """Return the name of the newest decision.
 
-    Raises
-    ------
-    InputError
-        If ``latest.json`` is not there or not understood.
+    Raises ``InputError`` if ``latest.json`` is not there or not understood.
     """
     path = folder / LATEST
     try:
@@ -118,16 +102,9 @@ def read_pointer(folder: Path) -> str:
 def read_scores(folder: Path) -> Scores:
     """Read the newest decision.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        What ``predrain score --out`` wrote.
-
-    Raises
-    ------
-    InputError
-        If there is none or it is damaged; a single wrong record refuses all, because a half-read fleet would look
-        safer than it is.
+    ``folder``: what ``predrain score --out`` wrote.
+    Raises ``InputError`` if there is none or it is damaged; a single wrong record refuses all, because a half-read
+    fleet would look safer than it is.
     """
     name = read_pointer(folder)
     path = folder / "decisions" / name / "risks.jsonl"
@@ -149,10 +126,7 @@ def read_scores(folder: Path) -> Scores:
 def parse_instant(text: object) -> datetime:
     """Read an ISO 8601 time with a zone.
 
-    Raises
-    ------
-    ValueError
-        If it is none.
+    Raises ``ValueError`` if it is none.
     """
     if not isinstance(text, str):
         raise ValueError("no text")

@@ -35,10 +35,7 @@ EXTENDER_HOST: Final = "127.0.0.1"
 def refuse_open_port(host: str, *, has_tokens: bool) -> None:
     """Refuse to tell anybody on a network which nodes are at risk.
 
-    Raises
-    ------
-    InputError
-        If there are no tokens and the address is not a loopback one.
+    Raises ``InputError`` if there are no tokens and the address is not a loopback one.
     """
     loopback = host == "localhost"
     with contextlib.suppress(ValueError):
@@ -87,25 +84,11 @@ def serve(
 ) -> None:
     """Run until SIGTERM or SIGINT: then nothing new is accepted, and what was accepted is answered.
 
-    Parameters
-    ----------
-    service : Service
-        Is started, and closed at the end.
-    host, port : str, int
-        Where to listen; port 0 takes a free one.
-    extender_port : int or None
-        Port of the scheduler extender on 127.0.0.1; None: none.
-    tls : Tls, optional
-        Encrypts the API's port; is started and stopped. Default: plain HTTP.
-    started : callable, optional
-        Told of both ports when the service listens.
-    stop : threading.Event, optional
-        Ends the service as a signal would, where it runs in a thread that gets none.
-
-    Raises
-    ------
-    InputError
-        If a port cannot be listened on.
+    ``host``, ``port``: where to listen; port 0 takes a free one.
+    ``extender_port``: port of the scheduler extender on 127.0.0.1; None: none.
+    ``started``: told of both ports when the service listens.
+    ``stop``: ends the service as a signal would, where it runs in a thread that gets none.
+    Raises ``InputError`` if a port cannot be listened on.
     """
     bounds = ConnectionBounds.of(raise_descriptor_limit())
     listeners = [(service.api, _listen(host, port, "--port"))]

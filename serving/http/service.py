@@ -44,44 +44,15 @@ _READING_QUEUE = 64
 class Service:
     """Serves the scores of a folder, and scores rows with a bundle.
 
-    Parameters
-    ----------
-    scores : pathlib.Path
-        What ``predrain score --out`` writes; need not exist yet.
-    model : pathlib.Path or BundleSource, optional
-        A bundle's folder, or what names one; default: feature rows are not scored.
-    tokens : pathlib.Path, optional
-        Default: anybody who reaches the port may ask.
-    settings : ServiceSettings, optional
-    clock : callable, optional
-        Aware now.
-    log : AccessLog, optional
-        Default: standard error.
-    online : OnlinePlace, optional
-        Where the online state lives; default: there is none, and no telemetry is taken.
-    reader : DatasetReader, optional
-        Gives the pages what a dataset holds; is started and stopped with the service.
-    ledger : LedgerPages, optional
-        Gives the pages what a controller recorded.
-    tracing : Tracing, optional
-        Makes spans of the API's requests. Default: none are made.
-    hosts : sequence of str
-        Names, beside localhost and addresses, under which requests may come where no token is asked for.
-
-    Attributes
-    ----------
-    keeper : ScoreKeeper
-    holder : ModelHolder
-    online : OnlineHolder
-    newest : NewestScores
-        What requests are answered from: the folder's scores, or newer ones of the online state.
-    api, extender : Application
-        ASGI applications for two ports.
-
-    Raises
-    ------
-    InputError
-        If the token file cannot be used.
+    ``scores``: what ``predrain score --out`` writes; need not exist yet.
+    ``model``: a bundle's folder, or what names one; default: feature rows are not scored.
+    ``tokens``: Default: anybody who reaches the port may ask.
+    ``online``: where the online state lives; default: there is none, and no telemetry is taken.
+    ``reader``: gives the pages what a dataset holds; is started and stopped with the service.
+    ``hosts``: Names, beside localhost and addresses, under which requests may come where no token is asked for.
+    ``newest``: what requests are answered from: the folder's scores, or newer ones of the online state.
+    ``api``, ``extender``: ASGI applications for two ports.
+    Raises ``InputError`` if the token file cannot be used.
     """
 
     def __init__(

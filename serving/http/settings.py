@@ -11,43 +11,24 @@ MIB = 2**20
 class ServiceSettings:
     """Limits of the service.
 
-    Parameters
-    ----------
-    body_bytes : int
-        Largest body of a request, as sent.
-    decoded_bytes : int
-        Largest body after gzip, and most memory of an Arrow table; checked while it is unpacked.
-    held_bytes : int
-        Most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always taken.
-    rows : int
-        Most rows, nodes or GPUs of one request.
-    page : int
-        Most nodes of one page of ``GET /v1/nodes``.
-    concurrency : int
-        Most requests at a time, those beyond it are answered 503 (``/healthz``, ``/readyz``, ``/ping`` and
-        ``/metrics`` excepted).
-    scoring : int
-        Most requests at a time that wait for the model; one is scored at a time.
-    body_timeout_s : float
-        Longest time in which a client must have sent its body.
-    head_timeout_s : float
-        Longest time in which a client must have sent the head of a request; its connection is closed then.
-    work_timeout_s : float
-        Longest time that an answer may take once the body is there; 503 after it.
-    retry_after_s : int
-        What 503 asks a client to wait.
-    poll_s : float
-        How often the scores are looked at for newer ones.
-    stale_after_s : float or None
-        ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it; None: only when
-        all scores have expired.
-    rate_per_s : float or None
-        Most requests a second of one token, or of one address where no token is shown; 429 beyond it. None: any.
-        ``/healthz``, ``/readyz``, ``/ping`` and ``/metrics`` are excepted.
-    rate_burst : int
-        Most of them at once after a rest.
-    grace_s : int
-        How long requests under way may take to end after SIGTERM.
+    ``decoded_bytes``: largest body after gzip, and most memory of an Arrow table; checked while it is unpacked.
+    ``held_bytes``: most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always
+    taken.
+    ``page``: most nodes of one page of ``GET /v1/nodes``.
+    ``concurrency``: most requests at a time, those beyond it are answered 503 (``/healthz``, ``/readyz``, ``/ping`` and
+    ``/metrics`` excepted).
+    ``scoring``: most requests at a time that wait for the model; one is scored at a time.
+    ``body_timeout_s``: longest time in which a client must have sent its body.
+    ``head_timeout_s``: longest time in which a client must have sent the head of a request; its connection is closed
+    then.
+    ``work_timeout_s``: longest time that an answer may take once the body is there; 503 after it.
+    ``retry_after_s``: what 503 asks a client to wait.
+    ``stale_after_s``: ``/readyz`` fails when the decision is older than this, and the extender takes nothing from it;
+    None: only when all scores have expired.
+    ``rate_per_s``: most requests a second of one token, or of one address where no token is shown; 429 beyond it. None:
+    any. ``/healthz``, ``/readyz``, ``/ping`` and ``/metrics`` are excepted.
+    ``rate_burst``: most of them at once after a rest.
+    ``grace_s``: how long requests under way may take to end after SIGTERM.
     """
 
     body_bytes: int = 32 * MIB

@@ -21,24 +21,14 @@ _SHOWN = 80
 def read_json(body: bytes, *, containers: int | None = None, values: int | None = None, finite: bool = True) -> Any:
     """Read a JSON text.
 
-    Parameters
-    ----------
-    body : bytes
-        UTF-8, with or without a byte order mark.
-    containers : int, optional
-        Most arrays and objects: an empty one takes two bytes of text and thirty times as many of memory.
-    values : int, optional
-        Most commas, about as many as values: a short key takes fifteen times its bytes, and reading many of them
-        holds the interpreter, and so every other answer, for seconds.
-    finite : bool
-        Whether numbers beyond a float's range are refused here; else they are read as infinity, which is several times
-        faster, and the caller looks for it.
-
-    Raises
-    ------
-    Refused
-        400, if it is not JSON, holds ``NaN`` or ``Infinity``, or is nested too deeply; 413 for too many containers or
-        values.
+    ``body``: UTF-8, with or without a byte order mark.
+    ``containers``: most arrays and objects: an empty one takes two bytes of text and thirty times as many of memory.
+    ``values``: most commas, about as many as values: a short key takes fifteen times its bytes, and reading many of
+    them holds the interpreter, and so every other answer, for seconds.
+    ``finite``: whether numbers beyond a float's range are refused here; else they are read as infinity, which is
+    several times faster, and the caller looks for it.
+    Raises ``Refused``: 400, if it is not JSON, holds ``NaN`` or ``Infinity``, or is nested too deeply; 413 for too many
+    containers or values.
     """
     if containers is not None and body.count(b"{") + body.count(b"[") > containers:
         raise Refused(413, f"the body holds more than {containers} arrays and objects: send fewer rows", "too_large")
@@ -62,10 +52,7 @@ def may_hold_booleans(body: bytes) -> bool:
 def write_json(value: Any) -> bytes:
     """Write a value as JSON in ASCII, so that no text can make it invalid.
 
-    Raises
-    ------
-    ValueError
-        If it holds a NaN or an infinity: a bug of ours, never to be sent.
+    Raises ``ValueError`` if it holds a NaN or an infinity: a bug of ours, never to be sent.
     """
     return json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii")
 

@@ -36,14 +36,7 @@ _LEAST_COLUMNS: Final = 16
 class TelemetryRoute:
     """Takes telemetry, and tells what became of every row.
 
-    Parameters
-    ----------
-    online : OnlineHolder
-    settings : ServiceSettings
-    clock : callable
-        Aware now.
-    absorbing : Work
-        The thread that reads bodies and hands them to the state.
+    ``absorbing``: the thread that reads bodies and hands them to the state.
     """
 
     def __init__(
@@ -58,10 +51,7 @@ class TelemetryRoute:
     def upkeep(self) -> OnlineUpkeep:
         """Return what looks after the online state, once it has begun.
 
-        Raises
-        ------
-        Refused
-            409 if the service keeps none, 503 if it has not begun.
+        Raises ``Refused``: 409 if the service keeps none, 503 if it has not begun.
         """
         if not self._online.wanted:
             raise Refused(409, "telemetry is taken by a service that was started with --state", "state")
@@ -73,20 +63,14 @@ class TelemetryRoute:
     def sample_table(self, rows: Any) -> pa.Table:
         """Read samples from JSON, decoded already.
 
-        Raises
-        ------
-        Refused
-            422, naming the row; 413 for too many; what :meth:`upkeep` raises.
+        Raises ``Refused``: 422, naming the row; 413 for too many; what :meth:`upkeep` raises.
         """
         return self._table("samples", rows, self.upkeep())
 
     def about(self, samples: pa.Table) -> dict[str, Any]:
         """Tell what samples say of their GPUs, without holding them.
 
-        Raises
-        ------
-        Refused
-            503 before the first decision, 422 for samples that cannot be used.
+        Raises ``Refused``: 503 before the first decision, 422 for samples that cannot be used.
         """
         upkeep = self.upkeep()
         decision, state = upkeep.served.decision, upkeep.state

@@ -17,13 +17,7 @@ ABSORBED: Final[dict[str, Any]] = {"type": "object", "properties": dict.fromkeys
 
 
 def samples_schema(most: int) -> dict[str, Any]:
-    """Describe a list of samples: keys, and any of the channels.
-
-    Parameters
-    ----------
-    most : int
-        Rows at most.
-    """
+    """Describe a list of samples: keys, and any of the channels."""
     keys = {"timestamp": _TIME, "node": _TEXT, "gpu": _TEXT_OR_NULL, "mig_instance": _TEXT_OR_NULL}
     row = {
         "type": "object",
@@ -35,13 +29,7 @@ def samples_schema(most: int) -> dict[str, Any]:
 
 
 def telemetry_body(most: int) -> dict[str, Any]:
-    """Describe the body of ``POST /v1/telemetry``.
-
-    Parameters
-    ----------
-    most : int
-        Rows of a kind at most.
-    """
+    """Describe the body of ``POST /v1/telemetry``."""
     names = ("node", "type", "source")
     event = {
         "type": "object",

@@ -17,21 +17,10 @@ _LOOK_EVERY_S: Final = 5.0
 class Tls:
     """A server's certificate, looked at every few seconds for a newer one.
 
-    Parameters
-    ----------
-    certificate, key : pathlib.Path
-        PEM files: the certificate with those that lead to its authority, and its private key without a password.
-    look_every_s : float
-
-    Attributes
-    ----------
-    context : ssl.SSLContext
-        TLS 1.2 at least, with Python's own choice of ciphers.
-
-    Raises
-    ------
-    InputError
-        If they cannot be read, or do not belong together.
+    ``certificate``, ``key``: PEM files: the certificate with those that lead to its authority, and its private key
+    without a password.
+    ``context``: TLS 1.2 at least, with Python's own choice of ciphers.
+    Raises ``InputError`` if they cannot be read, or do not belong together.
     """
 
     def __init__(self, certificate: Path, key: Path, look_every_s: float = _LOOK_EVERY_S) -> None:
@@ -55,11 +44,8 @@ class Tls:
     def look(self) -> bool:
         """Take a newer certificate if there is one that can be used.
 
-        Returns
-        -------
-        bool
-            Whether connections to come get another one. Those that stand keep theirs. One that cannot be used is
-            logged, and the one of before stays.
+        Returns: whether connections to come get another one. Those that stand keep theirs. One that cannot be used is
+        logged, and the one of before stays.
         """
         stamps = self._stamps()
         if stamps == self._seen:

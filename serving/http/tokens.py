@@ -29,12 +29,8 @@ _DO: Final = (
 class Grant:
     """What one token may do.
 
-    Attributes
-    ----------
-    name : str
-        For the log; never the token.
-    scopes : frozenset of str
-        Of :data:`SCOPES`.
+    ``name``: for the log; never the token.
+    ``scopes``: of :data:`SCOPES`.
     """
 
     name: str
@@ -48,17 +44,10 @@ class Grant:
 class ScopedTokens:
     """The tokens of one file.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        One token a line: its scopes, ``sha256:`` and the hexadecimal SHA-256 of the token, and a name for the log.
-        Empty lines and lines that begin with ``#`` are left out. A plain hash suffices because tokens are long and
-        random, unlike passwords.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, holds no token, or a line is not of that form.
+    ``path``: one token a line: its scopes, ``sha256:`` and the hexadecimal SHA-256 of the token, and a name for the
+    log. Empty lines and lines that begin with ``#`` are left out. A plain hash suffices because tokens are long and
+    random, unlike passwords.
+    Raises ``InputError`` if the file cannot be read, holds no token, or a line is not of that form.
     """
 
     def __init__(self, path: Path) -> None:

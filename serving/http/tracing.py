@@ -23,16 +23,9 @@ Tell = Callable[[str, int], None]
 class Tracing:
     """Makes a span of each request, as OpenTelemetry's conventions for HTTP servers name it.
 
-    Parameters
-    ----------
-    tracer : Tracer, optional
-        Default: of the global provider. Without an SDK that one makes spans that go nowhere;
-        ``opentelemetry-instrument predrain serve …`` sets one up from its environment.
-
-    Raises
-    ------
-    InputError
-        If opentelemetry-api is not installed.
+    ``tracer``: Default: of the global provider. Without an SDK that one makes spans that go nowhere;
+    ``opentelemetry-instrument predrain serve …`` sets one up from its environment.
+    Raises ``InputError`` if opentelemetry-api is not installed.
     """
 
     def __init__(self, tracer: Tracer | None = None) -> None:
@@ -50,11 +43,8 @@ class Tracing:
     def span(self, request: Request) -> Iterator[Tell]:
         """Begin a request's span, a child of the caller's where it names one.
 
-        Yields
-        ------
-        callable
-            To be told the route and the status at the end; the name of the span is method and route, never the path,
-            and nothing of query, headers or body is kept.
+        Yields: to be told the route and the status at the end; the name of the span is method and route, never the
+        path, and nothing of query, headers or body is kept.
         """
         method = request.method if request.method in ("GET", "HEAD", "POST") else "_OTHER"
         with self._tracer.start_as_current_span(

@@ -13,18 +13,7 @@ Result = TypeVar("Result")
 
 
 class Work:
-    """A few threads with a bounded queue.
-
-    Parameters
-    ----------
-    name : str
-        Of the threads.
-    threads : int
-    waiting : int
-        Most jobs at a time, those under way included.
-    retry_after_s : int
-        What a refused client is asked to wait.
-    """
+    """A few threads with a bounded queue."""
 
     def __init__(self, name: str, threads: int, waiting: int, retry_after_s: int) -> None:
         self._executor = ThreadPoolExecutor(threads, thread_name_prefix=name)
@@ -35,13 +24,8 @@ class Work:
     async def run(self, job: Callable[[], Result]) -> Result:
         """Do a job in a thread and wait for it.
 
-        Raises
-        ------
-        Refused
-            503, if too many jobs wait.
+        Raises ``Refused``: 503, if too many jobs wait.
 
-        Notes
-        -----
         A job whose request has ended goes on counting until it is done: threads cannot be stopped.
         """
         if len(self._jobs) >= self._most:

@@ -22,16 +22,8 @@ _SOUND_S: Final = 120.0  # a process that lived this long was no failed start
 class ChampionBundle:
     """The champion of a registered model.
 
-    Parameters
-    ----------
-    registry : str
-        ``sqlite:///PATH`` or a tracking server's address.
-    name : str
-        Name of the registered model.
-    folder : Path
-        Where its bundle is kept; one that is there already serves until the registry has been asked.
-    every_s : float
-        How often the registry is asked.
+    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
+    ``folder``: where its bundle is kept; one that is there already serves until the registry has been asked.
     """
 
     def __init__(self, registry: str, name: str, folder: Path, every_s: float = 30.0) -> None:

@@ -31,12 +31,7 @@ _KEPT: Final = 2
 
 
 class ChampionCopy:
-    """The folder, for both processes.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """The folder, for both processes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -72,10 +67,8 @@ class ChampionCopy:
     def take(self, bundle: Path, version: int, digest: str) -> Path:
         """Copy a bundle and name it as the current one; what was there before stays until the next but one.
 
-        Raises
-        ------
-        InputError
-            If its manifest is not that of the digest, or the disk is full; the one of before stays current.
+        Raises ``InputError`` if its manifest is not that of the digest, or the disk is full; the one of before stays
+        current.
         """
         found = hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
         if found != digest:
@@ -130,12 +123,8 @@ def folder_name(version: int, digest: str) -> str:
 def named_bundle(copy: ChampionCopy) -> NamedBundle:
     """Name the bundle that a copy holds.
 
-    Raises
-    ------
-    NotNamedYet
-        If the registry has not answered yet.
-    InputError
-        If it holds none, because the registry cannot be asked or has no champion.
+    Raises ``NotNamedYet`` if the registry has not answered yet.
+    Raises ``InputError`` if it holds none, because the registry cannot be asked or has no champion.
     """
     current, error = copy.current(), copy.error()
     if current is None:

@@ -23,25 +23,10 @@ _LOG = logging.getLogger("champion")
 def look(copy: ChampionCopy, registry: str, name: str, *, verify: bool = False) -> bool:
     """Copy the champion's bundle where it is another one than the copy's.
 
-    Parameters
-    ----------
-    copy : ChampionCopy
-    registry : str
-        ``sqlite:///PATH`` or a tracking server's address.
-    name : str
-        Name of the registered model.
-    verify : bool
-        Whether a copy that is there already is read, and fetched again where the disk has damaged it.
-
-    Returns
-    -------
-    bool
-        Whether another one is there now.
-
-    Raises
-    ------
-    InputError
-        If there is no champion, the registry cannot be asked, or its bundle is not the one that was registered.
+    ``registry``: ``sqlite:///PATH`` or a tracking server's address.
+    ``verify``: whether a copy that is there already is read, and fetched again where the disk has damaged it.
+    Raises ``InputError`` if there is no champion, the registry cannot be asked, or its bundle is not the one that was
+    registered.
     """
     from models.champion import fetch_bundle, standing_of, version_at  # noqa: PLC0415 - MLflow, after the arguments
 

@@ -17,14 +17,8 @@ class NotNamedYet(InputError):
 class NamedBundle:
     """The bundle that a source names.
 
-    Attributes
-    ----------
-    path : pathlib.Path
-        Its folder.
-    version : int or None
-        Its version in the registry; None for one that comes from a folder.
-    note : str or None
-        Why it may not be the newest; None: as far as is known it is.
+    ``version``: its version in the registry; None for one that comes from a folder.
+    ``note``: why it may not be the newest; None: as far as is known it is.
     """
 
     path: Path
@@ -47,22 +41,13 @@ class BundleSource(Protocol):
     def named(self) -> NamedBundle:
         """Name the bundle.
 
-        Raises
-        ------
-        NotNamedYet
-            If that is still being found out for the first time.
-        InputError
-            If there is none.
+        Raises ``NotNamedYet`` if that is still being found out for the first time.
+        Raises ``InputError`` if there is none.
         """
 
 
 class FolderBundle:
-    """The bundle in one folder.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-    """
+    """The bundle in one folder."""
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -67,19 +67,8 @@ def concat(blocks: Sequence[Block], channels: Mapping[str, Channel]) -> Block:
 def settle(block: Block) -> tuple[Block, int]:
     """Sort rows by unit and time, and make one row of each.
 
-    Parameters
-    ----------
-    block : Block
-        In any order; of rows that say the same instant of a unit the one with the lowest ``order`` counts.
+    ``block``: in any order; of rows that say the same instant of a unit the one with the lowest ``order`` counts.
 
-    Returns
-    -------
-    block : Block
-    repeats : int
-        Rows that went.
-
-    Notes
-    -----
     The rule is that of the import (:func:`telemetry.duplicates.merge_duplicates`): what the chosen row does not report
     is filled in from the others unless they contradict it, so that a sample may come in parts, one metric a request.
     """

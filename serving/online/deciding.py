@@ -34,14 +34,7 @@ from serving.records import risk_records
 class OnlineModel:
     """A model whose rows the online state makes.
 
-    Attributes
-    ----------
-    bundle : ReadBundle
-        Its manifest and features.
-    scorer : ProfileScorer
-    name : ModelName
-    thresholds : TierThresholds
-        Of the tiers: the operator's own, the rest from the bundle.
+    ``thresholds``: of the tiers: the operator's own, the rest from the bundle.
     """
 
     bundle: ReadBundle
@@ -67,16 +60,10 @@ class OnlineModel:
 class SampleAnswer:
     """What some samples say, without being held.
 
-    Attributes
-    ----------
-    records : list of RiskRecord
-        One for each GPU that was named and is in service, in the order of the samples.
-    absent : list of str
-        GPUs that were named, are known, and are not in service at the decision time.
-    absorbed : Absorbed
-        What became of the rows.
-    later : int
-        Rows that are too new for the decision time: nothing younger than ``features.delay`` before it counts.
+    ``records``: one for each GPU that was named and is in service, in the order of the samples.
+    ``absent``: GPUs that were named, are known, and are not in service at the decision time.
+    ``absorbed``: what became of the rows.
+    ``later``: rows that are too new for the decision time: nothing younger than ``features.delay`` before it counts.
     """
 
     records: list[RiskRecord]
@@ -88,24 +75,8 @@ class SampleAnswer:
 class OnlineDecision:
     """The fleet at one decision time. Nothing of it changes.
 
-    Parameters
-    ----------
-    t : datetime
-        Decision time.
-    model : OnlineModel
-    config : MatrixConfig
-    rows : FleetRows
-    records : list of RiskRecord
-    settings : ScoringSettings
-    took_s : float
-        Seconds it took.
-
-    Attributes
-    ----------
-    scores : Scores
-        As those that ``predrain score`` writes.
-    known : int
-        Units whose risk is known.
+    ``scores``: as those that ``predrain score`` writes.
+    ``known``: units whose risk is known.
     """
 
     def __init__(
@@ -128,22 +99,11 @@ class OnlineDecision:
     def with_samples(self, state: OnlineState, samples: pa.Table) -> SampleAnswer:
         """Tell what the decision would have said of some GPUs had these samples been pushed too.
 
-        Parameters
-        ----------
-        state : OnlineState
-            What is held; it is not changed.
-        samples : pyarrow.Table
-            As :meth:`serving.online.state.OnlineState.push` takes them.
-
-        Returns
-        -------
-        SampleAnswer
-            Ranks and alerts are those among the fleet of the decision; all of the GPUs are explained.
-
-        Raises
-        ------
-        InputError
-            If no row names a GPU that the inventory has on that node, or the decision is out of the state's reach.
+        ``state``: what is held; it is not changed.
+        ``samples``: as :meth:`serving.online.state.OnlineState.push` takes them.
+        Returns: ranks and alerts are those among the fleet of the decision; all of the GPUs are explained.
+        Raises ``InputError`` if no row names a GPU that the inventory has on that node, or the decision is out of the
+        state's reach.
         """
         by_node = self.config.unit == "node"
         nodes = samples.column("node").to_pylist()
@@ -199,21 +159,10 @@ def decide(
 ) -> OnlineDecision:
     """Score the fleet at a time, as ``predrain score`` does from a dataset.
 
-    Parameters
-    ----------
-    state : OnlineState
-        Serving the model (:meth:`serving.online.state.OnlineState.serve`).
-    model : OnlineModel
-    settings : ScoringSettings
-    t : datetime
-        Aware, whole seconds, not after now and within a decision interval.
-    seconds : callable
-        A clock that only rises, for how long it took.
-
-    Raises
-    ------
-    InputError
-        If no unit is in service, or ``t`` is out of reach.
+    ``state``: serving the model (:meth:`serving.online.state.OnlineState.serve`).
+    ``t``: Aware, whole seconds, not after now and within a decision interval.
+    ``seconds``: a clock that only rises, for how long it took.
+    Raises ``InputError`` if no unit is in service, or ``t`` is out of reach.
     """
     began = seconds()
     config = state.config

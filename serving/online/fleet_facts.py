@@ -22,10 +22,7 @@ _INVENTORY_KEYS = ("node", "gpu", "installed_at", "removed_at")
 def checked_inventory(inventory: pd.DataFrame | pa.Table) -> pd.DataFrame:
     """Take an inventory, in the layout of a dataset's.
 
-    Raises
-    ------
-    InputError
-        If a key column is missing, or a row names neither a GPU nor a node.
+    Raises ``InputError`` if a key column is missing, or a row names neither a GPU nor a node.
     """
     frame = _frame(inventory)
     for name in _INVENTORY_KEYS:
@@ -46,24 +43,12 @@ def checked_inventory(inventory: pd.DataFrame | pa.Table) -> pd.DataFrame:
 def joined_events(held: pd.DataFrame, new: pd.DataFrame | pa.Table, delay: timedelta) -> pd.DataFrame:
     """Add events to those that are known.
 
-    Parameters
-    ----------
-    held : DataFrame
-    new : DataFrame or pyarrow.Table
-        ``timestamp``, ``node`` and ``type`` at least; ``known_at`` is ``timestamp`` plus the delay where it is missing.
-    delay : timedelta
-        ``features.delay``.
-
-    Returns
-    -------
-    DataFrame
-        In the layout of :data:`telemetry.schema.EVENTS`. What several sources say within the span that an import
-        allows is one event.
-
-    Raises
-    ------
-    InputError
-        If a required column is missing or null, times have no zone, or a type is none of ours.
+    ``new``: ``timestamp``, ``node`` and ``type`` at least; ``known_at`` is ``timestamp`` plus the delay where it is
+    missing.
+    ``delay``: ``features.delay``.
+    Returns: in the layout of :data:`telemetry.schema.EVENTS`. What several sources say within the span that an import
+    allows is one event.
+    Raises ``InputError`` if a required column is missing or null, times have no zone, or a type is none of ours.
     """
     frame = _frame(new)
     where, do = "pushed events", "Give events as a dataset holds them."
@@ -94,17 +79,9 @@ def joined_events(held: pd.DataFrame, new: pd.DataFrame | pa.Table, delay: timed
 def placed_events(events: pd.DataFrame, inventory: pd.DataFrame) -> pd.DataFrame:
     """Keep the events of GPUs and nodes that an inventory has, and find the GPU of those that name an address only.
 
-    Parameters
-    ----------
-    events : DataFrame
-        In the layout of :data:`telemetry.landing.tables.LANDED_EVENTS`.
-    inventory : DataFrame
-
-    Returns
-    -------
-    DataFrame
-        In the layout of :data:`telemetry.schema.EVENTS`. An address that is no GPU's at that time, or that of several,
-        makes it the node's event.
+    ``events``: in the layout of :data:`telemetry.landing.tables.LANDED_EVENTS`.
+    Returns: in the layout of :data:`telemetry.schema.EVENTS`. An address that is no GPU's at that time, or that of
+    several, makes it the node's event.
     """
     events = events.reset_index(drop=True)
     by_address = events["gpu"].isna() & events["pci_bus_id"].notna()

@@ -20,20 +20,9 @@ _MS = np.dtype(np.int64)
 class Frame:
     """Samples of all units over a stretch of time.
 
-    Parameters
-    ----------
-    name : str
-        Unlike any other frame's, for its file.
-    number : int
-        Of two frames that say the same instant of a unit the one with the higher number counts.
-    tier : int
-        How often its rows have been joined with others.
-    units : ndarray of int32
-        Units with rows, ascending.
-    starts : ndarray of int64, shape (units + 1,)
-        Where each one's rows begin.
-    times : Packed
-    columns : dict of str to Packed
+    ``number``: of two frames that say the same instant of a unit the one with the higher number counts.
+    ``units``: units with rows, ascending.
+    ``starts``: where each one's rows begin; shape (units + 1,).
     """
 
     name: str
@@ -78,19 +67,9 @@ class Frame:
     ) -> Block:
         """Unpack the rows of some units.
 
-        Parameters
-        ----------
-        units : ndarray of int32 or None
-            Ascending; None: all.
-        channels : mapping of str to Channel
-            Columns to take.
-        after_ms, upto_ms : int, optional
-            Only rows after (not at) and up to these times.
-
-        Returns
-        -------
-        Block
-            Sorted by (unit, time); ``order`` is such that a later frame's rows come first.
+        ``units``: Ascending; None: all.
+        ``after_ms``, ``upto_ms``: only rows after (not at) and up to these times.
+        Returns: sorted by (unit, time); ``order`` is such that a later frame's rows come first.
         """
         if units is None:
             runs = np.arange(self.units.size, dtype=np.int64)

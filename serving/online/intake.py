@@ -24,24 +24,13 @@ WHERE = "pushed samples"
 class Absorbed:
     """What became of pushed samples; every row is in exactly one of the counts but ``late`` and ``values_nulled``.
 
-    Attributes
-    ----------
-    rows : int
-        Rows given.
-    stored : int
-        Rows that are held now, waiting for the end of their step or in the window.
-    late : int
-        Of the rows stored or closed, those that came more than ``features.delay`` after their time.
-    closed : int
-        Raw rows of a step that has been rolled up without them.
-    too_old : int
-        Rows from before the look-back.
-    ahead : int
-        Rows of a clock that cannot be right: from too far in the future.
-    unknown : int
-        Rows of a GPU that the inventory does not have on that node, or that name none.
-    values_nulled : int
-        Values that cannot be true: out of range, not a number, not an integer.
+    ``stored``: rows that are held now, waiting for the end of their step or in the window.
+    ``late``: of the rows stored or closed, those that came more than ``features.delay`` after their time.
+    ``closed``: raw rows of a step that has been rolled up without them.
+    ``too_old``: rows from before the look-back.
+    ``ahead``: rows of a clock that cannot be right: from too far in the future.
+    ``unknown``: rows of a GPU that the inventory does not have on that node, or that name none.
+    ``values_nulled``: values that cannot be true: out of range, not a number, not an integer.
     """
 
     rows: int = 0
@@ -81,12 +70,7 @@ class PairBook:
 
 
 def check_columns(table: pa.Table, unit: str) -> None:
-    """Refuse a table without the key columns, or with times that have no zone.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a table without the key columns, or with times that have no zone."""
     for name in key_columns(unit):
         if name not in table.column_names:
             raise InputError(f"the samples have no column {name!r}", WHERE, "Add it.")
@@ -100,32 +84,11 @@ def read_samples(
 ) -> tuple[Block, int, int]:
     """Read a table of samples.
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        ``timestamp`` (aware), ``node``, ``gpu`` (unless the unit is the node), ``mig_instance`` at will, and channels;
-        any order. Other columns are passed over: a source may report more than the bundle looks at.
-    channels : mapping of str to Channel
-        Columns to take.
-    unit : {"gpu", "node"}
-    known : mapping of Pair to int
-        Pairs that the inventory knows.
-    book : PairBook
-        Extended as pairs appear.
-
-    Returns
-    -------
-    block : Block
-        Rows in the order of the table, without those of unknown pairs; ``order`` is their place in it.
-    unknown : int
-        Rows that were left out.
-    nulled : int
-        Values that cannot be true.
-
-    Raises
-    ------
-    InputError
-        If a key column is missing, times have no zone, or a channel's column is of a type that holds no numbers.
+    ``table``: ``timestamp`` (aware), ``node``, ``gpu`` (unless the unit is the node), ``mig_instance`` at will, and
+    channels; any order. Other columns are passed over: a source may report more than the bundle looks at.
+    Returns ``block``: rows in the order of the table, without those of unknown pairs; ``order`` is their place in it.
+    Raises ``InputError`` if a key column is missing, times have no zone, or a channel's column is of a type that holds
+    no numbers.
     """
     check_columns(table, unit)
     given = table.num_rows

@@ -44,12 +44,7 @@ _LONGEST: Final = 2**30
 class Arrival:
     """Something that was pushed.
 
-    Attributes
-    ----------
-    at : datetime
-        When it came, by the state's clock (UTC, whole milliseconds).
-    kind : {"samples", "events"}
-    table : pyarrow.Table
+    ``at``: when it came, by the state's clock (UTC, whole milliseconds).
     """
 
     at: datetime
@@ -64,17 +59,7 @@ class NotKeptError(InputError):
 class Journal:
     """Files of arrivals. Not safe for several threads: its owner holds a lock.
 
-    Parameters
-    ----------
-    folder : Path
-        Made with the first arrival.
-
-    Attributes
-    ----------
-    bytes : int
-        Of all files.
-    damaged : dict of str to int
-        Files in which bytes before whole records could not be read, and how many; filled by :meth:`arrivals`.
+    ``damaged``: files in which bytes before whole records could not be read, and how many; filled by :meth:`arrivals`.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -91,15 +76,8 @@ class Journal:
     def append(self, kind: Kind, table: pa.Table, at: datetime) -> int:
         """Write an arrival, and force it to the disk.
 
-        Returns
-        -------
-        int
-            What :meth:`take_back` needs.
-
-        Raises
-        ------
-        NotKeptError
-            If it cannot be written; nothing of it stays.
+        Returns: what :meth:`take_back` needs.
+        Raises ``NotKeptError`` if it cannot be written; nothing of it stays.
         """
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -140,13 +118,7 @@ class Journal:
         self._size = before
 
     def cut(self) -> int:
-        """Let further arrivals go to another file.
-
-        Returns
-        -------
-        int
-            Its number: what came before stands in files of smaller ones.
-        """
+        """Let further arrivals go to another file."""
         if self._size:
             self.close()
         return self._next if self._file is None else self._next - 1
@@ -163,10 +135,7 @@ class Journal:
     def arrivals(self, first: int = 0, end: int | None = None) -> Iterator[Arrival]:
         """Read what has been written, in the order in which it came.
 
-        Parameters
-        ----------
-        first, end : int
-            Numbers of the first file to read, and of the first not to; default: all there are.
+        ``first``, ``end``: numbers of the first file to read, and of the first not to; default: all there are.
         """
         for number in self._numbers():
             if number >= first and (end is None or number < end):

@@ -39,15 +39,8 @@ _NONE = np.iinfo(np.int64).min
 class View:
     """What is held at one moment. Nothing of it changes any more.
 
-    Attributes
-    ----------
-    config : MatrixConfig
-    inventory, events : DataFrame
-    pairs : tuple of Pair
-        Node and unit of each unit number.
-    frames : tuple of Frame
-    unclosed : Block
-        Samples that stand in no frame yet and count from ``features.delay`` on.
+    ``pairs``: node and unit of each unit number.
+    ``unclosed``: samples that stand in no frame yet and count from ``features.delay`` on.
     """
 
     config: MatrixConfig
@@ -62,12 +55,8 @@ class View:
     ) -> Iterator[tuple[NDArray[np.int32], Block]]:
         """Yield the samples that are usable at a time and not out of the look-back, some nodes at a time.
 
-        Yields
-        ------
-        units : ndarray of int32
-            Numbers of all pairs of those nodes that have a number, ascending.
-        block : Block
-            Their samples, sorted by (unit, time).
+        Yields ``units``: numbers of all pairs of those nodes that have a number, ascending.
+        Yields ``block``: their samples, sorted by (unit, time).
         """
         config = self.config
         upto = t_ms - duration_ms(config.features.delay)

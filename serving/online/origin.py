@@ -50,19 +50,11 @@ class SampledAs:
 class Beginning:
     """A state that has begun.
 
-    Attributes
-    ----------
-    state : OnlineState
-    restored : bool
-        Whether it goes on from a snapshot.
-    refused : str or None
-        Why the snapshot that was there is not used; it has been set aside.
-    replayed : int
-        Samples that were read from the dataset.
-    arrived : int
-        Pushes that were read from the journal.
-    dataset_to : datetime or None
-        End of the dataset; None: there is none.
+    ``restored``: whether it goes on from a snapshot.
+    ``refused``: why the snapshot that was there is not used; it has been set aside.
+    ``replayed``: samples that were read from the dataset.
+    ``arrived``: pushes that were read from the journal.
+    ``dataset_to``: end of the dataset; None: there is none.
     """
 
     state: OnlineState
@@ -83,31 +75,12 @@ def begin(
 ) -> Beginning:
     """Begin an online state.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the snapshot; need not exist.
-    dataset : Path, optional
-        Gives inventory, events, and the samples that the snapshot does not have.
-    bundle : ReadBundle
-        What the rows are made for.
-    clock : callable
-        Aware now.
-    journal : Journal, optional
-        What was pushed after the snapshot was written.
-    end : int, optional
-        Number of the first of its files that is not to be read; default: all are.
-
-    Returns
-    -------
-    Beginning
-        A snapshot that cannot be trusted, or was made for another kind of bundle, has been renamed to a sibling that
-        ends in ``.refused`` (an older one there is removed).
-
-    Raises
-    ------
-    InputError
-        If there is neither a usable snapshot nor a dataset, or the dataset does not fit the bundle.
+    ``folder``: of the snapshot; need not exist.
+    ``dataset``: gives inventory, events, and the samples that the snapshot does not have.
+    ``end``: number of the first of its files that is not to be read; default: all are.
+    Returns: a snapshot that cannot be trusted, or was made for another kind of bundle, has been renamed to a sibling
+    that ends in ``.refused`` (an older one there is removed).
+    Raises ``InputError`` if there is neither a usable snapshot nor a dataset, or the dataset does not fit the bundle.
     """
     held = None if dataset is None else Dataset.open(dataset)
     state, first, refused = _restored(folder, held, bundle, clock)
@@ -140,19 +113,8 @@ def take_fleet(state: OnlineState, dataset: Dataset) -> None:
 def fill(state: OnlineState, dataset: Dataset, *, since: datetime | None = None, fleet: bool = True) -> int:
     """Take up what a dataset has and a state has not.
 
-    Parameters
-    ----------
-    state : OnlineState
-    dataset : Dataset
-    since : datetime, optional
-        Only samples after this time; default: all that are looked back on.
-    fleet : bool
-        Whether inventory and events are to be taken as well.
-
-    Returns
-    -------
-    int
-        Samples read again, whether the state had them or not.
+    ``since``: only samples after this time; default: all that are looked back on.
+    Returns: samples read again, whether the state had them or not.
     """
     if fleet:
         take_fleet(state, dataset)

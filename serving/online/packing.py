@@ -21,19 +21,12 @@ _CODES = (np.uint8, np.uint16, np.uint32)
 class Packed:
     """One column of a frame.
 
-    Parameters
-    ----------
-    form : {"empty", "offset", "run", "table", "raw"}
-        ``empty``: no value at all. ``offset``: ``base[0] + scale * (code - 1)``. ``run``: the same with one base a run
-        of rows (a unit's). ``table``: ``base[code - 1]``. ``raw``: as given.
-    codes : ndarray
-        Unsigned, 0 where missing; of shape (1,) where all rows have the same one. For ``raw`` the values.
-    base : ndarray
-        float64; uint64 for ``table``.
-    scale : int
-        Of ``offset``.
-    valid : ndarray of bool
-        For ``raw``, where there is a value; of shape (1,) where all or none have one. Empty for the other forms.
+    ``form``: ``empty``: no value at all. ``offset``: ``base[0] + scale * (code - 1)``. ``run``: the same with one base
+    a run of rows (a unit's). ``table``: ``base[code - 1]``. ``raw``: as given.
+    ``codes``: Unsigned, 0 where missing; of shape (1,) where all rows have the same one. For ``raw`` the values.
+    ``base``: float64; uint64 for ``table``.
+    ``scale``: of ``offset``.
+    ``valid``: for ``raw``, where there is a value; of shape (1,) where all or none have one. Empty for the other forms.
     """
 
     form: Form
@@ -50,17 +43,8 @@ class Packed:
     def unpack(self, rows: NDArray[np.int64], runs: NDArray[np.int64], dtype: np.dtype[Any]) -> Series:
         """Give back some rows.
 
-        Parameters
-        ----------
-        rows, runs : ndarray of int64, shape (n,)
-            Positions of the rows, and the number of each one's run.
-        dtype : numpy.dtype
-            Type of the values.
-
-        Returns
-        -------
-        Series
-            Zero where missing.
+        ``rows``, ``runs``: positions of the rows, and the number of each one's run; shape (n,).
+        Returns: zero where missing.
         """
         if self.form == "empty":
             return Series(np.zeros(rows.size, dtype), np.zeros(rows.size, dtype=np.bool_))
@@ -88,21 +72,10 @@ class Packed:
 def pack(series: Series, starts: NDArray[np.int64], *, unit_scale: int = 1) -> Packed:
     """Pack a column.
 
-    Parameters
-    ----------
-    series : Series
-        Values of any number type, finite where valid.
-    starts : ndarray of int64
-        Where each run of rows begins; the first is 0.
-    unit_scale : int
-        A spacing that the values may have from the smallest (the step of times).
+    ``series``: values of any number type, finite where valid.
+    ``starts``: where each run of rows begins; the first is 0.
+    ``unit_scale``: a spacing that the values may have from the smallest (the step of times).
 
-    Returns
-    -------
-    Packed
-
-    Notes
-    -----
     Whole numbers are kept as their distance from the smallest of the column, or of the run where that is shorter: a
     counter at 17 million that rises by one does so here. The distance is taken only where its largest fits the codes,
     so nothing is ever rounded. What is not whole stays as it is.

@@ -17,18 +17,8 @@ _SET_BACK = 2  # steps; a clock that is slewed by seconds opens nothing again
 class Placing:
     """Puts samples into the open steps and into the window; used under its owner's lock.
 
-    Parameters
-    ----------
-    window : SampleWindow
-        Samples of closed steps.
-    stepper : Stepper
-        Those whose step is open.
-    newest : ndarray of int64, optional
-        Time of each unit's newest sample of a closed step. Default: it is read from the window where it is needed.
-
-    Attributes
-    ----------
-    newest : ndarray of int64
+    ``newest``: time of each unit's newest sample of a closed step. Default: it is read from the window where it is
+    needed.
     """
 
     def __init__(self, window: SampleWindow, stepper: Stepper, newest: NDArray[np.int64] | None = None) -> None:
@@ -70,10 +60,7 @@ class Placing:
     def take(self, block: Block, *, replayed: bool) -> int:
         """Let rows wait for the end of their step, or put those of steps that are closed in their place.
 
-        Returns
-        -------
-        int
-            Rows that are held now; the others are raw ones of a step that has been rolled up without them.
+        Returns: rows that are held now; the others are raw ones of a step that has been rolled up without them.
         """
         over = self._stepper.is_closed(block.ms)
         if not over.any():

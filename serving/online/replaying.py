@@ -25,20 +25,8 @@ _TIDY_EVERY: Final = 256  # rounds
 def replay(state: OnlineState, journal: Journal, first: int, end: int | None = None) -> int:
     """Push again what was pushed before, each at the time at which it came.
 
-    Parameters
-    ----------
-    state : OnlineState
-    journal : Journal
-    first, end : int
-        As for :meth:`serving.online.journal.Journal.arrivals`.
+    ``first``, ``end``: as for :meth:`serving.online.journal.Journal.arrivals`.
 
-    Returns
-    -------
-    int
-        Pushes.
-
-    Notes
-    -----
     The state is that which pushes one by one make. Samples are joined up to the next step to be closed, as long as
     none is of a step that is closed already (what a late sample becomes depends on what came before it); events as
     long as none was known before one that is held (of two that tell the same, the one known first stays).

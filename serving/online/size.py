@@ -11,16 +11,9 @@ from telemetry.block import Block
 class StateSize:
     """How much is held.
 
-    Attributes
-    ----------
-    pairs : int
-        Pairs of node and unit that have sent a sample.
-    rows, frames : int
-        Samples in the window, and the frames they stand in.
-    waiting : int
-        Raw rows whose step is not over.
-    bytes : int
-        Of all samples.
+    ``pairs``: pairs of node and unit that have sent a sample.
+    ``rows``, ``frames``: samples in the window, and the frames they stand in.
+    ``waiting``: raw rows whose step is not over.
     """
 
     pairs: int

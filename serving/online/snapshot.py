@@ -52,20 +52,10 @@ _FORMS = get_args(Form)
 class Held:
     """What a state holds besides its frames.
 
-    Attributes
-    ----------
-    inventory, events : DataFrame
-    pairs : list of Pair
-        By unit number.
-    totals : Absorbed
-    order : int
-        Rows taken so far.
-    waiting : Block or None
-        Raw rows whose step is not over.
-    units : dict of str to ndarray
-        What is known of each unit (:attr:`serving.online.stepper.Stepper.units`); empty: nothing yet.
-    closed_ms : int or None
-        Time up to which steps are closed; None: it follows from the clock.
+    ``pairs``: by unit number.
+    ``waiting``: raw rows whose step is not over.
+    ``units``: what is known of each unit (:attr:`serving.online.stepper.Stepper.units`); empty: nothing yet.
+    ``closed_ms``: time up to which steps are closed; None: it follows from the clock.
     """
 
     inventory: pd.DataFrame
@@ -102,16 +92,7 @@ def sampled_of(config: MatrixConfig) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """What a state held at a moment.
-
-    Attributes
-    ----------
-    config : MatrixConfig
-    held : Held
-    frames : sequence of Frame
-    at : datetime
-        Aware.
-    """
+    """What a state held at a moment."""
 
     config: MatrixConfig
     held: Held
@@ -128,27 +109,8 @@ def write_snapshot(
 ) -> int:
     """Write a snapshot.
 
-    Parameters
-    ----------
-    path : Path
-        Its folder; an older snapshot there is replaced in one step.
-    config : MatrixConfig
-    held : Held
-    frames : sequence of Frame
-    now : datetime
-        Aware; noted.
-    journal : int
-        Number of the first file of the journal whose arrivals are not in it.
-
-    Returns
-    -------
-    int
-        Bytes written.
-
-    Raises
-    ------
-    InputError
-        If the disk is full, may not be written to, or another process writes the same folder.
+    ``journal``: number of the first file of the journal whose arrivals are not in it.
+    Raises ``InputError`` if the disk is full, may not be written to, or another process writes the same folder.
     """
     recover_folder(path)
     before = _files_before(path)
@@ -189,20 +151,7 @@ def write_snapshot(
 def read_snapshot(path: Path, config: MatrixConfig | None = None) -> Snapshot:
     """Read a snapshot, in full and checked.
 
-    Parameters
-    ----------
-    path : Path
-    config : MatrixConfig, optional
-        Of the bundle that the state is to serve.
-
-    Returns
-    -------
-    Snapshot
-
-    Raises
-    ------
-    InputError
-        If there is none, it is damaged, of another version, or made for another bundle.
+    Raises ``InputError`` if there is none, it is damaged, of another version, or made for another bundle.
     """
     recover_folder(path)
     content = _read_meta(path)

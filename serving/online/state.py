@@ -85,25 +85,10 @@ class OnlineState:
     ) -> OnlineState:
         """Begin without a sample.
 
-        Parameters
-        ----------
-        config : MatrixConfig
-            Of the bundle that will score the rows.
-        inventory, events : DataFrame or pyarrow.Table
-            As a dataset holds them, of the whole fleet and all its past.
-        clock : callable
-            Gives the present, aware.
-        since : datetime, optional
-            When the first of the samples came that are to be pushed as they came then. Default: now.
-
-        Returns
-        -------
-        OnlineState
-
-        Raises
-        ------
-        InputError
-            If this version of predrain no longer makes the bundle's columns, or a table cannot be used.
+        ``inventory``, ``events``: as a dataset holds them, of the whole fleet and all its past.
+        ``since``: when the first of the samples came that are to be pushed as they came then. Default: now.
+        Raises ``InputError`` if this version of predrain no longer makes the bundle's columns, or a table cannot be
+        used.
         """
         checked = checked_inventory(inventory)
         told = joined_events(empty_events(), events, config.features.delay)
@@ -123,25 +108,12 @@ class OnlineState:
     def restore(cls, path: Path, *, clock: Clock, config: MatrixConfig | None = None) -> OnlineState:
         """Go on from a snapshot.
 
-        Parameters
-        ----------
-        path : Path
-            From :meth:`snapshot`.
-        clock : callable
-            Gives the present, aware.
-        config : MatrixConfig, optional
-            Of the bundle that will score the rows. One that looks at other samples than the snapshot's is refused.
-
-        Returns
-        -------
-        OnlineState
-            Samples from the time between the snapshot and now are not in it: push them again.
-
-        Raises
-        ------
-        InputError
-            If there is no snapshot, it is damaged, of another version, or made for another bundle. Begin with
-            :meth:`of` then: nothing of a snapshot that cannot be trusted is used.
+        ``path``: from :meth:`snapshot`.
+        ``config``: of the bundle that will score the rows. One that looks at other samples than the snapshot's is
+        refused.
+        Returns: samples from the time between the snapshot and now are not in it: push them again.
+        Raises ``InputError`` if there is no snapshot, it is damaged, of another version, or made for another bundle.
+        Begin with :meth:`of` then: nothing of a snapshot that cannot be trusted is used.
         """
         return cls.resume(read_snapshot(path, config), clock)
 
@@ -198,30 +170,17 @@ class OnlineState:
     ) -> Absorbed:
         """Take samples in.
 
-        Parameters
-        ----------
-        samples : pyarrow.Table
-            ``timestamp`` (aware), ``node``, ``gpu`` (unless the unit is the node), ``mig_instance`` at will, and
-            channels, in any order. Of two rows of a unit at one time the later one counts; what it does not report is
-            filled in from the earlier one unless they contradict each other.
-        replayed : bool
-            The samples are read again from a dataset or from landed files, to fill a state that begins or a gap: they
-            are not counted as late, and are brought to the step as an import of them would. Give whole steps: raw rows
-            of one step that come in two tables are not joined.
-        at : datetime or array of int64, optional
-            When they came, not before what was pushed earlier; default: now. The same tables at the same times make
-            the same state. An array has the milliseconds of each row, never falling, for several pushes in one table
-            (:func:`serving.online.replaying.replay`).
-
-        Returns
-        -------
-        Absorbed
-            When this returns, :meth:`rows` knows them.
-
-        Raises
-        ------
-        InputError
-            If the table cannot be used; nothing of it is taken.
+        ``samples``: ``timestamp`` (aware), ``node``, ``gpu`` (unless the unit is the node), ``mig_instance`` at will,
+        and channels, in any order. Of two rows of a unit at one time the later one counts; what it does not report is
+        filled in from the earlier one unless they contradict each other.
+        ``replayed``: the samples are read again from a dataset or from landed files, to fill a state that begins or a
+        gap: they are not counted as late, and are brought to the step as an import of them would. Give whole steps: raw
+        rows of one step that come in two tables are not joined.
+        ``at``: when they came, not before what was pushed earlier; default: now. The same tables at the same times make
+        the same state. An array has the milliseconds of each row, never falling, for several pushes in one table
+        (:func:`serving.online.replaying.replay`).
+        Returns: when this returns, :meth:`rows` knows them.
+        Raises ``InputError`` if the table cannot be used; nothing of it is taken.
         """
         last_ms = int(at[-1]) if isinstance(at, np.ndarray) else instant_ms(self._clock() if at is None else at)
         came = at if isinstance(at, np.ndarray) else np.full(len(samples), last_ms)
@@ -260,20 +219,9 @@ class OnlineState:
     def push_events(self, events: pd.DataFrame | pa.Table) -> int:
         """Add events.
 
-        Parameters
-        ----------
-        events : DataFrame or pyarrow.Table
-            In the layout of a dataset's; ``known_at`` is the time plus ``features.delay`` where it is missing.
-
-        Returns
-        -------
-        int
-            Events that were not known before.
-
-        Raises
-        ------
-        InputError
-            If they cannot be used; none is taken.
+        ``events``: in the layout of a dataset's; ``known_at`` is the time plus ``features.delay`` where it is missing.
+        Returns: events that were not known before.
+        Raises ``InputError`` if they cannot be used; none is taken.
         """
         with self._lock:
             before = len(self._events)
@@ -285,10 +233,7 @@ class OnlineState:
 
         Samples of a unit that is new on its node are refused until the inventory names it there.
 
-        Raises
-        ------
-        InputError
-            If it cannot be used; the old one stays.
+        Raises ``InputError`` if it cannot be used; the old one stays.
         """
         checked = checked_inventory(inventory)
         index = Fleet.of(checked).index
@@ -298,10 +243,7 @@ class OnlineState:
     def serve(self, config: MatrixConfig) -> None:
         """Make rows for another bundle from now on, such as a retrained one.
 
-        Raises
-        ------
-        InputError
-            If it looks at other samples than are held: it needs a state of its own.
+        Raises ``InputError`` if it looks at other samples than are held: it needs a state of its own.
         """
         if sampled_of(config) != sampled_of(self.config):
             raise InputError(
@@ -324,27 +266,10 @@ class OnlineState:
     ) -> FleetRows:
         """Make the rows of one decision time, as :func:`serving.fleet_rows.fleet_rows` does from a dataset.
 
-        Parameters
-        ----------
-        t : datetime
-            Aware; not after now, and not more than a decision interval ago.
-        settings : ScoringSettings, optional
-            What is too old, and what is too little.
-        windows : SequencePlan, optional
-            Raw windows to stand behind the features, for learners that read sequences.
-        nodes : collection of str, optional
-            Only these nodes' rows; needs ``reference`` where features compare with the fleet.
-        reference : FleetReference, optional
-            From :meth:`reference`.
-
-        Returns
-        -------
-        FleetRows
-
-        Raises
-        ------
-        InputError
-            If ``t`` is out of reach, or no unit is in service.
+        ``t``: Aware; not after now, and not more than a decision interval ago.
+        ``nodes``: only these nodes' rows; needs ``reference`` where features compare with the fleet.
+        ``reference``: from :meth:`reference`.
+        Raises ``InputError`` if ``t`` is out of reach, or no unit is in service.
         """
         return online_rows(self._view(t), t, settings or ScoringSettings(), windows, nodes, reference)
 
@@ -357,11 +282,6 @@ class OnlineState:
 
         Meant for a thread of its own, every minute or so: it holds the lock only for moments. Without it, rows are the
         same and made more slowly.
-
-        Returns
-        -------
-        int
-            Joins made.
         """
         joins = 0
         with self._tidying:
@@ -380,19 +300,7 @@ class OnlineState:
 
         Frames that the folder's last snapshot holds already are not written again.
 
-        Parameters
-        ----------
-        path : Path
-
-        Returns
-        -------
-        int
-            Bytes written.
-
-        Raises
-        ------
-        InputError
-            If the disk is full or may not be written to, or another process is writing there.
+        Raises ``InputError`` if the disk is full or may not be written to, or another process is writing there.
         """
         return self.capture().write(path)
 
@@ -404,10 +312,7 @@ class OnlineState:
     def fork(self) -> OnlineState:
         """Give a state that holds the same from here on and goes its own way: to see what samples would change.
 
-        Returns
-        -------
-        OnlineState
-            Shares what never changes with this one, so that it costs a moment and little memory.
+        Returns: shares what never changes with this one, so that it costs a moment and little memory.
         """
         with self._lock:
             frames, content, newest = self._window.frames, self._held(), self._placing.newest.copy()

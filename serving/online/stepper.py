@@ -24,24 +24,11 @@ _REMEMBERED = 24  # intervals
 class Stepper:
     """Raw samples that wait, and what must be known of those before them; used under its owner's lock.
 
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        Columns, roll-ups among them where the bundle's dataset has any.
-    step_ms : int
-    closed_ms : int
-        A multiple of the step: samples up to here are not waited for.
+    ``channels``: Columns, roll-ups among them where the bundle's dataset has any.
+    ``closed_ms``: a multiple of the step: samples up to here are not waited for.
+    ``waiting``: rows of open steps, as they came.
+    ``units``: what is known of each unit, by its number.
 
-    Attributes
-    ----------
-    step_ms, closed_ms : int
-    waiting : list of Block
-        Rows of open steps, as they came.
-    units : dict of str to ndarray
-        What is known of each unit, by its number.
-
-    Notes
-    -----
     A step is closed ``features.delay`` after its end. No decision can use it before, and whatever arrives within the
     delay, in whatever order, is in it. The import looks at all of a unit's samples to tell whether they come faster
     than the step (:func:`telemetry.rollup.finer_units`); here it is told from those seen so far, and stays told.
@@ -110,10 +97,7 @@ class Stepper:
     def close(self, closed_ms: int) -> Block:
         """Close the steps that end at or before a time, and give their samples.
 
-        Returns
-        -------
-        Block
-            Sorted by (unit, time), none twice.
+        Returns: sorted by (unit, time), none twice.
         """
         ready, rest = [], []
         for block in self.waiting:
@@ -140,10 +124,7 @@ class Stepper:
     def unclosed(self) -> Block:
         """Give what waits of units that are not rolled up: their samples count from ``features.delay`` on.
 
-        Returns
-        -------
-        Block
-            Sorted by (unit, time), none twice.
+        Returns: sorted by (unit, time), none twice.
         """
         raw, _ = settle(concat(self.waiting, self._channels))
         if not len(raw):
@@ -155,19 +136,9 @@ class Stepper:
     def beside(self, block: Block, *, between: NDArray[np.bool_], again: NDArray[np.bool_]) -> Block:
         """Bring late samples of closed steps to the dataset's columns, of units that are not rolled up.
 
-        Parameters
-        ----------
-        block : Block
-            Sorted by (unit, time), none twice; changed in place.
-        between : ndarray of bool
-            Rows that come between two that are held: the newer one's rise reaches over them already, so theirs is
-            nought.
-        again : ndarray of bool
-            Rows whose instant is held already, and so is their rise.
-
-        Returns
-        -------
-        Block
+        ``block``: sorted by (unit, time), none twice; changed in place.
+        ``between``: rows that come between two that are held: the newer one's rise reaches over them already, so theirs
+        is nought.
         """
         if not self._rolled:
             return block
@@ -184,14 +155,7 @@ class Stepper:
     def replay(self, block: Block) -> Block:
         """Bring samples of closed steps, read again, to the step, as an import of nothing else would.
 
-        Parameters
-        ----------
-        block : Block
-            Sorted by (unit, time), none twice; changed in place. Rows that a dataset holds stay as they are.
-
-        Returns
-        -------
-        Block
+        ``block``: sorted by (unit, time), none twice; changed in place. Rows that a dataset holds stay as they are.
         """
         if self._rolled:
             add_rollup_columns(block, self._channels)

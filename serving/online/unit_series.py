@@ -15,16 +15,8 @@ from serving.page.channels import DAYS, told_of
 def unit_series(state: OnlineState, node: str, unit: str) -> dict[str, Any] | None:
     """Read a unit's channels.
 
-    Parameters
-    ----------
-    state : OnlineState
-    node, unit : str
-        A GPU on a node, or a node twice where the unit is the node.
-
-    Returns
-    -------
-    dict or None
-        As :func:`serving.page.channels.channels_of` gives them, up to the newest sample; None: it holds none.
+    ``node``, ``unit``: a GPU on a node, or a node twice where the unit is the node.
+    Returns: as :func:`serving.page.channels.channels_of` gives them, up to the newest sample; None: it holds none.
     """
     end_ms = instant_ms(state.now())
     since_ms = end_ms - duration_ms(min(DAYS, state.look_back))

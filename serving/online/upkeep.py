@@ -41,17 +41,11 @@ MOST_EVENT_BYTES = 2**28
 class UpkeepSettings:
     """How often what is done.
 
-    Parameters
-    ----------
-    poll_s : float
-        How often to look whether anything is due.
-    tidy_s, snapshot_s, follow_s : float
-        How often small frames are joined, the state is written, and the dataset is looked at.
-    again_s : float
-        How soon a decision may be made again because samples came that it should have known; ten times as long as it
-        took at least.
-    scoring : ScoringSettings
-        When a unit is unknown, how much is explained, the operator's thresholds.
+    ``tidy_s``, ``snapshot_s``, ``follow_s``: how often small frames are joined, the state is written, and the dataset
+    is looked at.
+    ``again_s``: how soon a decision may be made again because samples came that it should have known; ten times as long
+    as it took at least.
+    ``scoring``: when a unit is unknown, how much is explained, the operator's thresholds.
     """
 
     poll_s: float = 1.0
@@ -66,11 +60,7 @@ class UpkeepSettings:
 class OnlineServed:
     """What is answered from; replaced as a whole.
 
-    Attributes
-    ----------
-    decision : OnlineDecision or None
-    fleet : Fleet or None
-        The same seen by node.
+    ``fleet``: the same seen by node.
     """
 
     decision: OnlineDecision | None = None
@@ -93,33 +83,13 @@ class OnlineCounts:
 class OnlineUpkeep:
     """An online state with its thread.
 
-    Parameters
-    ----------
-    folder : Path
-        Of the snapshot.
-    dataset : Path or None
-        Inventory, events and what the snapshot lacks; its newer inventories and events are followed.
-    model : callable
-        Gives the model to decide with; None while there is none.
-    settings : UpkeepSettings
-    clock : callable
-        Aware now.
-
-    Attributes
-    ----------
-    state : OnlineState or None
-        None until it has begun.
-    served : OnlineServed
-        Take it once a request.
-    trouble : str or None
-        Why there is no state, or no decision of this model.
-    warnings : list of str
-        What an operator should know though answers are given.
-    counts : OnlineCounts
-    snapshot_at : datetime or None
-        When the last snapshot was written by this process.
-    journal : Journal
-        What was pushed since.
+    ``dataset``: Inventory, events and what the snapshot lacks; its newer inventories and events are followed.
+    ``model``: gives the model to decide with; None while there is none.
+    ``state``: none until it has begun.
+    ``served``: take it once a request.
+    ``trouble``: why there is no state, or no decision of this model.
+    ``warnings``: what an operator should know though answers are given.
+    ``snapshot_at``: when the last snapshot was written by this process.
     """
 
     def __init__(
@@ -163,10 +133,7 @@ class OnlineUpkeep:
     def stop(self, wait_s: float = 30.0) -> None:
         """End the thread, and write the state: nothing that was accepted is lost.
 
-        Parameters
-        ----------
-        wait_s : float
-            How long to wait for a round under way; it reads only, so the state is written beside it.
+        ``wait_s``: how long to wait for a round under way; it reads only, so the state is written beside it.
         """
         self._stopped.set()
         if self._thread.is_alive():
@@ -179,20 +146,11 @@ class OnlineUpkeep:
     def push(self, samples: pa.Table | None, events: pd.DataFrame | None) -> tuple[Absorbed, dict[str, int]]:
         """Take samples and events in, once they are on the disk.
 
-        Returns
-        -------
-        absorbed : Absorbed
-        events : dict
-            ``rows``, ``added`` (those that were not known), ``unknown`` (of no GPU or node of the inventory).
-
-        Raises
-        ------
-        InputError
-            If a table cannot be used as a whole, or too many events are held.
-        NotKeptError
-            If the disk does not take it: nothing of it was taken.
-        RuntimeError
-            If the state has not begun: see ``trouble``.
+        Returns ``events``: ``rows``, ``added`` (those that were not known), ``unknown`` (of no GPU or node of the
+        inventory).
+        Raises ``InputError`` if a table cannot be used as a whole, or too many events are held.
+        Raises ``NotKeptError`` if the disk does not take it: nothing of it was taken.
+        Raises ``RuntimeError`` if the state has not begun: see ``trouble``.
         """
         with self._absorbing:
             state = self.state

@@ -35,17 +35,7 @@ class Join:
 
 
 class SampleWindow:
-    """Samples by span of time; used under its owner's lock.
-
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        Columns.
-    keep : timedelta
-        How far back samples are wanted.
-    step : timedelta
-        Nominal interval of the samples.
-    """
+    """Samples by span of time; used under its owner's lock."""
 
     def __init__(self, channels: Mapping[str, Channel], keep: timedelta, step: timedelta) -> None:
         self._channels = dict(channels)
@@ -96,10 +86,8 @@ class SampleWindow:
     def due(self, closed_ms: int) -> Join | None:
         """Give the next frames that should be joined; None: there are none.
 
-        Parameters
-        ----------
-        closed_ms : int
-            Time up to which samples have been put in: for spans before it nothing but late ones comes any more.
+        ``closed_ms``: time up to which samples have been put in: for spans before it nothing but late ones comes any
+        more.
         """
         for span, frames in self._spans.items():
             if len(frames) > 1 and frames[0].tier < _WHOLE and (span + 1) * self._span_ms <= closed_ms:
@@ -162,22 +150,10 @@ def read_frames(
 ) -> Block:
     """Read units' samples out of frames.
 
-    Parameters
-    ----------
-    frames : sequence of Frame
-    units : ndarray of int32 or None
-        Ascending; None: all.
-    channels : mapping of str to Channel
-        Columns to take.
-    after_ms, upto_ms : int
-        Only rows after (not at) and up to these times.
-    further : Block, optional
-        Rows that stand in no frame yet and are newer than what the frames say of the same instants.
-
-    Returns
-    -------
-    Block
-        Sorted by (unit, time), none twice.
+    ``units``: Ascending; None: all.
+    ``after_ms``, ``upto_ms``: only rows after (not at) and up to these times.
+    ``further``: rows that stand in no frame yet and are newer than what the frames say of the same instants.
+    Returns: sorted by (unit, time), none twice.
     """
     parts = [frame.read(units, channels, after_ms=after_ms, upto_ms=upto_ms) for frame in frames]
     if further is not None and len(further):

@@ -24,24 +24,12 @@ _WEIGHT: Final[dict[str, int]] = {tier: at for at, tier in enumerate((UNKNOWN, *
 class FleetRow:
     """One node or GPU.
 
-    Attributes
-    ----------
-    name, node : str
-    slot : str
-        Of a GPU; empty: not said.
-    tier : str
-    risk : float or None
-    units, unknown : int
-        Its GPUs, and those of which nothing is known or whose score has expired.
-    worst : RiskRecord
-        The riskiest unit's record.
-    selected : bool
-        The model selects one of its units, though the tiers' thresholds say nothing of it.
-    place : Place
-    searched : str
-        What a search looks through, in lower case.
-    order : int
-        Its place by name among its like: 10 comes after 9.
+    ``slot``: of a GPU; empty: not said.
+    ``units``, ``unknown``: its GPUs, and those of which nothing is known or whose score has expired.
+    ``worst``: the riskiest unit's record.
+    ``selected``: the model selects one of its units, though the tiers' thresholds say nothing of it.
+    ``searched``: what a search looks through, in lower case.
+    ``order``: its place by name among its like: 10 comes after 9.
     """
 
     name: str

@@ -26,17 +26,9 @@ Floats = NDArray[np.float64]
 def channels_of(dataset: Dataset, node: str, unit: str) -> dict[str, Any]:
     """Read a unit's channels.
 
-    Parameters
-    ----------
-    dataset : Dataset
-    node, unit : str
-        A GPU on a node, or a node twice where the unit is the node.
-
-    Returns
-    -------
-    dict
-        JSON-able: ``start``, ``end`` (null: no samples), ``series`` and ``constant``, each a list of the fields of
-        :class:`serving.page.reader.ChannelSeries`. Counters are told by their rise an interval, resets left out.
+    ``node``, ``unit``: a GPU on a node, or a node twice where the unit is the node.
+    Returns: JSON-able: ``start``, ``end`` (null: no samples), ``series`` and ``constant``, each a list of the fields of
+    :class:`serving.page.reader.ChannelSeries`. Counters are told by their rise an interval, resets left out.
     """
     meta = dataset.meta
     until = meta.span[1]
@@ -67,21 +59,9 @@ def told_of(
 ) -> dict[str, Any]:
     """Bring a unit's samples to intervals.
 
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        Roll-ups among them are left out.
-    times : ndarray of int64, shape (n,)
-        Milliseconds since 1970 (UTC), ascending; one at least.
-    values : mapping of str to ndarray of float64, shape (n,)
-        By channel; NaN: no value.
-    since : datetime
-        Where the first interval begins (aware).
-
-    Returns
-    -------
-    dict
-        As :func:`channels_of`.
+    ``times``: milliseconds since 1970 (UTC), ascending; one at least; shape (n,).
+    ``values``: by channel; NaN: no value; shape (n,).
+    Returns: as :func:`channels_of`.
     """
     start_ms = int(since.timestamp() * 1000)
     at = np.clip((times - start_ms) * INTERVALS // (int(DAYS.total_seconds()) * 1000), 0, INTERVALS - 1)

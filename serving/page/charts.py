@@ -21,17 +21,7 @@ _SMALL_WIDTH, _SMALL_HEIGHT, _PAD = 240, 56, 3
 
 
 def risk_chart(scores: Sequence[PastScore], thresholds: dict[str, float], words: str) -> Markup:
-    """Draw a unit's risk over time, on a logarithmic scale, with the tiers' thresholds.
-
-    Parameters
-    ----------
-    scores : sequence of PastScore
-        At least one.
-    thresholds : dict of str to float
-        By tier; those outside the plot are left out.
-    words : str
-        What a screen reader says of it.
-    """
+    """Draw a unit's risk over time, on a logarithmic scale, with the tiers' thresholds."""
     first, last = scores[0].decided, scores[-1].decided
     known = [each.risk for each in scores if each.risk is not None]
     low = min(0.1, 10 ** math.floor(math.log10(max(_FLOOR, min(known, default=_FLOOR)))))

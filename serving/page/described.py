@@ -12,15 +12,9 @@ from typing import Any
 class Operation:
     """One method of one path.
 
-    Attributes
-    ----------
-    method, path, summary : str
-    open : bool
-        Answered without a token.
-    parameters : list of tuple of str
-        Name, where, what it takes.
-    bodies, answers : list of tuple of str
-        Media type or status, description, and the shape as JSON.
+    ``open``: answered without a token.
+    ``parameters``: Name, where, what it takes.
+    ``bodies``, ``answers``: media type or status, description, and the shape as JSON.
     """
 
     method: str

@@ -29,14 +29,8 @@ _LETTER: Final = {"watch": "w", "elevated": "e", "high": "h", UNKNOWN: "u"}
 class HeatMap:
     """A drawn fleet.
 
-    Attributes
-    ----------
-    blocks : list of tuple of str, Markup
-        Rack (empty: not known) and its nodes, drawn.
-    nodes : int
-        Drawn.
-    left_out : int
-        Nodes that are not drawn because there are too many.
+    ``blocks``: rack (empty: not known) and its nodes, drawn.
+    ``left_out``: nodes that are not drawn because there are too many.
     """
 
     blocks: list[tuple[str, Markup]]
@@ -45,15 +39,7 @@ class HeatMap:
 
 
 def draw(rows: Sequence[FleetRow], fleet: Fleet, now: datetime) -> HeatMap:
-    """Draw nodes in the order of their names.
-
-    Parameters
-    ----------
-    rows : sequence of FleetRow
-        Of nodes.
-    fleet : Fleet
-    now : datetime
-    """
+    """Draw nodes in the order of their names."""
     drawn = list(rows)
     if len(drawn) > MOST_NODES:
         drawn = sorted(drawn, key=lambda row: row.tier == _CLEAR)[:MOST_NODES]

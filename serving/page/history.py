@@ -26,12 +26,7 @@ MOST_DECISIONS: Final = 400
 class PastScore:
     """A unit at one decision time.
 
-    Attributes
-    ----------
-    decided : datetime
-    risk : float or None
-        None: not known then.
-    tier : str
+    ``risk``: None: not known then.
     """
 
     decided: datetime
@@ -50,15 +45,8 @@ class _Decision:
 class ScoreHistory:
     """Reads each stored decision once.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        What ``predrain score --out`` writes.
-    reach : timedelta
-        How far back from the newest decision.
+    ``folder``: what ``predrain score --out`` writes.
 
-    Notes
-    -----
     May be called from any thread; calls wait for each other.
     """
 

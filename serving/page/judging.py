@@ -47,24 +47,11 @@ def outcomes_of(
     An alert begins at the first decision at which a unit's tier is elevated or high, or the model selects it; and again
     when it still is a horizon later, because that is another prediction. It is judged by :func:`policy.outcomes.judge`.
 
-    Parameters
-    ----------
-    scores : pathlib.Path
-        The scores' folder.
-    events, inventory : DataFrame
-        As a dataset holds them.
-    data_end : datetime
-        What lies after it is not known yet.
-    labels : LabelSection
-        What an incident is.
-
-    Returns
-    -------
-    dict
-        ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and wrong;
-        null without any), the same by tier under ``by_tier``; ``incidents`` in the time that decisions cover and
-        ``caught`` (an alert stood within the horizon before); ``lead_h`` (median, least and greatest hours from the
-        alert to the incident, null without any); ``alerts``, the newest first, at most 2,000.
+    ``data_end``: what lies after it is not known yet.
+    Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and
+    wrong; null without any), the same by tier under ``by_tier``; ``incidents`` in the time that decisions cover and
+    ``caught`` (an alert stood within the horizon before); ``lead_h`` (median, least and greatest hours from the alert
+    to the incident, null without any); ``alerts``, the newest first, at most 2,000.
     """
     decisions = _decisions(scores, data_end - WINDOW, data_end)
     stays = Stays.of(inventory)
@@ -115,15 +102,7 @@ def outcomes_of(
 def labels_of(scores: Path) -> LabelSection:
     """Read what the model of the newest decision takes for an incident: by that its alerts are judged.
 
-    Parameters
-    ----------
-    scores : pathlib.Path
-        The scores' folder.
-
-    Returns
-    -------
-    LabelSection
-        predrain's own where no decision says it (older versions did not write it).
+    Returns: predrain's own where no decision says it (older versions did not write it).
     """
     for folder in sorted((scores / DECISIONS).glob("[0-9]*Z"), reverse=True):
         try:

@@ -60,13 +60,8 @@ class LedgerPages(Protocol):
 class Health:
     """What the service says of itself.
 
-    Attributes
-    ----------
-    reasons : list of str
-        Why it is not ready; empty if it is.
-    warnings : list of str
-    model : mapping or None
-        The model that scores rows, as it names itself; None: there is none.
+    ``reasons``: why it is not ready; empty if it is.
+    ``model``: the model that scores rows, as it names itself; None: there is none.
     """
 
     reasons: list[str]
@@ -77,26 +72,11 @@ class Health:
 class FleetPages:
     """Serves the pages.
 
-    Parameters
-    ----------
-    newest : ScoreSource
-    history : ScoreHistory
-    clock : callable
-        Aware now.
-    work : Work
-        Threads that render.
-    health : callable
-        Gives the service's :class:`Health`.
-    sessions : Sessions or None
-        None: anybody may look.
-    reader : DatasetReader or None
-        None: the service was given no dataset.
-    ledger : LedgerPages or None
-        None: the service was given no ledger.
-    pushed : callable, optional
-        Gives the channels of a node's unit as pushed telemetry has them; None where there is none.
-    document : callable
-        Gives the OpenAPI document.
+    ``health``: gives the service's :class:`Health`.
+    ``sessions``: None: anybody may look.
+    ``reader``: None: the service was given no dataset.
+    ``ledger``: None: the service was given no ledger.
+    ``pushed``: gives the channels of a node's unit as pushed telemetry has them; None where there is none.
     """
 
     def __init__(
@@ -404,11 +384,8 @@ class FleetPages:
     async def _form(self, request: Request, known: tuple[str, ...]) -> dict[str, str]:
         """Read a small form that a page of this service sent.
 
-        Raises
-        ------
-        Refused
-            403 if another site's page sent it, 415 or 413 if it is no small form, 400 if it cannot be read, 422 if it
-            has other fields than those ``known``.
+        Raises ``Refused``: 403 if another site's page sent it, 415 or 413 if it is no small form, 400 if it cannot be
+        read, 422 if it has other fields than those ``known``.
         """
         site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
         foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")

@@ -9,12 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a unit stands; empty text: not said.
-
-    Attributes
-    ----------
-    cluster, group, rack, model : str
-    """
+    """Where a unit stands; empty text: not said."""
 
     cluster: str = ""
     group: str = ""
@@ -32,10 +27,7 @@ FIELDS = ("cluster", "group", "rack", "model")
 def places_of(content: Mapping[str, Sequence[Any]]) -> dict[str, Place]:
     """Read places as the reader process writes them, by unit.
 
-    Raises
-    ------
-    ValueError
-        If an entry is not of four texts.
+    Raises ``ValueError`` if an entry is not of four texts.
     """
     seen: dict[tuple[str, ...], Place] = {}  # ten thousand units stand in some hundred places
     found = {}

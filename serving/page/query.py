@@ -26,19 +26,9 @@ _FARTHEST: Final = 10**7
 class FleetQuery:
     """A view of the fleet.
 
-    Attributes
-    ----------
-    show : str
-        ``nodes`` or ``gpus``.
-    search : str
-        Words that must all be found.
-    tiers : tuple of str
-        Empty: all.
-    rack, group : str
-        Empty: all.
-    sort : str
-        One of :data:`PAGE_SORTS`.
-    offset, limit : int
+    ``show``: ``nodes`` or ``gpus``.
+    ``search``: words that must all be found.
+    ``sort``: one of :data:`PAGE_SORTS`.
     """
 
     show: str = "nodes"
@@ -54,10 +44,7 @@ class FleetQuery:
     def of(cls, request: Request) -> FleetQuery:
         """Read a request's query; parameters without a value count as absent, as forms send them.
 
-        Raises
-        ------
-        Refused
-            400, if a parameter or its value is none of ours.
+        Raises ``Refused``: 400, if a parameter or its value is none of ours.
         """
         found = cls()
         for name, value in request.query(_NAMES):

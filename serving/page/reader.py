@@ -36,16 +36,9 @@ _REST: Final = 10.0
 class ChannelSeries:
     """A channel's last days, in equal intervals.
 
-    Attributes
-    ----------
-    name, unit, words : str
-        As in the catalogue.
-    kind : str
-        ``counter``: what is shown is its rise an interval.
-    min, mean, max : list of float or None
-        An interval each; None: no sample.
-    last : float or None
-        The newest value (of a counter, too).
+    ``kind``: ``counter``: what is shown is its rise an interval.
+    ``min``, ``mean``, ``max``: an interval each; None: no sample.
+    ``last``: the newest value (of a counter, too).
     """
 
     name: str
@@ -72,14 +65,8 @@ class ChannelSeries:
 class Channels:
     """A unit's channels.
 
-    Attributes
-    ----------
-    start, end : datetime or None
-        What is shown; None: the unit has no samples.
-    series : list of ChannelSeries
-        Those that changed.
-    constant : list of ChannelSeries
-        Those that did not.
+    ``start``, ``end``: what is shown; None: the unit has no samples.
+    ``constant``: those that did not.
     """
 
     start: datetime | None
@@ -92,16 +79,9 @@ class Channels:
 class Facts:
     """What the dataset tells of the fleet; replaced as a whole.
 
-    Attributes
-    ----------
-    places : mapping of str to Place
-        By unit.
-    outcomes : mapping or None
-        As :func:`serving.page.judging.outcomes_of` gives them.
-    data_end : datetime or None
-    made_at : datetime or None
-    trouble : str or None
-        Why there are none, or none newer.
+    ``places``: by unit.
+    ``outcomes``: as :func:`serving.page.judging.outcomes_of` gives them.
+    ``trouble``: why there are none, or none newer.
     """
 
     places: Mapping[str, Place] = field(default_factory=dict)
@@ -114,17 +94,9 @@ class Facts:
 class DatasetReader:
     """Asks the reader processes.
 
-    Parameters
-    ----------
-    command : sequence of str
-        Begins a reader; ``facts`` or ``channels`` is put after it.
-    watched : sequence of pathlib.Path
-        Files that change when there may be other facts.
-
-    Attributes
-    ----------
-    facts : Facts
-        Take it once a request.
+    ``command``: begins a reader; ``facts`` or ``channels`` is put after it.
+    ``watched``: files that change when there may be other facts.
+    ``facts``: take it once a request.
     """
 
     def __init__(self, command: Sequence[str], watched: Sequence[Path]) -> None:
@@ -157,10 +129,7 @@ class DatasetReader:
     def channels(self, node: str, unit: str) -> Channels:
         """Return a unit's channels; waits for the process, so call it in a thread.
 
-        Raises
-        ------
-        InputError
-            If the reader cannot answer; the next call starts another.
+        Raises ``InputError`` if the reader cannot answer; the next call starts another.
         """
         with self._lock:
             if self._stopped.is_set():

@@ -43,15 +43,8 @@ ASSETS: Final = {
 def page(request: Request, template: str, status: int = 200, **values: Any) -> Answer:
     """Render a template.
 
-    Parameters
-    ----------
-    request : Request
-        Says whether the answer may be compressed.
-    template : str
-        Name in ``templates/``, without ``.html.j2``.
-    status : int
-    **values
-        For the template.
+    ``request``: says whether the answer may be compressed.
+    ``template``: name in ``templates/``, without ``.html.j2``.
     """
     text = _environment().get_template(f"{template}.html.j2").render(**values)
     return packed(request, Answer(text.encode(), status, _HTML, dict(_HEADERS)))

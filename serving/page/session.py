@@ -24,12 +24,6 @@ class Sessions:
     A cookie holds when it ends, which token it was given for, and a code over both under a key that only this process
     has; never the token. So it ends with the process, and with its token: one that is taken out of the file takes its
     sessions with it. Only pages take cookies, which change nothing: a foreign site gains nothing by sending one along.
-
-    Parameters
-    ----------
-    tokens : ScopedTokens
-    clock : callable
-        Aware now.
     """
 
     def __init__(self, tokens: ScopedTokens, clock: Callable[[], datetime]) -> None:

@@ -11,17 +11,7 @@ from telemetry.doctor.observation import SourceKind
 
 
 def how_to(group: Group, bad: Sequence[tuple[Channel, str]], kind: SourceKind) -> Iterator[str]:
-    """Yield the steps that bring channels of a group, one line each.
-
-    Parameters
-    ----------
-    group : Group
-        Their group.
-    bad : sequence of (Channel, str)
-        The channels and their status.
-    kind : str
-        What was looked at.
-    """
+    """Yield the steps that bring channels of a group, one line each."""
     if group.name == "scraping":
         yield "Scrape the exporters with `predrain collect exporters`, which measures it."
         return

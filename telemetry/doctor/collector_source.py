@@ -38,17 +38,8 @@ _DO: Final[Mapping[str, str]] = {
 def observe_collector(path: Path, *, now: datetime) -> Observation:
     """Look at a collector's state file.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        ``DATASET.live/state/exporters.json``.
-    now : datetime
-        Aware.
-
-    Raises
-    ------
-    InputError
-        If there is none, or it is not one.
+    ``path``: ``DATASET.live/state/exporters.json``.
+    Raises ``InputError`` if there is none, or it is not one.
     """
     state = _read(path)
     collectors: dict[str, Any] = state["collectors"]

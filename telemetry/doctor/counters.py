@@ -59,16 +59,8 @@ STOCK_FIELDS: Final = frozenset(
 class CounterLine:
     """One line of a counter file.
 
-    Parameters
-    ----------
-    field : str
-        DCGM field, or a metric of the exporter itself.
-    type : str
-        One of :data:`TYPES`.
-    help : str
-        What the exporter prints as HELP.
-    number : int
-        Line number, from 1.
+    ``type``: one of :data:`TYPES`.
+    ``number``: line number, from 1.
     """
 
     field: str
@@ -105,23 +97,9 @@ def in_stock_file(channel: Channel) -> bool:
 def read_counter_file(text: str, where: str) -> list[CounterLine]:
     """Read a counter file by dcgm-exporter's rules.
 
-    Parameters
-    ----------
-    text : str
-        Content of the file.
-    where : str
-        Its name, for errors.
-
-    Returns
-    -------
-    list of CounterLine
-        In the file's order; comments (lines that begin with ``#``) and empty lines left out.
-
-    Raises
-    ------
-    InputError
-        If the exporter would not start with it: a line without exactly three fields, with a bare quote, or of an
-        unknown type; or a field stands there twice, which would give a page with repeated lines.
+    Returns: in the file's order; comments (lines that begin with ``#``) and empty lines left out.
+    Raises ``InputError`` if the exporter would not start with it: a line without exactly three fields, with a bare
+    quote, or of an unknown type; or a field stands there twice, which would give a page with repeated lines.
     """
     lines: list[CounterLine] = []
     known: dict[str, int] = {}

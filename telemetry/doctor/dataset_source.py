@@ -46,21 +46,7 @@ def observe_dataset(
 ) -> Observation:
     """Look at the newest :data:`LOOKED_AT` of a dataset.
 
-    Parameters
-    ----------
-    place : pathlib.Path or S3Place
-        Where the dataset is.
-    channels : mapping of str to Channel
-        The catalogue, with the user's declarations.
-    now : datetime
-        Aware.
-    progress : callable
-        Called with buckets done and all.
-
-    Raises
-    ------
-    InputError
-        If there is no dataset, or it is damaged.
+    Raises ``InputError`` if there is no dataset, or it is damaged.
     """
     dataset = Dataset.open(place)
     meta = dataset.meta

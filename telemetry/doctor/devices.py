@@ -43,17 +43,8 @@ _AMD: Final = re.compile(r"Instinct|\bMI\d{2,3}[AX]?\b|Radeon|\bAMD\b", re.IGNOR
 def absent_on(model: str, channel: str) -> str | None:
     """Say why a board cannot report a channel.
 
-    Parameters
-    ----------
-    model : str
-        The board's model as exporters and the inventory name it, such as ``NVIDIA H100 80GB HBM3``.
-    channel : str
-        Our name.
-
-    Returns
-    -------
-    str or None
-        The reason, a clause; None if it can, or it is not known (AMD's boards among them).
+    ``model``: the board's model as exporters and the inventory name it, such as ``NVIDIA H100 80GB HBM3``.
+    Returns: the reason, a clause; None if it can, or it is not known (AMD's boards among them).
     """
     if _AMD.search(model):
         return None

@@ -32,20 +32,10 @@ PARTLY_FROM: Final = 0.02
 class ChannelState:
     """How one channel stands.
 
-    Parameters
-    ----------
-    channel : Channel
-        What it is.
-    status : str
-        One of :data:`Status`.
-    seen : ChannelSeen or None
-        What the look found.
-    used : bool or None
-        Whether the model uses it; None if no model is known.
-    worth : float or None
-        Its share of what the model goes by; None if unknown.
-    remark : str
-        Why it stands so, in words; may be empty.
+    ``status``: one of :data:`Status`.
+    ``used``: whether the model uses it; None if no model is known.
+    ``worth``: its share of what the model goes by; None if unknown.
+    ``remark``: why it stands so, in words; may be empty.
     """
 
     channel: Channel
@@ -60,18 +50,9 @@ class ChannelState:
 class ToDo:
     """One thing to do.
 
-    Parameters
-    ----------
-    title : str
-        What is amiss.
-    channels : tuple of str
-        Channels that it would bring.
-    worth : float or None
-        Their share of what the model goes by; None if the model never saw them, or none is known.
-    used : bool
-        Whether the model (or, without one, the list of precursors) goes by any of them.
-    steps : tuple of str
-        How, one line each.
+    ``worth``: their share of what the model goes by; None if the model never saw them, or none is known.
+    ``used``: whether the model (or, without one, the list of precursors) goes by any of them.
+    ``steps``: How, one line each.
     """
 
     title: str
@@ -85,18 +66,8 @@ class ToDo:
 class Diagnosis:
     """What the doctor says.
 
-    Parameters
-    ----------
-    observation : Observation
-        What was found.
-    worth : Worth or None
-        What the channels are worth.
-    worth_said : str
-        Where that comes from, or why it is not known.
-    states : tuple of ChannelState
-        Every channel, by group.
-    todos : tuple of ToDo
-        In order of worth.
+    ``worth_said``: where that comes from, or why it is not known.
+    ``todos``: in order of worth.
     """
 
     observation: Observation
@@ -121,21 +92,8 @@ def diagnose(
 ) -> Diagnosis:
     """Judge what a look found.
 
-    Parameters
-    ----------
-    observation : Observation
-        What was found.
-    worth : Worth or None
-        What the channels are worth to the model.
-    worth_said : str
-        Where that comes from, or why it is not known.
-    channels : mapping of str to Channel
-        The catalogue, with the user's declarations.
-
-    Returns
-    -------
-    Diagnosis
-        A source that does not tell channels (:attr:`Observation.judged`) has no states, only findings.
+    ``worth_said``: where that comes from, or why it is not known.
+    Returns: a source that does not tell channels (:attr:`Observation.judged`) has no states, only findings.
     """
     states: list[ChannelState] = []
     todos: list[ToDo] = []

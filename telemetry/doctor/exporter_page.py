@@ -34,16 +34,9 @@ _FEWEST_CHANGES: Final = 2
 class Look:
     """One page as it came.
 
-    Parameters
-    ----------
-    lines : PageLines
-        What it holds.
-    at : datetime
-        When it was asked for, aware UTC.
-    elapsed_s : float or None
-        How long the answer took; None for a file.
-    skew_s : float or None
-        The exporter's clock minus ours, by the answer's Date; None where there is none.
+    ``at``: when it was asked for, aware UTC.
+    ``elapsed_s``: how long the answer took; None for a file.
+    ``skew_s``: the exporter's clock minus ours, by the answer's Date; None where there is none.
     """
 
     lines: PageLines
@@ -61,10 +54,7 @@ def observe_file(
 ) -> Observation:
     """Look at a saved page.
 
-    Raises
-    ------
-    InputError
-        If the file cannot be read, is too large, or holds no series of a device.
+    Raises ``InputError`` if the file cannot be read, is too large, or holds no series of a device.
     """
     try:
         if path.stat().st_size > MAX_PAGE_BYTES:
@@ -91,27 +81,8 @@ def observe_page(
 ) -> Observation:
     """Look at a page, once or for some time.
 
-    Parameters
-    ----------
-    connection : Connection
-        The page's whole address, and credentials.
-    channels : mapping of str to Channel
-        The catalogue, with the user's declarations.
-    mapping : SourceMapping, optional
-        The user's names.
-    watch_s : float
-        For how long; 0: one look. Twice the exporter's interval tells it (60 s of the usual 30 s).
-    timeout_s : float
-        For one answer.
-    clock, sleep : callable
-        The time and the wait.
-    progress : callable
-        Called with looks done and all.
-
-    Raises
-    ------
-    InputError
-        If the page cannot be had, or holds no series of a device.
+    ``watch_s``: for how long; 0: one look. Twice the exporter's interval tells it (60 s of the usual 30 s).
+    Raises ``InputError`` if the page cannot be had, or holds no series of a device.
     """
     host = connection.url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
     catalogue = SeriesCatalogue(channels, mapping, default_node=host)
@@ -133,10 +104,7 @@ def observe_page(
 def judge_looks(looks: list[Look], where: str) -> Observation:
     """Say what one or more looks at a page found.
 
-    Raises
-    ------
-    InputError
-        If the newest page holds no series of a device.
+    Raises ``InputError`` if the newest page holds no series of a device.
     """
     newest = looks[-1].lines
     units = len(set().union(*(look.lines.gpus for look in looks)))

@@ -26,14 +26,7 @@ _SAID: Final = 300
 class Answer:
     """What a server said.
 
-    Parameters
-    ----------
-    body : bytes
-        The whole body.
-    headers : mapping of str to str
-        By lower-case name.
-    elapsed_s : float
-        From the request to the last byte.
+    ``elapsed_s``: from the request to the last byte.
     """
 
     body: bytes
@@ -42,15 +35,7 @@ class Answer:
 
 
 class Refused(Exception):
-    """An answer with a status of 400 or more.
-
-    Parameters
-    ----------
-    status : int
-        The status.
-    said : str
-        The beginning of the body.
-    """
+    """An answer with a status of 400 or more."""
 
     def __init__(self, status: int, said: str) -> None:
         super().__init__(f"HTTP status {status}: {said}" if said else f"HTTP status {status}")
@@ -69,31 +54,9 @@ def fetch(
 ) -> Answer:
     """Ask once, and again where that may help.
 
-    Parameters
-    ----------
-    connection : Connection
-        Where, and with what credentials.
-    path : str
-        Appended to the address.
-    form : mapping of str to str, optional
-        Sent as a POST form.
-    timeout_s : float
-        Seconds for one try as a whole.
-    max_bytes : int
-        A larger body is refused.
-    sleep : callable
-        Waits for some seconds.
-
-    Returns
-    -------
-    Answer
-
-    Raises
-    ------
-    Refused
-        If the server answers with a status of 400 or more (429 and 5xx: three times).
-    InputError
-        If it cannot be reached, gives no whole answer in time, a larger one than allowed, or sends elsewhere.
+    Raises ``Refused`` if the server answers with a status of 400 or more (429 and 5xx: three times).
+    Raises ``InputError`` if it cannot be reached, gives no whole answer in time, a larger one than allowed, or sends
+    elsewhere.
     """
     where = shown(connection.url)
     for turn in range(1, _TRIES + 1):

@@ -13,18 +13,10 @@ from telemetry.channel import Channel
 class Group:
     """Channels that belong together.
 
-    Parameters
-    ----------
-    name : str
-        Short name, in tables.
-    why : str
-        What it tells of a failure to come, one clause.
-    condition : str
-        What must hold of board, driver or permissions for a source to have it, a sentence; empty if nothing.
-    channels : tuple of str
-        In the order of presentation.
-    precursor : bool
-        Whether failures are known to announce themselves here: what is judged where no model says what it uses.
+    ``condition``: what must hold of board, driver or permissions for a source to have it, a sentence; empty if nothing.
+    ``channels``: in the order of presentation.
+    ``precursor``: whether failures are known to announce themselves here: what is judged where no model says what it
+    uses.
     """
 
     name: str
@@ -190,13 +182,7 @@ def group_of(channel: str) -> Group:
 
 
 def grouped(channels: Mapping[str, Channel]) -> list[tuple[Group, list[Channel]]]:
-    """Return the groups with those of their channels that are given; groups without any are left out.
-
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        The catalogue, with the user's declarations.
-    """
+    """Return the groups with those of their channels that are given; groups without any are left out."""
     found = [(group, [channels[name] for name in group.channels if name in channels]) for group in GROUPS]
     found.append((OTHER, [channel for name, channel in channels.items() if name not in _BY_CHANNEL]))
     return [(group, mine) for group, mine in found if mine]

@@ -44,23 +44,7 @@ def observe_nvml(
 ) -> Observation:
     """Look at the GPUs of this node.
 
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        The catalogue, with the user's declarations.
-    now : datetime
-        Aware.
-    start : callable, optional
-        Starts the process that asks the driver.
-    sleep : callable
-        Waits between the two readings.
-    deadline_s : float
-        Seconds for one GPU.
-
-    Raises
-    ------
-    InputError
-        If this node has no NVIDIA driver, or it does not answer.
+    Raises ``InputError`` if this node has no NVIDIA driver, or it does not answer.
     """
     child = Process(Graveyard()) if start is None else start()
     node = _Node()

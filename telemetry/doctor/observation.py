@@ -15,22 +15,11 @@ SourceKind = Literal["exporter page", "Prometheus", "dataset", "collector", "NVM
 class ChannelSeen:
     """What a source has of one channel.
 
-    Parameters
-    ----------
-    channel : str
-        Our name.
-    gpus : int
-        GPUs (nodes, where a fleet has none) that had a value.
-    name : str or None
-        The name under which the source has it, where that differs.
-    null_share : float or None
-        Share of the rows looked at without a value; None where there are no rows, only the newest values.
-    constant : bool or None
-        Whether no GPU's value ever changed; None if there was no time in which it could.
-    sentinels : int
-        Values that mean "not supported".
-    age_s : float or None
-        Age of the newest value in seconds.
+    ``gpus``: GPUs (nodes, where a fleet has none) that had a value.
+    ``name``: the name under which the source has it, where that differs.
+    ``null_share``: share of the rows looked at without a value; None where there are no rows, only the newest values.
+    ``constant``: whether no GPU's value ever changed; None if there was no time in which it could.
+    ``sentinels``: values that mean "not supported".
     """
 
     channel: str
@@ -46,14 +35,8 @@ class ChannelSeen:
 class Finding:
     """Something that a look found beside the channels.
 
-    Parameters
-    ----------
-    what : str
-        What is so, with its numbers, a clause.
-    do : str
-        What to do about it, a sentence; empty if nothing.
-    problem : bool
-        Whether it spoils the telemetry, or is only good to know.
+    ``do``: what to do about it, a sentence; empty if nothing.
+    ``problem``: whether it spoils the telemetry, or is only good to know.
     """
 
     what: str
@@ -65,34 +48,15 @@ class Finding:
 class Observation:
     """One look at one source.
 
-    Parameters
-    ----------
-    kind : str
-        What was looked at.
-    where : str
-        Its URL or path, without credentials.
-    at : datetime
-        When, aware UTC.
-    units : int
-        GPUs seen (nodes, where a fleet has none).
-    nodes : int
-        Nodes seen.
-    models : mapping of str to int
-        GPUs seen of each board model; empty if unknown.
-    channels : mapping of str to ChannelSeen
-        By channel; those of which nothing was seen are absent.
-    xid_events : bool or None
-        Whether it tells single XIDs (not only the latched gauge); None if it cannot be told.
-    judged : bool
-        Whether it can tell which channels are missing (a collector's state file cannot).
-    cannot : mapping of str to str
-        Channels that this kind of source cannot have, and why.
-    facts : mapping of str to str
-        What else is good to know, by what it is.
-    findings : tuple of Finding
-        What else was found.
-    unknown : tuple of str
-        Names in the source that are neither a channel nor known to be of no use.
+    ``where``: its URL or path, without credentials.
+    ``at``: When, aware UTC.
+    ``units``: GPUs seen (nodes, where a fleet has none).
+    ``models``: GPUs seen of each board model; empty if unknown.
+    ``xid_events``: whether it tells single XIDs (not only the latched gauge); None if it cannot be told.
+    ``judged``: whether it can tell which channels are missing (a collector's state file cannot).
+    ``facts``: what else is good to know, by what it is.
+    ``findings``: what else was found.
+    ``unknown``: names in the source that are neither a channel nor known to be of no use.
     """
 
     kind: SourceKind

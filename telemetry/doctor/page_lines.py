@@ -23,36 +23,17 @@ MAX_LINES = 200_000
 class PageLines:
     """What a page holds.
 
-    Attributes
-    ----------
-    values : dict
-        Value by (channel, gpu, MIG instance, part).
-    names : dict of str to str
-        Metric name by channel, the first seen.
-    sentinels : Counter
-        Values that mean "not supported", by channel.
-    stamps_ms : list of int
-        Time stamps on lines of devices.
-    nodes, drivers : set of str
-        What labels told.
-    models : dict of str to str
-        Board model by GPU.
-    mig : bool
-        Whether a series is of a MIG instance.
-    nameless : int
-        Lines of a channel whose labels name no GPU or no node.
-    faults : list of str
-        Lines that are not of the format, the first few.
-    fault_count : int
-        All of them.
-    unknown : Counter
-        Metric names that are neither a channel nor known to be of no use.
-    xid_metric : bool
-        Whether single XIDs are told.
-    amd : bool
-        Whether the names are those of AMD's exporter.
-    whole : bool
-        Whether the page ends as a page does.
+    ``values``: value by (channel, gpu, MIG instance, part).
+    ``names``: metric name by channel, the first seen.
+    ``sentinels``: values that mean "not supported", by channel.
+    ``stamps_ms``: time stamps on lines of devices.
+    ``mig``: whether a series is of a MIG instance.
+    ``nameless``: lines of a channel whose labels name no GPU or no node.
+    ``faults``: lines that are not of the format, the first few.
+    ``unknown``: metric names that are neither a channel nor known to be of no use.
+    ``xid_metric``: whether single XIDs are told.
+    ``amd``: whether the names are those of AMD's exporter.
+    ``whole``: whether the page ends as a page does.
     """
 
     values: dict[tuple[str, str, str | None, str | None], float] = field(default_factory=dict)
@@ -80,17 +61,7 @@ class PageLines:
 def read_lines(body: bytes, catalogue: SeriesCatalogue) -> PageLines:
     """Read a page.
 
-    Parameters
-    ----------
-    body : bytes
-        The page.
-    catalogue : SeriesCatalogue
-        Tells what series are.
-
-    Returns
-    -------
-    PageLines
-        Lines that are not of the format are counted and do not hide the others.
+    Returns: lines that are not of the format are counted and do not hide the others.
     """
     text = body.decode("utf-8", "replace")
     openmetrics = is_openmetrics(body)

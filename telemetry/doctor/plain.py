@@ -11,12 +11,9 @@ from telemetry.doctor.groups import group_of
 def as_dict(diagnosis: Diagnosis) -> dict[str, Any]:
     """Return a diagnosis as plain JSON types.
 
-    Returns
-    -------
-    dict
-        ``healthy``, ``lacking``, ``source`` (kind, where, at, units, nodes, models, facts, unknown), ``worth``
-        (measure, where, model, used, shares; or null), ``worth_said``, ``channels`` by name, ``findings``, and
-        ``todo`` in order of worth.
+    Returns: ``healthy``, ``lacking``, ``source`` (kind, where, at, units, nodes, models, facts, unknown), ``worth``
+    (measure, where, model, used, shares; or null), ``worth_said``, ``channels`` by name, ``findings``, and ``todo`` in
+    order of worth.
     """
     look, worth = diagnosis.observation, diagnosis.worth
     return {

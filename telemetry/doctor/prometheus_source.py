@@ -48,18 +48,8 @@ _MODEL_LABELS: Final = ("modelName", "model_name", "card_series", "card_model")
 class Questions:
     """What to ask, and how.
 
-    Parameters
-    ----------
-    connection : Connection
-        The server.
-    matchers : str
-        Matchers of every selector, without braces; may be empty.
-    at : datetime
-        The time of every query, aware.
-    timeout_s : float
-        For one answer.
-    sleep : callable
-        Waits between tries.
+    ``matchers``: matchers of every selector, without braces; may be empty.
+    ``at``: the time of every query, aware.
     """
 
     connection: Connection
@@ -127,21 +117,7 @@ def observe_prometheus(
 ) -> Observation:
     """Look at what a server has of the channels now.
 
-    Parameters
-    ----------
-    questions : Questions
-        Where to ask.
-    channels : mapping of str to Channel
-        The catalogue, with the user's declarations.
-    mapping : SourceMapping, optional
-        The user's names.
-    progress : callable
-        Called with metrics done and all.
-
-    Raises
-    ------
-    InputError
-        If the server cannot be asked, refuses, or has no metric of ours.
+    Raises ``InputError`` if the server cannot be asked, refuses, or has no metric of ours.
     """
     where = shown(questions.connection.url)
     catalogue = SeriesCatalogue(channels, mapping)

@@ -23,18 +23,7 @@ exporters built on DCGM 4.6 know). "GPM" is NVML's profiling interface of Hopper
 
 
 def channels_page(channels: Mapping[str, Channel]) -> str:
-    """Return the page.
-
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        The catalogue, with the user's declarations.
-
-    Returns
-    -------
-    str
-        Markdown, one table a group, ending with a newline.
-    """
+    """Return the page."""
     parts = [_INTRODUCTION]
     for group, mine in grouped(channels):
         title = group.name[0].upper() + group.name[1:]

@@ -15,8 +15,6 @@ _SHOWN_UNKNOWN = 12
 def as_text(diagnosis: Diagnosis) -> str:
     """Return a diagnosis as text, lines ending with a newline.
 
-    Notes
-    -----
     ``worth`` is the channel's share of what the model goes by (the text says of what, and of which model), ``-`` where
     the model never saw it, ``?`` where no model is known. A star marks channels that the model uses.
     """

@@ -42,18 +42,8 @@ _COLUMNS: Final = ("fold", "model", "feature", "group", "channel", "share", "row
 class Worth:
     """What a model made of the channels.
 
-    Parameters
-    ----------
-    measure : str
-        What the shares are shares of, in words.
-    where : str
-        The file or folder they were read from.
-    model : str
-        The model they are of.
-    used : frozenset of str
-        Channels that the model's features are made of.
-    shares : mapping of str to float
-        Share of each channel, of :data:`XIDS`, :data:`EVENTS` and :data:`BESIDES`, adding up to 1; empty if unknown.
+    ``shares``: share of each channel, of :data:`XIDS`, :data:`EVENTS` and :data:`BESIDES`, adding up to 1; empty if
+    unknown.
     """
 
     measure: str
@@ -73,18 +63,9 @@ class Worth:
 def channel_of(name: str, channels: Iterable[str]) -> str | None:
     """Return the channel that a feature's channel is derived from.
 
-    Parameters
-    ----------
-    name : str
-        A channel, one of its roll-ups (``power_w_max``), or one bit of its flags
-        (``clocks_event_reasons_power_brake``).
-    channels : iterable of str
-        The channels there are.
-
-    Returns
-    -------
-    str or None
-        None if it is derived from none of them.
+    ``name``: a channel, one of its roll-ups (``power_w_max``), or one bit of its flags
+    (``clocks_event_reasons_power_brake``).
+    Returns: none if it is derived from none of them.
     """
     known = set(channels)
     if name in known:
@@ -99,26 +80,11 @@ def channel_of(name: str, channels: Iterable[str]) -> str | None:
 def read_worth(backtest: Path | None, bundle: Path | None, channels: Iterable[str]) -> tuple[Worth | None, str]:
     """Read what the channels were worth: from a backtest if it says so, else from a trained bundle.
 
-    Parameters
-    ----------
-    backtest : pathlib.Path or None
-        Folder that ``predrain backtest`` wrote.
-    bundle : pathlib.Path or None
-        Folder that ``predrain train`` wrote.
-    channels : iterable of str
-        The channels there are.
-
-    Returns
-    -------
-    worth : Worth or None
-        None if neither says anything.
-    said : str
-        Where it comes from, or what is missing and how to make it: one sentence.
-
-    Raises
-    ------
-    InputError
-        If a file is there and damaged.
+    ``backtest``: folder that ``predrain backtest`` wrote.
+    ``bundle``: folder that ``predrain train`` wrote.
+    Returns ``worth``: none if neither says anything.
+    Returns ``said``: where it comes from, or what is missing and how to make it: one sentence.
+    Raises ``InputError`` if a file is there and damaged.
     """
     known = list(channels)
     tried = []

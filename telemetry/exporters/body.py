@@ -15,10 +15,7 @@ _SMALL = 1 << 20
 class MemoryBudget:
     """Bytes of all pages that are under way in one process.
 
-    Parameters
-    ----------
-    limit : int
-        Past it, pages of more than 1 MiB are refused.
+    ``limit``: past it, pages of more than 1 MiB are refused.
     """
 
     def __init__(self, limit: int) -> None:
@@ -29,18 +26,10 @@ class MemoryBudget:
 class BodyReader:
     """Collects one body.
 
-    Parameters
-    ----------
-    encoding : str
-        ``Content-Encoding`` of the answer; gzip, deflate or none.
-    max_bytes, max_lines : int
-        Bounds of the unpacked body. They are checked before more is unpacked, so a bomb costs no memory.
-    budget : MemoryBudget
-
-    Raises
-    ------
-    ScrapeError
-        If the encoding is unknown.
+    ``encoding``: ``Content-Encoding`` of the answer; gzip, deflate or none.
+    ``max_bytes``, ``max_lines``: bounds of the unpacked body. They are checked before more is unpacked, so a bomb costs
+    no memory.
+    Raises ``ScrapeError`` if the encoding is unknown.
     """
 
     def __init__(self, encoding: str, *, max_bytes: int, max_lines: int, budget: MemoryBudget) -> None:
@@ -62,10 +51,7 @@ class BodyReader:
     def feed(self, data: bytes) -> None:
         """Take what arrived.
 
-        Raises
-        ------
-        ScrapeError
-            If the page is over a bound, or packed wrongly.
+        Raises ``ScrapeError`` if the page is over a bound, or packed wrongly.
         """
         if self._inflate is None:
             self._keep(data)
@@ -82,10 +68,7 @@ class BodyReader:
     def finish(self) -> bytes:
         """Return the whole body.
 
-        Raises
-        ------
-        ScrapeError
-            If a packed body ended early.
+        Raises ``ScrapeError`` if a packed body ended early.
         """
         if self._inflate is not None and not self._inflate.eof:
             raise ScrapeError("truncated", f"the packed page ends early, after {self._size} bytes unpacked")

@@ -66,14 +66,8 @@ class Counts:
 class Pace:
     """The clocks of a collector; tests put their own in place.
 
-    Parameters
-    ----------
-    clock : callable
-        Gives the wall clock, aware.
-    monotonic : callable
-        Gives seconds that never go back; the loop's own time.
-    random : callable
-        Gives numbers in [0, 1).
+    ``monotonic``: gives seconds that never go back; the loop's own time.
+    ``random``: gives numbers in [0, 1).
     """
 
     clock: Callable[[], datetime] = field(default=lambda: datetime.now(UTC))
@@ -84,23 +78,10 @@ class Pace:
 class Collector:
     """Scrapes targets until it is told to stop.
 
-    Parameters
-    ----------
-    targets : TargetList
-        Read at the start and once an interval.
-    fetcher : Fetcher
-    holding : Holding
-        Takes the rows.
-    ownership : Ownership
-        Says which targets are this process's.
-    reader_of : callable
-        Makes the reader of a target's pages.
-    settings : ScrapeSettings
-    pace : Pace
-    run_blocking : callable
-        Runs what waits for a disk. Landing has one thread of its own, so that name look-ups cannot hold it up.
-    on_round : callable, optional
-        Called beside the loop's other work after each landing, with the collector: writes its state.
+    ``targets``: read at the start and once an interval.
+    ``run_blocking``: runs what waits for a disk. Landing has one thread of its own, so that name look-ups cannot hold
+    it up.
+    ``on_round``: called beside the loop's other work after each landing, with the collector: writes its state.
     """
 
     def __init__(
@@ -146,15 +127,7 @@ class Collector:
     async def run(self, stop: asyncio.Event) -> bool:
         """Scrape until ``stop`` is set; then land what is held.
 
-        Returns
-        -------
-        bool
-            Whether everything is on the disk.
-
-        Raises
-        ------
-        InputError
-            If the targets cannot be read at the start.
+        Raises ``InputError`` if the targets cannot be read at the start.
         """
         await self.refresh_targets()
         landing = asyncio.create_task(self._keep_landing())
@@ -182,15 +155,7 @@ class Collector:
     async def once(self) -> bool:
         """Scrape every target that is free once, at once; land it.
 
-        Returns
-        -------
-        bool
-            Whether everything is on the disk.
-
-        Raises
-        ------
-        InputError
-            If the targets cannot be read.
+        Raises ``InputError`` if the targets cannot be read.
         """
         await self.refresh_targets()
         now_s = self.clock.monotonic_s()
@@ -205,10 +170,7 @@ class Collector:
     async def refresh_targets(self) -> None:
         """Read the targets again; new ones are scraped from now on, others no more.
 
-        Raises
-        ------
-        InputError
-            If they cannot be read and never could.
+        Raises ``InputError`` if they cannot be read and never could.
         """
         targets = await self._run_blocking(self._targets.read)
         if targets is None:

@@ -11,20 +11,9 @@ from telemetry.errors import InputError
 class Credentials:
     """The ``Authorization`` header of scrapes.
 
-    Parameters
-    ----------
-    bearer_token_file : pathlib.Path or None
-        A file with a token.
-    basic_auth_file : pathlib.Path or None
-        A file with ``user:password`` on one line.
+    ``basic_auth_file``: a file with ``user:password`` on one line.
+    Raises ``InputError`` if both are given, or a file cannot be used.
 
-    Raises
-    ------
-    InputError
-        If both are given, or a file cannot be used.
-
-    Notes
-    -----
     Tokens are rotated while a collector runs: a file is read again when it has changed, and a file that cannot be
     read at that moment leaves the old header in force.
     """

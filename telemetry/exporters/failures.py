@@ -31,14 +31,8 @@ FAILURE_KINDS: Final[tuple[FailureKind, ...]] = get_args(FailureKind)
 class ScrapeError(Exception):
     """A scrape that gave no usable page.
 
-    Parameters
-    ----------
-    kind : FailureKind
-        What happened.
-    detail : str
-        One line for people; holds no secret and no part of the page.
-    retry_after_s : float or None
-        Seconds that the server asked to be left alone (429 and 503 with ``Retry-After``).
+    ``detail``: one line for people; holds no secret and no part of the page.
+    ``retry_after_s``: seconds that the server asked to be left alone (429 and 503 with ``Retry-After``).
     """
 
     def __init__(self, kind: FailureKind, detail: str, *, retry_after_s: float | None = None) -> None:

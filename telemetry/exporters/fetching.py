@@ -40,20 +40,11 @@ _RETRY_STATUS: Final = (429, 503)
 class Fetched:
     """One page.
 
-    Parameters
-    ----------
-    body : bytes
-        Unpacked.
-    duration_s : float
-        Seconds from the start of the scrape to the body's last byte.
-    date : datetime or None
-        The server's clock by the answer's ``Date`` (whole seconds, UTC).
-    date_after_s : float
-        Seconds from the start of the scrape to the answer's head, which holds the ``Date``.
-    framed : bool
-        Whether the transport said where the body ends; if not, a page that was cut looks like a whole one.
-    openmetrics : bool or None
-        Whether the page is OpenMetrics, by its Content-Type; None if that does not tell.
+    ``duration_s``: seconds from the start of the scrape to the body's last byte.
+    ``date``: the server's clock by the answer's ``Date`` (whole seconds, UTC).
+    ``date_after_s``: seconds from the start of the scrape to the answer's head, which holds the ``Date``.
+    ``framed``: whether the transport said where the body ends; if not, a page that was cut looks like a whole one.
+    ``openmetrics``: whether the page is OpenMetrics, by its Content-Type; None if that does not tell.
     """
 
     body: bytes
@@ -75,21 +66,10 @@ class Fetcher(Protocol):
 class HttpFetcher:
     """Fetches pages over HTTP; use it as an asynchronous context manager.
 
-    Parameters
-    ----------
-    settings : ScrapeSettings
-    credentials : Credentials or None
-    ca_file : pathlib.Path or None
-        Certificates (PEM) to trust instead of the system's.
-    max_kept : int
-        Servers to which the connection is kept from one scrape to the next: one open file each.
-    clock : callable
-        Gives the wall clock, for ``Retry-After`` with a date.
-
-    Raises
-    ------
-    InputError
-        If ``ca_file`` cannot be used.
+    ``ca_file``: certificates (PEM) to trust instead of the system's.
+    ``max_kept``: servers to which the connection is kept from one scrape to the next: one open file each.
+    ``clock``: gives the wall clock, for ``Retry-After`` with a date.
+    Raises ``InputError`` if ``ca_file`` cannot be used.
     """
 
     def __init__(
@@ -142,10 +122,7 @@ class HttpFetcher:
     async def fetch(self, url: str) -> Fetched:
         """Return the page at ``url``.
 
-        Raises
-        ------
-        ScrapeError
-            If there is none, or it is not whole, within the time and the bounds of the settings.
+        Raises ``ScrapeError`` if there is none, or it is not whole, within the time and the bounds of the settings.
         """
         try:
             async with asyncio.timeout(self._settings.timeout_s):

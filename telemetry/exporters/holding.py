@@ -22,20 +22,8 @@ _MAX_NEWS: Final = 200_000
 class ScrapedRows:
     """The rows of one page with what is known of its scrape.
 
-    Parameters
-    ----------
-    samples : pyarrow.Table
-        Landed samples.
-    duration_s : float
-        Seconds that the scrape took.
-    failures : int
-        Failed scrapes of the target since the collector started.
-    page_age_s : float or None
-        Seconds that the values before these had stood; None for the first page.
-    skew_s : float or None
-        The target's clock minus ours; None if it did not tell.
-    channels : mapping of str to int
-        Channels that had a value, by GPU.
+    ``page_age_s``: seconds that the values before these had stood; None for the first page.
+    ``skew_s``: the target's clock minus ours; None if it did not tell.
     """
 
     samples: pa.Table
@@ -70,20 +58,10 @@ class Batch:
 class Holding:
     """The rows that wait to be landed.
 
-    Parameters
-    ----------
-    landing : Lands
-    max_rows : int
-        Rows of samples held at most while nothing can be landed; past it the oldest landings-to-be are dropped.
-
-    Attributes
-    ----------
-    landed_rows, dropped_rows : int
-        Rows of samples landed, and dropped for want of room, so far.
-    landed_events : int
-        Events landed so far.
-    problem : str or None
-        Why the last landing failed; None if it did not.
+    ``max_rows``: rows of samples held at most while nothing can be landed; past it the oldest landings-to-be are
+    dropped.
+    ``landed_rows``, ``dropped_rows``: rows of samples landed, and dropped for want of room, so far.
+    ``problem``: why the last landing failed; None if it did not.
     """
 
     def __init__(self, landing: Lands, *, max_rows: int) -> None:
@@ -121,10 +99,7 @@ class Holding:
     def land(self, batch: Batch) -> bool:
         """Write a batch; safe in another thread than the holder's, one at a time.
 
-        Returns
-        -------
-        bool
-            Whether all is on the disk. What is not stays in the batch: :meth:`give_back` holds it again.
+        Returns: whether all is on the disk. What is not stays in the batch: :meth:`give_back` holds it again.
         """
         if batch.pages:
             batch.tables["samples"].append(combined(batch.pages))
@@ -188,13 +163,7 @@ class Holding:
 
 
 def combined(pages: list[ScrapedRows]) -> pa.Table:
-    """Return the rows of all pages as one table, with the channels that tell of the scrapes.
-
-    Parameters
-    ----------
-    pages : list of ScrapedRows
-        At least one.
-    """
+    """Return the rows of all pages as one table, with the channels that tell of the scrapes."""
     samples = _one([page.samples for page in pages])
     counts = np.array([page.samples.num_rows for page in pages])
     skew = np.array([np.nan if page.skew_s is None else page.skew_s for page in pages])

@@ -14,10 +14,7 @@ from telemetry.exposition.writer import MEDIA
 def parse_listen(text: str) -> tuple[str, int]:
     """Read ``host:port`` or ``:port`` (loopback).
 
-    Raises
-    ------
-    InputError
-        If it is neither.
+    Raises ``InputError`` if it is neither.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
@@ -29,21 +26,8 @@ def parse_listen(text: str) -> tuple[str, int]:
 async def listening(collector: Collector, address: str | None) -> AsyncIterator[int | None]:
     """Serve the collector's page while the context lasts.
 
-    Parameters
-    ----------
-    collector : Collector
-    address : str or None
-        ``host:port``; port 0 is any free one. None serves nothing.
-
-    Yields
-    ------
-    int or None
-        The port.
-
-    Raises
-    ------
-    InputError
-        If the address cannot be used.
+    ``address``: ``host:port``; port 0 is any free one. None serves nothing.
+    Raises ``InputError`` if the address cannot be used.
     """
     if address is None:
         yield None

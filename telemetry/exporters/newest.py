@@ -17,12 +17,8 @@ _FAR_AHEAD_MS = 3_600_000
 class NewestRows:
     """Remembers the newest time of each (gpu, mig_instance).
 
-    Attributes
-    ----------
-    dropped : int
-        Rows left out because they were not newer.
-    forgotten : int
-        GPUs whose newest time was forgotten because it lay in the future.
+    ``dropped``: rows left out because they were not newer.
+    ``forgotten``: GPUs whose newest time was forgotten because it lay in the future.
     """
 
     def __init__(self) -> None:
@@ -42,16 +38,11 @@ class NewestRows:
     def keep(self, samples: pa.Table, now_ms: int | None = None) -> pa.Table:
         """Return the rows that are newer than all before of their GPU; count the others.
 
-        Parameters
-        ----------
-        samples : pyarrow.Table
-            Landed samples, sorted by (gpu, timestamp).
-        now_ms : int, optional
-            The wall clock, milliseconds since 1970 UTC. A newest time more than an hour after it does not hold against
-            a row that is not as far ahead: the clock that stamped it (an exporter may stamp its own lines) was wrong.
+        ``samples``: landed samples, sorted by (gpu, timestamp).
+        ``now_ms``: the wall clock, milliseconds since 1970 UTC. A newest time more than an hour after it does not hold
+        against a row that is not as far ahead: the clock that stamped it (an exporter may stamp its own lines) was
+        wrong.
 
-        Notes
-        -----
         Half a million GPUs are remembered; past that the half that was silent for longest is forgotten, so that pages
         with ever new GPUs cannot fill the memory.
         """

@@ -18,17 +18,8 @@ _FALLBACK: Final = "predrain_target_host"
 def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> SeriesCatalogue:
     """Return the catalogue that all targets of a collector share.
 
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        See :func:`telemetry.channels.resolve_channels`.
-    mapping : SourceMapping
-        The user's.
-
-    Raises
-    ------
-    InputError
-        If the mapping names a channel that does not exist.
+    ``channels``: see :func:`telemetry.channels.resolve_channels`.
+    Raises ``InputError`` if the mapping names a channel that does not exist.
     """
     names = [_KNOWN, *mapping.label_names("node"), _FALLBACK]
     return SeriesCatalogue(channels, mapping.model_copy(update={"labels": {**mapping.labels, "node": names}}))
@@ -37,13 +28,7 @@ def fleet_catalogue(channels: Mapping[str, Channel], mapping: SourceMapping) -> 
 class TargetCatalogue(SeriesCatalogue):
     """The fleet's catalogue, as one target's pages see it.
 
-    Parameters
-    ----------
-    fleet : SeriesCatalogue
-        Of :func:`fleet_catalogue`. A fleet of a thousand targets shares its tables.
-    target : Target
-    node_from : {"auto", "page", "target"}
-        Where the node comes from.
+    ``fleet``: of :func:`fleet_catalogue`. A fleet of a thousand targets shares its tables.
     """
 
     def __init__(self, fleet: SeriesCatalogue, target: Target, node_from: NodeFrom) -> None:

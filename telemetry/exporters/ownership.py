@@ -30,12 +30,8 @@ _log = logging.getLogger(__name__)
 class Ownership:
     """The targets that this process may scrape.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        The lock file, shared by all collectors of one dataset; made if it does not exist.
-    positions : int
-        How many bytes there are.
+    ``path``: the lock file, shared by all collectors of one dataset; made if it does not exist.
+    ``positions``: how many bytes there are.
     """
 
     def __init__(self, path: Path, *, positions: int = POSITIONS) -> None:

@@ -20,15 +20,9 @@ _PHASES: Final = 1 << 20
 class Schedule:
     """The times of every target's scrapes, on the monotonic clock.
 
-    Parameters
-    ----------
-    interval_s : float
-        Seconds between two scrapes of a target.
-    wall_s, monotonic_s : float
-        Both clocks at one moment. The grid is that of the wall clock at this moment, so that a collector that is
-        started again goes on at the same times; a later change of the wall clock does not move it.
-    random : callable
-        Gives numbers in [0, 1), for the jitter.
+    ``wall_s``, ``monotonic_s``: both clocks at one moment. The grid is that of the wall clock at this moment, so that a
+    collector that is started again goes on at the same times; a later change of the wall clock does not move it.
+    ``random``: gives numbers in [0, 1), for the jitter.
     """
 
     def __init__(self, interval_s: float, wall_s: float, monotonic_s: float, random: Callable[[], float]) -> None:
@@ -51,20 +45,8 @@ class Schedule:
     ) -> float:
         """Return when to ask again after a failure.
 
-        Parameters
-        ----------
-        url : str
-        due_s : float
-            When the failed scrape was due.
-        failures : int
-            Failures in a row, this one counted.
-        retry_after_s : float or None
-            Rest that the server asked for.
-        now_s : float
-            Now.
+        ``failures``: failures in a row, this one counted.
 
-        Notes
-        -----
         The first failure is followed by the usual next time, so that a restart costs one sample. Then the distance
         doubles, up to four intervals, less a random part of up to a quarter, so that targets that died together
         (a rack, a switch) are not asked together for ever.

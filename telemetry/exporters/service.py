@@ -41,22 +41,8 @@ _MANY_FILES = 1 << 18
 class ExporterOptions:
     """How exporters are collected.
 
-    Parameters
-    ----------
-    dataset : pathlib.Path
-        Rows land in the folder beside it.
-    targets : AllTargets
-    channels : mapping of str to Channel
-        Of :func:`telemetry.channels.resolve_channels`.
-    mapping : SourceMapping
-        The user's names and labels.
-    settings : ScrapeSettings
-    node_from : {"auto", "page", "target"}
-    credentials : Credentials
-    ca_file : pathlib.Path or None
-        Certificates to trust.
-    listen : str or None
-        ``host:port`` of the collector's own page.
+    ``channels``: of :func:`telemetry.channels.resolve_channels`.
+    ``listen``: ``host:port`` of the collector's own page.
     """
 
     dataset: Path
@@ -73,22 +59,10 @@ class ExporterOptions:
 async def collect_exporters(options: ExporterOptions, *, once: bool) -> dict[str, Any]:
     """Collect until SIGTERM or SIGINT, or one round.
 
-    Parameters
-    ----------
-    options : ExporterOptions
-    once : bool
-        Scrape each target once and return.
-
-    Returns
-    -------
-    dict
-        The collector's totals, see :func:`telemetry.exporters.status.collector_state`.
-
-    Raises
-    ------
-    InputError
-        If an option cannot be used, the targets cannot be read, rows were scraped that could not be landed, or no
-        target of the one round could be scraped.
+    ``once``: scrape each target once and return.
+    Returns: the collector's totals, see :func:`telemetry.exporters.status.collector_state`.
+    Raises ``InputError`` if an option cannot be used, the targets cannot be read, rows were scraped that could not be
+    landed, or no target of the one round could be scraped.
     """
     landing = Landing(landing_of(options.dataset), writer="exporters", channels=options.channels)
     fleet = fleet_catalogue(options.channels, options.mapping)

@@ -18,16 +18,8 @@ _TOLD_AT: Final[dict[Kind, tuple[str, ...]]] = {"events": ("timestamp", "known_a
 def without_future(holding: Holding, now: datetime, latest_ms: int) -> int:
     """Drop the held samples that are stamped after ``latest_ms``; return how many.
 
-    Parameters
-    ----------
-    holding : Holding
-    now : datetime.datetime
-        The clock as it was set.
-    latest_ms : int
-        Milliseconds since 1970 UTC; later ones cannot be right.
+    ``latest_ms``: milliseconds since 1970 UTC; later ones cannot be right.
 
-    Notes
-    -----
     Events and sightings are kept, at ``now``: they were found since the last landing, and are not told twice.
     """
     batch = holding.take()

@@ -16,28 +16,15 @@ host of the URL; ``page`` puts the labels first; ``target`` never looks at them.
 class ScrapeSettings:
     """Pace and bounds of a collector.
 
-    Parameters
-    ----------
-    interval_s : float
-        Seconds between two scrapes of a target. 30: dcgm-exporter itself reads its GPUs every 30 s by default.
-    timeout_s : float
-        Seconds for one scrape as a whole, from connecting to the last byte.
-    concurrency : int
-        Scrapes under way at once.
-    max_body_bytes : int
-        A page larger than this (unpacked) is refused. A page of 8 GPUs has about 60 kB.
-    max_lines : int
-        A page of more lines than this is refused.
-    max_in_flight_bytes : int
-        Bytes of all pages under way together; past it, pages of over 1 MiB are refused.
-    land_every_s : float or None
-        Seconds between two landings; what a killed collector loses at most. None: the interval.
-    land_rows : int
-        Rows that are landed without waiting for that.
-    max_held_rows : int
-        Rows held while nothing can be landed (full disk); past it the oldest are dropped, counted.
-    hung_intervals : float
-        A page unchanged for more than so many intervals is called hung.
+    ``interval_s``: seconds between two scrapes of a target. 30: dcgm-exporter itself reads its GPUs every 30 s by
+    default.
+    ``timeout_s``: seconds for one scrape as a whole, from connecting to the last byte.
+    ``concurrency``: scrapes under way at once.
+    ``max_body_bytes``: a page larger than this (unpacked) is refused. A page of 8 GPUs has about 60 kB.
+    ``max_in_flight_bytes``: bytes of all pages under way together; past it, pages of over 1 MiB are refused.
+    ``land_every_s``: seconds between two landings; what a killed collector loses at most. None: the interval.
+    ``land_rows``: rows that are landed without waiting for that.
+    ``max_held_rows``: rows held while nothing can be landed (full disk); past it the oldest are dropped, counted.
     """
 
     interval_s: float = 30.0

@@ -18,11 +18,8 @@ _MAX_KNOWN: Final = 10_000
 class SightingNews:
     """What was last told of one target's GPUs.
 
-    Parameters
-    ----------
-    labels : mapping of str to str
-        Fields of ``LANDED_INVENTORY`` that are known of the target itself (cluster, group, rack, nvlink_domain); they
-        fill what the page leaves open.
+    ``labels``: fields of ``LANDED_INVENTORY`` that are known of the target itself (cluster, group, rack,
+    nvlink_domain); they fill what the page leaves open.
     """
 
     def __init__(self, labels: Mapping[str, str]) -> None:
@@ -34,12 +31,7 @@ class SightingNews:
     def news(self, inventory: pa.Table, now_s: float) -> pa.Table:
         """Return the rows to land.
 
-        Parameters
-        ----------
-        inventory : pyarrow.Table
-            Rows of ``LANDED_INVENTORY``: all GPUs of the page.
-        now_s : float
-            Monotonic seconds.
+        ``inventory``: rows of ``LANDED_INVENTORY``: all GPUs of the page.
         """
         fields = inventory.drop_columns(["seen_at"])
         again = now_s - self._told_s >= REPEAT_S

@@ -117,20 +117,9 @@ def own_state(collector: Collector, now: datetime) -> dict[str, Any]:
 def write_state(path: Path, own: dict[str, Any], now: datetime, *, leaving: str | None = None) -> None:
     """Write this process's part into the file, atomically, beside what others wrote.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    own : dict
-        Of :func:`own_state`.
-    now : datetime
-        Aware.
-    leaving : str, optional
-        A collector that has ended as it was told: it is left out, its targets stay.
-
-    Raises
-    ------
-    InputError
-        If the disk is full or may not be written to; the old file is unchanged.
+    ``own``: of :func:`own_state`.
+    ``leaving``: a collector that has ended as it was told: it is left out, its targets stay.
+    Raises ``InputError`` if the disk is full or may not be written to; the old file is unchanged.
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

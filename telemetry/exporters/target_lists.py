@@ -26,21 +26,13 @@ class TargetList(Protocol):
     def read(self) -> list[Target] | None:
         """Return the targets, or None if they are those of the last call; may wait for a server or a disk.
 
-        Raises
-        ------
-        InputError
-            If they cannot be told now.
+        Raises ``InputError`` if they cannot be told now.
         """
         ...
 
 
 class FixedTargets:
-    """Targets given one by one.
-
-    Parameters
-    ----------
-    targets : sequence of Target
-    """
+    """Targets given one by one."""
 
     def __init__(self, targets: Sequence[Target]) -> None:
         self._targets: list[Target] | None = list(targets)
@@ -52,12 +44,7 @@ class FixedTargets:
 
 
 class TargetFile:
-    """Targets of a file: text (a target a line, then its node if it is known), or Prometheus' file_sd, JSON or YAML.
-
-    Parameters
-    ----------
-    path : pathlib.Path
-    """
+    """Targets of a file: text (a target a line, then its node if it is known), or Prometheus' file_sd, JSON or YAML."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -130,13 +117,7 @@ def _of_group(text: str, labels: Mapping[str, Any], where: str) -> Target:
 class KubernetesTargets:
     """The endpoints of a Kubernetes service, asked again at each read.
 
-    Parameters
-    ----------
-    namespace, service : str
-    port : str or None
-        Name or number of the port; None is the service's only one.
-    find : callable
-        Returns the targets of (namespace, service, port).
+    ``port``: name or number of the port; None is the service's only one.
     """
 
     def __init__(
@@ -158,12 +139,7 @@ class KubernetesTargets:
 
 
 class AllTargets:
-    """The targets of several lists as one; a list that cannot be read keeps the targets that it had.
-
-    Parameters
-    ----------
-    lists : sequence of TargetList
-    """
+    """The targets of several lists as one; a list that cannot be read keeps the targets that it had."""
 
     def __init__(self, lists: Sequence[TargetList]) -> None:
         self._lists = list(lists)
@@ -173,10 +149,7 @@ class AllTargets:
     def read(self) -> list[Target] | None:
         """Return all targets, each address once, or None if nothing changed.
 
-        Raises
-        ------
-        InputError
-            If a list cannot be read and never could.
+        Raises ``InputError`` if a list cannot be read and never could.
         """
         changed = False
         for number, each in enumerate(self._lists):
@@ -208,17 +181,10 @@ def read_target_options(
 ) -> AllTargets:
     """Read what ``--targets`` was given.
 
-    Parameters
-    ----------
-    values : sequence of str
-        Each a file, ``kubernetes:NAMESPACE/SERVICE[:PORT]``, or addresses with commas between them.
-    find_service : callable, optional
-        Finds the endpoints of a Kubernetes service. Default: :mod:`telemetry.collect.kubernetes.discovery`.
-
-    Raises
-    ------
-    InputError
-        If nothing is given, or a value cannot be understood.
+    ``values``: each a file, ``kubernetes:NAMESPACE/SERVICE[:PORT]``, or addresses with commas between them.
+    ``find_service``: finds the endpoints of a Kubernetes service. Default:
+    :mod:`telemetry.collect.kubernetes.discovery`.
+    Raises ``InputError`` if nothing is given, or a value cannot be understood.
     """
     lists: list[TargetList] = []
     addresses: list[Target] = []

@@ -23,15 +23,10 @@ _HOST_PORT = re.compile(r"^(?P<host>\[[0-9A-Fa-f:.%a-z]+\]|[^\s/:\[\]]+)(?::(?P<
 class Target:
     """One page that is scraped.
 
-    Parameters
-    ----------
-    url : str
-        Where the page is: ``http`` or ``https``, with host, port and path.
-    node : str or None
-        The node that the page speaks of, where the one who named the target knows it; None: the page's own labels
-        tell, and where they do not, the host of the URL.
-    labels : tuple of (str, str)
-        What is known of the node besides: ``cluster``, ``group``, ``rack``, ``nvlink_domain`` and the value.
+    ``url``: where the page is: ``http`` or ``https``, with host, port and path.
+    ``node``: the node that the page speaks of, where the one who named the target knows it; None: the page's own labels
+    tell, and where they do not, the host of the URL.
+    ``labels``: what is known of the node besides: ``cluster``, ``group``, ``rack``, ``nvlink_domain`` and the value.
     """
 
     url: str
@@ -82,19 +77,8 @@ def target_hash(url: str) -> int:
 def parse_target(text: str, where: str, *, node: str | None = None) -> Target:
     """Read a target as a user writes it.
 
-    Parameters
-    ----------
-    text : str
-        ``host``, ``host:port``, ``host:port/path`` or a URL. Without a port 9400, without a path ``/metrics``.
-    where : str
-        Where it stands, for errors.
-    node : str, optional
-        The node that the page speaks of.
-
-    Raises
-    ------
-    InputError
-        If it is no address.
+    ``text``: ``host``, ``host:port``, ``host:port/path`` or a URL. Without a port 9400, without a path ``/metrics``.
+    Raises ``InputError`` if it is no address.
 
     Examples
     --------

@@ -17,17 +17,8 @@ _log = logging.getLogger(__name__)
 class WallClock:
     """Tells the time, and when it was set.
 
-    Parameters
-    ----------
-    clock : callable
-        Gives the wall clock (aware).
-    monotonic : callable
-        Gives seconds that never go back.
-
-    Attributes
-    ----------
-    jumps, jumps_back : int
-        Jumps seen, and those of them that went back.
+    ``monotonic``: gives seconds that never go back.
+    ``jumps``, ``jumps_back``: jumps seen, and those of them that went back.
     """
 
     def __init__(self, clock: Callable[[], datetime], monotonic: Callable[[], float]) -> None:

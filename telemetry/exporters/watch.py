@@ -37,12 +37,8 @@ class Reads(Protocol):
 class Outcome:
     """What a good scrape gives.
 
-    Parameters
-    ----------
-    rows : ScrapedRows or None
-        None if the page is the one before again.
-    events, inventory : pyarrow.Table
-        Landed tables, often empty.
+    ``rows``: none if the page is the one before again.
+    ``events``, ``inventory``: landed tables, often empty.
     """
 
     rows: ScrapedRows | None
@@ -52,16 +48,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class TargetWatch:
-    """The state of one target. Instants are aware; ``_s`` are monotonic seconds unless said otherwise.
-
-    Parameters
-    ----------
-    target : Target
-    reader : Reads
-        Of this target alone.
-    hung_s : float
-        A page unchanged for longer is called hung.
-    """
+    """The state of one target. Instants are aware; ``_s`` are monotonic seconds unless said otherwise."""
 
     target: Target
     reader: Reads
@@ -98,18 +85,8 @@ class TargetWatch:
     def take(self, fetched: Fetched, at: datetime, started_s: float) -> Outcome:
         """Read a page.
 
-        Parameters
-        ----------
-        fetched : Fetched
-        at : datetime
-            The wall clock when the scrape started: the time of the rows.
-        started_s : float
-            The monotonic clock at that moment.
-
-        Raises
-        ------
-        ScrapeError
-            If the page cannot be used.
+        ``at``: the wall clock when the scrape started: the time of the rows.
+        Raises ``ScrapeError`` if the page cannot be used.
         """
         # Where only the end of the connection ends a page, a page that ends with a line is taken for whole.
         whole = fetched.framed or fetched.body.endswith(b"\n")

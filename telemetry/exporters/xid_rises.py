@@ -28,20 +28,9 @@ class XidRises:
     def events(self, counts: Iterable[tuple[str, str, int, float]], gpus: Iterable[str], at: datetime) -> pa.Table:
         """Return the events that a page tells.
 
-        Parameters
-        ----------
-        counts : iterable of (gpu, node, xid, count)
-            All counts of the page.
-        gpus : iterable of str
-            The page's GPUs.
-        at : datetime
-            When the page was fetched, aware: the events' time, and when they became known.
-
-        Returns
-        -------
-        pyarrow.Table
-            Rows of ``LANDED_EVENTS``, one for each count that rose. A GPU's first page tells none: its XIDs may be
-            older than this process, and another collector may have told them.
+        ``at``: when the page was fetched, aware: the events' time, and when they became known.
+        Returns: rows of ``LANDED_EVENTS``, one for each count that rose. A GPU's first page tells none: its XIDs may be
+        older than this process, and another collector may have told them.
         """
         now: dict[tuple[str, int], float] = {}
         nodes: dict[str, str] = {}

@@ -31,10 +31,7 @@ Bools = npt.NDArray[np.bool_]
 class Filling:
     """The rows and columns that the series of a page fill.
 
-    Parameters
-    ----------
-    series : sequence of Series, length n
-        What each sample of the page is, in the order of the samples.
+    ``series``: what each sample of the page is, in the order of the samples.
     """
 
     def __init__(self, series: Sequence[Series]) -> None:
@@ -79,23 +76,11 @@ class Filling:
     ) -> tuple[pa.Table, dict[str, int]]:
         """Make the rows of one time.
 
-        Parameters
-        ----------
-        values : ndarray of float64, shape (n,)
-            The numbers; NaN where there is none.
-        texts : sequence of bytes, length n
-            The numbers as written.
-        ms : int
-            Their time, in milliseconds since 1970, UTC.
-        found : Counter of str
-            Values that could not be used are counted into it, by reason.
-
-        Returns
-        -------
-        rows : pyarrow.Table
-            As of :func:`telemetry.series.rows.assemble`.
-        channels : dict of str to int
-            Of each GPU that has a row, how many channels have a value on any of its rows.
+        ``values``: the numbers; NaN where there is none; shape (n,).
+        ``ms``: their time, in milliseconds since 1970, UTC.
+        ``found``: values that could not be used are counted into it, by reason.
+        Returns ``rows``: as of :func:`telemetry.series.rows.assemble`.
+        Returns ``channels``: of each GPU that has a row, how many channels have a value on any of its rows.
         """
         unsupported = is_sentinel(values)
         usable = ~(np.isnan(values) | unsupported)

@@ -46,16 +46,8 @@ END_OF_PAGE: Final = "# EOF"
 class Sample:
     """One line of a page.
 
-    Parameters
-    ----------
-    name : str
-        Metric name.
-    labels : dict of str to str
-        Label values, unescaped.
-    value : float
-        The number; NaN and infinities are allowed.
-    timestamp_ms : int or None
-        Milliseconds since 1970-01-01 UTC; None where the line has no time stamp.
+    ``value``: the number; NaN and infinities are allowed.
+    ``timestamp_ms``: milliseconds since 1970-01-01 UTC; None where the line has no time stamp.
     """
 
     name: str
@@ -79,23 +71,10 @@ def is_openmetrics(text: str | bytes) -> bool:
 def parse_page(text: str, *, openmetrics: bool | None = None) -> list[Sample]:
     """Read a whole page, refusing it at its first fault.
 
-    Parameters
-    ----------
-    text : str
-        The page.
-    openmetrics : bool, optional
-        Which format it is, as the Content-Type says. Default: OpenMetrics if it has a line ``# EOF``.
-
-    Returns
-    -------
-    list of Sample
-        In the order of the lines.
-
-    Raises
-    ------
-    GrammarError
-        With line and column: a line is not of the format; an OpenMetrics page does not end in ``# EOF``, has text after
-        it, or has a blank line.
+    ``openmetrics``: which format it is, as the Content-Type says. Default: OpenMetrics if it has a line ``# EOF``.
+    Returns: in the order of the lines.
+    Raises ``GrammarError`` with line and column: a line is not of the format; an OpenMetrics page does not end in ``#
+    EOF``, has text after it, or has a blank line.
     """
     if openmetrics is None:
         openmetrics = is_openmetrics(text)
@@ -123,24 +102,8 @@ def parse_page(text: str, *, openmetrics: bool | None = None) -> list[Sample]:
 def parse_line(line: str, number: int = 1, *, openmetrics: bool = False) -> Sample | None:
     """Read one line without its line end.
 
-    Parameters
-    ----------
-    line : str
-        The line.
-    number : int
-        Its number, for errors.
-    openmetrics : bool
-        Whether it is of an OpenMetrics page.
-
-    Returns
-    -------
-    Sample or None
-        None for a comment, and in format 0.0.4 for a blank line.
-
-    Raises
-    ------
-    GrammarError
-        If the line is not of the format.
+    Returns: none for a comment, and in format 0.0.4 for a blank line.
+    Raises ``GrammarError`` if the line is not of the format.
     """
     start = 0 if openmetrics else skip(line, 0)
     if start == len(line) or (openmetrics and not line.strip()):
@@ -158,11 +121,8 @@ def parse_line(line: str, number: int = 1, *, openmetrics: bool = False) -> Samp
 def check_comment(line: str, number: int = 1, *, openmetrics: bool = False) -> None:
     """Check a line that begins with ``#``.
 
-    Raises
-    ------
-    GrammarError
-        If a TYPE, HELP or UNIT line lacks its metric name, or a type is unknown. Format 0.0.4 allows any other comment,
-        OpenMetrics none.
+    Raises ``GrammarError`` if a TYPE, HELP or UNIT line lacks its metric name, or a type is unknown. Format 0.0.4
+    allows any other comment, OpenMetrics none.
     """
     words = line.split(" ", 3) if openmetrics else line.split(None, 3)
     keyword = words[1] if len(words) > 1 else ""
@@ -185,28 +145,8 @@ def check_comment(line: str, number: int = 1, *, openmetrics: bool = False) -> N
 def read_value(line: str, end: int, number: int = 1, *, openmetrics: bool = False) -> tuple[str, int | None]:
     """Read what stands after the series: the value, a time stamp, an exemplar.
 
-    Parameters
-    ----------
-    line : str
-        The line.
-    end : int
-        Where its series ends.
-    number : int
-        Number of the line, for errors.
-    openmetrics : bool
-        Whether it is of an OpenMetrics page.
-
-    Returns
-    -------
-    text : str
-        The value as it is written; ``float(text)`` is the number.
-    timestamp_ms : int or None
-        Milliseconds since the epoch.
-
-    Raises
-    ------
-    GrammarError
-        If the value or the time stamp is no number, or if more follows.
+    Returns ``text``: the value as it is written; ``float(text)`` is the number.
+    Raises ``GrammarError`` if the value or the time stamp is no number, or if more follows.
     """
     at = separator(line, end, number, openmetrics=openmetrics)
     text, at = read_number(line, at, number, "value")

@@ -15,19 +15,7 @@ _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 def read_series(line: str, number: int = 1, *, openmetrics: bool = False) -> tuple[str, dict[str, str], int]:
     """Read what stands before a line's value: the metric name and the labels.
 
-    Returns
-    -------
-    name : str
-        Metric name.
-    labels : dict of str to str
-        Label values, unescaped.
-    end : int
-        Where in the line the series ends.
-
-    Raises
-    ------
-    GrammarError
-        If there is no such text.
+    Raises ``GrammarError`` if there is no such text.
     """
     at = 0 if openmetrics else skip(line, 0)
     match = METRIC.match(line, at)
@@ -49,33 +37,11 @@ def read_labels(
 ) -> tuple[str, dict[str, str], int]:
     """Read ``{…}``.
 
-    Parameters
-    ----------
-    line : str
-        The line.
-    brace : int
-        Where in it the opening brace stands.
-    number : int
-        Number of the line, for errors.
-    openmetrics : bool
-        Whether blanks between tokens and a comma after the last label are refused.
-    named : bool
-        Whether the metric has its name already, or needs none; if not, it must stand in the braces: in quotes as the
-        first term, or as the label ``__name__``.
-
-    Returns
-    -------
-    name : str
-        The metric name in the braces, or an empty text.
-    labels : dict of str to str
-        Label values, unescaped.
-    end : int
-        Where the braces end.
-
-    Raises
-    ------
-    GrammarError
-        If there is no such text.
+    ``openmetrics``: whether blanks between tokens and a comma after the last label are refused.
+    ``named``: whether the metric has its name already, or needs none; if not, it must stand in the braces: in quotes as
+    the first term, or as the label ``__name__``.
+    Returns ``name``: the metric name in the braces, or an empty text.
+    Raises ``GrammarError`` if there is no such text.
     """
     labels: dict[str, str] = {}
     name = ""

@@ -30,22 +30,11 @@ _END: Final = END_OF_PAGE.encode()
 class Lines:
     """What is gathered of a page.
 
-    Parameters
-    ----------
-    keys, texts, values : list, length n
-        Of each sample the series, the number as written, and the number.
-    stamps : dict of int to int
-        Place of a sample among these to its time stamp in milliseconds.
-    heads : list of bytes
-        Of each line what stands before its number; a comment, and a line that cannot be read, is all head.
-    places : list of int, length n
-        Which of the heads are of samples.
-    is_regular : bool
-        Whether each line is its head and then its number, and no more.
-    ended : bool
-        Whether there was a line ``# EOF``.
-    problems : Counter of str
-        Lines that could not be read, by reason.
+    ``keys``, ``texts``, ``values``: of each sample the series, the number as written, and the number.
+    ``heads``: of each line what stands before its number; a comment, and a line that cannot be read, is all head.
+    ``is_regular``: whether each line is its head and then its number, and no more.
+    ``ended``: whether there was a line ``# EOF``.
+    ``problems``: lines that could not be read, by reason.
     """
 
     keys: list[int] = field(default_factory=list)
@@ -70,12 +59,7 @@ class Lines:
 class LineReader:
     """Reads the lines of one target's pages.
 
-    Parameters
-    ----------
-    series : SeriesTexts
-        The series seen so far; new ones are added.
-    limits : Limits
-        How long a line may be.
+    ``limits``: how long a line may be.
     """
 
     def __init__(self, series: SeriesTexts, limits: Limits) -> None:
@@ -84,15 +68,7 @@ class LineReader:
         self._openmetrics = False
 
     def read(self, lines: list[bytes], *, openmetrics: bool) -> Lines:
-        """Read lines that are whole, without their line ends.
-
-        Parameters
-        ----------
-        lines : list of bytes
-            The lines of one page.
-        openmetrics : bool
-            Which format they are of.
-        """
+        """Read lines that are whole, without their line ends."""
         if openmetrics != self._openmetrics:
             # A series that one format allows may be wrong in the other.
             self._series.forget()
@@ -107,14 +83,7 @@ class LineReader:
     def read_open(self, line: bytes, found: Lines, *, whole: bool) -> None:
         """Read a page's last line, which lacks its line end.
 
-        Parameters
-        ----------
-        line : bytes
-            The line; it is not empty.
-        found : Lines
-            What was found on the lines before; is added to.
-        whole : bool
-            Whether the transport delivered the page to its end.
+        ``line``: the line; it is not empty.
         """
         if found.ended:
             found.problems[AFTER_END] += 1

@@ -31,26 +31,16 @@ _UNEXPLAINED_KEPT: Final = 100
 class PageRows:
     """What a page tells.
 
-    Parameters
-    ----------
-    samples : pyarrow.Table
-        Rows of landed samples: one for each GPU, and one for each of its MIG instances; sorted by (gpu, timestamp).
-        The channels that say how the scraping went are not among them.
-    inventory : pyarrow.Table
-        Rows of ``LANDED_INVENTORY``: one for each (gpu, node) of the page.
-    xid_counts : list of (gpu, node, xid, count)
-        How often each GPU had each XID within the exporter's window.
-    channels_per_gpu : dict of str to int
-        How many channels have a value, by GPU; its MIG instances count with it.
-    same_as_before : bool
-        Whether each value (and time stamp, if the page has any) of the devices' series equals that of the page before:
-        the exporter has not measured since. False for the first page, and for one without such series.
-    complete : bool
-        Whether the page arrived whole.
-    problems : dict of str to int
-        Lines and values that could not be used, by reason.
-    unexplained : tuple of str
-        Metrics that are neither a channel of ours nor known and unused (:mod:`telemetry.series.unused`); at most 100.
+    ``samples``: rows of landed samples: one for each GPU, and one for each of its MIG instances; sorted by (gpu,
+    timestamp). The channels that say how the scraping went are not among them.
+    ``inventory``: rows of ``LANDED_INVENTORY``: one for each (gpu, node) of the page.
+    ``xid_counts``: how often each GPU had each XID within the exporter's window.
+    ``channels_per_gpu``: how many channels have a value, by GPU; its MIG instances count with it.
+    ``same_as_before``: whether each value (and time stamp, if the page has any) of the devices' series equals that of
+    the page before: the exporter has not measured since. False for the first page, and for one without such series.
+    ``problems``: lines and values that could not be used, by reason.
+    ``unexplained``: metrics that are neither a channel of ours nor known and unused (:mod:`telemetry.series.unused`);
+    at most 100.
     """
 
     samples: pa.Table
@@ -102,15 +92,9 @@ class _Reading:
 class PageReader:
     """Reads the pages of one target.
 
-    Parameters
-    ----------
-    catalogue : SeriesCatalogue
-        Tells what series are; may be shared by all readers.
-    limits : Limits, optional
-        What a page may cost.
+    ``catalogue``: tells what series are; may be shared by all readers.
+    ``limits``: what a page may cost.
 
-    Notes
-    -----
     Not for use by several threads at once.
     """
 
@@ -124,21 +108,8 @@ class PageReader:
     def read(self, body: bytes, at_ms: int, *, openmetrics: bool | None = None, whole: bool = True) -> PageRows:
         """Read a page.
 
-        Parameters
-        ----------
-        body : bytes
-            The page, decompressed.
-        at_ms : int
-            When it was fetched, in milliseconds since 1970, UTC: the time of all lines without a time stamp.
-        openmetrics : bool, optional
-            Which format it is, as the Content-Type says. Default: OpenMetrics if it has a line ``# EOF``.
-        whole : bool
-            Whether the transport delivered the body to its end.
-
-        Returns
-        -------
-        PageRows
-            Never an error: what cannot be read is counted.
+        ``at_ms``: when it was fetched, in milliseconds since 1970, UTC: the time of all lines without a time stamp.
+        ``openmetrics``: which format it is, as the Content-Type says. Default: OpenMetrics if it has a line ``# EOF``.
         """
         scanned = self._scanner.scan(body, openmetrics=openmetrics, whole=whole)
         plan = self._plan_of(scanned)

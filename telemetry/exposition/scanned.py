@@ -26,16 +26,7 @@ TOO_MANY_SERIES: Final = "series over the limit"
 class Limits:
     """What one page may cost, so that a broken or hostile exporter cannot fill the memory.
 
-    Parameters
-    ----------
-    lines : int
-        Lines of a page that are read; a node with 8 GPUs, MIG and every NVLink counter has some 5,000.
-    series : int
-        Distinct series that are kept of one target.
-    line_bytes : int
-        Length of a line.
-    series_bytes : int
-        Bytes of the texts of all kept series together.
+    ``lines``: lines of a page that are read; a node with 8 GPUs, MIG and every NVLink counter has some 5,000.
     """
 
     lines: int = 50_000
@@ -48,23 +39,14 @@ class Limits:
 class Scanned:
     """The samples of a page.
 
-    Parameters
-    ----------
-    keys : list of int, length n
-        The series of each sample, see :meth:`~telemetry.exposition.scanner.Scanner.labels`. It is the same object as
-        for the page before if that page listed the same series in the same order. Do not change it.
-    values : ndarray of float64, shape (n,)
-        The numbers; NaN and infinities as written.
-    timestamps_ms : ndarray of int64, shape (n,), or None
-        Milliseconds since 1970, UTC; :data:`NO_TIMESTAMP` for lines without; None if no line has any.
-    texts : sequence of bytes, length n
-        The numbers as written, for integers that a float64 cannot hold.
-    is_openmetrics : bool
-        Which of the two formats the page was read as.
-    complete : bool
-        Whether the page arrived whole. A page over the limit of lines is whole.
-    problems : dict of str to int
-        Lines that could not be read, by reason.
+    ``keys``: the series of each sample, see :meth:`~telemetry.exposition.scanner.Scanner.labels`. It is the same object
+    as for the page before if that page listed the same series in the same order. Do not change it.
+    ``values``: the numbers; NaN and infinities as written; shape (n,).
+    ``timestamps_ms``: milliseconds since 1970, UTC; :data:`NO_TIMESTAMP` for lines without; None if no line has any;
+    shape (n,).
+    ``texts``: the numbers as written, for integers that a float64 cannot hold.
+    ``complete``: whether the page arrived whole. A page over the limit of lines is whole.
+    ``problems``: lines that could not be read, by reason.
     """
 
     keys: list[int]

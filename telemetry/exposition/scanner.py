@@ -54,13 +54,8 @@ class _Layout:
 class Scanner:
     """Reads the pages of one target.
 
-    Parameters
-    ----------
-    limits : Limits, optional
-        What a page may cost.
+    ``limits``: what a page may cost.
 
-    Notes
-    -----
     Not for use by several threads at once. A scanner holds at most ``limits.series_bytes`` of series, and 1 MB of
     comments.
     """
@@ -75,19 +70,9 @@ class Scanner:
     def scan(self, page: bytes, *, openmetrics: bool | None = None, whole: bool = True) -> Scanned:
         """Read a page.
 
-        Parameters
-        ----------
-        page : bytes
-            The body, decompressed.
-        openmetrics : bool, optional
-            Which format it is, as the Content-Type says. Default: OpenMetrics if it has a line ``# EOF``.
-        whole : bool
-            Whether the transport delivered the body to its end. If not, a last line without line end is not trusted.
-
-        Returns
-        -------
-        Scanned
-            Never an error: what cannot be read is counted.
+        ``openmetrics``: which format it is, as the Content-Type says. Default: OpenMetrics if it has a line ``# EOF``.
+        ``whole``: whether the transport delivered the body to its end. If not, a last line without line end is not
+        trusted.
         """
         lines = page.split(b"\n", self.limits.lines)
         for layout in self._layouts:
@@ -123,15 +108,8 @@ class Scanner:
     def labels(self, key: int) -> tuple[str, dict[str, str]]:
         """Return the metric name and the labels of a series.
 
-        Parameters
-        ----------
-        key : int
-            Of :attr:`Scanned.keys` of the last page. Keys are never given again to another series.
-
-        Raises
-        ------
-        KeyError
-            If the series was dropped since, to make room for others.
+        ``key``: of :attr:`Scanned.keys` of the last page. Keys are never given again to another series.
+        Raises ``KeyError`` if the series was dropped since, to make room for others.
         """
         return self._series.labels(key)
 

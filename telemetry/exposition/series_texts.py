@@ -23,20 +23,9 @@ class FullError(Exception):
 class SeriesTexts:
     """Keys for series' texts, as many as the limits allow.
 
-    Parameters
-    ----------
-    limits : Limits
-        How many series, and how many bytes of text.
+    ``limits``: how many series, and how many bytes of text.
+    ``base``: the lowest key that is not forgotten.
 
-    Attributes
-    ----------
-    keys : dict of bytes to int
-        Text to key.
-    base : int
-        The lowest key that is not forgotten.
-
-    Notes
-    -----
     When there is no more room, everything is forgotten, so that series which are long gone make room for those of the
     page being read. That happens at most every 20 pages: an exporter with ever new label values loses the new ones,
     and not the old.
@@ -59,20 +48,8 @@ class SeriesTexts:
     def add(self, text: bytes) -> int | None:
         """Give a series a key.
 
-        Parameters
-        ----------
-        text : bytes
-            Name and labels as written, and one blank.
-
-        Returns
-        -------
-        int or None
-            None if there is no room.
-
-        Raises
-        ------
-        FullError
-            If :meth:`forget` would make room.
+        Returns: none if there is no room.
+        Raises ``FullError`` if :meth:`forget` would make room.
         """
         if len(self._texts) >= self._limits.series or self._bytes + len(text) > self._limits.series_bytes:
             if self._at_page_start and self._pages >= _FORGET_EVERY:

@@ -27,14 +27,8 @@ _LONGEST_NUMBER: Final = 400
 class GrammarError(InputError):
     """A line that is not of the format.
 
-    Parameters
-    ----------
-    reason : str
-        The same words for every line with this fault: what problems are counted by.
-    line, column : int
-        Place of the fault, both from 1; the column counts characters.
-    shown : str
-        The text at fault.
+    ``reason``: the same words for every line with this fault: what problems are counted by.
+    ``line``, ``column``: place of the fault, both from 1; the column counts characters.
     """
 
     def __init__(self, reason: str, line: int, column: int, shown: str = "") -> None:

@@ -14,16 +14,9 @@ _ESCAPED: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 def family(name: str, kind: str, text: str, values: Mapping[str, float]) -> str:
     """Return one metric's lines.
 
-    Parameters
-    ----------
-    name : str
-        Without the prefix ``predrain_``.
-    kind : str
-        ``counter`` or ``gauge``.
-    text : str
-        What it is, on one line.
-    values : mapping of str to float
-        By labels as :func:`labels` writes them; "": without labels.
+    ``name``: without the prefix ``predrain_``.
+    ``kind``: ``counter`` or ``gauge``.
+    ``values``: by labels as :func:`labels` writes them; "": without labels.
     """
     full = f"predrain_{name}"
     lines = [f"# HELP {full} {text}", f"# TYPE {full} {kind}"]

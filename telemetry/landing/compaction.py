@@ -60,16 +60,9 @@ _EXPECTED_DAYS: Final = 120
 class FoldSettings:
     """What decides how landed rows become a dataset's.
 
-    Parameters
-    ----------
-    telemetry : TelemetrySection
-        Step, lateness and retention.
-    channels : mapping of str to Channel
-        Every channel that may occur, see :func:`telemetry.channels.resolve_channels`.
-    dedupe : datetime.timedelta
-        Events of one unit and code from several sources within this span are one.
-    delay : datetime.timedelta
-        Reporting delay of events that do not say when they were known.
+    ``channels``: every channel that may occur, see :func:`telemetry.channels.resolve_channels`.
+    ``dedupe``: events of one unit and code from several sources within this span are one.
+    ``delay``: reporting delay of events that do not say when they were known.
     """
 
     telemetry: TelemetrySection
@@ -82,20 +75,10 @@ class FoldSettings:
 class CompactResult:
     """What a fold did.
 
-    Parameters
-    ----------
-    folded : dict of str to int
-        Landed files that the dataset took, by kind; empty if nothing waited.
-    counts : dict of str to int
-        What was made of their rows, as an import counts it.
-    quarantined : dict of str to int
-        Rows set aside, by reason.
-    refused : int
-        Landed files that cannot be read and were put aside under ``refused/``.
-    meta : DatasetMeta or None
-        Of the dataset as it now is; None if there is none yet.
-    waits_for : str
-        Why landed files still wait, or an empty text.
+    ``folded``: landed files that the dataset took, by kind; empty if nothing waited.
+    ``refused``: landed files that cannot be read and were put aside under ``refused/``.
+    ``meta``: of the dataset as it now is; None if there is none yet.
+    ``waits_for``: why landed files still wait, or an empty text.
     """
 
     folded: dict[str, int]
@@ -116,26 +99,11 @@ def compact(
 ) -> CompactResult:
     """Fold what waits in a dataset's landing folder into the dataset, which is made if there is none.
 
-    Parameters
-    ----------
-    dataset : pathlib.Path
-        Any number of processes may read it meanwhile.
-    settings : FoldSettings
-    inventory : pathlib.Path, optional
-        Stays that the operator knows (Parquet or CSV): they hold against what collectors saw. It is remembered.
-    now : datetime
-        Aware.
-    progress : callable, optional
-
-    Returns
-    -------
-    CompactResult
-
-    Raises
-    ------
-    InputError
-        If another process is folding or importing into the dataset, the step differs from the dataset's, or the disk
-        is full. Nothing is lost: the files wait for the next run.
+    ``dataset``: any number of processes may read it meanwhile.
+    ``inventory``: stays that the operator knows (Parquet or CSV): they hold against what collectors saw. It is
+    remembered.
+    Raises ``InputError`` if another process is folding or importing into the dataset, the step differs from the
+    dataset's, or the disk is full. Nothing is lost: the files wait for the next run.
     """
     landing = Landing(landing_of(dataset), writer="compact", channels=settings.channels)
     with _alone(landing, dataset):

@@ -33,10 +33,7 @@ _STALE_TEMPORARY_S = 3600
 def landing_of(dataset: Path) -> Path:
     """Return the landing folder of a dataset: its sibling ``DATASET.live``.
 
-    Raises
-    ------
-    InputError
-        If the dataset is not in a folder.
+    Raises ``InputError`` if the dataset is not in a folder.
     """
     refuse_storage(dataset)
     real = Path(os.path.realpath(dataset))
@@ -46,17 +43,10 @@ def landing_of(dataset: Path) -> Path:
 class Landing:
     """Lands tables as files.
 
-    Parameters
-    ----------
-    root : pathlib.Path
-        The landing folder, see :func:`landing_of`; made when something lands.
-    writer : str
-        Short name of the collector, in the names of its files: letters, digits, ``-`` and ``.``.
-    channels : mapping of str to Channel, optional
-        Channels that samples may have; default: the catalogue.
+    ``root``: the landing folder, see :func:`landing_of`; made when something lands.
+    ``writer``: short name of the collector, in the names of its files: letters, digits, ``-`` and ``.``.
+    ``channels``: channels that samples may have; default: the catalogue.
 
-    Notes
-    -----
     A file is written under ``tmp/`` and linked to its place, so that it appears whole, and so that of two writers of
     one name only one succeeds. Any number of processes may land into one folder; only
     :func:`telemetry.landing.compaction.compact` takes files out.
@@ -76,25 +66,12 @@ class Landing:
     def land(self, kind: Kind, table: pa.Table, *, name: str | None = None) -> Path | None:
         """Write a table as one file.
 
-        Parameters
-        ----------
-        kind : {"samples", "events", "inventory", "jobs"}
-        table : pyarrow.Table
-            Columns of :mod:`telemetry.landing.tables`; absent ones are null.
-        name : str, optional
-            The caller's own key: what landed under it once is never written again, folded or not.
-
-        Returns
-        -------
-        pathlib.Path or None
-            The file, on the disk; None where the table is empty or the name has landed before.
-
-        Raises
-        ------
-        ValueError
-            If the table does not fit the kind, or the name has other characters than letters, digits, ``-._``.
-        InputError
-            If the disk is full or may not be written to; nothing is then half written.
+        ``table``: columns of :mod:`telemetry.landing.tables`; absent ones are null.
+        ``name``: the caller's own key: what landed under it once is never written again, folded or not.
+        Returns: the file, on the disk; None where the table is empty or the name has landed before.
+        Raises ``ValueError`` if the table does not fit the kind, or the name has other characters than letters, digits,
+        ``-._``.
+        Raises ``InputError`` if the disk is full or may not be written to; nothing is then half written.
         """
         if name is not None and not _NAME.match(name):
             raise ValueError(f"{name!r} cannot name a landed file: use letters, digits, - . and _, at most 180")

@@ -27,14 +27,9 @@ _NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "before installation")
 class Placed:
     """What a fold does with its events.
 
-    Parameters
-    ----------
-    events : pandas.DataFrame
-        Those to fold, in the layout of :data:`telemetry.schema.EVENTS`.
-    waiting : pandas.DataFrame
-        Those that wait, with the columns :data:`PENDING_COLUMNS`.
-    without_gpu : int
-        XIDs to fold of which no GPU was found at their address; they are their nodes'.
+    ``events``: those to fold, in the layout of :data:`telemetry.schema.EVENTS`.
+    ``waiting``: those that wait, with the columns :data:`PENDING_COLUMNS`.
+    ``without_gpu``: XIDs to fold of which no GPU was found at their address; they are their nodes'.
     """
 
     events: pd.DataFrame
@@ -45,18 +40,9 @@ class Placed:
 def place_landed(told: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float) -> Placed:
     """Find the GPU or node of each event, and tell those apart that may still find it.
 
-    Parameters
-    ----------
-    told : pandas.DataFrame
-        With the columns :data:`PENDING_COLUMNS`.
-    stays : pandas.DataFrame
-        In the layout of :data:`telemetry.schema.INVENTORY`; a missing ``installed_at`` is "always there".
-    waited_ms : float
-        An event that waits since then, in milliseconds since the epoch, has waited long enough.
-
-    Returns
-    -------
-    Placed
+    ``told``: with the columns :data:`PENDING_COLUMNS`.
+    ``stays``: in the layout of :data:`telemetry.schema.INVENTORY`; a missing ``installed_at`` is "always there".
+    ``waited_ms``: an event that waits since then, in milliseconds since the epoch, has waited long enough.
     """
     known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))
     unit = unit_of(known)

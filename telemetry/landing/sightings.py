@@ -44,18 +44,10 @@ def no_runs() -> pd.DataFrame:
 def merge_sightings(runs: pd.DataFrame, seen: pd.DataFrame) -> pd.DataFrame:
     """Add sightings to runs.
 
-    Parameters
-    ----------
-    runs : pandas.DataFrame
-        In the layout of :data:`RUNS`.
-    seen : pandas.DataFrame
-        ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (one instant, or the
-        ends of a time in which the GPU was seen there and nowhere else).
-
-    Returns
-    -------
-    pandas.DataFrame
-        Runs, sorted by (gpu, first_ms); an attribute is the last that was told.
+    ``runs``: in the layout of :data:`RUNS`.
+    ``seen``: ``gpu`` (None: the node), ``node``, any of :data:`ATTRIBUTES`, ``first_ms`` and ``last_ms`` (one instant,
+    or the ends of a time in which the GPU was seen there and nowhere else).
+    Returns: Runs, sorted by (gpu, first_ms); an attribute is the last that was told.
     """
     points = _settled(_points([runs, seen]))
     if points.empty:
@@ -125,10 +117,8 @@ def from_landed(table: pa.Table) -> pd.DataFrame:
 def from_samples(table: pa.Table) -> pd.DataFrame:
     """Return the sightings that a landed sample table implies: first and last sample of each GPU (or node).
 
-    Parameters
-    ----------
-    table : pyarrow.Table
-        ``timestamp``, ``node`` and ``gpu``. Where a GPU is on two nodes within the file, each sample counts by itself.
+    ``table``: ``timestamp``, ``node`` and ``gpu``. Where a GPU is on two nodes within the file, each sample counts by
+    itself.
     """
     stamps = table.column("timestamp").cast(pa.int64()).to_numpy()
     frame = pd.DataFrame({"gpu": table.column("gpu").to_pandas(), "node": table.column("node").to_pandas()})

@@ -28,23 +28,15 @@ _CLEARLY_MS: Final = int(FROM_THE_START.total_seconds() * 1000)
 def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.DataFrame) -> pd.DataFrame:
     """Make the inventory.
 
-    Parameters
-    ----------
-    runs : pandas.DataFrame
-        In the layout of :data:`telemetry.landing.sightings.RUNS`.
-    given : pandas.DataFrame or None
-        Stays that somebody told, in the layout of :data:`telemetry.schema.INVENTORY` with further static columns.
-        They hold, and what was seen fills their gaps: attributes nobody gave, GPUs they do not name, moves after them.
-    before : pandas.DataFrame
-        What was made of earlier sightings, in the layout of :data:`telemetry.schema.INVENTORY`. An end told there
-        stays where it is until the GPU itself is seen again.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Stays without overlaps. ``installed_at`` is missing where a GPU was there from the first sighting of its node.
-        ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that merely fell silent
-        is still there: that is how GPUs fail.
+    ``runs``: in the layout of :data:`telemetry.landing.sightings.RUNS`.
+    ``given``: stays that somebody told, in the layout of :data:`telemetry.schema.INVENTORY` with further static
+    columns. They hold, and what was seen fills their gaps: attributes nobody gave, GPUs they do not name, moves after
+    them.
+    ``before``: what was made of earlier sightings, in the layout of :data:`telemetry.schema.INVENTORY`. An end told
+    there stays where it is until the GPU itself is seen again.
+    Returns: stays without overlaps. ``installed_at`` is missing where a GPU was there from the first sighting of its
+    node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that merely fell
+    silent is still there: that is how GPUs fail.
     """
     seen = _places(runs)
     # Sightings of the node itself do not count: whoever watches nodes may have begun long before anybody saw GPUs.
@@ -78,19 +70,10 @@ def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.Data
 def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str, pd.Timestamp]:
     """Return the nodes first seen well after their fleet was, each with the first instant known of it.
 
-    Parameters
-    ----------
-    runs : pandas.DataFrame
-        In the layout of :data:`telemetry.landing.sightings.RUNS`.
-    events : pandas.DataFrame
-        Those of clocks that can be right and with the node of their GPU, in the layout of
-        :data:`telemetry.schema.EVENTS`.
-    unit : {"gpu", "node"}
-        What the fleet is of: a node of GPUs is seen when the first of them is.
-
-    Returns
-    -------
-    dict of str to pandas.Timestamp
+    ``runs``: in the layout of :data:`telemetry.landing.sightings.RUNS`.
+    ``events``: those of clocks that can be right and with the node of their GPU, in the layout of
+    :data:`telemetry.schema.EVENTS`.
+    ``unit``: what the fleet is of: a node of GPUs is seen when the first of them is.
     """
     counted = runs[runs["gpu"].notna()] if unit == "gpu" else runs
     first_ms: dict[str, int] = counted.groupby("node")["first_ms"].min().to_dict()

@@ -45,18 +45,9 @@ _FIXED: Final = MappingProxyType({"events": LANDED_EVENTS, "inventory": LANDED_I
 def landed_schema(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Schema:
     """Return the schema in which a table lands.
 
-    Parameters
-    ----------
-    kind : {"samples", "events", "inventory", "jobs"}
-    table : pyarrow.Table
-        What a collector gives; of samples, only its channels are in the schema.
-    channels : mapping of str to Channel
-        Channels that may occur in samples.
-
-    Raises
-    ------
-    ValueError
-        If the table has a column that the kind does not know, or lacks one that may not be null.
+    ``table``: what a collector gives; of samples, only its channels are in the schema.
+    ``channels``: channels that may occur in samples.
+    Raises ``ValueError`` if the table has a column that the kind does not know, or lacks one that may not be null.
     """
     if kind == "samples":
         known = with_rollups(channels)
@@ -79,10 +70,7 @@ def landed_schema(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) 
 def lay_out(kind: Kind, table: pa.Table, channels: Mapping[str, Channel]) -> pa.Table:
     """Bring a table into the schema in which it lands; absent columns are null.
 
-    Raises
-    ------
-    ValueError
-        If a column is unknown or missing, holds nulls where none may be, or values of another type.
+    Raises ``ValueError`` if a column is unknown or missing, holds nulls where none may be, or values of another type.
     """
     schema = landed_schema(kind, table, channels)
     arrays = []

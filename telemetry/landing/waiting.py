@@ -41,29 +41,13 @@ _KEYS: Final = frozenset({*SAMPLE_KEYS.names, "sample_count"})
 class Waiting:
     """The landed files of one fold.
 
-    Parameters
-    ----------
-    landing : Landing
-    channels : mapping of str to Channel
-        Every channel that may occur.
-    step : datetime.timedelta
-    now : datetime
-        Aware.
-
-    Attributes
-    ----------
-    files : dict of str to list of pathlib.Path
-        Landed files that can be folded, by kind.
-    pieces : list of pathlib.Path
-        What is folded of the sample files: the files themselves, or those of their rows that have settled.
-    undeclared : set of str
-        Channels that no parameter declares; files that hold them go on waiting.
-    held_back : int
-        Rows that are too new.
-    refused : int
-        Files that cannot be used and were put aside.
-    seen : pandas.DataFrame
-        Sightings of all rows that are folded, see :func:`telemetry.landing.sightings.merge_sightings`.
+    ``channels``: every channel that may occur.
+    ``files``: landed files that can be folded, by kind.
+    ``pieces``: what is folded of the sample files: the files themselves, or those of their rows that have settled.
+    ``undeclared``: channels that no parameter declares; files that hold them go on waiting.
+    ``held_back``: rows that are too new.
+    ``refused``: files that cannot be used and were put aside.
+    ``seen``: sightings of all rows that are folded, see :func:`telemetry.landing.sightings.merge_sightings`.
     """
 
     landing: Landing

@@ -18,13 +18,7 @@ _LASTING: Final = ("unrecognized option", "invalid option", "accounting storage 
 class CommandError(Exception):
     """A program that failed.
 
-    Parameters
-    ----------
-    command : sequence of str
-    why : str
-        Its last words, or what befell it.
-    lasting : bool
-        Trying again will not help: the program is not there, or does not know an option.
+    ``lasting``: trying again will not help: the program is not there, or does not know an option.
     """
 
     def __init__(self, command: Sequence[str], why: str, *, lasting: bool = False) -> None:
@@ -47,23 +41,9 @@ def run_command(
 ) -> str:
     """Return what a program prints on stdout.
 
-    Parameters
-    ----------
-    command : sequence of str
-        No shell is between.
-    timeout_s : float
-        For each attempt.
-    attempts : int
-        From 1.
-    sleep : callable
-        Waits so many seconds between two attempts.
-    environment : mapping, optional
-        Added to this process's own.
-
-    Raises
-    ------
-    CommandError
-        If the last attempt failed too.
+    ``timeout_s``: for each attempt.
+    ``attempts``: from 1.
+    Raises ``CommandError`` if the last attempt failed too.
     """
     for attempt in range(1, attempts + 1):
         try:

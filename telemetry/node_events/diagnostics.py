@@ -25,15 +25,9 @@ _WHOLE: Final = ""
 class GpuVerdict:
     """What a run says of one GPU.
 
-    Parameters
-    ----------
-    index : str
-        DCGM's number of the GPU; empty for the node, where the run says nothing of GPUs.
-    serial : str or None
-    code : {"pass", "fail", "inconclusive"}
-    detail : str or None
-        The tests that decided. Of an inconclusive run it has no word for a success or a failure, so that nobody who
-        searches it for one is misled.
+    ``index``: DCGM's number of the GPU; empty for the node, where the run says nothing of GPUs.
+    ``detail``: the tests that decided. Of an inconclusive run it has no word for a success or a failure, so that nobody
+    who searches it for one is misled.
     """
 
     index: str
@@ -52,18 +46,10 @@ class _Tests:
 def read_diagnostics(report: str, *, may_skip: Collection[str] = ()) -> list[GpuVerdict]:
     """Read the output of one run.
 
-    Parameters
-    ----------
-    report : str
-        JSON, cut short or not; what is around it is left out.
-    may_skip : collection of str
-        Names of tests (without case) that do not count when they were skipped or not run, such as ``eud``, which needs
-        a package of its own.
-
-    Returns
-    -------
-    list of GpuVerdict
-        By index; a single one with an empty index where nothing can be told of any GPU.
+    ``report``: JSON, cut short or not; what is around it is left out.
+    ``may_skip``: names of tests (without case) that do not count when they were skipped or not run, such as ``eud``,
+    which needs a package of its own.
+    Returns: by index; a single one with an empty index where nothing can be told of any GPU.
     """
     content = _object(report)
     if content is None:

@@ -32,31 +32,13 @@ def collect_diagnostics(
 ) -> dict[str, int] | None:
     """Land the verdicts of one report.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Output of ``dcgmi diag -j``.
-    landing : Landing
-        Takes a report of the same node, time and content once.
-    node : str
-    names : GpuNames
-        Of the node.
-    delay : datetime.timedelta
-        ``known_at`` is the run's time plus this.
-    at : datetime, optional
-        Aware; when the run ended. Default: when the file was last written.
-    may_skip : collection of str
-        See :func:`read_diagnostics`.
-
-    Returns
-    -------
-    dict of str to int or None
-        Verdicts by code; None where the report landed before.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or a GPU of it cannot be named.
+    ``path``: output of ``dcgmi diag -j``.
+    ``landing``: takes a report of the same node, time and content once.
+    ``delay``: ``known_at`` is the run's time plus this.
+    ``at``: Aware; when the run ended. Default: when the file was last written.
+    ``may_skip``: see :func:`read_diagnostics`.
+    Returns: verdicts by code; None where the report landed before.
+    Raises ``InputError`` if the file cannot be read, or a GPU of it cannot be named.
     """
     try:
         if path.stat().st_size > _MOST_BYTES:

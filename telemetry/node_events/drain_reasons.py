@@ -88,15 +88,8 @@ DEFAULT_RULES: Final = ReasonRules(
 def load_reason_rules(path: Path | None) -> ReasonRules:
     """Read and check a file of rules.
 
-    Parameters
-    ----------
-    path : pathlib.Path or None
-        None gives :data:`DEFAULT_RULES`.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, is no YAML, or has an unknown key or a wrong value.
+    ``path``: none gives :data:`DEFAULT_RULES`.
+    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
     """
     if path is None:
         return DEFAULT_RULES

@@ -17,18 +17,10 @@ from telemetry.milliseconds import to_ms
 class Event:
     """Something that happened.
 
-    Parameters
-    ----------
-    timestamp : datetime
-        Aware; when it happened.
-    node : str
-    type : str
-        One of :data:`telemetry.schema.EVENT_TYPES`.
-    source : str
-    known_at : datetime
-        Aware; when a collector could first have told of it, never before ``timestamp``.
-    code, detail, gpu, pci_bus_id : str or None
-        ``gpu`` and ``pci_bus_id`` null: the whole node.
+    ``timestamp``: Aware; when it happened.
+    ``type``: one of :data:`telemetry.schema.EVENT_TYPES`.
+    ``known_at``: Aware; when a collector could first have told of it, never before ``timestamp``.
+    ``code``, ``detail``, ``gpu``, ``pci_bus_id``: ``gpu`` and ``pci_bus_id`` null: the whole node.
     """
 
     timestamp: datetime

@@ -22,13 +22,7 @@ _DO: Final = (
 
 @dataclass(slots=True)
 class GpuNames:
-    """GPUs of one node.
-
-    Attributes
-    ----------
-    by_serial, by_index : dict of str to str
-        To the GPU's UUID.
-    """
+    """GPUs of one node."""
 
     by_serial: dict[str, str] = field(default_factory=dict)
     by_index: dict[str, str] = field(default_factory=dict)
@@ -57,10 +51,7 @@ class GpuNames:
 def read_gpu_names(path: Path) -> GpuNames:
     """Read a CSV of a node's GPUs, as ``nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id --format=csv`` writes it.
 
-    Raises
-    ------
-    InputError
-        If the file cannot be read or has no columns ``index`` and ``uuid``.
+    Raises ``InputError`` if the file cannot be read or has no columns ``index`` and ``uuid``.
     """
     try:
         with path.open(encoding="utf-8", newline="") as stream:

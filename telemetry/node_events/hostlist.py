@@ -16,16 +16,10 @@ _RANGE = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+))?\Z")
 def expand_hostlist(text: str) -> list[str]:
     """Return the names of a host list, in its order.
 
-    Parameters
-    ----------
-    text : str
-        Names with any number of bracketed ranges each, with text before, between and after them. A range keeps the
-        width of its first number: ``[08-10]`` is 08, 09, 10, and ``[8-10]`` is 8, 9, 10.
-
-    Raises
-    ------
-    ValueError
-        If the brackets do not match, a range is none or falls, or it makes over :data:`MOST_NODES` names.
+    ``text``: names with any number of bracketed ranges each, with text before, between and after them. A range keeps
+    the width of its first number: ``[08-10]`` is 08, 09, 10, and ``[8-10]`` is 8, 9, 10.
+    Raises ``ValueError`` if the brackets do not match, a range is none or falls, or it makes over :data:`MOST_NODES`
+    names.
 
     Examples
     --------

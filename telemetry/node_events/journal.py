@@ -32,25 +32,9 @@ STALL_S: Final = 60.0
 class Journal:
     """Follows the kernel messages of the journal.
 
-    Parameters
-    ----------
-    position : mapping
-        What :class:`Lines` of an earlier process ended with; empty for none.
-    follow : bool
-        Whether to wait for further messages.
-    since : datetime, optional
-        Aware; where to begin without a position. Default: at the running boot.
-    command : sequence of str
-        The program.
-    monotonic : callable
-        Seconds; for time limits.
-    sleep : callable
-        Waits so many seconds before a restart.
-
-    Raises
-    ------
-    InputError
-        From :meth:`read`, if journalctl is not there, refuses, hangs, or keeps dying.
+    ``position``: what :class:`Lines` of an earlier process ended with; empty for none.
+    ``since``: Aware; where to begin without a position. Default: at the running boot.
+    Raises ``InputError``: from :meth:`read`, if journalctl is not there, refuses, hangs, or keeps dying.
     """
 
     name = "journal"

@@ -34,30 +34,13 @@ def collect_kernel_log(
 ) -> dict[str, int]:
     """Read until the source is drained (``once``) or ``stop`` says so, and land the events found.
 
-    Parameters
-    ----------
-    outbox : Outbox
-        Holds where an earlier process stopped.
-    open_source : callable
-        Opens the source at a position.
-    node, fixed, clock, delay
-        As in :class:`KernelEvents`.
-    stop : callable
-        ``stop(0)`` is true when the collector shall leave; ``stop(s)`` waits.
-    once : bool
-        Leave when nothing more is there.
-    monotonic : callable
-        Seconds; paces how often a mere position is saved.
-
-    Returns
-    -------
-    dict
-        Counts of :class:`KernelEvents`, and ``lost``: messages that the kernel dropped before they were read.
-
-    Raises
-    ------
-    InputError
-        If the source cannot be read, the disk is full, or a line about a GPU names no node and ``node`` is not given.
+    ``outbox``: holds where an earlier process stopped.
+    ``node``, ``fixed``, ``clock``, ``delay``: as in :class:`KernelEvents`.
+    ``stop``: ``stop(0)`` is true when the collector shall leave; ``stop(s)`` waits.
+    ``once``: leave when nothing more is there.
+    Returns: counts of :class:`KernelEvents`, and ``lost``: messages that the kernel dropped before they were read.
+    Raises ``InputError`` if the source cannot be read, the disk is full, or a line about a GPU names no node and
+    ``node`` is not given.
     """
     held = outbox.position
     source = open_source(dict(held.get("source", {})))

@@ -22,18 +22,9 @@ _SENTENCE: Final = timedelta(seconds=5)
 class LogLine:
     """One kernel message.
 
-    Parameters
-    ----------
-    message : str
-        Without stamp and host.
-    when : datetime or None
-        Aware; None where the stamp cannot be read.
-    host : str or None
-        Where the line names one.
-    boot_id : str or None
-        Identity of the boot, where the source tells it.
-    history : bool
-        It was there before anybody collected: its events are dated as an import would date them, not as news.
+    ``when``: Aware; None where the stamp cannot be read.
+    ``boot_id``: identity of the boot, where the source tells it.
+    ``history``: it was there before anybody collected: its events are dated as an import would date them, not as news.
     """
 
     message: str
@@ -47,15 +38,7 @@ class LogLine:
 class Lines:
     """What a source gives in one read.
 
-    Parameters
-    ----------
-    lines : list of LogLine
-    position : dict
-        JSON types; where to go on after these lines.
-    drained : bool
-        Nothing more is waiting.
-    lost : int
-        Messages that the source dropped before they could be read.
+    ``position``: JSON types; where to go on after these lines.
     """
 
     lines: list[LogLine]
@@ -91,27 +74,14 @@ class _Host:
 class KernelEvents:
     """Reads lines in their order and gives events.
 
-    Parameters
-    ----------
-    source : str
-        Name of the source: ``kmsg``, ``journal`` or ``file``; the events' source is ``kernel_log:NAME``, so that an
-        event that two of them tell is recognised as one, and repeats within one are not.
-    node : str or None
-        Node of lines that name no host.
-    fixed : bool
-        Whether ``node`` goes before the host in the lines.
-    clock : callable
-        Gives the aware time of now.
-    delay : datetime.timedelta
-        ``known_at`` of history is its time plus this, now at the latest.
-    state : mapping, optional
-        What :meth:`state` gave.
-
-    Attributes
-    ----------
-    counts : Counter
-        ``lines``, ``events``, ``unclear`` (about an XID, without a code or a GPU), ``undated``, ``no_node``,
-        ``unknown_codes``.
+    ``source``: name of the source: ``kmsg``, ``journal`` or ``file``; the events' source is ``kernel_log:NAME``, so
+    that an event that two of them tell is recognised as one, and repeats within one are not.
+    ``node``: node of lines that name no host.
+    ``fixed``: whether ``node`` goes before the host in the lines.
+    ``delay``: ``known_at`` of history is its time plus this, now at the latest.
+    ``state``: what :meth:`state` gave.
+    ``counts``: ``lines``, ``events``, ``unclear`` (about an XID, without a code or a GPU), ``undated``, ``no_node``,
+    ``unknown_codes``.
     """
 
     def __init__(

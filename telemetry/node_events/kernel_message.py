@@ -28,15 +28,10 @@ _KERNEL = re.compile(r"Linux version (?P<version>\d+\.\d+\S*)\s")
 class Finding:
     """What a message says.
 
-    Parameters
-    ----------
-    kind : str
-        ``event``: as the other fields say. ``unclear``: about an XID, but without a code or a GPU. ``introduction``:
-        ``pci_bus_id`` is ``gpu``. ``lost_begins``: ``pci_bus_id`` begins a sentence that may end in its loss.
-    type, code, detail, gpu, pci_bus_id : str or None
-        As in :class:`telemetry.node_events.event.Event`.
-    described : bool
-        Whether we know what the code means.
+    ``kind``: ``event``: as the other fields say. ``unclear``: about an XID, but without a code or a GPU.
+    ``introduction``: ``pci_bus_id`` is ``gpu``. ``lost_begins``: ``pci_bus_id`` begins a sentence that may end in its
+    loss.
+    ``type``, ``code``, ``detail``, ``gpu``, ``pci_bus_id``: as in :class:`telemetry.node_events.event.Event`.
     """
 
     kind: Literal["event", "unclear", "introduction", "lost_begins", "lost_ends"]
@@ -51,12 +46,8 @@ class Finding:
 def read_message(message: str, *, boots: bool = True) -> Finding | None:
     """Read one kernel message; None if it says nothing of interest.
 
-    Parameters
-    ----------
-    message : str
-        With or without what stands before ``NVRM:``.
-    boots : bool
-        Whether the kernel's first message is a boot; False where boots are known by their id.
+    ``message``: with or without what stands before ``NVRM:``.
+    ``boots``: whether the kernel's first message is a boot; False where boots are known by their id.
     """
     if "NVRM" in message:
         return next((found for read in _READERS if (found := read(message)) is not None), None)

@@ -48,13 +48,7 @@ class Device(Protocol):
 
 
 class OpenDevice:
-    """An open descriptor that gives one record a read.
-
-    Parameters
-    ----------
-    descriptor : int
-        Non-blocking; closed with this object.
-    """
+    """An open descriptor that gives one record a read."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -75,10 +69,7 @@ class OpenDevice:
 def open_kmsg(path: Path = DEVICE) -> OpenDevice:
     """Open the ring, at its oldest record.
 
-    Raises
-    ------
-    InputError
-        If it is not there or this user may not read it.
+    Raises ``InputError`` if it is not there or this user may not read it.
     """
     try:
         return OpenDevice(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
@@ -94,15 +85,7 @@ def open_kmsg(path: Path = DEVICE) -> OpenDevice:
 class Record:
     """One record of the ring.
 
-    Parameters
-    ----------
-    sequence : int
-    since_us : int
-        Microseconds since boot by the clock of the log.
-    continues : str
-        ``-``: a line of its own; ``c`` or ``+``: a fragment of one.
-    caller : str or None
-    message : str
+    ``continues``: ``-``: a line of its own; ``c`` or ``+``: a fragment of one.
     """
 
     sequence: int
@@ -115,8 +98,6 @@ class Record:
 def parse_record(raw: bytes) -> Record | None:
     r"""Parse ``level,sequence,microseconds,flags[,caller=…];message``; None if it is none.
 
-    Notes
-    -----
     Lines after the first are the device's properties, and left out. Bytes that are not printable are written as
     ``\xNN`` by the kernel, and brought back.
     """
@@ -134,10 +115,7 @@ def parse_record(raw: bytes) -> Record | None:
 def running_boot() -> str:
     """Return the id of the running boot.
 
-    Raises
-    ------
-    InputError
-        If the kernel does not tell it.
+    Raises ``InputError`` if the kernel does not tell it.
     """
     try:
         return BOOT_ID.read_text(encoding="ascii").strip().replace("-", "")
@@ -155,21 +133,10 @@ def since_boot_s() -> float:
 class Kmsg:
     """Follows the ring.
 
-    Parameters
-    ----------
-    position : mapping
-        What :class:`Lines` of an earlier process ended with; empty for none.
-    clock : callable
-        Gives the aware time of now.
-    device : Device, optional
-        Default: :func:`open_kmsg`.
-    boot_id : str, optional
-        Default: :func:`running_boot`.
-    uptime_s : callable
-        Seconds since boot.
+    ``position``: what :class:`Lines` of an earlier process ended with; empty for none.
+    ``device``: Default: :func:`open_kmsg`.
+    ``boot_id``: Default: :func:`running_boot`.
 
-    Notes
-    -----
     The log's clock is not disciplined by NTP and wanders by seconds a week against the wall clock. The moment of boot
     is therefore taken anew from each record that arrives while it is waited for, and kept for the next process.
     """

@@ -31,14 +31,8 @@ _DAMAGED: Final = (OSError, EOFError, lzma.LZMAError, zlib.error)
 class Place:
     """Where reading stopped.
 
-    Parameters
-    ----------
-    inode : int
-        Of the file.
-    offset : int
-        Bytes read as whole lines; of the uncompressed content.
-    head_bytes, head : int, str
-        Hash of the first so many bytes read: what identifies the content when it gets another name or inode.
+    ``head_bytes``, ``head``: hash of the first so many bytes read: what identifies the content when it gets another
+    name or inode.
     """
 
     inode: int
@@ -59,15 +53,9 @@ class Place:
 class LogFile:
     """Reads the whole lines of one path, whatever file stands there.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        It may not exist yet, or be gone for the moment of a rotation.
-    place : Place or None
-        Where an earlier process stopped; None begins at the start of what is there now.
+    ``path``: it may not exist yet, or be gone for the moment of a rotation.
+    ``place``: where an earlier process stopped; None begins at the start of what is there now.
 
-    Notes
-    -----
     Rotated files are looked for beside ``path``: names that begin with its name (``syslog.1``, ``syslog-20260301.gz``)
     or with its stem (``kern-20260301.log``). The one we were in is known by inode or, being compressed or copied, by
     its first bytes; it is read to its end, then those newer than it, oldest first, then the new file.
@@ -89,10 +77,7 @@ class LogFile:
     def read(self, *, final: bool = False) -> tuple[list[bytes], bool]:
         """Return some lines without their ends, and whether nothing more is waiting.
 
-        Parameters
-        ----------
-        final : bool
-            Whether a last line without an end is taken as it is: the writer is known to be done.
+        ``final``: whether a last line without an end is taken as it is: the writer is known to be done.
         """
         if self._queue is None:
             self._queue = self._rotated()

@@ -22,24 +22,10 @@ _WRITER_DONE: Final = timedelta(minutes=1)
 class LogFiles:
     """Follows one or more log files.
 
-    Parameters
-    ----------
-    paths : sequence of pathlib.Path
-    position : mapping
-        What :class:`Lines` of an earlier process ended with; empty for none.
-    clock : callable
-        Gives the aware time of now.
-    zone : tzinfo or None
-        Of stamps without an offset; None is the zone of this machine.
-    once : bool
-        Whether what is there is all that is wanted: a file must then exist, and may end without a line end.
-    sleep : callable
-        Waits so many seconds between two looks.
-
-    Raises
-    ------
-    InputError
-        If, with ``once``, a file does not exist, or if a file may not be read.
+    ``position``: what :class:`Lines` of an earlier process ended with; empty for none.
+    ``zone``: of stamps without an offset; None is the zone of this machine.
+    ``once``: whether what is there is all that is wanted: a file must then exist, and may end without a line end.
+    Raises ``InputError``: If, with ``once``, a file does not exist, or if a file may not be read.
     """
 
     name = "file"

@@ -16,13 +16,8 @@ _BACK: Final = timedelta(seconds=90)
 class StampReader:
     """Reads the stamps of one log, in its order.
 
-    Parameters
-    ----------
-    zone : tzinfo or None
-        Of stamps without an offset; None is the zone of this machine.
+    ``zone``: of stamps without an offset; None is the zone of this machine.
 
-    Notes
-    -----
     A stamp without a year is in the latest year that does not put it more than a day after the time of reading: right
     for a log that is read within a year of its writing. Of the hour that a change of the clocks repeats, the first is
     taken until the stamps fall back.
@@ -33,14 +28,7 @@ class StampReader:
         self._before: datetime | None = None
 
     def instant(self, stamped: Stamped, reference: datetime) -> datetime | None:
-        """Return the aware instant; None if the stamp gives none, as seconds since an unknown boot do.
-
-        Parameters
-        ----------
-        stamped : Stamped
-        reference : datetime
-            Aware; a moment at or after the line was written.
-        """
+        """Return the aware instant; None if the stamp gives none, as seconds since an unknown boot do."""
         if stamped.aware is not None:
             return stamped.aware.astimezone(UTC)
         if stamped.naive is None:

@@ -27,16 +27,8 @@ _VERSION: Final = 1
 class Outbox:
     """The state of one collector; only one process at a time may hold it.
 
-    Parameters
-    ----------
-    landing : Landing
-    name : str
-        Of the state file: letters, digits, ``-``, ``.`` and ``_``.
-
-    Raises
-    ------
-    InputError
-        If another process holds it, or the state file is damaged.
+    ``name``: of the state file: letters, digits, ``-``, ``.`` and ``_``.
+    Raises ``InputError`` if another process holds it, or the state file is damaged.
     """
 
     def __init__(self, landing: Landing, name: str) -> None:
@@ -61,17 +53,8 @@ class Outbox:
     def commit(self, position: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
         """Note a position, and land the events that lie before it.
 
-        Parameters
-        ----------
-        position : mapping
-            JSON types; what the collector needs to go on after these events.
-        events : sequence of Event
-
-        Raises
-        ------
-        InputError
-            If the disk is full or not writable. Nothing is lost: the same commit may be tried again, now or by the next
-            process.
+        Raises ``InputError`` if the disk is full or not writable. Nothing is lost: the same commit may be tried again,
+        now or by the next process.
         """
         rows = [event.row() for event in events]
         batch = self._batch + 1 if rows else self._batch

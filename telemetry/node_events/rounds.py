@@ -20,8 +20,6 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 def stop_on_signals() -> Iterator[threading.Event]:
     """Give an event that SIGTERM and SIGINT set, in place of what they did before.
 
-    Notes
-    -----
     Signals can be taken over in the main thread only; elsewhere the event is given and nothing sets it.
     """
     stop = threading.Event()
@@ -43,12 +41,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
 def backoff_s(failures: int, *, first_s: float = 1.0, most_s: float = 60.0) -> float:
     """Return how long to wait after so many failures in a row: doubling, bounded, and spread by a quarter.
 
-    Parameters
-    ----------
-    failures : int
-        From 1.
-    first_s, most_s : float
-        Seconds after the first failure, and at most.
+    ``failures``: from 1.
     """
     bounded = min(first_s * 2.0 ** min(failures - 1, 30), most_s)
     return bounded * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries of many nodes, no secret

@@ -45,24 +45,8 @@ _ROWS_A_FILE: Final = 100_000
 class SlurmCollector:
     """Looks at Slurm.
 
-    Parameters
-    ----------
-    outbox : Outbox
-        Holds the last view.
-    landing : Landing
-        For jobs.
-    run : callable
-        Runs a command; retries are its business.
-    rules : ReasonRules
-    clock : callable
-        Gives the aware time of now.
-    since : datetime, optional
-        Aware; where jobs begin when nothing was collected before. Default: a day ago.
-
-    Attributes
-    ----------
-    counts : Counter
-        ``rounds``, ``events``, ``jobs``, ``job_rows``, ``unreadable``, ``failed``.
+    ``since``: Aware; where jobs begin when nothing was collected before. Default: a day ago.
+    ``counts``: ``rounds``, ``events``, ``jobs``, ``job_rows``, ``unreadable``, ``failed``.
     """
 
     def __init__(
@@ -85,10 +69,7 @@ class SlurmCollector:
     def once(self, stop: Wait, *, attempts: int = 3) -> None:
         """Take one look; what fails is tried again, ``attempts`` times in all.
 
-        Raises
-        ------
-        InputError
-            If Slurm does not answer, or the disk is full.
+        Raises ``InputError`` if Slurm does not answer, or the disk is full.
         """
         for attempt in range(1, attempts + 1):
             failed = self._round()

@@ -31,19 +31,10 @@ _GRES_GPU = re.compile(r"(?:^|,)(?:gres[:/])?gpu(?::[^:,()=]+)?[:=](\d+)")
 class Job:
     """One run of one job: a requeued job has several.
 
-    Parameters
-    ----------
-    job : str
-        As Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
-    nodes : tuple of str
-    started_at : datetime
-        Aware.
-    ended_at : datetime or None
-        Aware; None while it runs.
-    gpus : tuple of int or None
-        On each node; None where Slurm tells a sum that does not divide evenly.
-    outcome : str or None
-        Slurm's state in lower case, such as ``completed``, ``failed`` and ``node_fail``; None while it runs.
+    ``job``: as Slurm writes it: ``123``, ``123_7`` in an array, ``123+1`` in a heterogeneous job.
+    ``ended_at``: Aware; None while it runs.
+    ``gpus``: on each node; None where Slurm tells a sum that does not divide evenly.
+    ``outcome``: Slurm's state in lower case, such as ``completed``, ``failed`` and ``node_fail``; None while it runs.
     """
 
     job: str
@@ -88,25 +79,11 @@ def read_sacct(
 ) -> tuple[list[Job], dict[str, int]]:
     """Read ``sacct --parsable2``.
 
-    Parameters
-    ----------
-    report : str
-        Rows of fields between ``|``.
-    columns : sequence of str or None
-        Their names; None: the first row has them.
-    zone : tzinfo or None
-        Of instants without an offset; None is this machine's. Whole numbers are seconds since 1970.
-
-    Returns
-    -------
-    jobs : list of Job
-    counts : dict of str to int
-        ``jobs``, and rows left out: ``steps``, ``not_started``, ``unreadable``.
-
-    Raises
-    ------
-    SlurmFormatError
-        If a column that we need is missing.
+    ``report``: rows of fields between ``|``.
+    ``columns``: their names; None: the first row has them.
+    ``zone``: of instants without an offset; None is this machine's. Whole numbers are seconds since 1970.
+    Returns ``counts``: ``jobs``, and rows left out: ``steps``, ``not_started``, ``unreadable``.
+    Raises ``SlurmFormatError`` if a column that we need is missing.
     """
     lines = [line for line in report.splitlines() if line.strip()]
     if columns is None:
@@ -166,8 +143,6 @@ def _instant(written: str, zone: tzinfo | None) -> datetime | None:
 def gpus_of(resources: str) -> int:
     """Return the GPUs in AllocTRES (``cpu=8,gres/gpu=4,gres/gpu:h100=4``) or gres (``gpu:h100:4(IDX:0-3)``).
 
-    Notes
-    -----
     TRES give the sum beside its parts by type, or, where the sum is not accounted for, the parts alone.
     """
     whole = _TRES_GPU.search(resources)
@@ -184,15 +159,8 @@ def _each(total: int, nodes: int) -> tuple[int | None, ...]:
 def read_squeue(report: str) -> tuple[list[Job], dict[str, int]]:
     """Read ``squeue --json``: jobs that run, and those that ended within the controller's memory (``MinJobAge``).
 
-    Returns
-    -------
-    jobs, counts
-        As :func:`read_sacct`.
-
-    Raises
-    ------
-    SlurmFormatError
-        If it is no such report.
+    Returns: as :func:`read_sacct`.
+    Raises ``SlurmFormatError`` if it is no such report.
     """
     _, rows = load(report, ("jobs",))
     counts: Counter[str] = Counter()

@@ -18,10 +18,7 @@ class SlurmFormatError(ValueError):
 def load(text: str, keys: tuple[str, ...]) -> tuple[str, list[dict[str, Any]]]:
     """Return the first of ``keys`` that a report has, and its list of objects.
 
-    Raises
-    ------
-    SlurmFormatError
-        If the text is no JSON, has none of the keys, or tells an error.
+    Raises ``SlurmFormatError`` if the text is no JSON, has none of the keys, or tells an error.
     """
     try:
         # Debug lines of plugins may come before the report.

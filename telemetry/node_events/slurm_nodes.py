@@ -36,18 +36,7 @@ _MOST_REASONS: Final = 20
 class NodeView:
     """A node as Slurm sees it, and what we remember of its drain.
 
-    Parameters
-    ----------
-    name : str
-    out : str or None
-        ``drain``, ``fail`` or ``down``; None: it takes jobs.
-    reason, user : str or None
-    reason_at : datetime or None
-        Aware.
-    booted_at : datetime or None
-        Aware.
-    reasons : tuple of str
-        Every reason of the drain so far, oldest first.
+    ``out``: ``drain``, ``fail`` or ``down``; None: it takes jobs.
     """
 
     name: str
@@ -85,19 +74,10 @@ class NodeView:
 def read_nodes(report: str) -> dict[str, NodeView]:
     """Read ``sinfo --json`` or ``scontrol show nodes --json``.
 
-    Returns
-    -------
-    dict of str to NodeView
-        A node that several partitions list stands there once. One whose state Slurm does not know yet, just after a
-        start, is left out.
+    Returns: a node that several partitions list stands there once. One whose state Slurm does not know yet, just after
+    a start, is left out.
+    Raises ``SlurmFormatError`` if it is neither.
 
-    Raises
-    ------
-    SlurmFormatError
-        If it is neither.
-
-    Notes
-    -----
     Up to 22.05 sinfo lists ``nodes``, with ``state`` a text and ``state_flags`` beside; later scontrol does, with
     ``state`` a list, and sinfo lists ``sinfo``: groups of nodes that agree.
     """
@@ -178,16 +158,7 @@ def changes(
 ) -> tuple[list[Event], NodeView]:
     """Return what happened to a node between two looks, and the view to remember.
 
-    Parameters
-    ----------
-    old : NodeView or None
-        None: first seen; a drain that is on is then an event of the time its reason was set.
-    new : NodeView
-    rules : ReasonRules
-    now : datetime
-        Aware; the time of this look.
-    last_look : datetime or None
-        Aware; the time of the one before.
+    ``old``: None: first seen; a drain that is on is then an event of the time its reason was set.
     """
     events: list[Event] = []
     before = old or NodeView(new.name)

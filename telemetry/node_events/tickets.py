@@ -51,16 +51,8 @@ _TEXTS: Final = ("node", "gpu", "type", "code", "detail", "source", "pci_bus_id"
 class TicketResult:
     """What became of a table.
 
-    Parameters
-    ----------
-    landed : int
-        Events; 0 where this very table landed before.
-    again : bool
-        It landed before.
-    refused : dict of str to int
-        Rows left out by reason.
-    examples : dict of str to str
-        One of each reason.
+    ``landed``: Events; 0 where this very table landed before.
+    ``examples``: one of each reason.
     """
 
     landed: int
@@ -74,24 +66,14 @@ def collect_tickets(
 ) -> TicketResult:
     """Land the events of one table.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        CSV, TSV, Parquet or JSON, see :func:`telemetry.reading.read_batches`; columns ``timestamp`` and ``type``, and
-        ``gpu`` or ``node``, through ``mapping``. ``known_at`` is the ticket's entry time.
-    landing : Landing
-        Takes a table of the same content and mapping once.
-    mapping : TableMapping
-        The ``events`` section of a mapping file.
-    delay : datetime.timedelta
-        ``known_at`` of a ticket without an entry time is its time plus this.
-    parents : mapping of str to str, optional
-        GPU to node, for tickets that name a GPU only.
-
-    Raises
-    ------
-    InputError
-        If the table cannot be read, a required column is missing, a column is unknown, or no row can be used.
+    ``path``: CSV, TSV, Parquet or JSON, see :func:`telemetry.reading.read_batches`; columns ``timestamp`` and ``type``,
+    and ``gpu`` or ``node``, through ``mapping``. ``known_at`` is the ticket's entry time.
+    ``landing``: takes a table of the same content and mapping once.
+    ``mapping``: the ``events`` section of a mapping file.
+    ``delay``: ``known_at`` of a ticket without an entry time is its time plus this.
+    ``parents``: GPU to node, for tickets that name a GPU only.
+    Raises ``InputError`` if the table cannot be read, a required column is missing, a column is unknown, or no row can
+    be used.
     """
     quarantine = Quarantine(None)
     tables: list[pa.Table] = []

@@ -33,16 +33,8 @@ Message = dict[str, Any]
 class Session:
     """Answers requests with messages; one to a process.
 
-    Parameters
-    ----------
-    nvml : Nvml
-        Not yet open.
-    monotonic : callable
-        Seconds of a clock that never jumps.
-    clock_ms : callable
-        Milliseconds since 1970 UTC: the time of XIDs.
-    sleep : callable
-        Waits a number of seconds.
+    ``monotonic``: seconds of a clock that never jumps.
+    ``clock_ms``: milliseconds since 1970 UTC: the time of XIDs.
     """
 
     def __init__(

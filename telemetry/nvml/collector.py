@@ -70,28 +70,13 @@ def writer_of(node: str) -> str:
 class Collector:
     """Reads a node's GPUs and lands what they say.
 
-    Parameters
-    ----------
-    landing : Landing
-        Of the writer :func:`writer_of`.
-    node : str
-    channels : mapping of str to Channel
-        Channels that samples may have.
-    reader : callable
-        Makes the reader from the lost and hung GPUs that were told before.
-    clock, monotonic : callable
-        Now (aware UTC), and seconds of a clock that never jumps.
-    interval : datetime.timedelta
-        From one reading to the next.
-    boot : str
-        Which boot of the machine this is, see :func:`telemetry.nvml.run_state.boot_id`.
-    waker : Waker or None
-        Told after each landing.
-
-    Raises
-    ------
-    InputError
-        If another collector of the same node lands in the same folder.
+    ``landing``: of the writer :func:`writer_of`.
+    ``channels``: channels that samples may have.
+    ``reader``: makes the reader from the lost and hung GPUs that were told before.
+    ``clock``, ``monotonic``: now (aware UTC), and seconds of a clock that never jumps.
+    ``boot``: which boot of the machine this is, see :func:`telemetry.nvml.run_state.boot_id`.
+    ``waker``: told after each landing.
+    Raises ``InputError`` if another collector of the same node lands in the same folder.
     """
 
     def __init__(
@@ -138,10 +123,7 @@ class Collector:
     def run(self, stopped: threading.Event, begun: Callable[[], None] = lambda: None) -> None:
         """Read on the interval until ``stopped``, then land what is held; call ``begun`` after the first reading.
 
-        Raises
-        ------
-        InputError
-            If the node has no driver, at the first reading only.
+        Raises ``InputError`` if the node has no driver, at the first reading only.
         """
         try:
             self._tell_again()
@@ -162,10 +144,7 @@ class Collector:
     def once(self, pause: Callable[[float], object]) -> None:
         """Read once and land it.
 
-        Parameters
-        ----------
-        pause : callable
-            Waits a number of seconds: profiling metrics are means since a first reading, which is not landed.
+        ``pause``: waits a number of seconds: profiling metrics are means since a first reading, which is not landed.
         """
         try:
             self._tell_again()

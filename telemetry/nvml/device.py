@@ -11,14 +11,9 @@ from typing import Any, Protocol
 class Identity:
     """What is fixed about a GPU while the driver lists it.
 
-    Parameters
-    ----------
-    index : int
-        Place in the driver's list; our slot.
-    gpu : str
-        UUID, of the parent where the GPU is split into MIG instances.
-    serial, model, pci_bus_id, nvlink_domain : str or None
-        As NVML writes them; None where the board does not tell. The domain is ``CLUSTER.CLIQUE`` of the fabric.
+    ``gpu``: UUID, of the parent where the GPU is split into MIG instances.
+    ``serial``, ``model``, ``pci_bus_id``, ``nvlink_domain``: as NVML writes them; None where the board does not tell.
+    The domain is ``CLUSTER.CLIQUE`` of the fabric.
     """
 
     index: int

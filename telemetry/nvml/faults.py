@@ -59,10 +59,7 @@ ABSENT: Final = frozenset({9, 12})
 class NvmlFault(Exception):
     """A call into NVML that gave no value.
 
-    Parameters
-    ----------
-    code : int
-        ``nvmlReturn_t``.
+    ``code``: ``nvmlReturn_t``.
     """
 
     def __init__(self, code: int) -> None:

@@ -58,8 +58,6 @@ CALLS: Final[dict[str, Callable[[Any, Any], tuple[float, ...]]]] = {
 class Library:
     """The driver's library of this process; implements :class:`telemetry.nvml.device.Nvml`.
 
-    Notes
-    -----
     A library that is loaded stays loaded: after the driver was replaced it answers a version mismatch until the
     process ends, which is one reason why it only ever runs in a child process.
     """

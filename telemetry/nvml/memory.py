@@ -16,19 +16,9 @@ _NOT_SUPPORTED = 3
 class MemoryGpu:
     """A GPU that answers what it was told to.
 
-    Parameters
-    ----------
-    gpu : str
-        UUID.
-    fields, calls : dict
-        Field number and question to NVML's own numbers, or to the code of a failure (an ``NvmlFault``); absent ones
-        are not supported.
-    links : dict
-        (link, counter) to its value; ``down`` holds the links that are not active.
-    profile : dict
-        GPM metric number to value.
-    lost : int or None
-        Code that everything about this GPU answers.
+    ``fields``, ``calls``: field number and question to NVML's own numbers, or to the code of a failure (an
+    ``NvmlFault``); absent ones are not supported.
+    ``links``: (link, counter) to its value; ``down`` holds the links that are not active.
     """
 
     gpu: str

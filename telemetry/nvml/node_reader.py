@@ -35,13 +35,8 @@ _MOST_CRASHES: Final = 2
 class Row:
     """One reading of one GPU.
 
-    Parameters
-    ----------
-    at : datetime.datetime
-        Our clock when the reading began; aware, UTC.
-    identity : Identity
-    values : dict of str to float
-        Channel to value; absent: not reported.
+    ``at``: our clock when the reading began; aware, UTC.
+    ``values``: channel to value; absent: not reported.
     """
 
     at: datetime
@@ -53,15 +48,8 @@ class Row:
 class Trouble:
     """A GPU that stopped answering; told once each time that it happens.
 
-    Parameters
-    ----------
-    code : {"gpu_lost", "nvml_hang"}
-    at : datetime.datetime
-    key : str
-        The UUID where it is known, else a word for the place.
-    identity : Identity or None
-        None where it was never known, and for the driver as a whole.
-    detail : str
+    ``key``: the UUID where it is known, else a word for the place.
+    ``identity``: none where it was never known, and for the driver as a whole.
     """
 
     code: Literal["gpu_lost", "nvml_hang"]
@@ -90,20 +78,8 @@ class _Hang:
 class NodeReader:
     """All GPUs of a node.
 
-    Parameters
-    ----------
-    spawn : callable
-        Starts a child.
-    stuck : callable
-        How many killed children the kernel still holds.
-    clock : callable
-        Now, aware UTC.
-    monotonic : callable
-        Seconds of a clock that never jumps.
-    known : dict of int to Identity
-        GPUs that were seen before this process began, by their place.
-    lost, hung : set of str
-        Keys that are in trouble already, and were told before.
+    ``clock``: Now, aware UTC.
+    ``monotonic``: seconds of a clock that never jumps.
     """
 
     def __init__(
@@ -149,10 +125,8 @@ class NodeReader:
     def turn(self) -> Turn:
         """Read every GPU once.
 
-        Raises
-        ------
-        InputError
-            If this node has no driver; only before it was first opened: later on, one that is gone is waited for.
+        Raises ``InputError`` if this node has no driver; only before it was first opened: later on, one that is gone is
+        waited for.
         """
         turn = Turn()
         left_alone = set(self._hangs)

@@ -17,14 +17,7 @@ _MIB: Final = 1.0 / 1048576.0
 class Field:
     """One id of ``nvmlDeviceGetFieldValues``.
 
-    Parameters
-    ----------
-    channel : str
-        Our channel.
-    number : int
-        ``NVML_FI_*``.
-    scale : float
-        Ours is NVML's times this.
+    ``number``: ``NVML_FI_*``.
     """
 
     channel: str
@@ -36,16 +29,8 @@ class Field:
 class Call:
     """One function of NVML.
 
-    Parameters
-    ----------
-    name : str
-        The question, see :data:`telemetry.nvml.library.CALLS`; it answers as many numbers as there are channels.
-    channels : tuple of str
-        Our channels, in the order of the answer.
-    scale : float
-        Ours is NVML's times this.
-    older : Call or None
-        What older drivers answer in its stead.
+    ``name``: the question, see :data:`telemetry.nvml.library.CALLS`; it answers as many numbers as there are channels.
+    ``channels``: our channels, in the order of the answer.
     """
 
     name: str

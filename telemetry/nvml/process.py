@@ -40,13 +40,7 @@ class Child(Protocol):
 
 
 class Process:
-    """A child in a process of its own; implements :class:`Child`.
-
-    Parameters
-    ----------
-    graveyard : Graveyard
-        Keeps what cannot be reaped yet.
-    """
+    """A child in a process of its own; implements :class:`Child`."""
 
     def __init__(self, graveyard: Graveyard) -> None:
         self._graveyard = graveyard

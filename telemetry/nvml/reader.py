@@ -41,12 +41,8 @@ class _Device:
 class Reading:
     """What one GPU told.
 
-    Parameters
-    ----------
-    values : dict of str to float
-        Channel to value, in our units; absent: not reported.
-    errors : dict of str to int
-        Questions that failed otherwise than by not being supported: name of the error to count.
+    ``values``: channel to value, in our units; absent: not reported.
+    ``errors``: questions that failed otherwise than by not being supported: name of the error to count.
     """
 
     values: dict[str, float]
@@ -56,12 +52,7 @@ class Reading:
 class Reader:
     """The GPUs of a node through one open library.
 
-    Parameters
-    ----------
-    nvml : Nvml
-        Open.
-    monotonic : callable
-        Seconds of a clock that never jumps.
+    ``monotonic``: seconds of a clock that never jumps.
     """
 
     def __init__(self, nvml: Nvml, monotonic: Callable[[], float]) -> None:
@@ -72,10 +63,7 @@ class Reader:
     def find(self, index: int) -> Identity:
         """Look a GPU up in the driver's list.
 
-        Raises
-        ------
-        NvmlFault
-            If it is lost, or the driver is gone.
+        Raises ``NvmlFault`` if it is lost, or the driver is gone.
         """
         handle = self._nvml.handle(index)
         identity = self._nvml.identity(index, handle)
@@ -89,16 +77,8 @@ class Reader:
     def read(self, index: int) -> Reading:
         """Read all channels of a GPU.
 
-        Parameters
-        ----------
-        index : int
-            A GPU that was found.
-
-        Raises
-        ------
-        NvmlFault
-            With a code of :data:`telemetry.nvml.faults.LOST` (the GPU has to be found anew, its handle is void) or
-            ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
+        Raises ``NvmlFault`` with a code of :data:`telemetry.nvml.faults.LOST` (the GPU has to be found anew, its handle
+        is void) or ``RELOADED`` (so has everything). Any other failure only leaves its channels out.
         """
         turn = _Turn(self._nvml, self._devices[index], self._monotonic())
         try:

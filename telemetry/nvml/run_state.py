@@ -21,23 +21,13 @@ _VERSION = 1
 class RunState:
     """The collector's state file.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    driver : str or None
-        The driver's version when it was last opened.
-    boot : str
-        Which boot of the machine this is about: after another one, GPUs may stand in other places, and a GPU that is
-        still lost is lost anew.
-    known : dict of int to Identity
-        The GPUs that were seen in this boot, by their place in the driver's list.
-    lost, hung : set of str
-        What is in trouble and was told.
-    outbox : list of Event
-        Events that are decided but perhaps not landed: they are written here first and landed under their names, so
-        that a kill between the two neither loses nor doubles them.
-    inventory, inventory_at : str and datetime or None
-        What the last landed inventory said, and when.
+    ``driver``: the driver's version when it was last opened.
+    ``boot``: which boot of the machine this is about: after another one, GPUs may stand in other places, and a GPU that
+    is still lost is lost anew.
+    ``known``: the GPUs that were seen in this boot, by their place in the driver's list.
+    ``outbox``: events that are decided but perhaps not landed: they are written here first and landed under their
+    names, so that a kill between the two neither loses nor doubles them.
+    ``inventory``, ``inventory_at``: what the last landed inventory said, and when.
     """
 
     path: Path

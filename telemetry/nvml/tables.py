@@ -24,15 +24,9 @@ _INT32_MAX = 2**31 - 1
 class Event:
     """One row of events, as it is kept until it has landed.
 
-    Parameters
-    ----------
-    name : str or None
-        Key under which it lands once and never again; None for what can only be heard once.
-    at : datetime.datetime
-        When it happened and could first be told; aware, UTC.
-    gpu, pci_bus_id : str or None
-    type, code, detail : str
-        See :data:`telemetry.schema.EVENTS`.
+    ``name``: key under which it lands once and never again; None for what can only be heard once.
+    ``at``: when it happened and could first be told; aware, UTC.
+    ``type``, ``code``, ``detail``: see :data:`telemetry.schema.EVENTS`.
     """
 
     name: str | None

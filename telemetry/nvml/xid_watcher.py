@@ -31,15 +31,9 @@ LEFT_OUT_S: Final = 600.0
 class Xid:
     """An XID that the driver told.
 
-    Parameters
-    ----------
-    at : datetime.datetime
-        When the wait returned; aware, UTC.
-    gpu : str or None
-        UUID; None where the driver named a GPU that it does not list.
-    xid : int
-    instance : int or None
-        GPU instance (MIG) that it is about; None is the whole GPU.
+    ``at``: when the wait returned; aware, UTC.
+    ``gpu``: UUID; None where the driver named a GPU that it does not list.
+    ``instance``: GPU instance (MIG) that it is about; None is the whole GPU.
     """
 
     at: datetime
@@ -51,14 +45,9 @@ class Xid:
 class XidWatcher:
     """Calls back for each XID until it is stopped.
 
-    Parameters
-    ----------
-    spawn : callable
-        Starts a child.
-    tell : callable
-        Takes each :class:`Xid`, in the watcher's thread.
-    monotonic, sleep : callable
-        Seconds of a clock that never jumps; a wait that ends early when the watcher is stopped if none is given.
+    ``tell``: takes each :class:`Xid`, in the watcher's thread.
+    ``monotonic``, ``sleep``: seconds of a clock that never jumps; a wait that ends early when the watcher is stopped if
+    none is given.
     """
 
     def __init__(

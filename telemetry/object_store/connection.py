@@ -30,23 +30,16 @@ _NOT_TRUSTED = ("curlCode: 60", "curlCode: 77")
 def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
     """Connect as the environment says, as other S3 clients do.
 
-    Parameters
-    ----------
-    environment : mapping of str to str, optional
-        Default: the process's own. ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` (http or https; none: Amazon's own),
-        ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, and ``AWS_CA_BUNDLE`` (a PEM file) are read here. Credentials are
-        found by Amazon's own library in the process's environment: ``AWS_ACCESS_KEY_ID``, ``AWS_SECRET_ACCESS_KEY``,
-        ``AWS_SESSION_TOKEN``, ``AWS_PROFILE`` and its files, a web identity, or the machine's role.
+    ``environment``: Default: the process's own. ``AWS_ENDPOINT_URL_S3`` or ``AWS_ENDPOINT_URL`` (http or https; none:
+    Amazon's own), ``AWS_REGION`` or ``AWS_DEFAULT_REGION``, and ``AWS_CA_BUNDLE`` (a PEM file) are read here.
+    Credentials are found by Amazon's own library in the process's environment: ``AWS_ACCESS_KEY_ID``,
+    ``AWS_SECRET_ACCESS_KEY``, ``AWS_SESSION_TOKEN``, ``AWS_PROFILE`` and its files, a web identity, or the machine's
+    role.
 
-    Notes
-    -----
     Nothing is sent yet. The time an answer may stall is called ``request_timeout`` in pyarrow, whose documentation says
     that it counts on Windows and macOS only; on Linux curl gives up on a transfer of less than a byte a second by it.
 
-    Raises
-    ------
-    InputError
-        If the endpoint is not an address.
+    Raises ``InputError`` if the endpoint is not an address.
     """
     given = os.environ if environment is None else environment
     endpoint = given.get("AWS_ENDPOINT_URL_S3") or given.get("AWS_ENDPOINT_URL") or None
@@ -78,16 +71,8 @@ def connect(environment: Mapping[str, str] | None = None) -> S3FileSystem:
 def storage_errors(place: S3Place, name: str = "") -> Iterator[None]:
     """Say in words what went wrong with the storage.
 
-    Parameters
-    ----------
-    place : S3Place
-    name : str
-        Which object under it, for the message.
-
-    Raises
-    ------
-    InputError
-        For every error of the storage, but for FileNotFoundError, which its caller knows the meaning of.
+    Raises ``InputError`` for every error of the storage, but for FileNotFoundError, which its caller knows the meaning
+    of.
     """
     where = f"{place}/{name}".rstrip("/")
     try:

@@ -21,13 +21,9 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,62}\Z")
 class S3Place:
     """A dataset on S3-compatible storage; small, and the same wherever it is sent.
 
-    Parameters
-    ----------
-    bucket : str
-    prefix : str
-        Of the dataset's keys in the bucket; neither empty nor with a slash at an end.
-    version : str, optional
-        One of the versions that were published there; None: the current one, whichever that is when it is opened.
+    ``prefix``: of the dataset's keys in the bucket; neither empty nor with a slash at an end.
+    ``version``: one of the versions that were published there; None: the current one, whichever that is when it is
+    opened.
     """
 
     bucket: str
@@ -43,10 +39,7 @@ class S3Place:
     def base(self) -> str:
         """Bucket and prefix of the version's own objects.
 
-        Raises
-        ------
-        ValueError
-            If no version is named.
+        Raises ``ValueError`` if no version is named.
         """
         if self.version is None:
             raise ValueError(f"{self} names no version")
@@ -64,18 +57,9 @@ Place = Path | S3Place
 def place_of(written: str, option: str = "--dataset") -> Place:
     """Read where a dataset is.
 
-    Parameters
-    ----------
-    written : str
-        A folder; or ``s3://BUCKET/PREFIX``, the version that is current there; or
-        ``s3://BUCKET/PREFIX/versions/VERSION``, one that was published there.
-    option : str
-        Where it stands, for the errors.
-
-    Raises
-    ------
-    InputError
-        If it names storage that cannot be read, or no prefix in a bucket.
+    ``written``: a folder; or ``s3://BUCKET/PREFIX``, the version that is current there; or
+    ``s3://BUCKET/PREFIX/versions/VERSION``, one that was published there.
+    Raises ``InputError`` if it names storage that cannot be read, or no prefix in a bucket.
     """
     if not written.startswith(SCHEME):
         if "://" in written:
@@ -106,10 +90,7 @@ def place_of(written: str, option: str = "--dataset") -> Place:
 def storage_place(written: str, option: str) -> S3Place:
     """Read a place that must be on S3-compatible storage and name no version of it.
 
-    Raises
-    ------
-    InputError
-        If it is something else.
+    Raises ``InputError`` if it is something else.
     """
     place = place_of(written, option)
     if isinstance(place, Path) or place.version is not None:
@@ -121,10 +102,7 @@ def storage_place(written: str, option: str) -> S3Place:
 def refuse_storage(path: Path) -> None:
     """Refuse to take an address of storage for a path: it would become a folder named ``s3:`` here.
 
-    Raises
-    ------
-    InputError
-        If ``path`` was written as ``s3://…``.
+    Raises ``InputError`` if ``path`` was written as ``s3://…``.
     """
     if SCHEME.rstrip("/") in path.parts:
         raise InputError(

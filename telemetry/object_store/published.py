@@ -39,15 +39,7 @@ class DamagedError(InputError):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """What a manifest says about a file.
-
-    Parameters
-    ----------
-    size : int
-        Bytes.
-    sha256 : str
-        Hexadecimal.
-    """
+    """What a manifest says about a file."""
 
     size: int
     sha256: str
@@ -55,13 +47,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The files of a version.
-
-    Parameters
-    ----------
-    files : mapping of str to StoredFile
-        By name in the dataset, with slashes.
-    """
+    """The files of a version."""
 
     files: Mapping[str, StoredFile]
 
@@ -94,12 +80,8 @@ def is_inside(name: str) -> bool:
 def read_object(storage: FileSystem, place: S3Place, key: str) -> bytes:
     """Read a small object whole.
 
-    Raises
-    ------
-    FileNotFoundError
-        If it is not there.
-    InputError
-        If the storage cannot be read.
+    Raises ``FileNotFoundError`` if it is not there.
+    Raises ``InputError`` if the storage cannot be read.
     """
     with storage_errors(place), storage.open_input_file(key) as stream:
         content: bytes = stream.read()
@@ -109,10 +91,7 @@ def read_object(storage: FileSystem, place: S3Place, key: str) -> bytes:
 def write_object(storage: FileSystem, place: S3Place, key: str, content: bytes) -> None:
     """Write a small object; others see the old one or the new one, whole.
 
-    Raises
-    ------
-    InputError
-        If the storage cannot be written to.
+    Raises ``InputError`` if the storage cannot be written to.
     """
     with storage_errors(place), storage.open_output_stream(key) as stream:
         stream.write(content)
@@ -121,10 +100,7 @@ def write_object(storage: FileSystem, place: S3Place, key: str, content: bytes) 
 def sizes_under(storage: FileSystem, place: S3Place, prefix: str) -> dict[str, int]:
     """List the objects under a prefix: bytes of each, by its name after the prefix; empty where there are none.
 
-    Raises
-    ------
-    InputError
-        If the storage cannot be read.
+    Raises ``InputError`` if the storage cannot be read.
     """
     with storage_errors(place):
         found = storage.get_file_info(FileSelector(prefix, allow_not_found=True, recursive=True))
@@ -134,11 +110,8 @@ def sizes_under(storage: FileSystem, place: S3Place, prefix: str) -> dict[str, i
 def current_version(storage: FileSystem, place: S3Place) -> str | None:
     """Read which version is current; None where nothing was published.
 
-    Raises
-    ------
-    InputError
-        If there is no such bucket, the storage cannot be read, or a newer predrain wrote the pointer; as a
-        :class:`DamagedError` if nobody can read it.
+    Raises ``InputError`` if there is no such bucket, the storage cannot be read, or a newer predrain wrote the pointer;
+    as a :class:`DamagedError` if nobody can read it.
     """
     key = f"{place.root}/{POINTER}"
     try:
@@ -159,10 +132,7 @@ def current_version(storage: FileSystem, place: S3Place) -> str | None:
 def resolve(storage: FileSystem, place: S3Place) -> S3Place:
     """Find the version to read, once: whatever is published later, what is read is this version.
 
-    Raises
-    ------
-    InputError
-        If nothing was published at the place, or the storage cannot be read.
+    Raises ``InputError`` if nothing was published at the place, or the storage cannot be read.
     """
     if place.version is not None:
         return place
@@ -177,10 +147,7 @@ def resolve(storage: FileSystem, place: S3Place) -> S3Place:
 def read_manifest(storage: FileSystem, place: S3Place) -> Manifest:
     """Read the manifest of a version.
 
-    Raises
-    ------
-    InputError
-        If there is no such version, its manifest is damaged, or the storage cannot be read.
+    Raises ``InputError`` if there is no such version, its manifest is damaged, or the storage cannot be read.
     """
     try:
         content = read_object(storage, place, f"{place.base}/{MANIFEST}")
@@ -206,10 +173,7 @@ def read_manifest(storage: FileSystem, place: S3Place) -> Manifest:
 def write_pointer(storage: FileSystem, place: S3Place, version: str) -> None:
     """Make a version the current one.
 
-    Raises
-    ------
-    InputError
-        If the storage cannot be written to.
+    Raises ``InputError`` if the storage cannot be written to.
     """
     content = json.dumps({"format": FORMAT, "version": version}, indent=1) + "\n"
     write_object(storage, place, f"{place.root}/{POINTER}", content.encode())
@@ -231,12 +195,8 @@ def _decoded(content: bytes, where: str, holds: str) -> dict[str, Any]:
 def open_object(storage: FileSystem, place: S3Place, name: str, file: StoredFile) -> pa.NativeFile:
     """Open a file of a version for reading at any position.
 
-    Raises
-    ------
-    InputError
-        If it is missing, or not as long as the manifest says.
-    OSError
-        If the storage cannot be read; see :func:`telemetry.object_store.connection.storage_errors`.
+    Raises ``InputError`` if it is missing, or not as long as the manifest says.
+    Raises ``OSError`` if the storage cannot be read; see :func:`telemetry.object_store.connection.storage_errors`.
     """
     try:
         stream = storage.open_input_file(f"{place.base}/{name}")

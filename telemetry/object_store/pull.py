@@ -22,25 +22,10 @@ _CHUNK: Final = 8 << 20
 def pull(place: S3Place, folder: Path, *, progress: Callable[[int, int], None] | None = None) -> S3Place:
     """Fetch a version into a folder, which it replaces in one step; every byte is held against the manifest.
 
-    Parameters
-    ----------
-    place : S3Place
-        Its version, or without one the current version.
-    folder : pathlib.Path
-        A dataset, or nothing yet.
-    progress : callable, optional
-        Called with the bytes fetched and those of all files.
-
-    Returns
-    -------
-    S3Place
-        The version.
-
-    Raises
-    ------
-    InputError
-        If ``folder`` holds something else, there is no such version, a file is not what was published, the storage
-        cannot be read, or the disk is full. What was in the folder is unchanged.
+    ``place``: its version, or without one the current version.
+    ``progress``: called with the bytes fetched and those of all files.
+    Raises ``InputError`` if ``folder`` holds something else, there is no such version, a file is not what was
+    published, the storage cannot be read, or the disk is full. What was in the folder is unchanged.
     """
     if folder.exists() and not (folder / META_NAME).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise InputError(

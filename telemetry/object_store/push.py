@@ -38,14 +38,8 @@ _CHUNK: Final = 8 << 20
 class Pushed:
     """What a publication did.
 
-    Parameters
-    ----------
-    place : S3Place
-        Of the version.
-    size : int
-        Bytes of the version.
-    sent, copied, there : list of str
-        Files that were sent, that the storage copied from the version before, and that were there already.
+    ``sent``, ``copied``, ``there``: files that were sent, that the storage copied from the version before, and that
+    were there already.
     """
 
     place: S3Place
@@ -58,24 +52,10 @@ class Pushed:
 def push(folder: Path, place: S3Place, *, progress: Callable[[int, int], None] | None = None) -> Pushed:
     """Publish the dataset in a folder; readers have the version before until all of it is there.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        May be replaced by another run meanwhile: what is published is the state that was found.
-    place : S3Place
-        Without a version.
-    progress : callable, optional
-        Called with the bytes that are there and those of all files.
-
-    Returns
-    -------
-    Pushed
-
-    Raises
-    ------
-    InputError
-        If there is no dataset, a file of it is damaged, or the storage cannot be written to. What was published
-        before stays current; what was sent is kept for the next attempt.
+    ``folder``: may be replaced by another run meanwhile: what is published is the state that was found.
+    ``progress``: called with the bytes that are there and those of all files.
+    Raises ``InputError`` if there is no dataset, a file of it is damaged, or the storage cannot be written to. What was
+    published before stays current; what was sent is kept for the next attempt.
     """
     dataset = Dataset.open(folder)
     manifest = manifest_of(dataset)
@@ -106,10 +86,7 @@ def push(folder: Path, place: S3Place, *, progress: Callable[[int, int], None] |
 def manifest_of(dataset: Dataset) -> Manifest:
     """List the files of a dataset in a folder, and hold them against what it says about them.
 
-    Raises
-    ------
-    InputError
-        If a file is damaged or missing.
+    Raises ``InputError`` if a file is damaged or missing.
     """
     root = dataset.root
     names = sorted(path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file())

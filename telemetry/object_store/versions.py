@@ -21,16 +21,8 @@ UNFINISHED_KEPT: Final = timedelta(days=1)
 class Version:
     """A version as it lies in the bucket.
 
-    Parameters
-    ----------
-    name : str
-    at : datetime
-        When it was published; of one that is not whole, when its newest object came. By the storage's clock, aware.
-    files, size : int
-        Objects and their bytes.
-    whole : bool
-        Whether it has its manifest, so that it can be read.
-    current : bool
+    ``at``: when it was published; of one that is not whole, when its newest object came. By the storage's clock, aware.
+    ``files``, ``size``: objects and their bytes.
     """
 
     name: str
@@ -44,10 +36,7 @@ class Version:
 def versions_at(place: S3Place) -> list[Version]:
     """List the versions at a place, the newest first; none where nothing was published.
 
-    Raises
-    ------
-    InputError
-        If the storage cannot be read.
+    Raises ``InputError`` if the storage cannot be read.
     """
     storage = connect()
     current = current_version(storage, place)
@@ -72,23 +61,8 @@ def prune(place: S3Place, *, keep: int, now: datetime) -> list[Version]:
 
     Whoever reads a version that is removed gets an error that says so.
 
-    Parameters
-    ----------
-    place : S3Place
-    keep : int
-        How many whole versions stay, at least 1: the current one, and the newest of the others.
-    now : datetime
-        Aware.
-
-    Returns
-    -------
-    list of Version
-        Those removed.
-
-    Raises
-    ------
-    InputError
-        If nothing was published, or the storage cannot be read or written to.
+    ``keep``: how many whole versions stay, at least 1: the current one, and the newest of the others.
+    Raises ``InputError`` if nothing was published, or the storage cannot be read or written to.
     """
     if keep < 1:
         raise InputError(f"{keep} versions are to be kept", "--keep", "Keep 1 at least: the current one always stays.")

@@ -34,17 +34,10 @@ class Unreadable(ValueError):
 class Matrix:
     """Raw samples of some series.
 
-    Parameters
-    ----------
-    labels : list of dict of str to str
-        Labels of each series, ``__name__`` among them.
-    index : ndarray of int32, shape (n,)
-        Series of each sample.
-    ms : ndarray of int64, shape (n,)
-        Milliseconds since 1970, UTC.
-    values : ndarray of float64, shape (n,)
-    warnings : tuple of str
-        What the server says is missing.
+    ``labels``: labels of each series, ``__name__`` among them.
+    ``index``: series of each sample; shape (n,).
+    ``ms``: milliseconds since 1970, UTC; shape (n,).
+    ``values``: shape (n,).
     """
 
     labels: list[dict[str, str]]
@@ -57,20 +50,8 @@ class Matrix:
 def read_matrix(body: bytes) -> Matrix:
     """Read the answer to a range selector.
 
-    Parameters
-    ----------
-    body : bytes
-        The whole answer, decompressed.
-
-    Returns
-    -------
-    Matrix
-        Series in the order of the answer, samples in the order of each.
-
-    Raises
-    ------
-    Unreadable
-        If it is no JSON, no matrix, cut off, or holds a number that is none.
+    Returns: series in the order of the answer, samples in the order of each.
+    Raises ``Unreadable`` if it is no JSON, no matrix, cut off, or holds a number that is none.
     """
     skeleton, blocks = _cut(body)
     document = read_json(skeleton)
@@ -101,10 +82,7 @@ def read_matrix(body: bytes) -> Matrix:
 def read_json(body: bytes) -> dict[str, Any]:
     """Read any answer of the API.
 
-    Raises
-    ------
-    Unreadable
-        If it is no JSON object with a status.
+    Raises ``Unreadable`` if it is no JSON object with a status.
     """
     try:
         document = json.loads(body)

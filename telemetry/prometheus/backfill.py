@@ -50,22 +50,12 @@ OpenClient = Callable[[], AbstractAsyncContextManager[PrometheusClient]]
 class BackfillPlan:
     """What to fetch.
 
-    Parameters
-    ----------
-    start, end : datetime
-        First and last instant, aware, both included.
-    chunk : timedelta
-        Time that is fetched at once; halved where the server or memory asks for it.
-    match : str or None
-        Matchers in braces that every series must meet.
-    delay : timedelta
-        From an XID to when it could first have been known.
-    concurrency : int
-        Requests at once.
-    allow_partial : bool
-        Whether answers count that the server says are not whole.
-    most_samples : int
-        Samples held at once.
+    ``chunk``: time that is fetched at once; halved where the server or memory asks for it.
+    ``match``: matchers in braces that every series must meet.
+    ``delay``: from an XID to when it could first have been known.
+    ``concurrency``: requests at once.
+    ``allow_partial``: whether answers count that the server says are not whole.
+    ``most_samples``: samples held at once.
     """
 
     start: datetime
@@ -82,24 +72,8 @@ class BackfillPlan:
 class BackfillResult:
     """What a backfill did.
 
-    Parameters
-    ----------
-    metrics : list of str
-        What was fetched.
-    chunks : int
-        Chunks of the whole time.
-    chunks_before : int
-        Those that an earlier run had fetched.
-    samples, rows, events : int
-        Raw samples received, rows and XID events landed, by this run.
-    requests, retries : int
-    seconds : float
-    end : datetime
-        Where it stopped: the end asked for, or two minutes ago.
-    unknown : dict of str to str
-        Metrics with series that name no GPU or no node, and the label names of one.
-    problems : dict of str to int
-        Values that are null for a reason.
+    ``unknown``: metrics with series that name no GPU or no node, and the label names of one.
+    ``problems``: values that are null for a reason.
     """
 
     metrics: list[str]
@@ -130,34 +104,12 @@ def backfill(
 ) -> BackfillResult:
     """Fetch a server's history into a landing folder; started again, it goes on where it stopped.
 
-    Parameters
-    ----------
-    connection : Connection
-    plan : BackfillPlan
-    root : pathlib.Path
-        The landing folder, see :func:`telemetry.landing.folder.landing_of`.
-    channels : mapping of str to Channel
-        Channels that may occur.
-    mapping : SourceMapping, optional
-        Metric names, labels and factors that differ from the exporters' own.
-    bounds : Bounds, optional
-        What one request may take.
-    clock : callable
-        The time, aware.
-    progress : callable, optional
-        Told (chunks done, chunks in all).
-    open_client : callable, optional
-        Makes the client; for tests that do not wait.
-
-    Returns
-    -------
-    BackfillResult
-
-    Raises
-    ------
-    InputError
-        If an argument is impossible, the server refuses, has nothing known, or does not answer for too long, or the
-        disk is full. What had landed stays.
+    ``root``: the landing folder, see :func:`telemetry.landing.folder.landing_of`.
+    ``channels``: channels that may occur.
+    ``bounds``: what one request may take.
+    ``open_client``: makes the client; for tests that do not wait.
+    Raises ``InputError`` if an argument is impossible, the server refuses, has nothing known, or does not answer for
+    too long, or the disk is full. What had landed stays.
     """
     matchers = check_match(plan.match)
     mapping = SourceMapping() if mapping is None else mapping

@@ -41,20 +41,11 @@ _PARAMETERS: Final = {"dedup": "true", "max_source_resolution": "0s", "nocache":
 class Bounds:
     """What one request may take.
 
-    Parameters
-    ----------
-    request_s : float
-        Seconds for one answer; Prometheus itself gives up after 120 by default.
-    connect_s : float
-        Seconds to connect.
-    silence_s : float
-        Seconds between two pieces of an answer once it began; a body slower than that is given up.
-    body_bytes : int
-        Bytes of one answer, decompressed; a larger one is asked for in halves.
-    patience_s : float
-        Seconds for which a request is repeated to a server that is down, overloaded or not whole.
-    first_patience_s : float
-        The same until the server has answered once: a wrong address should be said soon.
+    ``request_s``: seconds for one answer; Prometheus itself gives up after 120 by default.
+    ``silence_s``: seconds between two pieces of an answer once it began; a body slower than that is given up.
+    ``body_bytes``: bytes of one answer, decompressed; a larger one is asked for in halves.
+    ``patience_s``: seconds for which a request is repeated to a server that is down, overloaded or not whole.
+    ``first_patience_s``: the same until the server has answered once: a wrong address should be said soon.
     """
 
     request_s: float = 150.0
@@ -68,23 +59,11 @@ class Bounds:
 class PrometheusClient:
     """Asks one server, retrying what may pass.
 
-    Parameters
-    ----------
-    connection : Connection
-    bounds : Bounds
-    concurrency : int
-        Requests at once.
-    allow_partial : bool
-        Whether answers with warnings (of Thanos: a store did not answer) count.
-    clock : callable
-        The time, aware; only for dates in Retry-After headers.
-    sleep : callable
-        Waits for some seconds.
-    monotonic : callable
-        Seconds on a clock that never jumps.
+    ``concurrency``: requests at once.
+    ``allow_partial``: whether answers with warnings (of Thanos: a store did not answer) count.
+    ``clock``: the time, aware; only for dates in Retry-After headers.
+    ``monotonic``: seconds on a clock that never jumps.
 
-    Notes
-    -----
     An asynchronous context manager. Bodies are read piece by piece against ``body_bytes``; numbers are parsed in a
     thread. ``TooMuch`` leaves to the caller what to ask for instead.
     """
@@ -139,19 +118,9 @@ class PrometheusClient:
     async def samples(self, query: str, at_ms: int) -> Matrix:
         """Ask an instant query whose result is raw samples.
 
-        Parameters
-        ----------
-        query : str
-            A range selector.
-        at_ms : int
-            Its time, milliseconds since 1970 in UTC.
-
-        Raises
-        ------
-        TooMuch
-            If the server, or our own bound on an answer, does not allow that much.
-        InputError
-            If the server refuses for good, or could not answer for too long.
+        ``at_ms``: its time, milliseconds since 1970 in UTC.
+        Raises ``TooMuch`` if the server, or our own bound on an answer, does not allow that much.
+        Raises ``InputError`` if the server refuses for good, or could not answer for too long.
         """
         parameters = {"query": query, "time": _seconds(at_ms), **_PARAMETERS}
 
@@ -163,12 +132,7 @@ class PrometheusClient:
         return await self._asked("/api/v1/query", parameters, read)
 
     async def metric_names(self, match: str | None, start_ms: int, end_ms: int) -> list[str]:
-        """Return the names of the metrics that match within the time.
-
-        Raises
-        ------
-        InputError, TooMuch
-        """
+        """Return the names of the metrics that match within the time."""
         parameters = self._span(start_ms, end_ms) | ({"match[]": match} if match else {})
         names = await self._asked("/api/v1/label/__name__/values", parameters, self._data, by_get=True)
         if not isinstance(names, list):
@@ -176,12 +140,7 @@ class PrometheusClient:
         return [str(name) for name in names]
 
     async def series(self, match: str, start_ms: int, end_ms: int) -> list[dict[str, str]]:
-        """Return the labels of the series that match within the time.
-
-        Raises
-        ------
-        InputError, TooMuch
-        """
+        """Return the labels of the series that match within the time."""
         parameters = self._span(start_ms, end_ms) | {"match[]": match}
         found = await self._asked("/api/v1/series", parameters, self._data)
         if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):

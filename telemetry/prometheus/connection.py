@@ -20,18 +20,11 @@ _API = re.compile(r"/api/v1(/.*)?\Z")
 class Connection:
     """Where a server is and how to speak to it; make it with :func:`connect_to`.
 
-    Parameters
-    ----------
-    url : str
-        Base address without a trailing slash, user or password; the API's paths are appended.
-    bearer_token_file, basic_auth_file : pathlib.Path or None
-        A file with a token, or with ``user:password``; read anew for each request, because tokens are rotated.
-    ca_file, client_cert, client_key : pathlib.Path or None
-        PEM files: whom to trust besides nobody else, and who we are.
-    insecure_skip_verify : bool
-        Whether any certificate will do.
-    headers : tuple of (str, str)
-        Sent with each request, such as a tenant's id.
+    ``url``: base address without a trailing slash, user or password; the API's paths are appended.
+    ``bearer_token_file``, ``basic_auth_file``: a file with a token, or with ``user:password``; read anew for each
+    request, because tokens are rotated.
+    ``ca_file``, ``client_cert``, ``client_key``: PEM files: whom to trust besides nobody else, and who we are.
+    ``headers``: sent with each request, such as a tenant's id.
     """
 
     url: str
@@ -46,10 +39,7 @@ class Connection:
     def request_headers(self) -> dict[str, str]:
         """Return the headers of one request, credentials included.
 
-        Raises
-        ------
-        InputError
-            If a credentials file is missing, empty or not of its form.
+        Raises ``InputError`` if a credentials file is missing, empty or not of its form.
         """
         headers = dict(self.headers)
         if self.bearer_token_file is not None:
@@ -69,10 +59,7 @@ class Connection:
     def tls(self) -> ssl.SSLContext | None:
         """Return the TLS settings, or None for an address without TLS.
 
-        Raises
-        ------
-        InputError
-            If a certificate or key file is missing or cannot be read.
+        Raises ``InputError`` if a certificate or key file is missing or cannot be read.
         """
         if not self.url.startswith("https://"):
             return None
@@ -113,21 +100,9 @@ def connect_to(
 ) -> Connection:
     """Check what the user gave and make a connection of it; nothing is sent yet.
 
-    Parameters
-    ----------
-    url : str
-        Address of the server, with the path prefix it may have; ``/api/v1`` and what follows it is cut off.
-    headers : sequence of str
-        ``NAME=VALUE`` each.
-
-    Returns
-    -------
-    Connection
-
-    Raises
-    ------
-    InputError
-        If the address is not one, holds a password, or options contradict each other.
+    ``url``: address of the server, with the path prefix it may have; ``/api/v1`` and what follows it is cut off.
+    ``headers``: ``NAME=VALUE`` each.
+    Raises ``InputError`` if the address is not one, holds a password, or options contradict each other.
     """
     if bearer_token_file is not None and basic_auth_file is not None:
         raise InputError(

@@ -17,24 +17,8 @@ _SHOWN = 12
 async def find_metrics(client: PrometheusClient, catalogue: SeriesCatalogue, matchers: str, whole: Span) -> list[str]:
     """Ask which metrics there are, and keep those that hold channels of ours.
 
-    Parameters
-    ----------
-    client : PrometheusClient
-    catalogue : SeriesCatalogue
-    matchers : str
-        The user's, without braces.
-    whole : Span
-        The time in question.
-
-    Returns
-    -------
-    list of str
-        Sorted; the exporter's XID counts among them.
-
-    Raises
-    ------
-    InputError
-        If none is known: the message names some of those that are there.
+    ``matchers``: the user's, without braces.
+    Raises ``InputError`` if none is known: the message names some of those that are there.
     """
     try:
         names = await client.metric_names("{" + matchers + "}" if matchers else None, whole.after_ms, whole.until_ms)

@@ -38,22 +38,11 @@ async def fetch_metric(
 ) -> None:
     """Fetch the raw samples of one metric.
 
-    Parameters
-    ----------
-    client : PrometheusClient
-    metric : str
-    matchers : str
-        The user's, without braces.
-    span : Span
-    pieces : Pieces
-        What is known of the server's limits for this metric; made smaller when it refuses.
-    take : callable
-        Given each answer and the window that it is of; samples at the window's lower bound, if any, are to be left out.
-
-    Raises
-    ------
-    InputError
-        If the server refuses even one minute of one series, or for good.
+    ``matchers``: the user's, without braces.
+    ``pieces``: what is known of the server's limits for this metric; made smaller when it refuses.
+    ``take``: given each answer and the window that it is of; samples at the window's lower bound, if any, are to be
+    left out.
+    Raises ``InputError`` if the server refuses even one minute of one series, or for good.
     """
     waiting = deque((matcher, span.after_ms) for matcher in pieces.matchers)
     while waiting:

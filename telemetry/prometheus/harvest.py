@@ -18,13 +18,7 @@ _Gathered = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.f
 
 
 class SpanTooLarge(Exception):
-    """The span holds more samples than may be held at once.
-
-    Parameters
-    ----------
-    samples : int
-        How many there are already.
-    """
+    """The span holds more samples than may be held at once."""
 
     def __init__(self, samples: int) -> None:
         super().__init__(f"more than {samples} samples")
@@ -35,13 +29,8 @@ class SpanTooLarge(Exception):
 class Harvest:
     """Gathers what answers hold of a span.
 
-    Parameters
-    ----------
-    catalogue : SeriesCatalogue
-    most_samples : int or None
-        Bound on what is held, in samples; None for none.
-    unknown : dict of str to str
-        Metrics of which a series names no GPU or no node, and the label names of one such series.
+    ``most_samples``: bound on what is held, in samples; None for none.
+    ``unknown``: metrics of which a series names no GPU or no node, and the label names of one such series.
     """
 
     catalogue: SeriesCatalogue
@@ -56,12 +45,7 @@ class Harvest:
     _count_parts: list[_Gathered] = field(default_factory=list)
 
     def take(self, matrix: Matrix, window: Span) -> None:
-        """Take an answer's samples within the window: after its lower bound and up to its upper.
-
-        Raises
-        ------
-        SpanTooLarge
-        """
+        """Take an answer's samples within the window: after its lower bound and up to its upper."""
         # A stale marker is no sample; servers leave it out of range selectors, but not all exports do.
         inside = (matrix.ms > window.after_ms) & (matrix.ms <= window.until_ms) & ~np.isnan(matrix.values)
         places = np.full(len(matrix.labels), -1, np.int32)

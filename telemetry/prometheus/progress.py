@@ -21,10 +21,7 @@ _VERSION: Final = 1
 def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, Channel]) -> str:
     """Return a name for all that decides which rows a span of time gives.
 
-    Returns
-    -------
-    str
-        16 hexadecimal digits; the same for the same server, matchers, mapping and channels.
+    Returns: 16 hexadecimal digits; the same for the same server, matchers, mapping and channels.
     """
     told = {
         "url": url,
@@ -39,12 +36,8 @@ def job_id(url: str, match: str, mapping: SourceMapping, channels: Mapping[str, 
 class Pieces:
     """In which pieces the server gives one metric.
 
-    Parameters
-    ----------
-    window_ms : int or None
-        Longest time asked for at once; None: a whole span.
-    matchers : list of str
-        Further matchers, one for each query of a window; together they cover every series.
+    ``window_ms``: longest time asked for at once; None: a whole span.
+    ``matchers``: further matchers, one for each query of a window; together they cover every series.
     """
 
     window_ms: int | None = None
@@ -55,17 +48,7 @@ class Pieces:
 class Progress:
     """How far a job is; kept in a small file, written after each span has landed.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    done : list of Span
-        What has landed.
-    span_ms : int or None
-        Longest span that fits into memory; None until one did not.
-    pieces : dict of str to Pieces
-        What was learned of the server's limits, by metric.
-    xid : dict
-        State of the XID counts.
+    ``span_ms``: longest span that fits into memory; None until one did not.
     """
 
     path: Path
@@ -78,10 +61,7 @@ class Progress:
     def read(cls, path: Path) -> Progress:
         """Return what was remembered; nothing where there is no file.
 
-        Raises
-        ------
-        InputError
-            If the file is damaged.
+        Raises ``InputError`` if the file is damaged.
         """
         try:
             held = json.loads(path.read_bytes())

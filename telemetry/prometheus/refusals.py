@@ -40,15 +40,7 @@ class TooMuch(Exception):
 
 
 class Later(Exception):
-    """The server cannot answer now.
-
-    Parameters
-    ----------
-    text : str
-        What it said.
-    after_s : float or None
-        When it wants to be asked again.
-    """
+    """The server cannot answer now."""
 
     def __init__(self, text: str, after_s: float | None = None) -> None:
         super().__init__(text)
@@ -58,12 +50,7 @@ class Later(Exception):
 def meaning_of(status: int, text: str) -> Meaning:
     """Say what an error means.
 
-    Parameters
-    ----------
-    status : int
-        HTTP status; 200 for an answer whose own status is an error.
-    text : str
-        What the server said.
+    ``status``: HTTP status; 200 for an answer whose own status is an error.
     """
     if status in _LESS:
         return "too much"
@@ -78,24 +65,7 @@ def meaning_of(status: int, text: str) -> Meaning:
 
 
 def refuse(status: int, body: bytes, *, url: str, retry_after: str | None, now: datetime) -> None:
-    """Raise what an answer other than a good one means.
-
-    Parameters
-    ----------
-    status : int
-    body : bytes
-        The beginning of the answer.
-    url : str
-        Address of the server, for messages.
-    retry_after : str or None
-        The header of that name.
-    now : datetime
-        To make a waiting time of a date.
-
-    Raises
-    ------
-    TooMuch, Later, InputError
-    """
+    """Raise what an answer other than a good one means."""
     whole = said(body)
     # VictoriaMetrics names the query before the reason, which the meaning hangs on: shortened only where it is shown.
     text = whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 3]} … {whole[-2 * _SHOWN // 3 :]}"

@@ -15,10 +15,7 @@ _SPECIAL = re.compile(r"([\\.+*?()|\[\]{}^$])")
 def check_match(match: str | None) -> str:
     """Return the matchers of ``--match`` without their braces; an empty text where there are none.
 
-    Raises
-    ------
-    InputError
-        If the text is not in braces, or holds a metric's name before them.
+    Raises ``InputError`` if the text is not in braces, or holds a metric's name before them.
     """
     if match is None or not match.strip():
         return ""

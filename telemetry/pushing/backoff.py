@@ -9,12 +9,7 @@ from collections.abc import Callable
 class Backoff:
     """Pauses that double up to a limit, each shortened by chance so that many clients do not come back at once.
 
-    Parameters
-    ----------
-    first_s, longest_s : float
-        The first pause and the longest.
-    chance : callable
-        Gives numbers in [0, 1).
+    ``chance``: gives numbers in [0, 1).
     """
 
     def __init__(self, first_s: float, longest_s: float, chance: Callable[[], float] = random.random) -> None:

@@ -27,15 +27,9 @@ def read_landed(path: Path) -> pa.Table:
 class FolderTarget:
     """Another landing folder; implements :class:`telemetry.pushing.target.Target`.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Must exist whenever something is sent: a folder made in place of a file system that is not mounted would take
-        everything and show it to nobody.
-    writer : str
-        The collector's name.
-    channels : mapping of str to Channel
-        Channels that samples may have.
+    ``folder``: must exist whenever something is sent: a folder made in place of a file system that is not mounted would
+    take everything and show it to nobody.
+    ``channels``: channels that samples may have.
     """
 
     def __init__(self, folder: Path, writer: str, channels: Mapping[str, Channel]) -> None:

@@ -45,23 +45,12 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 class HttpTarget:
     """The service's push endpoint; implements :class:`telemetry.pushing.target.Target`.
 
-    Parameters
-    ----------
-    url : str
-        Of the service, with or without the path ``/v1/telemetry``.
-    token_file : pathlib.Path or None
-        Holds the bearer token; read at each request, so that it can be replaced.
-    ca_file : pathlib.Path or None
-        Certificates (PEM) to trust instead of the system's.
-    timeout_s : float
-        Longest silence of the server, and longest time for its answer as a whole.
-    clock : callable
-        Now, aware UTC; for dates in ``Retry-After``.
-
-    Raises
-    ------
-    InputError
-        If the address or a file cannot be used.
+    ``url``: of the service, with or without the path ``/v1/telemetry``.
+    ``token_file``: holds the bearer token; read at each request, so that it can be replaced.
+    ``ca_file``: certificates (PEM) to trust instead of the system's.
+    ``timeout_s``: longest silence of the server, and longest time for its answer as a whole.
+    ``clock``: Now, aware UTC; for dates in ``Retry-After``.
+    Raises ``InputError`` if the address or a file cannot be used.
     """
 
     def __init__(

@@ -28,14 +28,7 @@ IDLE_S: Final = 5.0
 class Pushed:
     """What one round sent.
 
-    Parameters
-    ----------
-    sent, refused : int
-        Files.
-    pause_s : float or None
-        How long to wait before the next round; None: everything is sent.
-    why : str or None
-        What stopped the round.
+    ``pause_s``: how long to wait before the next round; None: everything is sent.
     """
 
     sent: int
@@ -47,15 +40,6 @@ class Pushed:
 class Pusher:
     """Moves files from a spool to a target, in the order in which they landed.
 
-    Parameters
-    ----------
-    spool : Spool
-    target : Target
-    backoff : Backoff, optional
-        Pauses after failures.
-
-    Notes
-    -----
     A file leaves the spool only after the target has said that it is safe. Killed in between, it is sent again under
     the same name, and the target takes a name once.
     """

@@ -23,10 +23,7 @@ _SIZE: Final = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*\Z")
 def parse_bytes(text: str) -> int:
     """Read a size such as ``1GiB`` or ``500 MB``; a number alone is bytes.
 
-    Raises
-    ------
-    ValueError
-        If the text is no size, or is no more than 0.
+    Raises ``ValueError`` if the text is no size, or is no more than 0.
     """
     match = _SIZE.match(text)
     if match is None or match[2].lower() not in _UNITS or float(match[1]) == 0:

@@ -24,15 +24,7 @@ REFUSED_FILES: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class SpoolFile:
-    """A landed file.
-
-    Parameters
-    ----------
-    kind : {"samples", "events", "inventory", "jobs"}
-    path : pathlib.Path
-    name : str
-        Key under which it is sent; the same after any restart.
-    """
+    """A landed file."""
 
     kind: Kind
     path: Path
@@ -42,14 +34,9 @@ class SpoolFile:
 class Spool:
     """The files of one writer in a landing folder.
 
-    Parameters
-    ----------
-    landing : Landing
-        Where the collector lands; files of other writers in it are left alone.
-    writer : str
-        The collector's name, as given to the landing.
-    limit_bytes : int or None
-        Size beyond which the oldest samples are dropped, and only when there are none left anything else; None: never.
+    ``landing``: where the collector lands; files of other writers in it are left alone.
+    ``limit_bytes``: size beyond which the oldest samples are dropped, and only when there are none left anything else;
+    None: never.
     """
 
     def __init__(self, landing: Landing, writer: str, limit_bytes: int | None) -> None:

@@ -11,14 +11,9 @@ from telemetry.landing.tables import Kind
 class Later(Exception):
     """The other side cannot take anything now; the file stays in the spool.
 
-    Parameters
-    ----------
-    why : str
-        For the log; never a secret.
-    after_s : float or None
-        When the other side wants to be asked again, if it said so.
-    poison : bool
-        Whether the file may be the reason: the other side is there, and stumbled over it.
+    ``why``: for the log; never a secret.
+    ``after_s``: when the other side wants to be asked again, if it said so.
+    ``poison``: whether the file may be the reason: the other side is there, and stumbled over it.
     """
 
     def __init__(self, why: str, after_s: float | None = None, *, poison: bool = False) -> None:
@@ -29,12 +24,7 @@ class Later(Exception):
 
 
 class Refused(Exception):
-    """The other side will never take this file.
-
-    Parameters
-    ----------
-    why : str
-    """
+    """The other side will never take this file."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
@@ -47,9 +37,5 @@ class Target(Protocol):
     def send(self, kind: Kind, path: Path, name: str) -> None:
         """Return once the file is safe on the other side.
 
-        Raises
-        ------
-        Later, Refused
-        FileNotFoundError
-            If the file is gone from the spool.
+        Raises ``FileNotFoundError`` if the file is gone from the spool.
         """

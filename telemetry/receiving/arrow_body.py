@@ -29,18 +29,9 @@ class BodyTooLarge(ValueError):
 def read_stream(body: bytes, *, row_limit: int, byte_limit: int) -> pa.Table:
     """Read an Arrow IPC stream.
 
-    Parameters
-    ----------
-    body : bytes
-    row_limit, byte_limit : int
-        Most rows, and most bytes of memory that the table may take.
-
-    Raises
-    ------
-    BodyTooLarge
-        If it holds more; found out before it is unpacked.
-    BodyError
-        If it is damaged, or has columns of nested types.
+    ``row_limit``, ``byte_limit``: most rows, and most bytes of memory that the table may take.
+    Raises ``BodyTooLarge`` if it holds more; found out before it is unpacked.
+    Raises ``BodyError`` if it is damaged, or has columns of nested types.
     """
     try:
         _measure(body, row_limit, byte_limit)

@@ -21,10 +21,7 @@ _SAID_AGAIN_S: Final = 60.0
 class Sparing:
     """Tells when a warning may be logged: once a minute.
 
-    Parameters
-    ----------
-    monotonic : callable
-        Seconds that never go back.
+    ``monotonic``: seconds that never go back.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -46,19 +43,10 @@ class Sparing:
 class ConnectionGate:
     """Bounds the connections of one server. Lives in its event loop.
 
-    Parameters
-    ----------
-    most : int
-        Most connections; one more closes the one that has been idle for longest.
-    head_timeout_s : float
-        Longest time in which a client must have sent a request's head.
-    monotonic : callable
-        Seconds that never go back, for the log.
-
-    Attributes
-    ----------
-    closed : int
-        Connections closed to make room so far.
+    ``most``: most connections; one more closes the one that has been idle for longest.
+    ``head_timeout_s``: longest time in which a client must have sent a request's head.
+    ``monotonic``: seconds that never go back, for the log.
+    ``closed``: connections closed to make room so far.
     """
 
     def __init__(self, most: int, head_timeout_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -98,15 +86,7 @@ class ConnectionGate:
 
 
 class GuardedProtocol(H11Protocol):
-    """uvicorn's protocol, with a time-out for what comes before a request is served.
-
-    Parameters
-    ----------
-    gate : ConnectionGate
-        Shared by the connections of a server.
-    **more
-        As of uvicorn's own protocol.
-    """
+    """uvicorn's protocol, with a time-out for what comes before a request is served."""
 
     def __init__(self, *, gate: ConnectionGate, **more: Any) -> None:
         super().__init__(**more)

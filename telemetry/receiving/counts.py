@@ -12,18 +12,10 @@ from telemetry.exposition.writer import family, labels
 class Counts:
     """What the receiver has done since it started.
 
-    Parameters
-    ----------
-    requests : Counter
-        Requests by (route, status).
-    dropped : Counter
-        Samples and values that did not land, by reason.
-    samples, rows, bytes_received, files : int
-        Samples taken, rows landed, bytes of bodies, groups and pushes landed.
-    last_landed_s : float
-        When something last landed, seconds since 1970, 0 if never.
-    held : int
-        Samples in memory.
+    ``dropped``: samples and values that did not land, by reason.
+    ``samples``, ``rows``, ``bytes_received``, ``files``: samples taken, rows landed, bytes of bodies, groups and pushes
+    landed.
+    ``last_landed_s``: when something last landed, seconds since 1970, 0 if never.
     """
 
     requests: Counter[tuple[str, int]] = field(default_factory=Counter)

@@ -19,15 +19,7 @@ _BACKLOG_SHARE: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class ConnectionBounds:
-    """What a number of file descriptors allows.
-
-    Parameters
-    ----------
-    connections : int
-        Most connections held at a time.
-    backlog : int
-        Most connections accepted in one go.
-    """
+    """What a number of file descriptors allows."""
 
     connections: int
     backlog: int

@@ -26,15 +26,8 @@ Land = Callable[[Sequence[Samples]], tuple[int, Counter[str]]]
 class GroupCommit:
     """Gathers batches and lands them together. Lives in one event loop.
 
-    Parameters
-    ----------
-    land : callable
-        Writes a group; called in ``executor``, one call at a time.
-    settings : ReceiverSettings
-    executor : concurrent.futures.Executor
-        Where files are written.
-    landed : callable
-        Told of each group that has landed: samples, rows, problems.
+    ``land``: writes a group; called in ``executor``, one call at a time.
+    ``landed``: told of each group that has landed: samples, rows, problems.
     """
 
     def __init__(
@@ -60,10 +53,7 @@ class GroupCommit:
     async def add(self, batch: Samples) -> None:
         """Wait until a batch is on the disk.
 
-        Raises
-        ------
-        Refused
-            503 if too much is in memory or the disk does not take it.
+        Raises ``Refused``: 503 if too much is in memory or the disk does not take it.
         """
         self._reserve(len(batch))
         landed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -79,10 +69,7 @@ class GroupCommit:
     def check_room(self) -> None:
         """Refuse a request before its body is decoded, when memory is used up.
 
-        Raises
-        ------
-        Refused
-            503.
+        Raises ``Refused``: 503.
         """
         if self.held >= self._settings.held_samples:
             raise self._busy("too many samples wait to be written", "memory")

@@ -9,16 +9,8 @@ from http import HTTPStatus
 class Refused(Exception):
     """A request that is answered with a problem body.
 
-    Parameters
-    ----------
-    status : int
-        HTTP status: 4xx are never retried by our clients nor by Prometheus (but 429), 503 is.
-    detail : str
-        What was wrong and what to do.
-    reason : str
-        One word for the receiver's own metrics.
-    retry_after_s : int or None
-        Seconds after which to try again, for 429 and 503.
+    ``status``: HTTP status: 4xx are never retried by our clients nor by Prometheus (but 429), 503 is.
+    ``retry_after_s``: seconds after which to try again, for 429 and 503.
     """
 
     def __init__(self, status: int, detail: str, reason: str, *, retry_after_s: int | None = None) -> None:

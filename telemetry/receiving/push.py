@@ -45,28 +45,10 @@ def read_arrow(
 ) -> dict[Kind, pa.Table]:
     """Read one landing table.
 
-    Parameters
-    ----------
-    body : bytes
-    kind : str or None
-    channels : mapping of str to Channel
-    now : datetime.datetime
-        Instants more than a day later are refused.
-    row_limit, byte_limit : int
-        Most rows, and most bytes of memory that the table may take.
+    ``now``: instants more than a day later are refused.
+    ``row_limit``, ``byte_limit``: most rows, and most bytes of memory that the table may take.
+    Raises ``Refused``: 400 (no Arrow), 413 (too large) or 422 (no such table, or times without a zone).
 
-    Returns
-    -------
-    dict
-        The kind and its table, in the layout in which it lands.
-
-    Raises
-    ------
-    Refused
-        400 (no Arrow), 413 (too large) or 422 (no such table, or times without a zone).
-
-    Notes
-    -----
     Infinite values are taken: our collectors write them for a gauge beyond float32, and the fold sets aside those
     values alone, where a refusal would lose the whole file.
     """
@@ -90,27 +72,12 @@ def read_json(
 ) -> dict[Kind, pa.Table]:
     """Read ``{"samples": [...], "events": [...], "inventory": [...], "jobs": [...]}``, or a list of one ``kind``.
 
-    Parameters
-    ----------
-    body : bytes
-        Rows are objects; instants are ISO 8601 with a zone; an absent key is null.
-    kind : str or None
-        Kind of the rows where the body is a list.
-    channels : mapping of str to Channel
-    now : datetime.datetime
-        ``known_at`` of events that give none; instants more than a day later are refused.
-    row_limit : int
-        Most rows.
-
-    Returns
-    -------
-    dict
-        Kind to table, in the layout in which it lands, kinds in :data:`KIND_ORDER`.
-
-    Raises
-    ------
-    Refused
-        400 (no JSON), 413 (too many rows) or 422 (a row that cannot be used; it is named, and nothing lands).
+    ``body``: rows are objects; instants are ISO 8601 with a zone; an absent key is null.
+    ``kind``: kind of the rows where the body is a list.
+    ``now``: ``known_at`` of events that give none; instants more than a day later are refused.
+    Returns: kind to table, in the layout in which it lands, kinds in :data:`KIND_ORDER`.
+    Raises ``Refused``: 400 (no JSON), 413 (too many rows) or 422 (a row that cannot be used; it is named, and nothing
+    lands).
     """
     try:
         content = json.loads(body, parse_constant=_no_constant)
@@ -132,24 +99,9 @@ def read_json(
 def read_rows(kind: Kind, rows: list[Any], channels: Mapping[str, Channel], *, now: datetime) -> pa.Table:
     """Read the rows of one kind, decoded already.
 
-    Parameters
-    ----------
-    kind : {"samples", "events", "inventory", "jobs"}
-    rows : list
-        Objects, as :func:`read_json` takes them.
-    channels : mapping of str to Channel
-    now : datetime.datetime
-        As :func:`read_json` takes it.
-
-    Returns
-    -------
-    pyarrow.Table
-        In the layout in which it lands.
-
-    Raises
-    ------
-    Refused
-        422; the row is named.
+    ``rows``: Objects, as :func:`read_json` takes them.
+    ``now``: as :func:`read_json` takes it.
+    Raises ``Refused``: 422; the row is named.
     """
     return _checked(kind, _from_rows(kind, rows, channels, now), channels, now)
 

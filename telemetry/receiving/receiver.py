@@ -45,24 +45,10 @@ Handler = Callable[[Request], Awaitable[Response]]
 class Receiver:
     """Takes telemetry over HTTP and lands it.
 
-    Parameters
-    ----------
-    landing : Landing
-    settings : ReceiverSettings, optional
-    channels : mapping of str to Channel, optional
-        Default: the catalogue; the same that ``landing`` has.
-    catalogue : SeriesCatalogue, optional
-        What Prometheus' series are; default: by ``channels`` and the exporters' own names.
-    clock : callable, optional
-        Aware now.
+    ``channels``: Default: the catalogue; the same that ``landing`` has.
+    ``catalogue``: what Prometheus' series are; default: by ``channels`` and the exporters' own names.
+    Raises ``InputError`` if the token file cannot be used.
 
-    Raises
-    ------
-    InputError
-        If the token file cannot be used.
-
-    Notes
-    -----
     Delivery is at least once: a client that got no answer sends again, and what has landed twice counts once when it
     is folded, because rows of one (gpu, time) with equal values are one.
     """
@@ -255,12 +241,7 @@ def routes(landing: Landing, settings: ReceiverSettings | None = None, **more: A
     A service that can should keep the :class:`Receiver` and await its ``close`` at the end: what waits is then written
     at once, and the XID counts are kept for the next start.
 
-    Parameters
-    ----------
-    landing : Landing
-    settings : ReceiverSettings, optional
-    **more
-        As of :class:`Receiver`.
+    ``**more``: as of :class:`Receiver`.
     """
     return Receiver(landing, settings, **more).routes()
 

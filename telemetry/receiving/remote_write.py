@@ -47,13 +47,7 @@ class WriteError(ValueError):
 
 @dataclass(slots=True)
 class Book:
-    """Series by number; samples in memory refer to the book that they were decoded with.
-
-    Parameters
-    ----------
-    series : list of Series or XidCount
-        By number.
-    """
+    """Series by number; samples in memory refer to the book that they were decoded with."""
 
     series: list[Series | XidCount] = field(default_factory=list)
 
@@ -73,16 +67,11 @@ class _Claim:
 class Samples:
     """Samples of one request.
 
-    Parameters
-    ----------
-    book : Book
-        What ``index`` counts in.
-    index : ndarray of int32, shape (n,)
-    ms : ndarray of int64, shape (n,)
-        Milliseconds since 1970, UTC.
-    values : ndarray of float64, shape (n,)
-    dropped : Counter
-        Samples that are not among these, by reason.
+    ``book``: what ``index`` counts in.
+    ``index``: shape (n,).
+    ``ms``: milliseconds since 1970, UTC; shape (n,).
+    ``values``: shape (n,).
+    ``dropped``: samples that are not among these, by reason.
     """
 
     book: Book
@@ -102,12 +91,8 @@ _REASONS: Final = {number: reason for reason, number in _DROPPED.items()}
 class RemoteWriteDecoder:
     """Decodes requests; keeps what the series are between them.
 
-    Parameters
-    ----------
-    catalogue : SeriesCatalogue
-        Tells what series are.
-    series_kept : int
-        Series that are remembered, ours or not (some 100 bytes each); with more, all are forgotten and learnt anew.
+    ``series_kept``: series that are remembered, ours or not (some 100 bytes each); with more, all are forgotten and
+    learnt anew.
     """
 
     def __init__(self, catalogue: SeriesCatalogue, *, series_kept: int = _SERIES_KEPT) -> None:
@@ -124,17 +109,8 @@ class RemoteWriteDecoder:
     def decode(self, body: bytes, *, limit: int) -> Samples:
         """Decode a decompressed body.
 
-        Parameters
-        ----------
-        body : bytes
-            A ``prometheus.WriteRequest``; its metadata, exemplars and native histograms are passed over.
-        limit : int
-            Most samples.
-
-        Raises
-        ------
-        WriteError
-            If it is no such message, a series has no name, or there are more samples than ``limit``.
+        ``body``: a ``prometheus.WriteRequest``; its metadata, exemplars and native histograms are passed over.
+        Raises ``WriteError`` if it is no such message, a series has no name, or there are more samples than ``limit``.
         """
         request = _WRITE_REQUEST()
         try:

@@ -29,13 +29,7 @@ _Told = dict[str, tuple[tuple[str | None, ...], int]]
 class SampleLander:
     """Lands batches of samples; used by one thread at a time.
 
-    Parameters
-    ----------
-    landing : Landing
-    inventory_every_s : float
-        A GPU that is where it was, and as it was, is noted this often by the time of its samples.
-    clock : callable
-        Aware now.
+    ``inventory_every_s``: a GPU that is where it was, and as it was, is noted this often by the time of its samples.
     """
 
     def __init__(self, landing: Landing, *, inventory_every_s: float, clock: Callable[[], datetime]) -> None:
@@ -47,18 +41,9 @@ class SampleLander:
     def land(self, batches: Sequence[Samples]) -> tuple[int, Counter[str]]:
         """Write the samples of ``batches``; when this returns they are on the disk.
 
-        Returns
-        -------
-        rows : int
-            Rows that have landed.
-        problems : Counter
-            Values that could not be used, by reason.
-
-        Raises
-        ------
-        InputError
-            If the disk is full or may not be written to. Nothing is half written; what has landed lands once more
-            when the clients send it again, and counts once.
+        Returns ``problems``: values that could not be used, by reason.
+        Raises ``InputError`` if the disk is full or may not be written to. Nothing is half written; what has landed
+        lands once more when the clients send it again, and counts once.
         """
         problems: Counter[str] = Counter()
         rows = 0

@@ -29,10 +29,7 @@ _BACKLOG = 1024
 def parse_listen(text: str) -> tuple[str, int]:
     """Read ``HOST:PORT`` (``[HOST]:PORT`` for IPv6).
 
-    Raises
-    ------
-    InputError
-        If it is no such pair.
+    Raises ``InputError`` if it is no such pair.
     """
     host, colon, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -44,10 +41,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 def refuse_open_port(host: str, *, has_tokens: bool) -> None:
     """Refuse to take telemetry from anybody on a network.
 
-    Raises
-    ------
-    InputError
-        If there are no tokens and the address is not a loopback one.
+    Raises ``InputError`` if there are no tokens and the address is not a loopback one.
     """
     loopback = host == "localhost"
     with contextlib.suppress(ValueError):
@@ -110,18 +104,9 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
 
     The soft limit of file descriptors is raised to the hard one; at most half of them are connections.
 
-    Parameters
-    ----------
-    receiver : Receiver
-    host, port : str, int
-        Where to listen; port 0 takes a free one.
-    started : callable, optional
-        Told of the port when the receiver listens.
-
-    Raises
-    ------
-    InputError
-        If the port cannot be listened on.
+    ``host``, ``port``: where to listen; port 0 takes a free one.
+    ``started``: told of the port when the receiver listens.
+    Raises ``InputError`` if the port cannot be listened on.
     """
     bounds = ConnectionBounds.of(raise_descriptor_limit())
     gate = ConnectionGate(bounds.connections, receiver.settings.head_timeout_s)

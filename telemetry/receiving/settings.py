@@ -12,34 +12,18 @@ MIB = 2**20
 class ReceiverSettings:
     """Limits of the receiver.
 
-    Parameters
-    ----------
-    tokens : pathlib.Path or None
-        File of bearer tokens, one a line; None takes requests of anybody who can reach the port.
-    body_bytes : int
-        Largest body of a request, as sent.
-    held_bytes : int
-        Most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always taken.
-    decoded_bytes : int
-        Largest body after decompression, checked before it is decompressed.
-    request_rows : int
-        Most samples of one remote-write request, and most rows of one push.
-    flush_interval_s : float
-        Samples of several requests become one landed file; the first of them waits this long at most.
-    flush_samples : int
-        A file is written at once when so many samples wait.
-    held_samples : int
-        Most samples in memory; beyond it requests are answered 503 until a file was written.
-    body_timeout_s : float
-        Longest time in which a client must have sent its body.
-    head_timeout_s : float
-        Longest time in which a client must have sent the head of a request; its connection is closed then.
-    concurrency : int
-        Most requests at a time, those beyond it are answered 503.
-    retry_after_s : int
-        What 503 asks a client to wait.
-    inventory_every_s : float
-        A GPU whose labels say nothing new is noted in the inventory this often.
+    ``tokens``: file of bearer tokens, one a line; None takes requests of anybody who can reach the port.
+    ``held_bytes``: most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always
+    taken.
+    ``flush_interval_s``: samples of several requests become one landed file; the first of them waits this long at most.
+    ``flush_samples``: a file is written at once when so many samples wait.
+    ``held_samples``: most samples in memory; beyond it requests are answered 503 until a file was written.
+    ``body_timeout_s``: longest time in which a client must have sent its body.
+    ``head_timeout_s``: longest time in which a client must have sent the head of a request; its connection is closed
+    then.
+    ``concurrency``: most requests at a time, those beyond it are answered 503.
+    ``retry_after_s``: what 503 asks a client to wait.
+    ``inventory_every_s``: a GPU whose labels say nothing new is noted in the inventory this often.
     """
 
     tokens: Path | None = None

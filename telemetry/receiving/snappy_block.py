@@ -20,10 +20,7 @@ class BlockTooLarge(ValueError):
 def announced_size(block: bytes) -> int:
     """Return the decompressed size that a block's header announces, in bytes.
 
-    Raises
-    ------
-    BlockError
-        If the header is no varint of 32 bits.
+    Raises ``BlockError`` if the header is no varint of 32 bits.
     """
     size = 0
     for place, byte in enumerate(block[:_LONGEST_VARINT]):
@@ -38,18 +35,9 @@ def announced_size(block: bytes) -> int:
 def decompress(block: bytes, limit: int) -> bytes:
     """Decompress a block.
 
-    Parameters
-    ----------
-    block : bytes
-    limit : int
-        Most bytes that may come out.
-
-    Raises
-    ------
-    BlockTooLarge
-        If the header announces more than ``limit``; nothing was decompressed.
-    BlockError
-        If the block is damaged.
+    ``limit``: most bytes that may come out.
+    Raises ``BlockTooLarge`` if the header announces more than ``limit``; nothing was decompressed.
+    Raises ``BlockError`` if the block is damaged.
     """
     size = announced_size(block)
     if size > limit:

@@ -16,15 +16,8 @@ _SHORTEST = 16
 class Tokens:
     """The tokens of one file.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        One token a line; empty lines and lines that begin with ``#`` are left out.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, holds no token, or one shorter than 16 characters.
+    ``path``: one token a line; empty lines and lines that begin with ``#`` are left out.
+    Raises ``InputError`` if the file cannot be read, holds no token, or one shorter than 16 characters.
     """
 
     def __init__(self, path: Path) -> None:

@@ -29,11 +29,7 @@ _SAVE_EVERY = timedelta(minutes=1)
 class XidEvents:
     """Follows the counts and lands their rises; used by one thread at a time.
 
-    Parameters
-    ----------
-    landing : Landing
-    clock : callable
-        Aware now: an event is known when it is read here.
+    ``clock``: aware now: an event is known when it is read here.
     """
 
     def __init__(self, landing: Landing, clock: Callable[[], datetime]) -> None:
@@ -47,10 +43,7 @@ class XidEvents:
     def land(self, told: Told[Series], counts: Told[XidCount]) -> None:
         """Take the samples of one group of requests.
 
-        Raises
-        ------
-        InputError
-            If the disk is full; the events are kept and land with the next group.
+        Raises ``InputError`` if the disk is full; the events are kept and land with the next group.
         """
         follower = self._follower()
         events = follower.follow(counts.series, counts.index, counts.ms, counts.values, watched=watched(told))

@@ -18,15 +18,9 @@ _Kind = TypeVar("_Kind", Series, XidCount)
 class Told(Generic[_Kind]):
     """Samples of series of one sort.
 
-    Parameters
-    ----------
-    series : list of Series or of XidCount
-        Those that have a sample.
-    index : ndarray of int32, shape (n,)
-        The series of each sample.
-    ms : ndarray of int64, shape (n,)
-        Milliseconds since 1970, UTC.
-    values : ndarray of float64, shape (n,)
+    ``index``: the series of each sample; shape (n,).
+    ``ms``: milliseconds since 1970, UTC; shape (n,).
+    ``values``: shape (n,).
     """
 
     series: list[_Kind]
@@ -46,11 +40,7 @@ def split(
 ) -> tuple[Told[Series], Told[XidCount]]:
     """Split samples, and leave out the entries that have none.
 
-    Parameters
-    ----------
-    entries : sequence of Series or XidCount
-    index, ms, values : ndarray, shape (n,)
-        The entry, the time in milliseconds and the value of each sample.
+    ``index``, ``ms``, ``values``: the entry, the time in milliseconds and the value of each sample; shape (n,).
     """
     used, place = np.unique(index, return_inverse=True)
     chosen = [entries[number] for number in used.tolist()]

@@ -39,24 +39,10 @@ _LAYOUT_VERSION: Final = 1
 class DumpResult:
     """What came of a dump.
 
-    Parameters
-    ----------
-    digest : str
-        Of the file, the mapping and the channels; names begin with it.
-    samples : int
-        Samples of our series in the file.
-    series, gpus : int
-        Distinct ones.
-    rows : int
-        Rows that landed now; fewer than the file has where parts had landed before.
-    files : int
-        Files of samples that landed now.
-    events : int
-        XID events that landed now, of the exporter's own counts (``xid_last`` is read when samples are folded).
-    left_out : dict of str to int
-        Lines and values that are not in the rows, by reason.
-    first_fault : str or None
-        The first line that could not be read.
+    ``rows``: rows that landed now; fewer than the file has where parts had landed before.
+    ``events``: XID events that landed now, of the exporter's own counts (``xid_last`` is read when samples are folded).
+    ``left_out``: lines and values that are not in the rows, by reason.
+    ``first_fault``: the first line that could not be read.
     """
 
     digest: str
@@ -82,30 +68,13 @@ def land_dump(
 ) -> DumpResult:
     """Land the samples of a dump.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        The file, plain or compressed, see :class:`telemetry.series.dump_lines.DumpReader`.
-    landing : Landing
-    catalogue : SeriesCatalogue
-        Made with ``mapping``.
-    mapping : SourceMapping, optional
-        Part of the names of what lands: another mapping gives other rows.
-    delay : datetime.timedelta
-        Reporting delay of XID events: ``known_at`` is the sample's time plus it.
-    held_samples : int
-        Samples in memory at a time (some 100 bytes each).
-    progress : callable, optional
-        ``progress(done, total)``: bytes while the file is read, then parts that have landed.
-
-    Returns
-    -------
-    DumpResult
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, holds no sample of ours, or the disk is full (20 bytes a sample are spilled).
+    ``path``: the file, plain or compressed, see :class:`telemetry.series.dump_lines.DumpReader`.
+    ``catalogue``: made with ``mapping``.
+    ``delay``: reporting delay of XID events: ``known_at`` is the sample's time plus it.
+    ``held_samples``: samples in memory at a time (some 100 bytes each).
+    ``progress``: ``progress(done, total)``: bytes while the file is read, then parts that have landed.
+    Raises ``InputError`` if the file cannot be read, holds no sample of ours, or the disk is full (20 bytes a sample
+    are spilled).
     """
     advance = progress or (lambda _done, _total: None)
     digest = _digest(path, catalogue, mapping)

@@ -49,15 +49,9 @@ class _Stream(Protocol):
 class Block:
     """Samples of some consecutive lines.
 
-    Parameters
-    ----------
-    index : ndarray of int32, shape (n,)
-        Number of the series in :attr:`DumpReader.series`.
-    ms : ndarray of int64, shape (n,)
-        Milliseconds since 1970, UTC.
-    values : ndarray of float64, shape (n,)
-    bytes_read : int
-        Bytes of the (decompressed) file up to here.
+    ``index``: number of the series in :attr:`DumpReader.series`; shape (n,).
+    ``ms``: milliseconds since 1970, UTC; shape (n,).
+    ``values``: shape (n,).
     """
 
     index: npt.NDArray[np.int32]
@@ -69,14 +63,8 @@ class Block:
 class DumpReader:
     """Reads one dump, block by block, in bounded memory.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-        Plain text, or compressed: ``.gz``, ``.zst``, ``.bz2``, ``.lz4``.
-    catalogue : SeriesCatalogue
+    ``path``: plain text, or compressed: ``.gz``, ``.zst``, ``.bz2``, ``.lz4``.
 
-    Notes
-    -----
     The text before a line's number is looked up; only one that is new goes through the grammar, and so does a line
     whose rest is not simply two numbers.
     """
@@ -103,10 +91,8 @@ class DumpReader:
     def blocks(self) -> Iterator[Block]:
         """Yield the samples of our series.
 
-        Raises
-        ------
-        InputError
-            If the file does not exist, its compression is damaged or cut, or a line is longer than 1 MiB.
+        Raises ``InputError`` if the file does not exist, its compression is damaged or cut, or a line is longer than 1
+        MiB.
         """
         read = 0
         carry = b""

@@ -28,12 +28,7 @@ _SCAN_ROWS: Final = 2_000_000
 class Spill:
     """Samples on disk, by part.
 
-    Parameters
-    ----------
-    folder : pathlib.Path
-        Where the parts are; what an interrupted run left there is removed, unless it had finished.
-    held_samples : int
-        Samples kept in memory before they are written.
+    ``folder``: where the parts are; what an interrupted run left there is removed, unless it had finished.
     """
 
     def __init__(self, folder: Path, *, held_samples: int = 2_000_000) -> None:
@@ -113,15 +108,7 @@ class Spill:
 def slices(path: Path, most: int) -> Iterator[npt.NDArray[Any]]:
     """Yield a part's samples in pieces of about ``most``, each of a time span of its own.
 
-    Parameters
-    ----------
-    path : pathlib.Path
-    most : int
-        Samples that fit into memory. Samples of one instant stay together, so that a piece may be larger.
-
-    Yields
-    ------
-    ndarray of RECORD
+    ``most``: samples that fit into memory. Samples of one instant stay together, so that a piece may be larger.
     """
     count = path.stat().st_size // RECORD.itemsize
     if count <= most:

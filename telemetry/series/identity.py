@@ -40,24 +40,12 @@ _DEVICES_KEPT: Final = 100_000
 class Series:
     """One series as we understand it.
 
-    Parameters
-    ----------
-    channel : str
-        Our name.
-    kind : {"gauge", "counter", "flags", "enum"}
-        Kind of the channel.
-    gpu, node : str
-        The device and where it stands.
-    mig_instance : str or None
-        The MIG instance or partition that the value is of; None is the whole GPU.
-    part : str or None
-        NVLink link: values of several parts are summed, unless the whole is given too.
-    scale : float
-        Factor that brings values into the channel's unit.
-    inventory : tuple of (str, str)
-        What the labels tell of the device: field of the landed inventory and value.
-    rank : int
-        Of several metrics that may be one channel, the lowest rank that has a value counts.
+    ``gpu``, ``node``: the device and where it stands.
+    ``mig_instance``: the MIG instance or partition that the value is of; None is the whole GPU.
+    ``part``: NVLink link: values of several parts are summed, unless the whole is given too.
+    ``scale``: factor that brings values into the channel's unit.
+    ``inventory``: what the labels tell of the device: field of the landed inventory and value.
+    ``rank``: of several metrics that may be one channel, the lowest rank that has a value counts.
     """
 
     channel: str
@@ -75,16 +63,9 @@ class Series:
 class XidCount:
     """One series of :data:`XID_COUNT_METRIC`: how often a GPU had one XID within the exporter's window.
 
-    Parameters
-    ----------
-    gpu, node : str
-        The device and where it stands.
-    xid : int
-        The XID.
-    mig_instance : str or None
-        The MIG instance; None is the whole GPU.
-    inventory : tuple of (str, str)
-        As of :class:`Series`.
+    ``gpu``, ``node``: the device and where it stands.
+    ``mig_instance``: the MIG instance; None is the whole GPU.
+    ``inventory``: as of :class:`Series`.
     """
 
     gpu: str
@@ -114,22 +95,10 @@ class _Metric:
 class SeriesCatalogue:
     """Tells what series are.
 
-    Parameters
-    ----------
-    channels : mapping of str to Channel
-        The catalogue with the user's declarations, see :func:`telemetry.channels.resolve_channels`.
-    mapping : SourceMapping, optional
-        The user's metric names, labels and factors.
-    default_node : str, optional
-        Node of series whose labels name none, such as those of a page that was fetched from a known node.
+    ``channels``: the catalogue with the user's declarations, see :func:`telemetry.channels.resolve_channels`.
+    ``default_node``: node of series whose labels name none, such as those of a page that was fetched from a known node.
+    Raises ``InputError`` if the mapping names a channel that does not exist.
 
-    Raises
-    ------
-    InputError
-        If the mapping names a channel that does not exist.
-
-    Notes
-    -----
     Safe to share between threads: its one cache only remembers what it would work out again.
     """
 
@@ -155,27 +124,15 @@ class SeriesCatalogue:
     def metric_names(self) -> dict[str, str]:
         """Return every metric name that may hold one of our channels, and the channel.
 
-        Returns
-        -------
-        dict of str to str
-            :data:`XID_COUNT_METRIC` is not among them.
+        Returns: :data:`XID_COUNT_METRIC` is not among them.
         """
         return {name: metric.channel for name, metric in self._metrics.items()}
 
     def identify(self, name: str, labels: Mapping[str, str]) -> Series | XidCount | None:
         """Tell what a series is.
 
-        Parameters
-        ----------
-        name : str
-            The metric name.
-        labels : mapping of str to str
-            Its labels; ``__name__`` may be among them.
-
-        Returns
-        -------
-        Series, XidCount or None
-            None if the metric is no channel of ours, or the labels name no GPU or no node.
+        ``labels``: its labels; ``__name__`` may be among them.
+        Returns: none if the metric is no channel of ours, or the labels name no GPU or no node.
         """
         if name == XID_COUNT_METRIC:
             return self._xid_count(labels)

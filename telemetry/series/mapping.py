@@ -108,15 +108,8 @@ class SourceMapping(Section):
 def load_source_mapping(path: Path | None) -> SourceMapping:
     """Read and check a mapping file of a Prometheus-like source.
 
-    Parameters
-    ----------
-    path : pathlib.Path or None
-        None gives the mapping that leaves everything to the defaults.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, is no YAML, or has an unknown key or a wrong value.
+    ``path``: none gives the mapping that leaves everything to the defaults.
+    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
     """
     if path is None:
         return SourceMapping()

@@ -40,28 +40,15 @@ def assemble(
 ) -> pa.Table:
     """Turn samples of series into rows of channels.
 
-    Parameters
-    ----------
-    series : sequence of Series
-        What the series are; several may be one channel of one GPU.
-    index : ndarray of int32, shape (n,)
-        The series of each sample.
-    ms : ndarray of int64, shape (n,)
-        Time of each sample in milliseconds since 1970, UTC.
-    values : ndarray of float64, shape (n,)
-        The samples; NaN (Prometheus' stale markers are NaN) and sentinels are no values.
-    problems : mutable mapping of str to int, optional
-        Values that could not be used are counted into it, by reason.
+    ``series``: what the series are; several may be one channel of one GPU.
+    ``index``: the series of each sample; shape (n,).
+    ``ms``: time of each sample in milliseconds since 1970, UTC; shape (n,).
+    ``values``: the samples; NaN (Prometheus' stale markers are NaN) and sentinels are no values; shape (n,).
+    ``problems``: values that could not be used are counted into it, by reason.
+    Returns: the layout of landed samples: ``timestamp``, ``node``, ``gpu``, ``mig_instance`` (strings), then the
+    channels that have a value, in the order of ``series``. One row for each (gpu, node, mig_instance, timestamp) that
+    has a value, sorted by (gpu, timestamp).
 
-    Returns
-    -------
-    pyarrow.Table
-        The layout of landed samples: ``timestamp``, ``node``, ``gpu``, ``mig_instance`` (strings), then the channels
-        that have a value, in the order of ``series``. One row for each (gpu, node, mig_instance, timestamp) that has a
-        value, sorted by (gpu, timestamp).
-
-    Notes
-    -----
     Where a channel of a GPU has several samples at one time: of several metrics the lowest rank counts; the whole
     counts rather than its parts; parts are summed; equal values of the same thing count once, and of different ones
     the first given counts and the others are problems.

@@ -18,17 +18,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def observed(series: Sequence[Series], seen_at: datetime) -> pa.Table:
     """Return what series that all were seen at one time tell of the inventory.
 
-    Parameters
-    ----------
-    series : sequence of Series
-        In the order of their age: of two values of one field the later series' counts.
-    seen_at : datetime
-        Aware instant.
-
-    Returns
-    -------
-    pyarrow.Table
-        Rows of ``LANDED_INVENTORY``, one for each (gpu, node), in that order.
+    ``series``: in the order of their age: of two values of one field the later series' counts.
+    Returns: rows of ``LANDED_INVENTORY``, one for each (gpu, node), in that order.
     """
     merged: dict[tuple[str, str], dict[str, str]] = {}
     for each in series:
@@ -40,19 +31,10 @@ def observed(series: Sequence[Series], seen_at: datetime) -> pa.Table:
 def sighted(series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> pa.Table:
     """Return the first and the last sight of each GPU in samples, and of each change of what the labels tell of it.
 
-    Parameters
-    ----------
-    series : sequence of Series
-    index : ndarray of int32, shape (n,)
-        The series of each sample.
-    ms : ndarray of int64, shape (n,)
-        Time of each sample in milliseconds since 1970, UTC.
-
-    Returns
-    -------
-    pyarrow.Table
-        Rows of ``LANDED_INVENTORY``, one or two for each distinct (gpu, node, inventory), sorted by time: so many as
-        are needed to tell from when to when a GPU stood somewhere with, for instance, one driver.
+    ``index``: the series of each sample; shape (n,).
+    ``ms``: time of each sample in milliseconds since 1970, UTC; shape (n,).
+    Returns: rows of ``LANDED_INVENTORY``, one or two for each distinct (gpu, node, inventory), sorted by time: so many
+    as are needed to tell from when to when a GPU stood somewhere with, for instance, one driver.
     """
     if len(index) == 0:
         return LANDED_INVENTORY.empty_table()

@@ -30,12 +30,8 @@ Key = tuple[str, str, str, int]
 class XidCounts:
     """Follows the counts from span to span, in the order of time.
 
-    Parameters
-    ----------
-    delay : datetime.timedelta
-        From an event to when it could first have been known.
-    state : mapping, optional
-        What :meth:`as_state` gave.
+    ``delay``: from an event to when it could first have been known.
+    ``state``: what :meth:`as_state` gave.
     """
 
     def __init__(self, delay: timedelta, state: Mapping[str, Any] | None = None) -> None:
@@ -63,18 +59,9 @@ class XidCounts:
     ) -> pa.Table:
         """Take the next span's samples.
 
-        Parameters
-        ----------
-        counts : sequence of XidCount
-        index, ms, values : ndarray, shape (n,)
-            Series, time and value of each sample.
-        watched : mapping of str to (int, int)
-            When each GPU was first and last seen in this span, by any channel; ms.
-
-        Returns
-        -------
-        pyarrow.Table
-            Rows of ``LANDED_EVENTS``, sorted by (timestamp, gpu, code).
+        ``index``, ``ms``, ``values``: Series, time and value of each sample; shape (n,).
+        ``watched``: when each GPU was first and last seen in this span, by any channel; ms.
+        Returns: rows of ``LANDED_EVENTS``, sorted by (timestamp, gpu, code).
         """
         rows: list[tuple[int, str, str, str, str]] = []
         for place, previous in _telling(index, ms, values):

@@ -258,24 +258,8 @@ def write_disks(
 ) -> dict[str, int]:
     """Write a fleet of disks.
 
-    Parameters
-    ----------
-    out : pathlib.Path
-    devices : int
-        Drives ever in service.
-    days : int
-    seed : int
-    form : {"parquet", "csv"}
-        Of the samples.
-    hosts : bool
-        Whether the inventory says which host a drive sits in; if not, each drive is a node of its own.
-    acceleration : float
-        Factor on all failure rates, for small fleets that are to see some failures.
-
-    Returns
-    -------
-    dict of str to int
-        Drives, samples and failures.
+    ``hosts``: whether the inventory says which host a drive sits in; if not, each drive is a node of its own.
+    ``acceleration``: factor on all failure rates, for small fleets that are to see some failures.
     """
     catalogue, drives = make_drives(devices, days, seed, acceleration)
     seen = drives.installed < days

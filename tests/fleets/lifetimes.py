@@ -122,23 +122,7 @@ def make_lifetimes(devices: int, years: int, seed: int) -> Lifetimes:
 
 
 def write_lifetimes(out: Path, *, devices: int, years: int, seed: int, form: str = "csv") -> dict[str, int]:
-    """Write a fleet of lifetimes.
-
-    Parameters
-    ----------
-    out : pathlib.Path
-    devices : int
-        About this many devices are ever in service.
-    years : int
-        One to six.
-    seed : int
-    form : {"csv", "parquet"}
-
-    Returns
-    -------
-    dict of str to int
-        Devices, stays and failures.
-    """
+    """Write a fleet of lifetimes."""
     lives = make_lifetimes(devices, years, seed)
     count = int(lives.device.max()) + 1
     serial = pd.unique(np.random.default_rng([seed, 12]).integers(10**11, 10**12, 2 * count))[:count].astype(str)

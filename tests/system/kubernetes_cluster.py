@@ -41,10 +41,7 @@ def wait(what: Callable[[], Any], within_s: float = WITHIN_S) -> Any:
 class Kubelets(threading.Thread):
     """All kubelets of a cluster.
 
-    Attributes
-    ----------
-    ends : callable
-        Gives the termination message of a running pod that ends well now; None: it runs on.
+    ``ends``: gives the termination message of a running pod that ends well now; None: it runs on.
     """
 
     def __init__(self, server: KubernetesServer, nodes: list[str]) -> None:

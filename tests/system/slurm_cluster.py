@@ -82,12 +82,8 @@ def free_ports(count: int) -> list[int]:
 class SlurmCluster:
     """A cluster of ``n1``, ``n2``, … with GPUs that are clones of ``/dev/null``.
 
-    Parameters
-    ----------
-    root : pathlib.Path
-        Its folder. Unix sockets in it bear about 100 characters: keep it short.
-    nodes, gpus : int
-        Nodes, and GPUs of each.
+    ``root``: its folder. Unix sockets in it bear about 100 characters: keep it short.
+    ``nodes``, ``gpus``: Nodes, and GPUs of each.
     """
 
     def __init__(self, root: Path, *, nodes: int = 2, gpus: int = 8) -> None:
@@ -151,10 +147,7 @@ class SlurmCluster:
     def wait(self, ready: Callable[[], bool], timeout_s: float = 30.0) -> None:
         """Wait until something is so.
 
-        Raises
-        ------
-        TimeoutError
-            With the end of the controller's log.
+        Raises ``TimeoutError`` with the end of the controller's log.
         """
         deadline = time.monotonic() + timeout_s
         while not ready():

@@ -93,13 +93,8 @@ SECOND = timedelta(seconds=1)
 class Degrading:
     """A simulated fleet around one failure.
 
-    Attributes
-    ----------
-    nodes : tuple of str
-    fails_at : datetime
-        When the first GPU of the sick node fails.
-    scores : dict of datetime to pathlib.Path
-        The folder of scores as it was at each decision time.
+    ``fails_at``: when the first GPU of the sick node fails.
+    ``scores``: the folder of scores as it was at each decision time.
     """
 
     nodes: tuple[str, ...]

@@ -11,17 +11,7 @@ Object = Mapping[str, Any]
 
 
 class Refused(Exception):
-    """An answer of the server that is no success.
-
-    Parameters
-    ----------
-    status : int
-        HTTP status.
-    message : str
-        What the server says about it.
-    retry_after_s : float or None
-        How long the server asks to wait.
-    """
+    """An answer of the server that is no success."""
 
     def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(status, message)
@@ -45,12 +35,7 @@ class NotSent(Unreachable):
 class Reply:
     """An answer as it came, success or not.
 
-    Attributes
-    ----------
-    status : int
-    headers : mapping of str to str
-        Asked for without regard to case.
-    data : bytes
+    ``headers``: asked for without regard to case.
     """
 
     status: int

@@ -30,12 +30,7 @@ def gpus_of(claim: Object, rules: KubernetesRules) -> int:
 class ClaimBook:
     """Looks claims up when a pod names one; without the permission, or on a server without claims, each holds none.
 
-    Parameters
-    ----------
-    api : Api
-    rules : KubernetesRules
-    monotonic_s : callable
-        Seconds of a clock that never jumps.
+    ``monotonic_s``: seconds of a clock that never jumps.
     """
 
     def __init__(self, api: Api, rules: KubernetesRules, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:

@@ -59,22 +59,8 @@ _AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
 class Cluster:
     """A server that is asked for JSON.
 
-    Parameters
-    ----------
-    pool : urllib3.PoolManager
-        With the server's certificates.
-    host : str
-        URL of the server.
-    headers : callable
-        Gives the headers that say who asks, anew for each request: tokens are rotated.
-    request_timeout_s : float
-        Of one request other than a watch.
-    sleep : callable
-        Waits so many seconds.
-    agent : str
-        What we call ourselves in the server's logs.
-    tls : Tls, optional
-        For what does not go over the pool.
+    ``headers``: gives the headers that say who asks, anew for each request: tokens are rotated.
+    ``tls``: for what does not go over the pool.
     """
 
     def __init__(
@@ -107,12 +93,8 @@ class Cluster:
     def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
         """Read one object or one page of a listing; what may pass is tried five times.
 
-        Raises
-        ------
-        Refused
-            If the server refuses; 429 and 5xx only after the last try.
-        Unreachable
-            If no try reached the server.
+        Raises ``Refused`` if the server refuses; 429 and 5xx only after the last try.
+        Raises ``Unreachable`` if no try reached the server.
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
@@ -133,10 +115,7 @@ class Cluster:
     def pages(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[Object]:
         """List page by page; each page has ``items`` and ``metadata.resourceVersion``.
 
-        Raises
-        ------
-        Refused
-            As :meth:`get`; 410 where the server forgot the listing between two pages: begin again.
+        Raises ``Refused`` as :meth:`get`; 410 where the server forgot the listing between two pages: begin again.
         """
         asked = {**(params or {}), "limit": str(PAGE_SIZE)}
         while True:
@@ -150,12 +129,8 @@ class Cluster:
     def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
         """Give what happens after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
 
-        Raises
-        ------
-        Refused
-            If the server refuses to begin.
-        Unreachable
-            If the connection is cut. A silent one ends the watch as the server's own end does.
+        Raises ``Refused`` if the server refuses to begin.
+        Raises ``Unreachable`` if the connection is cut. A silent one ends the watch as the server's own end does.
         """
         asked = {
             **(params or {}),
@@ -194,26 +169,10 @@ class Cluster:
     ) -> Reply:
         """Send one request, once, and give the answer whatever its status.
 
-        Parameters
-        ----------
-        method, path : str
-        params : mapping of str to str, optional
-        body : bytes, optional
-        headers : mapping of str to str, optional
-            Beside those that say who asks.
-        connect_s, read_s : float
-            Seconds until the connection stands, and of silence until the answer is given up.
-        total_s : float
-            Seconds until an answer is given up that still comes, byte by byte.
-        most_bytes : int
-            An answer that is larger is given up.
-
-        Raises
-        ------
-        NotSent
-            If nothing of it reached the server.
-        Unreachable
-            If no whole answer came: nobody knows whether it was carried out.
+        ``connect_s``, ``read_s``: seconds until the connection stands, and of silence until the answer is given up.
+        ``total_s``: seconds until an answer is given up that still comes, byte by byte.
+        Raises ``NotSent`` if nothing of it reached the server.
+        Raises ``Unreachable`` if no whole answer came: nobody knows whether it was carried out.
         """
         import urllib3  # noqa: PLC0415 - comes with the optional package
 
@@ -365,23 +324,10 @@ def connect(
 ) -> Cluster:
     """Connect as a pod does, where this is one, and else as ``kubectl`` does.
 
-    Parameters
-    ----------
-    kubeconfig : pathlib.Path, optional
-        Given, this file is used wherever we run; else the service account of the pod that we run in, else the file
-        that ``KUBECONFIG`` names, else ``~/.kube/config``.
-    context : str, optional
-        Of the file; default: its current one.
-    request_timeout_s : float
-    sleep : callable
-        Waits so many seconds between two tries.
-    agent : str
-        What we call ourselves in the server's logs.
-
-    Raises
-    ------
-    InputError
-        If the package is missing, or there is no usable configuration.
+    ``kubeconfig``: Given, this file is used wherever we run; else the service account of the pod that we run in, else
+    the file that ``KUBECONFIG`` names, else ``~/.kube/config``.
+    ``context``: of the file; default: its current one.
+    Raises ``InputError`` if the package is missing, or there is no usable configuration.
     """
     try:
         from kubernetes import config  # noqa: PLC0415 - an optional package, slow to import

@@ -42,16 +42,10 @@ _LEAVE_S: Final = 5.0
 class Scope:
     """What of a cluster is collected.
 
-    Parameters
-    ----------
-    cluster : str or None
-        Its name in the inventory, and that of the collector's state; default for the latter: the server's address.
-    node_selector : str or None
-        Label selector of nodes; given, nodes without GPUs are taken too.
-    namespace_selector : str or None
-        Label selector of the namespaces whose pods are jobs; None: all.
-    jobs : bool
-        Whether pods are read at all.
+    ``cluster``: its name in the inventory, and that of the collector's state; default for the latter: the server's
+    address.
+    ``node_selector``: label selector of nodes; given, nodes without GPUs are taken too.
+    ``namespace_selector``: label selector of the namespaces whose pods are jobs; None: all.
     """
 
     cluster: str | None = None
@@ -72,19 +66,8 @@ def state_name(api: Api, scope: Scope) -> str:
 class KubernetesCollector:
     """Collects one cluster into one landing folder.
 
-    Parameters
-    ----------
-    api : Api
-    landing : Landing
-    rules : KubernetesRules
-    scope : Scope
-    clock : callable
-        The time now, aware UTC.
-
-    Raises
-    ------
-    InputError
-        If another process collects the same cluster into this folder, or its state is damaged.
+    ``clock``: the time now, aware UTC.
+    Raises ``InputError`` if another process collects the same cluster into this folder, or its state is damaged.
     """
 
     def __init__(
@@ -135,10 +118,7 @@ class KubernetesCollector:
     def once(self) -> None:
         """List everything, compare it with what was known, land the difference.
 
-        Raises
-        ------
-        InputError
-            If the server refuses or does not answer, or the disk is full.
+        Raises ``InputError`` if the server refuses or does not answer, or the disk is full.
         """
         for resource in self.resources():
             try:
@@ -159,16 +139,7 @@ class KubernetesCollector:
     def run(self, stop: threading.Event, *, interval_s: float = 60.0) -> None:
         """Follow the cluster until ``stop`` is set, land every ``interval_s``, and at the end what is held.
 
-        Parameters
-        ----------
-        stop : threading.Event
-        interval_s : float
-            Seconds between two landings.
-
-        Raises
-        ------
-        InputError
-            If the server refuses us from the start, or at the end the disk is still full.
+        Raises ``InputError`` if the server refuses us from the start, or at the end the disk is still full.
         """
         resources = self.resources()
         self._check_access(resources)
@@ -226,10 +197,7 @@ class KubernetesCollector:
     def commit(self) -> None:
         """Land what is new, if anything is, and remember how far we are.
 
-        Raises
-        ------
-        InputError
-            If the disk is full; what is held stays held.
+        Raises ``InputError`` if the disk is full; what is held stays held.
         """
         takes = self._takes
         self._rows["jobs"] += self._jobs.news(takes)

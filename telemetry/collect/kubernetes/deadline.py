@@ -23,10 +23,7 @@ _asking = threading.local()
 class Overdue:
     """One request under way.
 
-    Attributes
-    ----------
-    over : bool
-        Whether its time ended before it did.
+    ``over``: whether its time ended before it did.
     """
 
     __slots__ = ("_lock", "_socket", "ended", "over")
@@ -63,10 +60,7 @@ class Overdue:
 class Deadlines:
     """Ends requests at their time, by one thread that is there only while there are any.
 
-    Parameters
-    ----------
-    elapsed : callable
-        Seconds of a clock that never goes back.
+    ``elapsed``: seconds of a clock that never goes back.
     """
 
     def __init__(self, elapsed: Callable[[], float] = time.monotonic) -> None:

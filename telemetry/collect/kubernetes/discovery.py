@@ -25,27 +25,12 @@ def service_targets(
 ) -> list[Target]:
     """Return a target for each endpoint of a service, as it is now; ask again to see nodes come and go.
 
-    Parameters
-    ----------
-    namespace, service : str
-    port : int or str, optional
-        Number or name of the endpoints' port; default: the one named ``metrics``, else the only one.
-    api : Api, optional
-        Default: the server that :func:`telemetry.collect.kubernetes.client.connect` finds, connected to once.
+    ``port``: number or name of the endpoints' port; default: the one named ``metrics``, else the only one.
+    ``api``: Default: the server that :func:`telemetry.collect.kubernetes.client.connect` finds, connected to once.
+    Returns: sorted by URL, one per pod, with the node that the pod runs on. Endpoints that are not ready are among them
+    (an exporter that no longer gets ready is news), those that are being ended are not.
+    Raises ``InputError`` if there is no such service or port, the server refuses, or does not answer.
 
-    Returns
-    -------
-    list of Target
-        Sorted by URL, one per pod, with the node that the pod runs on. Endpoints that are not ready are among them (an
-        exporter that no longer gets ready is news), those that are being ended are not.
-
-    Raises
-    ------
-    InputError
-        If there is no such service or port, the server refuses, or does not answer.
-
-    Notes
-    -----
     Read from EndpointSlices (``discovery.k8s.io/v1``, or ``v1beta1`` before Kubernetes 1.21), and from Endpoints where
     the server has neither.
     """
@@ -71,10 +56,7 @@ def service_targets(
 def slice_targets(slices: Iterable[Object], port: int | str | None, where: str) -> list[Target]:
     """Return the targets of EndpointSlices of one service, of either version.
 
-    Raises
-    ------
-    InputError
-        If no port, or more than one, can be meant.
+    Raises ``InputError`` if no port, or more than one, can be meant.
     """
     chosen: dict[str, tuple[int, Target]] = {}
     for each in slices:
@@ -102,10 +84,7 @@ def slice_targets(slices: Iterable[Object], port: int | str | None, where: str) 
 def endpoints_targets(endpoints: Object, port: int | str | None, where: str) -> list[Target]:
     """Return the targets of an Endpoints object.
 
-    Raises
-    ------
-    InputError
-        If no port, or more than one, can be meant.
+    Raises ``InputError`` if no port, or more than one, can be meant.
     """
     found: dict[str, Target] = {}
     for subset in endpoints.get("subsets") or ():

@@ -22,22 +22,8 @@ _DETAIL_LENGTH = 400
 class Notice:
     """A Kubernetes event that a rule names.
 
-    Parameters
-    ----------
-    uid : str
-    kind : str
-        Of the object that it is about.
-    node : str
-    count : int
-        How often it has happened; the server counts repeats instead of keeping each.
-    first_ms, last_ms : int or None
-        Milliseconds since 1970 UTC.
-    type : str
-        Of our event.
-    code : str
-    detail : str
-    gpu, pci_bus_id : str or None
-        Where the message names the GPU.
+    ``count``: how often it has happened; the server counts repeats instead of keeping each.
+    ``first_ms``, ``last_ms``: milliseconds since 1970 UTC.
     """
 
     uid: str
@@ -56,8 +42,6 @@ class Notice:
 def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
     """Return what matters of a ``v1`` Event, or None where no rule names it or it names no node.
 
-    Notes
-    -----
     Of an XID whose message names no GPU the code is kept as ``xid_N`` in an event of type ``other``: an XID without a
     GPU would count as one of every GPU of the node, and the kernel log tells which it was.
     """
@@ -105,10 +89,7 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
 class NoticeBook:
     """Which Kubernetes events were told already, and up to which count.
 
-    Parameters
-    ----------
-    told : mapping of str to mapping of str to int
-        From an earlier run, as :attr:`told`.
+    ``told``: from an earlier run, as :attr:`told`.
     """
 
     def __init__(self, told: Mapping[str, Mapping[str, int]] | None = None) -> None:
@@ -122,8 +103,6 @@ class NoticeBook:
     def see(self, notice: Notice, at: datetime) -> list[Event]:
         """Return our events for what is new in a Kubernetes event.
 
-        Notes
-        -----
         One when it is first seen, at its first and, if it was repeated since, one more at its last occurrence; then one
         each time the count has risen.
         """

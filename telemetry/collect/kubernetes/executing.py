@@ -35,13 +35,7 @@ MOST_BYTES: Final = 64 * 2**20
 class Tls:
     """How a server is known, and how we are known to it.
 
-    Attributes
-    ----------
-    ca_file, certificate, key : str or None
-        Files.
-    verify : bool
-    name : str or None
-        That the server's certificate has to carry; None: its host.
+    ``name``: that the server's certificate has to carry; None: its host.
     """
 
     ca_file: str | None = None
@@ -65,13 +59,8 @@ class Tls:
 class Executed:
     """What a command came to.
 
-    Attributes
-    ----------
-    code : int or None
-        Its exit code; None: it was not run to its end, and ``words`` say why.
-    stdout, stderr : bytes
-        The end of what it wrote.
-    words : str
+    ``code``: its exit code; None: it was not run to its end, and ``words`` say why.
+    ``stdout``, ``stderr``: the end of what it wrote.
     """
 
     code: int | None
@@ -93,31 +82,13 @@ def execute(
 ) -> Executed:
     """Run a command in a container, without a shell, a terminal and a standard input.
 
-    Parameters
-    ----------
-    host : str
-        URL of the server.
-    path : str
-        Of the pod's ``exec``.
-    command : sequence of str
-    container : str or None
-        None: the server chooses, which it does where there is one only.
-    headers : mapping of str to str
-        That say who asks.
-    tls : Tls
-    connect_s : float
-        Seconds until the connection stands.
-    total_s : float
-        Seconds altogether. What runs in the container then runs on: no answer ends it.
-
-    Raises
-    ------
-    Refused
-        If the server does not begin it.
-    NotSent
-        If nothing of it reached the server.
-    Unreachable
-        If it began, and nobody knows what it came to.
+    ``path``: of the pod's ``exec``.
+    ``container``: None: the server chooses, which it does where there is one only.
+    ``connect_s``: seconds until the connection stands.
+    ``total_s``: seconds altogether. What runs in the container then runs on: no answer ends it.
+    Raises ``Refused`` if the server does not begin it.
+    Raises ``NotSent`` if nothing of it reached the server.
+    Raises ``Unreachable`` if it began, and nobody knows what it came to.
     """
     deadlines = Deadlines()
     with deadlines.within(total_s) as request:

@@ -40,20 +40,10 @@ Key = tuple[str, str, int]
 class PodRun:
     """One pod on its node. Instants are milliseconds since 1970 UTC.
 
-    Parameters
-    ----------
-    uid, namespace, job, node : str
-    started_ms : int
-        When the node took the pod in: from then on its GPUs are held.
-    ended_ms : int or None
-    gpus : int
-        Whole devices requested; slices of a pod count as one together.
-    claims : tuple of str
-        Names of resource claims in its namespace, whose GPUs are not in ``gpus`` yet.
-    checkpointed_ms : int or None
-    outcome : str or None
-        ``Succeeded``, or why it failed: ``Failed``, ``Evicted``, ``OOMKilled``, ``PreemptionByScheduler``, …; None
-        while it runs.
+    ``started_ms``: when the node took the pod in: from then on its GPUs are held.
+    ``claims``: names of resource claims in its namespace, whose GPUs are not in ``gpus`` yet.
+    ``outcome``: ``Succeeded``, or why it failed: ``Failed``, ``Evicted``, ``OOMKilled``, ``PreemptionByScheduler``, …;
+    None while it runs.
     """
 
     uid: str
@@ -85,8 +75,6 @@ class PodRun:
 def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
     """Return what matters of a pod, or None where it is on no node yet or asks for no GPU.
 
-    Notes
-    -----
     The start is ``status.startTime``, which stays when containers restart. A container that ended does not end the pod
     while the pod's phase says that it runs.
     """
@@ -124,12 +112,7 @@ class JobBook:
     Pods of one job that began on one node in the same second share a row, for a row is known by job, node and start:
     their GPUs add up, and the row ends with the last of them.
 
-    Parameters
-    ----------
-    runs : iterable of PodRun
-        From an earlier run.
-    gpus_of_claim : callable
-        ``(namespace, claim)`` to the number of GPUs that it holds.
+    ``gpus_of_claim``: ``(namespace, claim)`` to the number of GPUs that it holds.
     """
 
     def __init__(
@@ -187,15 +170,7 @@ class JobBook:
     def news(self, takes: Callable[[str], bool] = lambda _namespace: True) -> list[dict[str, Any]]:
         """Return the rows that changed since they were last returned, and forget pods that are gone.
 
-        Parameters
-        ----------
-        takes : callable
-            Whether the jobs of a namespace are wanted. Rows of others wait.
-
-        Returns
-        -------
-        list of dict
-            In the layout of :data:`telemetry.schema.JOBS`, instants in milliseconds.
+        Returns: in the layout of :data:`telemetry.schema.JOBS`, instants in milliseconds.
         """
         rows = []
         for key in list(self._dirty):

@@ -34,23 +34,10 @@ Rows = Mapping[Kind, Sequence[Mapping[str, Any]]]
 class Journal:
     """The state of one collector; one process at a time may hold it.
 
-    Parameters
-    ----------
-    landing : Landing
-    name : str
-        Of the state file: letters, digits, ``-``, ``.`` and ``_``.
-
-    Attributes
-    ----------
-    content : dict
-        What was last committed; empty at first.
-    landed : dict of str to int
-        Rows landed by this process, by kind.
-
-    Raises
-    ------
-    InputError
-        If another process holds it, or its file is damaged.
+    ``name``: of the state file: letters, digits, ``-``, ``.`` and ``_``.
+    ``content``: what was last committed; empty at first.
+    ``landed``: rows landed by this process, by kind.
+    Raises ``InputError`` if another process holds it, or its file is damaged.
     """
 
     def __init__(self, landing: Landing, name: str) -> None:
@@ -73,12 +60,9 @@ class Journal:
     def commit(self, content: Mapping[str, Any], rows: Rows) -> None:
         """Remember ``content`` and land ``rows``; rows of an earlier commit that could not land yet go first.
 
-        Raises
-        ------
-        InputError
-            If the disk is full or not writable; then nothing was taken in, and the same commit may be tried again.
-            Where only the landing fails, the rows are taken in: :meth:`flush`, the next commit or the next process
-            lands them.
+        Raises ``InputError`` if the disk is full or not writable; then nothing was taken in, and the same commit may be
+        tried again. Where only the landing fails, the rows are taken in: :meth:`flush`, the next commit or the next
+        process lands them.
         """
         self.flush()
         told = {kind: list(each) for kind, each in rows.items() if each}
@@ -92,10 +76,7 @@ class Journal:
     def flush(self) -> None:
         """Land what was committed and has not landed.
 
-        Raises
-        ------
-        InputError
-            If the disk is full or not writable.
+        Raises ``InputError`` if the disk is full or not writable.
         """
         self._land(self._waiting)
         self._waiting = {}

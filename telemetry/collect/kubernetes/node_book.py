@@ -23,15 +23,9 @@ GONE_KEPT: Final = timedelta(days=90)
 class NodeBook:
     """The nodes of a fleet.
 
-    Parameters
-    ----------
-    rules : KubernetesRules
-    cluster : str or None
-        Name of the cluster, for the inventory; labels that tell one go before it.
-    all_nodes : bool
-        Whether nodes without GPUs are taken too. A node that once had GPUs is taken for ever.
-    content : mapping, optional
-        What :meth:`content` returned.
+    ``cluster``: name of the cluster, for the inventory; labels that tell one go before it.
+    ``all_nodes``: whether nodes without GPUs are taken too. A node that once had GPUs is taken for ever.
+    ``content``: what :meth:`content` returned.
     """
 
     def __init__(

@@ -83,21 +83,11 @@ def marks_of(view: NodeView, rules: KubernetesRules) -> dict[str, Mark]:
 def node_changes(before: NodeView | None, after: NodeView, rules: KubernetesRules, at: datetime) -> list[Event]:
     """Return what happened to a node between two looks.
 
-    Parameters
-    ----------
-    before : NodeView or None
-        None: never seen; what already holds then is told with the time that the object gives, else ``at``.
-    after : NodeView
-    rules : KubernetesRules
-    at : datetime
-        Aware; when ``after`` was heard. Events carry it as ``known_at``, and as ``timestamp`` where the object does not
-        say when.
-
-    Returns
-    -------
-    list of Event
-        Of the whole node. A drain is taken back (a ``drain`` event with code ``uncordon`` or ``undrain``) when the last
-        reason for it is gone; our own reasons do not hold up the release of others'.
+    ``before``: None: never seen; what already holds then is told with the time that the object gives, else ``at``.
+    ``at``: Aware; when ``after`` was heard. Events carry it as ``known_at``, and as ``timestamp`` where the object does
+    not say when.
+    Returns: of the whole node. A drain is taken back (a ``drain`` event with code ``uncordon`` or ``undrain``) when the
+    last reason for it is gone; our own reasons do not hold up the release of others'.
     """
     events = [] if before is None else _machine(before, after, at)
     old = {} if before is None else marks_of(before, rules)

@@ -40,26 +40,12 @@ class Condition:
 class NodeView:
     """A node as we know it. Instants are milliseconds since 1970 UTC.
 
-    Parameters
-    ----------
-    name, uid : str
-    created_ms : int or None
-    provider_id, system_uuid, boot_id : str or None
-        The cloud's name of the machine, the firmware's name of it, and the kernel's of this boot.
-    gpus : int
-        Devices in its capacity, slices included.
-    labelled_gpu : bool
-        Whether a label says that it has GPUs, also when none works.
-    cordoned : bool
-    cordoned_ms : int or None
-    cordoned_by : str or None
-        Field manager that set ``spec.unschedulable``.
-    taints : tuple of Taint
-        Those that a rule names, and ours.
-    conditions : tuple of Condition
-        ``Ready`` and those that a rule names.
-    place : tuple of (str, str)
-        ``cluster``, ``group``, ``rack``, ``nvlink_domain``, as far as labels tell.
+    ``provider_id``, ``system_uuid``, ``boot_id``: the cloud's name of the machine, the firmware's name of it, and the
+    kernel's of this boot.
+    ``labelled_gpu``: whether a label says that it has GPUs, also when none works.
+    ``cordoned_by``: field manager that set ``spec.unschedulable``.
+    ``conditions``: ``Ready`` and those that a rule names.
+    ``place``: ``cluster``, ``group``, ``rack``, ``nvlink_domain``, as far as labels tell.
     """
 
     name: str

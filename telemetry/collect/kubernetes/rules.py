@@ -148,15 +148,8 @@ def default_rules() -> KubernetesRules:
 def load_rules(path: Path | None) -> KubernetesRules:
     """Read a rules file and put the defaults after it.
 
-    Parameters
-    ----------
-    path : pathlib.Path or None
-        None: the defaults alone.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, is no YAML, or has an unknown key or a wrong value.
+    ``path``: None: the defaults alone.
+    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value.
     """
     base = default_rules()
     if path is None:

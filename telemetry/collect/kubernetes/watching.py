@@ -27,16 +27,8 @@ _WATCH_TYPES: Final = {"ADDED": "changed", "MODIFIED": "changed", "DELETED": "go
 class Resource:
     """What is followed.
 
-    Parameters
-    ----------
-    name : str
-        For logs and state: ``nodes``.
-    path : str
-        Of the API.
-    trim : callable
-        Makes of an object what is worth keeping; None: nothing. Listings are held trimmed only.
-    params : mapping of str to str
-        Selectors.
+    ``name``: for logs and state: ``nodes``.
+    ``trim``: makes of an object what is worth keeping; None: nothing. Listings are held trimmed only.
     """
 
     name: str
@@ -58,18 +50,8 @@ class Resource:
 class Change:
     """What a follower tells.
 
-    Parameters
-    ----------
-    resource : str
-        Name of the :class:`Resource`.
-    kind : {"listed", "changed", "gone", "reached"}
-        ``listed``: these are all that there are. ``reached``: nothing new up to this version.
-    objects : tuple
-        Trimmed.
-    version : str
-        Where to go on after this.
-    at : datetime
-        When it was heard, by our clock.
+    ``resource``: name of the :class:`Resource`.
+    ``kind``: ``listed``: these are all that there are. ``reached``: nothing new up to this version.
     """
 
     resource: str
@@ -82,10 +64,8 @@ class Change:
 def list_all(api: Api, resource: Resource, clock: Callable[[], datetime]) -> Change:
     """List everything, page by page.
 
-    Raises
-    ------
-    Refused, Unreachable
-        As the server answers; a listing that the server forgot half way is begun again, three times.
+    Raises ``Refused, Unreachable`` as the server answers; a listing that the server forgot half way is begun again,
+    three times.
     """
     for attempt in range(1, _LISTINGS + 1):
         kept: list[Any] = []
@@ -106,18 +86,8 @@ def list_all(api: Api, resource: Resource, clock: Callable[[], datetime]) -> Cha
 class Follower:
     """Tells the changes of one resource until it is stopped.
 
-    Parameters
-    ----------
-    api : Api
-    resource : Resource
-    put : callable
-        Takes a change; may block. False: stop.
-    clock : callable
-        The time now, aware.
-    wait : callable
-        Waits so many seconds; True: stop.
-    version : str, optional
-        Go on after this one, without a listing.
+    ``put``: takes a change; may block. False: stop.
+    ``version``: go on after this one, without a listing.
     """
 
     def __init__(

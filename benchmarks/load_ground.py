@@ -1,17 +1,13 @@
-"""What a service stands on while it is loaded: a supervisor as systemd's, and a disk that can be full."""
+"""What a service stands on while it is loaded: a supervisor as systemd's."""
 
 from __future__ import annotations
 
 import contextlib
-import resource
 import subprocess
 import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
-
-_DISK: Final = 48 * 2**20
 
 
 @dataclass
@@ -81,37 +77,3 @@ class Supervisor:
                 lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
                 kib = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
                 self.lives[-1].append((time.monotonic(), kib / 1024))
-
-
-class Disk:
-    """The disk of the state, which can be full: a tmpfs where it may be mounted, else a limit of the size of files."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        folder.mkdir()
-        options = ["-t", "tmpfs", "-o", f"size={_DISK}", "tmpfs", str(folder)]
-        done = subprocess.run(["mount", *options], capture_output=True, check=False)  # noqa: S603, S607 - no shell
-        self.mounted = done.returncode == 0
-
-    def fill(self, process: subprocess.Popen[bytes]) -> None:
-        """Leave no room."""
-        if not self.mounted:
-            hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (0, hard))
-            return
-        with contextlib.suppress(OSError), (self.folder / "ballast").open("wb", buffering=0) as stream:
-            while True:
-                stream.write(bytes(4096))
-
-    def free(self, process: subprocess.Popen[bytes]) -> None:
-        """Make room again."""
-        if not self.mounted:
-            hard = resource.prlimit(process.pid, resource.RLIMIT_FSIZE)[1]
-            resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (hard, hard))
-            return
-        (self.folder / "ballast").unlink(missing_ok=True)
-
-    def close(self) -> None:
-        """Unmount."""
-        if self.mounted:
-            subprocess.run(["umount", "-l", str(self.folder)], check=False)  # noqa: S603, S607 - no shell

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any, Final
 
 import numpy as np
@@ -30,16 +29,11 @@ class Ledger:
 
     ``wrong``: answers that are none of those expected; at most a hundred are kept.
     ``dropped``: times (monotonic) at which a request under way came to nothing.
-    ``acked``: value by (unit, ms) of telemetry that was acknowledged.
-    ``stored``, ``unsure``: rows that were acknowledged as held; rows whose acknowledgement never came.
     """
 
     answers: Counter[tuple[str, int]] = field(default_factory=Counter)
     wrong: list[Any] = field(default_factory=list)
     dropped: list[float] = field(default_factory=list)
-    acked: dict[tuple[str, int], float] = field(default_factory=dict)
-    stored: int = 0
-    unsure: int = 0
     took_s: list[float] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -55,7 +49,6 @@ class Asked:
     """A request, and what its answer must be.
 
     ``check``: from status and content to whether it is right.
-    ``rows``: rows of telemetry in it.
     """
 
     kind: str
@@ -64,7 +57,6 @@ class Asked:
     body: bytes | None
     media: str
     check: Callable[[int, Any], bool]
-    rows: int = 0
 
 
 class Caller(threading.Thread):
@@ -127,7 +119,6 @@ class Caller(threading.Thread):
             self._drop()
             with self._ledger.lock:
                 self._ledger.dropped.append(time.monotonic())
-                self._ledger.unsure += asked.rows
             return 0, None, _RESEND_S
         with self._ledger.lock:
             self._ledger.answers[asked.kind, answer.status] += 1
@@ -170,38 +161,6 @@ class Rows:
             return status == 200 and digest in expected and content["predictions"] == expected[digest]
 
         return Asked(kind, "POST", "/v1/predict", body, media, check)
-
-
-class Telemetry:
-    """Pushes: a row of every unit at an instant of its own, with a value that nobody else sends."""
-
-    def __init__(self, units: Sequence[tuple[str, str]], channel: str, low: float, high: float, ledger: Ledger) -> None:
-        self._units, self._channel, self._low, self._high, self._ledger = units, channel, low, high, ledger
-        self._number = 0
-        self._last_ms = 0
-
-    def ask(self) -> Asked:
-        """Give the next push."""
-        self._number += 1
-        ms = self._last_ms = max(int(time.time() * 1000), self._last_ms + 1)
-        when = datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
-        rows, sent = [], {}
-        for at, (node, gpu) in enumerate(self._units):
-            share = (self._number * 37 + at) % 997 / 997
-            value = round(self._low + (self._high - self._low) * share, 3)
-            rows.append({"timestamp": when, "node": node, "gpu": gpu, self._channel: value})
-            sent[gpu, ms] = value
-
-        def check(status: int, content: Any) -> bool:
-            if status != 200 or content["samples"]["rows"] != len(rows) or content["samples"]["unknown"]:
-                return False
-            with self._ledger.lock:
-                self._ledger.stored += content["samples"]["stored"]
-                self._ledger.acked.update(sent)
-            return True
-
-        body = json.dumps({"samples": rows}).encode()
-        return Asked("telemetry", "POST", "/v1/telemetry", body, JSON, check, len(rows))
 
 
 class Nodes:

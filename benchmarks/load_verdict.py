@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from benchmarks.load_ground import Disk, Supervisor
+from benchmarks.load_ground import Supervisor
 from benchmarks.load_traffic import Ledger
-from serving.online.snapshot import read_snapshot
 
 GROWTH: Final = 0.08
 """Memory may differ by as much between the halves of a process' warm life."""
@@ -21,23 +18,15 @@ _KILL_WINDOW_S: Final = 2.0
 
 
 def judged(
-    ledger: Ledger, supervisor: Supervisor, disk: Disk, full: dict[str, int], kept: dict[str, Any], code: int,
-    seconds: float,
+    ledger: Ledger, supervisor: Supervisor, done: dict[str, int], code: int, seconds: float
 ) -> dict[str, Any]:  # fmt: skip
-    """Compare what was answered, kept and held with what must hold; ``faults`` says in words where it does not."""
+    """Compare what was answered and held with what must hold; ``faults`` says in words where it does not."""
     faults = [f"a wrong answer: {each}" for each in ledger.wrong[:5]]
     near = [each for each in ledger.dropped if any(-0.1 < each - kill < _KILL_WINDOW_S for kill in supervisor.kills)]
     if len(near) < len(ledger.dropped):
         faults.append(f"{len(ledger.dropped) - len(near)} requests came to nothing without a kill")
-    if kept["after_kill"] != kept["held"] or not 0 <= kept["held"] - kept["acked"] <= kept["unsure"]:
-        faults.append(f"samples are lost: {kept}")
-    missing, compared = _missing(disk.folder / "online", ledger)
-    if missing or not compared:
-        faults.append(f"{missing} of {compared} acknowledged samples are not in the state")
     if code != 0:
         faults.append(f"it ended with {code}")
-    if not full.get("telemetry 503"):
-        faults.append("nothing was refused while the disk was full")
     faults += [f"it logged an error: {each}" for each in supervisor.errors[:3]]
     growth = [_growth(life) for life in supervisor.lives]
     faults += [
@@ -50,10 +39,8 @@ def judged(
     return {
         "faults": faults,
         "answers": statuses(ledger),
-        "full": full,
-        "disk": "tmpfs" if disk.mounted else "a limit of file sizes",
+        "done": done,
         "in_flight": len(near),
-        "kept": kept | {"compared": compared},
         "memory": [each for each in growth if each is not None],
         "p99_ms": float(np.quantile(took, 0.99)) if took.size else None,
         "line": {
@@ -67,8 +54,7 @@ def show(found: dict[str, Any]) -> None:
     """Print what was seen."""
     for what, count in sorted(found["answers"].items()):
         print(f"{what:<28}{count:>9,}")
-    print(f"while the disk was full ({found['disk']}): {found['full']}")
-    print(f"requests under way at a kill: {found['in_flight']}; telemetry: {found['kept']}")
+    print(f"meanwhile: {found['done']}; requests under way at a kill: {found['in_flight']}")
     print(f"memory of each life, MiB, early and late: {[tuple(map(round, each)) for each in found['memory']]}")
     print(f"node look-ups: p99 {found['p99_ms']:.1f} ms (load average {os.getloadavg()[0]:.1f})")
     print(f"faults: {found['faults'] or 'none'}")
@@ -87,20 +73,3 @@ def _growth(life: list[tuple[float, float]]) -> tuple[float, float] | None:
     warm = [mib for at, mib in life if at - life[0][0] > min(30.0, 0.5 * (life[-1][0] - life[0][0]))]
     third = max(1, len(warm) // 3)
     return float(np.median(warm[:third])), float(np.median(warm[-third:]))
-
-
-def _missing(folder: Path, ledger: Ledger) -> tuple[int, int]:
-    """Count acknowledged samples that the snapshot lacks, of those whose step is not over; and those compared."""
-    snapshot = read_snapshot(folder)
-    waiting, closed = snapshot.held.waiting, snapshot.held.closed_ms or 0
-    step_ms = int(snapshot.config.step / timedelta(milliseconds=1))
-    pairs = snapshot.held.pairs
-    there: dict[tuple[str, int], float] = {}
-    if waiting is not None:
-        for series in waiting.series.values():
-            for unit, ms, value, valid in zip(waiting.unit, waiting.ms, series.values, series.valid, strict=True):
-                if valid:
-                    there[pairs[int(unit)][1], int(ms)] = float(value)
-    asked = {key: value for key, value in ledger.acked.items() if -(-key[1] // step_ms) * step_ms > closed}
-    wrong = sum(key not in there or abs(there[key] - value) > 1e-3 for key, value in asked.items())
-    return wrong, len(asked)

@@ -1,12 +1,10 @@
-"""Mixed traffic on a real ``predrain serve`` while it is swapped, killed and runs out of disk.
+"""Mixed traffic on a real ``predrain serve`` while its model is swapped and it is killed.
 
 Run it alone: ``python benchmarks/serve_load.py [--minutes 10]``. A supervisor as systemd's (``Restart=always``) keeps
-the service alive; callers ask nodes, score rows in JSON and Arrow, push telemetry and watch. Meanwhile the followed
-bundle is replaced every minute, the process is killed (SIGKILL) twice, new scores come, and for a while the disk of its
-state is full. Checked: every answer is one that the bundle or the decision it names gives; no request that was under
-way came to nothing but at a kill; all telemetry that was acknowledged is there after the restarts, value by value; and
-memory does not grow once it is warm. The disk is a tmpfs of its own where this user may mount one; else the size of the
-service's files is limited. Ends with a line of JSON, and with an error where anything was found.
+the service alive; callers ask nodes, score rows in JSON and Arrow, and watch. Meanwhile the followed bundle is
+replaced every minute, the process is killed (SIGKILL) twice, and new scores come. Checked: every answer is one that
+the bundle or the decision it names gives; no request that was under way came to nothing but at a kill; and memory does
+not grow once it is warm. Ends with a line of JSON, and with an error where anything was found.
 """
 
 from __future__ import annotations
@@ -28,15 +26,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.load_ground import Disk, Supervisor
-from benchmarks.load_traffic import Caller, Ledger, Nodes, Rows, Telemetry, watch
-from benchmarks.load_verdict import judged, show, statuses
+from benchmarks.load_ground import Supervisor
+from benchmarks.load_traffic import Caller, Ledger, Nodes, Rows, watch
+from benchmarks.load_verdict import judged, show
 from benchmarks.local_ports import asked_once, free_port
 from policy.risk_record import ModelName, RiskRecord
 from serving.http.model import load_model
 from serving.http.rows import FeatureRows
 from serving.writing import ScoresFolder, write_decision
-from telemetry.store import Dataset
 
 NODES: Final = 200
 _SEED: Final = 140
@@ -47,12 +44,10 @@ class Place:
     """What is served.
 
     ``folder``: for everything that is made.
-    ``dataset``: whose GPUs telemetry is pushed for.
-    ``bundles``: two that read the same samples.
+    ``bundles``: two of the same features.
     """
 
     folder: Path
-    dataset: Path
     bundles: list[Path]
 
 
@@ -84,40 +79,29 @@ def prepare(folder: Path) -> Place:
         ["train", "--matrix", "matrix", "--out", "logistic", "--params", "logistic.yaml"],
     ):
         subprocess.run([*predrain, *words], cwd=folder, check=True, stdout=subprocess.DEVNULL)  # noqa: S603 - our own
-    return Place(folder, folder / "fleet", [folder / "lightgbm", folder / "logistic"])
+    return Place(folder, [folder / "lightgbm", folder / "logistic"])
 
 
 def run_load(place: Place, seconds: float, rate: float) -> dict[str, Any]:
     """Run the load; return what was seen, with ``faults`` in words and ``line``, the line of JSON."""
-    folder = place.folder
-    disk = Disk(folder / "state")
-    try:
-        return _run_load(place, disk, seconds, rate)
-    finally:
-        disk.close()
-
-
-def _run_load(place: Place, disk: Disk, seconds: float, rate: float) -> dict[str, Any]:
     folder, port, ledger = place.folder, free_port(), Ledger()
     risks: dict[str, float] = {}
     shutil.copytree(place.bundles[0], folder / "served")
     write_scores(folder / "scores", risks, 0)
     supervisor = Supervisor(
         [sys.executable, "-c", "from predrain.command import main; main()", "serve", "--scores", "scores",
-         "--model", "served", "--state", str(disk.folder), "--dataset", str(place.dataset), "--port", str(port),
-         "--no-extender"],
+         "--model", "served", "--port", str(port), "--no-extender"],
         folder,
     )  # fmt: skip
     models = {model.digest: model for model in map(load_model, place.bundles)}
     columns = next(iter(models.values())).columns
     rows = Rows(columns, {digest: _scorer(model) for digest, model in models.items()})
-    pushes = Telemetry(*_pushed(place.dataset), ledger)
     nodes = Nodes(NODES, risks)
     supervisor.start()
     stop = threading.Event()
     try:
         _until(lambda: _ready(port), 90, "the service is not ready")
-        shares = {nodes.ask: 0.5, rows.ask: 0.3, pushes.ask: 0.1, watch: 0.1}
+        shares = {nodes.ask: 0.5, rows.ask: 0.4, watch: 0.1}
         callers = [
             Caller(port, make, rate * share / (2 if share >= 0.3 else 1), ledger, stop)
             for make, share in shares.items()
@@ -125,63 +109,37 @@ def _run_load(place: Place, disk: Disk, seconds: float, rate: float) -> dict[str
         ]
         for caller in callers:
             caller.start()
-        full = _events(place, disk, supervisor, ledger, risks, seconds)
+        done = _events(place, supervisor, risks, seconds)
         stop.set()
         for caller in callers:
             caller.join(60)
-        kept = _checked_after_kill(port, supervisor, ledger)
         code = supervisor.stop()
     finally:
         stop.set()
         supervisor.close()
-    return judged(ledger, supervisor, disk, full, kept, code, seconds)
+    return judged(ledger, supervisor, done, code, seconds)
 
 
-def _events(
-    place: Place, disk: Disk, supervisor: Supervisor, ledger: Ledger, risks: dict[str, float], seconds: float
-) -> dict[str, int]:
-    """Do to the service what it must bear, while callers ask; return what was refused while its disk was full."""
+def _events(place: Place, supervisor: Supervisor, risks: dict[str, float], seconds: float) -> dict[str, int]:
+    """Swap, score and kill while callers ask; return how often."""
     began = time.monotonic()
     swap_s, score_s = max(4.0, min(60.0, seconds / 8)), max(2.0, min(20.0, seconds / 20))
     plan = [(at * swap_s, "swap") for at in range(1, int(seconds / swap_s) + 1)]
     plan += [(at * score_s, "score") for at in range(1, int(seconds / score_s) + 1)]
-    plan += [(0.3 * seconds, "kill"), (0.75 * seconds, "kill"), (0.5 * seconds, "fill"), (0.62 * seconds, "free")]
+    plan += [(0.3 * seconds, "kill"), (0.75 * seconds, "kill")]
     swaps = decisions = 0
-    before: dict[str, int] = {}
-    full: dict[str, int] = {}
     for at, what in sorted(plan):
         time.sleep(max(0.0, began + at - time.monotonic()))
-        process = supervisor.process
-        assert process is not None
         if what == "swap":
             swaps += 1
             swap_bundle(place.bundles[swaps % 2], place.folder / "served")
         elif what == "score":
             decisions += 1
             write_scores(place.folder / "scores", risks, decisions)
-        elif what == "kill":
-            supervisor.kill()
-        elif what == "fill":
-            before = statuses(ledger)
-            disk.fill(process)
         else:
-            disk.free(process)
-            full = {name: count - before.get(name, 0) for name, count in statuses(ledger).items()}
+            supervisor.kill()
     time.sleep(max(0.0, began + seconds - time.monotonic()))
-    full["swaps"], full["decisions"] = swaps, decisions
-    return full
-
-
-def _checked_after_kill(port: int, supervisor: Supervisor, ledger: Ledger) -> dict[str, Any]:
-    """Kill the idle service, and compare what it holds after its restart with what it held before."""
-    _until(lambda: _stored(port) is not None, 60, "the service does not tell what it holds")
-    held = _stored(port)
-    supervisor.kill()
-    _until(
-        lambda: supervisor.process is not None and supervisor.process.poll() is None and _ready(port), 90, "no restart"
-    )
-    again = _stored(port)
-    return {"held": held, "after_kill": again, "acked": ledger.stored, "unsure": ledger.unsure}
+    return {"swaps": swaps, "decisions": decisions, "kills": len(supervisor.kills)}
 
 
 def swap_bundle(bundle: Path, target: Path) -> None:
@@ -216,17 +174,6 @@ def write_scores(folder: Path, risks: dict[str, float], number: int) -> None:
     scores.point_to_newest()
 
 
-def _pushed(dataset: Path) -> tuple[list[tuple[str, str]], str, float, float]:
-    """Give units in service, and a channel with the values that it may have."""
-    held = Dataset.open(dataset)
-    inventory = held.inventory()
-    here = inventory[inventory["removed_at"].isna()]
-    units = list(zip(here["node"].astype(str), here["gpu"].astype(str), strict=True))
-    channel = next(each for each in held.meta.channels.values() if each.kind == "gauge")
-    low = 0.0 if channel.low is None else float(channel.low)
-    return units, channel.name, low, low + 50.0 if channel.high is None else float(channel.high)
-
-
 def _scorer(model: Any) -> Any:
     def score(values: np.ndarray, units: list[str]) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = model.score(FeatureRows(values, units, np.zeros(len(units), np.int64), False))
@@ -237,14 +184,6 @@ def _scorer(model: Any) -> Any:
 
 def _ready(port: int) -> bool:
     return asked_once(port, "/readyz")[0] == 200
-
-
-def _stored(port: int) -> int | None:
-    """Give how many pushed samples the state says that it has stored."""
-    for line in asked_once(port, "/metrics")[1].decode().splitlines():
-        if line.startswith('predrain_online_samples_total{fate="stored"}'):
-            return round(float(line.rsplit(" ", 1)[1]))
-    return None
 
 
 def _until(what: Any, seconds: float, words: str) -> None:

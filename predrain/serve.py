@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from predrain.console import ParamsOption, params_files, reported
+from predrain.console import reported
 from predrain.promote import DEFAULT_STORE
 
 if TYPE_CHECKING:
-    from serving.http.online import OnlinePlace
     from serving.http.tls import Tls
     from serving.model_life.sources import BundleSource
     from serving.state_folder import StateFolder
+
+REMOVED: Final = {
+    "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
+    "--state": "Leave --state out. Collectors write into a dataset, `predrain collect compact` adds what came to it, "
+    "and `predrain score --every` scores it; the service takes no telemetry.",
+}
+"""Options and uses of them that earlier versions had, and what to do now."""
 
 
 def serve(
@@ -23,16 +29,13 @@ def serve(
     model: Annotated[
         str | None,
         typer.Option(
-            help="Bundle that scores rows and samples, or `champion`: that of the registry.  A newer one is taken up "
+            help="Bundle that scores rows, or `champion`: that of the registry.  A newer one is taken up "
             "by itself.  Default: rows are not scored."
         ),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder that keeps pushed telemetry between restarts.  With it POST /v1/telemetry is served, and "
-            "nodes are answered from it.  Needs --model, and --dataset the first time."
-        ),
+        typer.Option(help="Folder that keeps the champion's bundle between restarts.  Needs --model champion."),
     ] = None,
     registry: Annotated[
         str | None,
@@ -40,7 +43,7 @@ def serve(
     ] = None,
     name: Annotated[str, typer.Option(help="Name of the registered model.")] = "predrain",
     champion_every: Annotated[str, typer.Option(help="How often the registry is asked who is champion.")] = "30s",
-    params: ParamsOption = None,
+    params: Annotated[list[Path] | None, typer.Option(hidden=True)] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 8080,
     extender_port: Annotated[
@@ -53,10 +56,7 @@ def serve(
     ] = None,
     dataset: Annotated[
         Path | None,
-        typer.Option(
-            help="Dataset whose racks, channels and outcomes the fleet page shows, and whose fleet and samples --state "
-            "begins with and follows.  Default: neither."
-        ),
+        typer.Option(help="Dataset whose racks, channels and outcomes the fleet page shows.  Default: none."),
     ] = None,
     ledger: Annotated[
         Path | None, typer.Option(help="Ledger of `predrain act`, for the fleet page; need not exist yet.")
@@ -121,13 +121,14 @@ def serve(
             settings = replace(settings, stale_after_s=_seconds(stale_after))
         if rate is not None:
             settings = replace(settings, rate_per_s=rate, rate_burst=max(1, round(2 * rate)))
+        if params is not None:
+            _refuse_removed("--params")
         kept = _state_folder(state, model)
         service = Service(
             scores,
             _source(
                 model, registry or os.environ.get("MLFLOW_TRACKING_URI") or DEFAULT_STORE, name, kept, champion_every
             ),
-            online=None if kept is None else _online(kept, dataset, params),
             tokens=tokens,
             settings=settings,
             reader=None if dataset is None else page_reader(scores, dataset, ledger),
@@ -144,12 +145,8 @@ def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
     from features.errors import InputError
     from serving.state_folder import StateFolder
 
-    if model is None:
-        raise InputError(
-            "nothing says which samples to keep, and how far back",
-            "--state without --model",
-            "Give --model BUNDLE or --model champion.",
-        )
+    if model != "champion":
+        raise InputError("only the champion's bundle is kept", "--state without --model champion", REMOVED["--state"])
     return StateFolder(state)
 
 
@@ -176,12 +173,10 @@ def _source(
     return ChampionBundle(registry, name, folder, every_s)
 
 
-def _online(kept: StateFolder, dataset: Path | None, params: list[Path] | None) -> OnlinePlace:
-    from pipeline.params import load_params
-    from predrain.score import scoring_settings
-    from serving.http.online import OnlinePlace
+def _refuse_removed(option: str) -> None:
+    from features.errors import InputError
 
-    return OnlinePlace(kept.online, dataset, scoring_settings(load_params(params_files(params))))
+    raise InputError("the option has been removed", option, REMOVED[option])
 
 
 def _tls(certificate: Path | None, key: Path | None) -> Tls | None:

@@ -1,4 +1,4 @@
-"""From rows and scores to risk records, one for every unit in service: from a dataset or from the online state."""
+"""From rows and scores to risk records, one for every unit in service."""
 
 from __future__ import annotations
 

@@ -11,47 +11,48 @@ from urllib.parse import urlencode
 from policy.risk_record import instant_words
 from policy.tiers import UNKNOWN
 from serving.http.fleet import ALL_TIERS, Fleet, NodeState, frame, node_answer, node_with_units, unit_answer
+from serving.http.keeper import ScoreKeeper
 from serving.http.model import LoadedModel, ModelHolder
-from serving.http.online import NewestScores
 from serving.http.request import JSON, Answer, Request, unknown_name
 from serving.http.routing import Route
 from serving.http.settings import ServiceSettings
 from serving.http.strict_json import may_hold_booleans, read_json, shown
-from serving.http.telemetry_route import ARROW, TelemetryRoute
 from serving.http.work import Work
 from telemetry.receiving.problems import Refused
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from serving.http.rows import FeatureRows
 
 SORTS: Final = ("-risk", "risk", "node", "-node")
 
-_KINDS: Final = ("nodes", "gpus", "rows", "samples")
+ARROW: Final = "application/vnd.apache.arrow.stream"
+_KINDS: Final = ("nodes", "gpus", "rows")
+_REMOVED: Final = {
+    "samples": "samples are not scored by the service: write them to a dataset (`predrain collect`), "
+    "compact and score it (`predrain score --every`), and ask for nodes or gpus",
+}
+"""Keys of earlier versions, and what to do now."""
 _PAGE: Final = 100
 _AT_ONCE: Final = 512  # bytes of a body that names so few nodes that a thread would cost more than the answer
 _CONTAINERS: Final = 64
-_ROWS: Final = re.compile(rb'\s*\{\s*"(rows|samples)"')
+_ROWS: Final = re.compile(rb'\s*\{\s*"rows"')
 _MOST_REASONS: Final = 10
 _OWN_COLUMNS: Final = 2  # unit and decision_time
 
 
 class Asking:
-    """Answers from the scores, and from the model where rows or samples are given."""
+    """Answers from the scores, and from the model where rows are given."""
 
     def __init__(
         self,
-        newest: NewestScores,
+        keeper: ScoreKeeper,
         holder: ModelHolder,
         settings: ServiceSettings,
         clock: Callable[[], datetime],
         reading: Work,
         scoring: Work,
-        telemetry: TelemetryRoute,
     ) -> None:
-        self._newest = newest
-        self._telemetry = telemetry
+        self._keeper = keeper
         self._holder = holder
         self._settings = settings
         self._clock = clock
@@ -71,7 +72,7 @@ class Asking:
 
         Raises ``Refused``: 503, if there are none.
         """
-        served = self._newest.served
+        served = self._keeper.served
         if served.fleet is None:
             detail = f"no scores can be served: {served.trouble}"
             raise Refused(503, detail, "scores", retry_after_s=self._settings.retry_after_s)
@@ -176,17 +177,13 @@ class Asking:
         if isinstance(answer, Answer):
             return answer
         model, rows = answer
-        if model is None:
-            return await self._scoring.run(lambda: Answer.json(self._telemetry.about(rows)))
         return await self._scored(model, rows, self._rows_answer, top)
 
-    def _large(self, body: bytes) -> Answer | tuple[LoadedModel, FeatureRows] | tuple[None, pa.Table]:
-        """Return an answer, or the model and the rows that it is to score, or samples to tell about."""
+    def _large(self, body: bytes) -> Answer | tuple[LoadedModel, FeatureRows]:
+        """Return an answer, or the model and the rows that it is to score."""
         kind, value = self._asked(body)
         if kind in ("nodes", "gpus"):
             return self._looked_up(kind, value)
-        if kind == "samples":
-            return None, self._telemetry.sample_table(value)
         from serving.http.rows import rows_of_records  # noqa: PLC0415 - numpy, for rows only
 
         model = self.model()
@@ -199,8 +196,10 @@ class Asking:
         values = rows * (1 if model is None else len(model.columns) + _OWN_COLUMNS)
         content = read_json(body, containers=rows + _CONTAINERS, values=values, finite=False)
         if not isinstance(content, dict):
-            raise Refused(422, "send an object with nodes, gpus, rows or samples", "invalid")
+            raise Refused(422, "send an object with nodes, gpus or rows", "invalid")
         for key in content:
+            if key in _REMOVED:
+                raise Refused(422, _REMOVED[key], "invalid")
             if key not in _KINDS:
                 raise Refused(422, unknown_name(key, _KINDS, "key"), "invalid")
         if len(content) != 1:

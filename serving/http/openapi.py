@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from serving.http.asking import SORTS
+from serving.http.asking import ARROW, SORTS
 from serving.http.fleet import ALL_TIERS
 from serving.http.request import JSON
 from serving.http.settings import ServiceSettings
-from serving.http.telemetry_route import ARROW, KINDS
-from serving.http.telemetry_schema import ABSORBED, samples_schema, telemetry_answer, telemetry_body
 from serving.page.paths import page_paths
 
 _PROBLEM = "application/problem+json"
@@ -224,7 +222,7 @@ def _paths(settings: ServiceSettings) -> dict[str, Any]:
         },
         "/v1/predict": {
             "post": _operation(
-                "Tell the risk of nodes or GPUs by name, of feature rows, or of GPUs by samples that are not kept.",
+                "Tell the risk of nodes or GPUs by name, or of feature rows.",
                 _json(
                     _object(
                         _FRAME
@@ -232,7 +230,6 @@ def _paths(settings: ServiceSettings) -> dict[str, Any]:
                             "nodes": {"type": "array", "items": {"$ref": "#/components/schemas/NodeDetail"}},
                             "gpus": {"type": "array", "items": {"$ref": "#/components/schemas/Unit"}},
                             "predictions": {"type": "array", "items": {"$ref": "#/components/schemas/Prediction"}},
-                            "samples": ABSORBED,
                         },
                         "model",
                         "issued_at",
@@ -246,20 +243,10 @@ def _paths(settings: ServiceSettings) -> dict[str, Any]:
                             _object({"nodes": _NAMES | {"maxItems": settings.rows}}, "nodes", closed=True),
                             _object({"gpus": _NAMES | {"maxItems": settings.rows}}, "gpus", closed=True),
                             _object({"rows": _RECORDS | {"maxItems": settings.rows}}, "rows", closed=True),
-                            _object({"samples": samples_schema(settings.rows)}, "samples", closed=True),
                         ]
                     }
                 )
                 | {ARROW: {"schema": {"type": "string", "format": "binary"}}},
-            )
-        },
-        "/v1/telemetry": {
-            "post": _operation(
-                "Take samples and events into the online state.",
-                _json(telemetry_answer()),
-                *("400", "408", "409", "413", "415", "422", "503"),
-                parameters=[_query("kind", {"enum": list(KINDS)})],
-                body=_json(telemetry_body(settings.rows)) | {ARROW: {"schema": {"type": "string", "format": "binary"}}},
             )
         },
         "/ping": {"get": _open("Tell whether the model is there (MLflow's protocol).", text, "409", "503")},

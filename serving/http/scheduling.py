@@ -10,8 +10,8 @@ from typing import Any
 
 from serving.http.extender import Candidates, candidates, filter_result, no_preference, pass_all, priorities
 from serving.http.fleet import Fleet
+from serving.http.keeper import ScoreKeeper
 from serving.http.metrics import RequestCounts
-from serving.http.online import NewestScores
 from serving.http.request import Answer, Request
 from serving.http.routing import Route
 from serving.http.strict_json import read_json
@@ -26,14 +26,14 @@ class Scheduling:
 
     def __init__(
         self,
-        newest: NewestScores,
+        keeper: ScoreKeeper,
         counts: RequestCounts,
         clock: Callable[[], datetime],
         reading: Work,
         stale_after_s: float | None = None,
     ) -> None:
         self._stale_after_s = stale_after_s
-        self._newest = newest
+        self._keeper = keeper
         self._counts = counts
         self._clock = clock
         self._reading = reading
@@ -64,7 +64,7 @@ class Scheduling:
         return priorities(asked, self._fleet(now), now)
 
     def _fleet(self, now: datetime) -> Fleet | None:
-        fleet = self._newest.served.fleet
+        fleet = self._keeper.served.fleet
         return None if fleet is None or fleet.stale(now, self._stale_after_s) else fleet
 
     def _safely(self, asked: Candidates, decide: Callable[[], Any], otherwise: Callable[[Candidates], Any]) -> Any:

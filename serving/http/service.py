@@ -17,7 +17,6 @@ from serving.http.keeper import ScoreKeeper
 from serving.http.limits import RateLimit
 from serving.http.metrics import RequestCounts
 from serving.http.model import ModelHolder
-from serving.http.online import NewestScores, OnlineHolder, OnlinePlace
 from serving.http.openapi import document
 from serving.http.request import Answer, Held, Request
 from serving.http.routing import Application, Route
@@ -25,7 +24,6 @@ from serving.http.scheduling import Scheduling
 from serving.http.scores import parse_instant
 from serving.http.settings import MIB, ServiceSettings
 from serving.http.strict_json import write_json
-from serving.http.telemetry_route import TelemetryRoute
 from serving.http.tokens import ScopedTokens
 from serving.http.tracing import Tracing
 from serving.http.work import Work
@@ -47,10 +45,8 @@ class Service:
     ``scores``: what ``predrain score --out`` writes; need not exist yet.
     ``model``: a bundle's folder, or what names one; default: feature rows are not scored.
     ``tokens``: Default: anybody who reaches the port may ask.
-    ``online``: where the online state lives; default: there is none, and no telemetry is taken.
     ``reader``: gives the pages what a dataset holds; is started and stopped with the service.
     ``hosts``: Names, beside localhost and addresses, under which requests may come where no token is asked for.
-    ``newest``: what requests are answered from: the folder's scores, or newer ones of the online state.
     ``api``, ``extender``: ASGI applications for two ports.
     Raises ``InputError`` if the token file cannot be used.
     """
@@ -64,7 +60,6 @@ class Service:
         settings: ServiceSettings | None = None,
         clock: Callable[[], datetime] | None = None,
         log: AccessLog | None = None,
-        online: OnlinePlace | None = None,
         reader: DatasetReader | None = None,
         ledger: LedgerPages | None = None,
         tracing: Tracing | None = None,
@@ -75,25 +70,20 @@ class Service:
         self.keeper = ScoreKeeper(scores, self.settings.poll_s)
         self.holder = ModelHolder(model, self.settings.poll_s)
         self._clock = clock or (lambda: datetime.now(UTC))
-        self.online = OnlineHolder(online, self.holder, self._clock)
-        self.newest = NewestScores(self.keeper, self.online, self._clock)
         self._log = log or AccessLog()
         retry = self.settings.retry_after_s
         self._reading = Work("reading", _READING, _READING_QUEUE, retry)
         # The extender has a thread of its own: a scheduler does not wait behind large predictions.
         self._placing = Work("placing", 1, _READING_QUEUE, retry)
         self._scoring = Work("scoring", 1, self.settings.scoring, retry)
-        # One at a time: the state takes samples in under a lock, and must not be waited for by look-ups.
-        self._absorbing = Work("absorbing", 1, _READING_QUEUE, retry)
-        telemetry = TelemetryRoute(self.online, self.settings, self._clock, self._absorbing)
-        asking = Asking(self.newest, self.holder, self.settings, self._clock, self._reading, self._scoring, telemetry)
+        asking = Asking(self.keeper, self.holder, self.settings, self._clock, self._reading, self._scoring)
         # The pages have threads of their own: a person's page must not wait behind predictions, nor they behind it.
         # Two, so that one that waits for a dataset holds up no other.
         self._rendering = Work("pages", 2, _READING_QUEUE, retry)
         self._reader = reader
         scoped = None if tokens is None else ScopedTokens(tokens)
         pages = FleetPages(
-            self.newest,
+            self.keeper,
             ScoreHistory(scores),
             self._clock,
             self._rendering,
@@ -102,7 +92,6 @@ class Service:
             reader=reader,
             ledger=ledger,
             document=lambda: document(self.settings),
-            pushed=self.online.channels,
         )
         rate = self.settings.rate_per_s
         self._limit = None if rate is None else RateLimit(rate, self.settings.rate_burst)
@@ -115,7 +104,6 @@ class Service:
                 Route("GET", "/metrics", self._metrics, "read", always=True),
                 Route("GET", "/openapi.json", self._openapi),
                 *asking.routes(),
-                *telemetry.routes(),
                 *Invocations(asking, self.settings).routes(),
                 *pages.routes(),
             ],
@@ -131,7 +119,7 @@ class Service:
         self.extender = Application(
             [
                 Route("GET", "/healthz", self._healthz, always=True),
-                *Scheduling(self.newest, self.counts, self._clock, self._placing, self.settings.stale_after_s).routes(),
+                *Scheduling(self.keeper, self.counts, self._clock, self._placing, self.settings.stale_after_s).routes(),
             ],
             # Ten thousand whole nodes are larger than any body of the API; with nodeCacheCapable they are names.
             replace(self.settings, body_bytes=max(self.settings.body_bytes, 128 * MIB)),
@@ -144,7 +132,6 @@ class Service:
         """Begin to read the scores and to load the model, in threads."""
         self.keeper.start()
         self.holder.start()
-        self.online.start()
         if self._reader is not None:
             self._reader.start()
 
@@ -154,15 +141,14 @@ class Service:
         self.holder.stop()
         if self._reader is not None:
             self._reader.stop()
-        for work in (self._reading, self._placing, self._scoring, self._absorbing, self._rendering):
+        for work in (self._reading, self._placing, self._scoring, self._rendering):
             work.close()
-        self.online.stop()  # after what absorbs has ended: all that was accepted is in the snapshot
         self._log.close()
 
     def why_not_ready(self) -> list[str]:
         """Return what keeps the service from being asked; empty if it is ready."""
         reasons: list[str] = []
-        served, now = self.newest.served, self._clock()
+        served, now = self.keeper.served, self._clock()
         if served.fleet is None:
             reasons.append(f"no scores can be served: {served.trouble}")
         else:
@@ -176,24 +162,15 @@ class Service:
                 reasons.append(f"the scores of {scores.decision} are stale, {age_s:.0f} s old: score the fleet again")
         if self.holder.trouble is not None:
             reasons.append(self.holder.trouble)
-        if self.online.trouble is not None:
-            reasons.append(self.online.trouble)
         return reasons
 
     def _warnings(self) -> list[str]:
-        served = self.newest.served
-        stored = self.keeper.served
-        warnings = [*self.online.warnings]
+        served = self.keeper.served
+        warnings = []
         if self.holder.model is not None and self.holder.refused is not None:
             warnings.append(self.holder.refused)
-        if served.fleet is not None and stored.trouble is not None:
-            warnings.append(f"newer scores cannot be served: {stored.trouble}")
-        online = self.online.fleet
-        if online is not None and self.newest.held_back:
-            known = f"{online.known} of {len(online.scores.units)} units"
-            warnings.append(
-                f"the online state knows the risks of {known}: until more telemetry comes, stored scores hold"
-            )
+        if served.fleet is not None and served.trouble is not None:
+            warnings.append(f"newer scores cannot be served: {served.trouble}")
         error = served.status.get("error")
         if isinstance(error, str) and error:
             warnings.append(f"the last attempt to score failed: {error}")
@@ -226,16 +203,13 @@ class Service:
         if self.holder.wanted:
             model = self.holder.model
             facts["model"] = None if model is None else model.about()
-        if self.online.wanted:
-            facts["telemetry"] = self.online.freshness()
         return facts
 
     async def _openapi(self, _: Request) -> Answer:
         return Answer.json(document(self.settings))
 
     async def _metrics(self, _: Request) -> Answer:
-        page = self.counts.exposition() + self._score_metrics(self.newest.served.fleet) + self._model_metrics()
-        page += self.online.exposition()
+        page = self.counts.exposition() + self._score_metrics(self.keeper.served.fleet) + self._model_metrics()
         return Answer(page.encode(), media=MEDIA)
 
     def _score_metrics(self, fleet: Fleet | None) -> str:

@@ -6,7 +6,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, Final, Protocol
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -76,7 +76,6 @@ class FleetPages:
     ``sessions``: None: anybody may look.
     ``reader``: None: the service was given no dataset.
     ``ledger``: None: the service was given no ledger.
-    ``pushed``: gives the channels of a node's unit as pushed telemetry has them; None where there is none.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class FleetPages:
         reader: DatasetReader | None,
         ledger: LedgerPages | None,
         document: Callable[[], dict[str, Any]],
-        pushed: Callable[[str, str], Channels | None] | None = None,
     ) -> None:
         self._newest = newest
         self._history = history
@@ -102,7 +100,6 @@ class FleetPages:
         self._reader = reader
         self._ledger = ledger
         self._document = document
-        self._pushed = pushed
         self._board = Board()
         self._drawn: tuple[list[FleetRow], heat_map.HeatMap] | None = None
 
@@ -261,7 +258,7 @@ class FleetPages:
             for tier, value in (raw.items() if isinstance(raw, dict) else ())
             if tier in TIERS and isinstance(value, int | float)
         }
-        channels, trouble, pushed = self._channels(record.node, record.unit)
+        channels, trouble = self._channels(record.node, record.unit)
         return page(
             request,
             "gpu",
@@ -276,27 +273,18 @@ class FleetPages:
             channels=channels,
             plots=[(each, channel_chart(each)) for each in channels.series] if channels else [],
             trouble=trouble,
-            pushed=pushed,
             has_dataset=self._reader is not None,
             told=self._told({record.unit}),
         )
 
-    def _channels(self, node: str, unit: str) -> tuple[Channels | None, str | None, bool]:
-        """Return a unit's channels, why there are none, and whether they are those of pushed telemetry.
-
-        The dataset may have more channels, and ends earlier: it is shown where nothing newer was pushed.
-        """
-        pushed = None if self._pushed is None else self._pushed(node, unit)
-        facts = self._facts()
-        end = None if facts is None else facts.data_end
-        if pushed is not None and (end is None or (pushed.end is not None and pushed.end > end + _NEWER)):
-            return pushed, None, True
+    def _channels(self, node: str, unit: str) -> tuple[Channels | None, str | None]:
+        """Return a unit's channels, or why there are none."""
         if self._reader is None:
-            return None, None, False
+            return None, None
         try:
-            return self._reader.channels(node, unit), None, False
+            return self._reader.channels(node, unit), None
         except InputError as error:
-            return None, str(error), False
+            return None, str(error)
 
     def _told(self, units: set[str]) -> list[Mapping[str, Any]] | None:
         """Return the alerts on some units in the last 30 days; None: outcomes are not known here."""
@@ -404,7 +392,6 @@ class FleetPages:
 
 
 _NO_PLACES: Final[dict[str, Place]] = {}
-_NEWER: Final = timedelta(minutes=30)
 
 
 def _own(address: str) -> str:

@@ -151,14 +151,20 @@ def test_predict_answers_for_gpus(client: Client) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "detail"),
     [
-        ({}, 422, "send exactly one of nodes, gpus, rows, samples"),
-        ({"nodes": ["n1"], "gpus": ["g"]}, 422, "send exactly one of nodes, gpus, rows, samples"),
+        ({}, 422, "send exactly one of nodes, gpus, rows"),
+        ({"nodes": ["n1"], "gpus": ["g"]}, 422, "send exactly one of nodes, gpus, rows"),
         ({"node": ["n1"]}, 422, "key 'node' is not known: did you mean 'nodes'?"),
+        (
+            {"samples": []},
+            422,
+            "samples are not scored by the service: write them to a dataset (`predrain collect`), compact and score it "
+            "(`predrain score --every`), and ask for nodes or gpus",
+        ),
         ({"nodes": "n1"}, 422, "nodes is no list of names"),
         ({"nodes": [1]}, 422, "nodes is no list of names"),
         ({"nodes": []}, 422, "nodes names none"),
         ({"nodes": ["n"] * 10_001}, 413, "10001 nodes: ask for at most 10000"),
-        ([], 422, "send an object with nodes, gpus, rows or samples"),
+        ([], 422, "send an object with nodes, gpus or rows"),
         ({"rows": [{"a": 1}]}, 409, "feature rows are scored by a service that was started with --model"),
         (b"{", 400, "the body is not JSON: Expecting property name enclosed in double quotes at character 1"),
         (b'{"nodes": NaN}', 400, "the body holds NaN, which is not JSON: leave a missing value out or send null"),

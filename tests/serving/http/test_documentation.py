@@ -58,7 +58,7 @@ def test_every_route_and_metric_and_limit_of_the_page_is_the_services_own(tmp_pa
         metrics = set(re.findall(r"# TYPE (\w+)", started.client().get("/metrics").decode()))
         written = set(re.findall(r"`(predrain_\w+)`", PAGE))
         assert metrics <= written
-        model = {name for name in written if name.startswith(("predrain_model_", "predrain_online_"))}
+        model = {name for name in written if name.startswith("predrain_model_")}
         assert written <= metrics | model | {"predrain_scores_model_age_seconds"}
         limits = {each.name: getattr(service.settings, each.name) for each in fields(service.settings)}
     for row in (

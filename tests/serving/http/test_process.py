@@ -103,6 +103,14 @@ def test_the_command_lives_within_a_second_of_work_and_ends_orderly(tmp_path: Pa
     [
         (["--host", "0.0.0.0"], "anybody who reaches 0.0.0.0 could ask (--host without --tokens)."),
         (["--stale-after", "soon"], "'soon' is not a duration"),
+        (
+            ["--params", "p.yaml"],
+            "the option has been removed (--params). Leave it out: the service reads no parameters",
+        ),
+        (
+            ["--model", "bundle", "--state", "s"],
+            "only the champion's bundle is kept (--state without --model champion).",
+        ),
         (["--tokens", "nowhere"], "the token file cannot be read: No such file or directory (nowhere)."),
     ],
 )

@@ -68,7 +68,7 @@ def test_a_gpu_shows_why_and_its_earlier_scores_as_a_plot_and_a_table(service: R
     (chart,) = [found for tag, found in page.tags if tag == "svg" and found.get("class") == "chart"]
     assert chart["role"] == "img"
     assert chart["aria-label"] == "Risk of GPU-n2-0 over 4 decisions"
-    assert "neither a dataset ( --dataset ) nor telemetry of this GPU, so channels cannot be shown." in page.text
+    assert "no dataset ( --dataset ), so channels cannot be shown." in page.text
 
 
 def test_a_gpu_of_which_nothing_is_known_says_why(service: Running) -> None:

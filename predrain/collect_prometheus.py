@@ -61,9 +61,9 @@ def collect_prometheus(
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
         from telemetry.errors import InputError
+        from telemetry.http import connect_to
         from telemetry.landing.folder import landing_of
         from telemetry.prometheus.backfill import BackfillPlan, backfill
-        from telemetry.prometheus.connection import connect_to
         from telemetry.series.mapping import load_source_mapping
 
         if inventory is not None and no_compact:

@@ -146,7 +146,7 @@ def _prometheus(
     timeout_s: float,
 ) -> Observation:
     from telemetry.doctor.prometheus_source import Questions, observe_prometheus
-    from telemetry.prometheus.connection import connect_to
+    from telemetry.http import connect_to
     from telemetry.prometheus.selectors import check_match
     from telemetry.series.mapping import load_source_mapping
 
@@ -193,7 +193,7 @@ def _source(
         return observe_file(path, channels=known, mapping=source_mapping)
 
     from telemetry.exporters.targets import parse_target
-    from telemetry.prometheus.connection import Connection
+    from telemetry.http import Connection
 
     target = parse_target(source, "SOURCE, which is no file")
     with progress("looking") as advance, _no_file_either(source):

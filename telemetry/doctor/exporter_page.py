@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from telemetry.channel import Channel
-from telemetry.doctor.fetching import Answer, Refused, fetch, shown
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.doctor.page_lines import PageLines, read_lines
 from telemetry.errors import InputError
-from telemetry.prometheus.connection import Connection
+from telemetry.http import Answer, Connection, HttpError, fetch, shown_url
 from telemetry.series.identity import SeriesCatalogue
 from telemetry.series.mapping import SourceMapping
 
@@ -93,12 +92,14 @@ def observe_page(
             sleep(_LOOK_EVERY_S)
         at = clock()
         try:
-            answer = fetch(connection, timeout_s=timeout_s, max_bytes=MAX_PAGE_BYTES, sleep=sleep)
-        except Refused as refused:
-            raise InputError(str(refused), shown(connection.url), "Check the address and the credentials.") from None
-        looks.append(Look(read_lines(answer.body, catalogue), at, answer.elapsed_s, _skew(answer, at)))
+            answer = fetch(connection, timeout_s=timeout_s, max_bytes=MAX_PAGE_BYTES)
+        except HttpError as refused:
+            raise InputError(
+                str(refused), shown_url(connection.url), "Check the address and the credentials."
+            ) from None
+        looks.append(Look(read_lines(answer.body, catalogue), at, answer.duration_s, _skew(answer, at)))
         progress(number + 1, count)
-    return judge_looks(looks, shown(connection.url))
+    return judge_looks(looks, shown_url(connection.url))
 
 
 def judge_looks(looks: list[Look], where: str) -> Observation:
@@ -148,7 +149,7 @@ def _skew(answer: Answer, at: datetime) -> float | None:
     if told.tzinfo is None:
         told = told.replace(tzinfo=UTC)
     # The header is cut to whole seconds, on average half a second ago, and was written while we waited.
-    return (told - at).total_seconds() + 0.5 - answer.elapsed_s / 2
+    return (told - at).total_seconds() + 0.5 - answer.duration_s / 2
 
 
 def _stamp_age(look: Look) -> float | None:

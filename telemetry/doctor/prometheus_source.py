@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,11 +16,10 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from telemetry.channel import Channel
-from telemetry.doctor.fetching import Refused, fetch, shown
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.doctor.page_lines import XID_METRICS
 from telemetry.errors import InputError
-from telemetry.prometheus.connection import Connection
+from telemetry.http import Connection, HttpError, fetch, shown_url
 from telemetry.prometheus.selectors import quoted, selector
 from telemetry.series.identity import SeriesCatalogue
 from telemetry.series.mapping import SourceMapping
@@ -56,7 +54,6 @@ class Questions:
     matchers: str
     at: datetime
     timeout_s: float = 30.0
-    sleep: Callable[[float], None] = time.sleep
 
     def names(self) -> list[str]:
         """Return the names of the metrics that had a sample within :data:`LOOK_BACK_S`."""
@@ -77,7 +74,7 @@ class Questions:
         """Return the one number that a query gives; None if it gives none, or the server refuses it."""
         try:
             found = self.vector(query)
-        except Refused:
+        except HttpError:
             return None
         return found[0][1] if found and math.isfinite(found[0][1]) else None
 
@@ -91,7 +88,7 @@ class Questions:
         return selector(name, [self.matchers])
 
     def _ask(self, path: str, form: Mapping[str, str] | None) -> Any:
-        answer = fetch(self.connection, path, form=form, timeout_s=self.timeout_s, max_bytes=32 << 20, sleep=self.sleep)
+        answer = fetch(self.connection, path, form=form, timeout_s=self.timeout_s, max_bytes=32 << 20)
         try:
             content = json.loads(answer.body)
             if content["status"] != "success":
@@ -103,7 +100,7 @@ class Questions:
     def _foreign(self) -> InputError:
         return InputError(
             "the answer is not of Prometheus' API",
-            shown(self.connection.url),
+            shown_url(self.connection.url),
             "Give the base address of Prometheus, Thanos or VictoriaMetrics, before /api/v1.",
         )
 
@@ -119,7 +116,7 @@ def observe_prometheus(
 
     Raises ``InputError`` if the server cannot be asked, refuses, or has no metric of ours.
     """
-    where = shown(questions.connection.url)
+    where = shown_url(questions.connection.url)
     catalogue = SeriesCatalogue(channels, mapping)
     known = catalogue.metric_names()
     try:
@@ -142,7 +139,7 @@ def observe_prometheus(
         device = _label(questions, mine[0], _DEVICE_LABELS)
         seen = _seen(questions, mine, known, device, (counts, blanks), progress)
         units = _units(questions, mine, device)
-    except Refused as refused:
+    except HttpError as refused:
         raise InputError(str(refused), where, "Check the credentials and --match.") from None
     node_label = _label(questions, mine[0], _NODE_LABELS)
     nodes = questions.number(f"count(count by ({node_label}) ({questions.one(map(re.escape, mine))}))")
@@ -188,7 +185,7 @@ def _counts(questions: Questions, names: list[str], template: str) -> dict[str, 
         selected = questions.one(map(re.escape, chosen))
         try:
             answer = questions.vector(f"count by (__name__) ({template.format(selected)})")
-        except Refused as refused:
+        except HttpError as refused:
             if refused.status not in _TOO_MUCH or len(chosen) == 1:
                 raise
             waiting += [chosen[: len(chosen) // 2], chosen[len(chosen) // 2 :]]

@@ -20,9 +20,9 @@ from typing import Any, Final
 from telemetry.channel import Channel
 from telemetry.channels import with_rollups
 from telemetry.errors import InputError
+from telemetry.http import Connection
 from telemetry.landing.folder import Landing
 from telemetry.prometheus.client import Bounds, PrometheusClient
-from telemetry.prometheus.connection import Connection
 from telemetry.prometheus.discovery import find_metrics
 from telemetry.prometheus.fetch import LEAST_WINDOW_MS, fetch_metric
 from telemetry.prometheus.harvest import Harvest, SpanTooLarge
@@ -126,7 +126,6 @@ def backfill(
             bounds=bounds or Bounds(),
             concurrency=plan.concurrency,
             allow_partial=plan.allow_partial,
-            clock=clock,
         )
     )
     return asyncio.run(run.go(open_client))

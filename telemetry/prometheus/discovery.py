@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from telemetry.errors import InputError
-from telemetry.prometheus.client import PrometheusClient
-from telemetry.prometheus.refusals import TooMuch
+from telemetry.prometheus.client import PrometheusClient, TooMuch
 from telemetry.prometheus.spans import Span
 from telemetry.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.series.unused import unused_reason

@@ -9,9 +9,8 @@ from typing import Final
 
 from telemetry.errors import InputError
 from telemetry.prometheus.answer import Matrix
-from telemetry.prometheus.client import PrometheusClient
+from telemetry.prometheus.client import PrometheusClient, TooMuch
 from telemetry.prometheus.progress import Pieces
-from telemetry.prometheus.refusals import TooMuch
 from telemetry.prometheus.selectors import can_match, one_of, ranged, selector
 from telemetry.prometheus.spans import Span
 

@@ -9,7 +9,7 @@ from telemetry.channels import CATALOGUE
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.prometheus_source import Questions, observe_prometheus
 from telemetry.errors import InputError
-from telemetry.prometheus.connection import connect_to
+from telemetry.http import connect_to
 from telemetry.series.mapping import SourceMapping
 from tests.system.prometheus_server import load_blocks, need_prometheus, prometheus
 

@@ -14,7 +14,7 @@ from telemetry.channels import CATALOGUE
 from telemetry.doctor.exporter_page import Look, judge_looks, observe_file, observe_page
 from telemetry.doctor.page_lines import read_lines
 from telemetry.errors import InputError
-from telemetry.prometheus.connection import Connection
+from telemetry.http import Connection
 from telemetry.series.identity import SeriesCatalogue
 from tests.telemetry.doctor.looks import H100, NOW, labels, page
 
@@ -189,7 +189,7 @@ def test_an_exporter_that_restarts_is_asked_again() -> None:
         ((500, {}, b""), "HTTP status 500"),
         (
             (302, {"Location": "http://login.example/sso?next=secret"}, b""),
-            "sends elsewhere: to http://login.example/sso",
+            "HTTP 302 to http://login.example/sso",
         ),
         ((200, {"Content-Length": "9999"}, b"DCGM"), "no answer"),
     ],

@@ -10,10 +10,9 @@ import pytest
 from telemetry.channels import CATALOGUE
 from telemetry.doctor import prometheus_source
 from telemetry.doctor.counters import counter_name
-from telemetry.doctor.fetching import Answer, Refused
 from telemetry.doctor.prometheus_source import Questions, observe_prometheus
 from telemetry.errors import InputError
-from telemetry.prometheus.connection import Connection
+from telemetry.http import Answer, Connection, HttpError
 from tests.telemetry.doctor.looks import NOW
 
 NAMES = [name for channel in CATALOGUE.values() if (name := counter_name(channel))]
@@ -51,7 +50,7 @@ def serve(monkeypatch: pytest.MonkeyPatch, reply: Reply, names: list[str] | None
 
 
 def questions() -> Questions:
-    return Questions(Connection("http://prometheus:9090"), "", NOW, sleep=lambda _seconds: None)
+    return Questions(Connection("http://prometheus:9090"), "", NOW)
 
 
 def test_a_server_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +65,7 @@ def test_a_server_with_everything(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_finds_many_metrics_too_much_is_asked_for_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
     def strict(query: str) -> list[tuple[dict[str, str], float]]:
         if query.startswith("count by (__name__)") and query.count("|") > 7:
-            raise Refused(422, "too many time series")
+            raise HttpError("HTTP status 422: too many time series", status=422)
         return everything(query)
 
     serve(monkeypatch, strict)
@@ -76,7 +75,7 @@ def test_a_server_that_finds_many_metrics_too_much_is_asked_for_fewer(monkeypatc
 def test_functions_that_a_server_refuses_leave_the_answer_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     def mean(query: str) -> list[tuple[dict[str, str], float]]:
         if "changes(" in query or "timestamp(" in query:
-            raise Refused(422, "query processing would load too many samples")
+            raise HttpError("HTTP status 422: query processing would load too many samples", status=422)
         return everything(query)
 
     serve(monkeypatch, mean)
@@ -100,7 +99,7 @@ def test_single_xids_are_known_by_the_exporters_own_metrics(monkeypatch: pytest.
 
 def test_credentials_that_do_not_do(monkeypatch: pytest.MonkeyPatch) -> None:
     def locked(_query: str) -> list[tuple[dict[str, str], float]]:
-        raise Refused(403, "forbidden")
+        raise HttpError("HTTP status 403: forbidden", status=403)
 
     serve(monkeypatch, locked)
     with pytest.raises(InputError) as caught:

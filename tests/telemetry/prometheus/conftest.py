@@ -8,29 +8,15 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import stamina
 
 from telemetry.channels import CATALOGUE
+from telemetry.http import connect_to
 from telemetry.prometheus.backfill import BackfillPlan, BackfillResult, backfill
 from telemetry.prometheus.client import Bounds, PrometheusClient
-from telemetry.prometheus.connection import connect_to
 from tests.telemetry.prometheus.fake_prometheus import START, FakePrometheus, serving
 
-QUICK = Bounds(request_s=2.0, connect_s=1.0, silence_s=0.3)
-
-
-class Patience:
-    """A clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-        self.slept: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now_s += seconds
-
-    def monotonic(self) -> float:
-        return self.now_s
+QUICK = Bounds(request_s=2.0, silence_s=0.3)
 
 
 @pytest.fixture
@@ -41,17 +27,18 @@ def fake() -> Iterator[FakePrometheus]:
         yield made
 
 
-@pytest.fixture
-def patience() -> Patience:
-    """A clock that only sleeping moves."""
-    return Patience()
+@pytest.fixture(autouse=True)
+def without_pauses() -> Iterator[None]:
+    """Repeat requests without pauses."""
+    with stamina.set_testing(True, attempts=12):
+        yield
 
 
 Fetch = Callable[..., BackfillResult]
 
 
 @pytest.fixture
-def fetch(fake: FakePrometheus, patience: Patience, tmp_path: Path) -> Fetch:
+def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
     """Backfill six hours from the fake server into ``tmp_path/fleet.live``; keywords change the plan."""
 
     def run(**changes: object) -> BackfillResult:
@@ -74,9 +61,6 @@ def fetch(fake: FakePrometheus, patience: Patience, tmp_path: Path) -> Fetch:
                 bounds=bounds,
                 concurrency=plan.concurrency,
                 allow_partial=plan.allow_partial,
-                clock=lambda: now,
-                sleep=patience.sleep,
-                monotonic=patience.monotonic,
             ),
         )
 

@@ -100,7 +100,7 @@ def test_a_run_that_dies_goes_on_without_gaps_or_duplicates(
         return error(403, "enough") if "query" in asked.parameters and len(fake.queries()) > failing else None
 
     fake.fault = break_later
-    with pytest.raises(InputError, match="does not let us read"):
+    with pytest.raises(InputError, match="denies access"):
         fetch(concurrency=1)
     fake.fault = None
     fetch()

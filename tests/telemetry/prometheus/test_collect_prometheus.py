@@ -110,7 +110,7 @@ def test_a_refusal_of_the_server_is_one_line_and_exit_code_1(fake: FakePrometheu
     code, text = collect(fake, tmp_path / "fleet")
     assert code == 1
     assert text == (
-        f"predrain: error: the server does not let us read (HTTP 403: not you) ({fake.url}). "
+        f"predrain: error: the server denies access (HTTP 403: not you) ({fake.url}). "
         "Ask for the right to query, or use another login.\n"
     )
 

@@ -5,7 +5,8 @@ from datetime import UTC, datetime
 
 import pytest
 
-from telemetry.prometheus.refusals import TooMuch, meaning_of, refuse, said, waiting_time
+from telemetry.http import retry_after_s
+from telemetry.prometheus.client import TooMuch, error_text, meaning_of, refuse
 
 
 @pytest.mark.parametrize(
@@ -37,18 +38,18 @@ def test_meanings(status: int, text: str, meaning: str) -> None:
 
 def test_the_waiting_time_is_read_as_seconds_or_date_and_bounded() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert waiting_time(None, now) is None
-    assert waiting_time(" 7 ", now) == 7
-    assert waiting_time("86400", now) == 300
-    assert waiting_time("Thu, 01 Jan 2026 00:00:30 GMT", now) == 30
-    assert waiting_time("Wed, 31 Dec 2025 00:00:30 GMT", now) == 0
-    assert waiting_time("soon", now) is None
+    assert retry_after_s(None, now) is None
+    assert retry_after_s(" 7 ", now) == 7
+    assert retry_after_s("86400", now) == 300
+    assert retry_after_s("Thu, 01 Jan 2026 00:00:30 GMT", now) == 30
+    assert retry_after_s("Wed, 31 Dec 2025 00:00:30 GMT", now) == 0
+    assert retry_after_s("soon", now) is None
 
 
 def test_the_servers_own_words_are_found() -> None:
-    assert said(b'{"status":"error","errorType":"execution","error":"too bad"}') == "too bad"
-    assert said(b"<html> <body>\n Bad Gateway") == "'<html> <body> Bad Gateway'"
-    assert said(b"") == "nothing said"
+    assert error_text(b'{"status":"error","errorType":"execution","error":"too bad"}') == "too bad"
+    assert error_text(b"<html> <body>\n Bad Gateway") == "'<html> <body> Bad Gateway'"
+    assert error_text(b"") == "no details"
 
 
 def test_a_reason_at_the_end_of_a_long_text_counts_and_is_shown() -> None:

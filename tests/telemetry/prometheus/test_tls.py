@@ -12,12 +12,12 @@ import pytest
 
 from telemetry.channels import CATALOGUE
 from telemetry.errors import InputError
+from telemetry.http import Connection, connect_to
 from telemetry.prometheus.backfill import BackfillPlan, BackfillResult, backfill
 from telemetry.prometheus.client import Bounds
-from telemetry.prometheus.connection import Connection, connect_to
 from tests.telemetry.prometheus.fake_prometheus import START, START_MS, FakePrometheus, gpu_labels, serving
 
-SOON = Bounds(first_patience_s=0.2)
+SOON = Bounds(first_retry_for_s=0.2)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,6 @@ from telemetry.landing.folder import Landing
 from telemetry.pushing.http_target import HttpTarget
 from telemetry.pushing.target import Later, Refused
 from tests.telemetry.pushing.test_spool import land
-
-NOW = datetime(2026, 3, 1, tzinfo=UTC)
 
 
 class Server(ThreadingHTTPServer):
@@ -123,7 +120,7 @@ def test_a_file_that_is_wrong_is_refused_with_the_server_s_reason(server: Server
     ("status", "headers", "after_s"),
     [
         (429, {"Retry-After": "17"}, 17.0),
-        (503, {"Retry-After": "Sun, 01 Mar 2026 00:02:00 GMT"}, 120.0),
+        (503, {"Retry-After": "Sat, 01 Mar 2025 00:02:00 GMT"}, 0.0),
         (503, {"Retry-After": "soon"}, None),
         (503, {"Retry-After": "999999999"}, 3600.0),
         (500, {}, None),
@@ -138,7 +135,7 @@ def test_what_says_nothing_of_the_file_is_tried_again(
 ) -> None:
     server.answers = [(status, headers, b"not json")]
     with pytest.raises(Later, match=f"answered {status}") as caught:
-        HttpTarget(server.url, clock=lambda: NOW).send("samples", path, "n")
+        HttpTarget(server.url).send("samples", path, "n")
     assert caught.value.after_s == after_s
     assert caught.value.poison is (status == 500)
     assert len(server.heard) == 1
@@ -154,7 +151,7 @@ def test_an_answer_that_never_comes_whole_is_tried_again(server: Server, path: P
 
 
 def test_a_server_that_is_not_there_is_tried_again(path: Path) -> None:
-    with pytest.raises(Later, match="cannot be reached"):
+    with pytest.raises(Later, match="ConnectError"):
         HttpTarget("http://127.0.0.1:1").send("samples", path, "n")
 
 
@@ -186,7 +183,7 @@ def test_a_token_that_cannot_be_one_is_refused(tmp_path: Path, content: str | No
 def test_certificates_that_are_none_are_refused(tmp_path: Path) -> None:
     ca_file = tmp_path / "ca.pem"
     ca_file.write_text("nothing")
-    with pytest.raises(InputError, match=r"the certificates cannot be read.*Give --ca-file a file of certificates"):
+    with pytest.raises(InputError, match=r"the certificates cannot be read.*Give a PEM file"):
         HttpTarget("https://host", ca_file=ca_file)
 
 
@@ -213,6 +210,6 @@ def test_a_private_authority_is_trusted_when_its_certificates_are_given(
     url = f"https://localhost:{server.server_port}"
     HttpTarget(url, ca_file=certificate).send("samples", path, "n")
     assert len(server.heard) == 1
-    with pytest.raises(Later, match="cannot be reached"):
+    with pytest.raises(Later, match="the secure connection failed"):
         HttpTarget(url).send("samples", path, "n")
     assert len(server.heard) == 1

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from telemetry.errors import InputError
-from telemetry.prometheus.connection import connect_to
+from telemetry.http import connect_to
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,3 @@ def test_tls_files_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
     context = connect_to("https://prom", insecure_skip_verify=True).tls()
     assert context is not None
     assert not context.check_hostname
-    assert connect_to("http://prom").tls() is None

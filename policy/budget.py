@@ -19,6 +19,10 @@ def _check_scope(scope: str) -> None:
         raise ValueError(f"scope is {scope!r}: give one of {', '.join(get_args(Scope))}")
 
 
+def _share_of(share: float, total: int) -> int:
+    return max(math.floor(share * total + 1e-9), 1) if share > 0 else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Floor:
     """What of each scope may be out of service at once, whoever took it out.
@@ -54,10 +58,7 @@ class Floor:
             return total
         most = total if self.most is None else min(self.most, total)
         if self.most_share is not None:
-            share = math.floor(self.most_share * total + 1e-9)
-            if self.most_share > 0:
-                share = max(share, 1)
-            most = min(most, share, total - 1)
+            most = min(most, _share_of(self.most_share, total), total - 1)
         if self.keep is not None:
             most = min(most, total - self.keep)
         return max(most, 0)
@@ -65,21 +66,40 @@ class Floor:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """How many nodes of each scope may newly be taken out of service within a time."""
+    """How many nodes of each scope may newly be taken out of service within a time.
+
+    ``most``: at most so many nodes.
+    ``most_share``: at most this share of the nodes, rounded down, but to one at least.
+    """
 
     scope: Scope
-    most: int
-    window: timedelta
+    most: int | None = None
+    window: timedelta = timedelta(hours=1)
+    most_share: float | None = None
 
     def __post_init__(self) -> None:
         _check_scope(self.scope)
-        if self.most < 0:
+        if self.most is None and self.most_share is None:
+            raise ValueError(f"the rate of scope {self.scope} limits nothing: give most or most_share")
+        if self.most is not None and self.most < 0:
             raise ValueError(f"most of the rate of scope {self.scope} is {self.most}: give zero or more")
+        if self.most_share is not None and not 0 <= self.most_share <= 1:
+            raise ValueError(f"most_share of the rate of scope {self.scope} is {self.most_share}: give 0 to 1")
         if self.window <= timedelta(0):
             raise ValueError(f"window of the rate of scope {self.scope} is {self.window}: give a positive time")
 
+    def allowed(self, total: int) -> int:
+        """Give how many nodes of a scope of ``total`` may newly be taken out within the window."""
+        most = total if self.most is None else self.most
+        return most if self.most_share is None else min(most, _share_of(self.most_share, total))
+
+
+FLEET_FLOOR = Floor("fleet", most_share=0.10)
+FLEET_RATE = Rate("fleet", most_share=0.05)
+"""Of the whole fleet, however many clusters it has: the limits of a cluster alone let one node of each small one go."""
 
 FLOORS = (
+    FLEET_FLOOR,
     Floor("cluster", most_share=0.10, keep=1),
     Floor("group", most_share=0.20),
     Floor("rack", most_share=0.34, ignore_below=2),
@@ -89,7 +109,7 @@ FLOORS = (
 """Half of Karpenter's 20 % for a cluster and its 20 % for a group (node pool), against NVSentinel's 50 % in five
 minutes; a third of a rack or NVLink domain; and never two nodes of one job at once, for each stops it once more."""
 
-RATES = (Rate("cluster", 4, timedelta(hours=1)), Rate("cluster", 24, timedelta(days=1)))
+RATES = (FLEET_RATE, Rate("cluster", 4, timedelta(hours=1)), Rate("cluster", 24, timedelta(days=1)))
 """Somewhat under draino's one drain in ten minutes, for a prediction is less than a fault."""
 
 
@@ -104,6 +124,12 @@ class BudgetConfig:
     def memory(self) -> timedelta:
         """For how long a start must be remembered."""
         return max((rate.window for rate in self.rates), default=timedelta(0))
+
+    def with_fleet_limits(self) -> BudgetConfig:
+        """Add the default limits of the whole fleet where none of scope ``fleet`` is given."""
+        floors = () if any(each.scope == "fleet" for each in self.floors) else (FLEET_FLOOR,)
+        rates = () if any(each.scope == "fleet" for each in self.rates) else (FLEET_RATE,)
+        return BudgetConfig((*floors, *self.floors), (*rates, *self.rates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +241,7 @@ def grant(
 
     for ask in sorted(asks, key=lambda ask: (again(ask), -ask.risk, ask.node)):
         mine, anew = scopes[ask.node], counts(ask)
-        why = _over_floor(mine, total, lost, limited) or _over_rate(mine, begun, config.rates, anew)
+        why = _over_floor(mine, total, lost, limited) or _over_rate(mine, total, begun, config.rates, anew)
         touched.update(mine)
         if why is not None:
             refused[ask.node] = why
@@ -249,12 +275,19 @@ def _over_floor(
 
 
 def _over_rate(
-    scopes: tuple[ScopeName, ...], begun: list[Counter[ScopeName]], rates: tuple[Rate, ...], anew: Sequence[bool]
+    scopes: tuple[ScopeName, ...],
+    total: Counter[ScopeName],
+    begun: list[Counter[ScopeName]],
+    rates: tuple[Rate, ...],
+    anew: Sequence[bool],
 ) -> str | None:
     for counter, rate, counted in zip(begun, rates, anew, strict=True):
         for scope in scopes:
-            if counted and scope[0] == rate.scope and counter[scope] >= rate.most:
+            if not counted or scope[0] != rate.scope:
+                continue
+            allowed = rate.allowed(total[scope])
+            if counter[scope] >= allowed:
                 name = " ".join(each for each in scope if each)
                 hours = rate.window / timedelta(hours=1)
-                return f"{name}: {counter[scope]} nodes were taken out in {hours:g} h, {rate.most} may be"
+                return f"{name}: {counter[scope]} nodes were taken out in {hours:g} h, {allowed} may be"
     return None

@@ -63,7 +63,7 @@ class StagesConfig:
     most_inconclusive: float = 0.5
     window: timedelta = timedelta(days=60)
     least_time: timedelta = timedelta(days=7)
-    ceiling: Stage = "hard"
+    ceiling: Stage = "soft"
     pinned: Mapping[str, Stage] = field(default_factory=dict)
     holdout: float = 0.0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -29,6 +29,8 @@ class ControllerSettings:
     ``most_time``: what a round has not begun by then is left to the next one: what it was decided on grows old.
     ``most_new``: new marks a round, at most; releases are not counted.
     ``retries``: how often a write is tried again after a conflict, each time on the node as re-read.
+    ``max_score_lifetime``: from a score's decision time to its end, at most; one that claims to hold for longer is
+    refused.
     """
 
     every: timedelta = timedelta(minutes=1)
@@ -36,9 +38,10 @@ class ControllerSettings:
     most_time: timedelta = timedelta(minutes=1)
     most_new: int = 100
     retries: int = 2
+    max_score_lifetime: timedelta = timedelta(days=7)
 
     def __post_init__(self) -> None:
-        for name in ("every", "lease", "most_time"):
+        for name in ("every", "lease", "most_time", "max_score_lifetime"):
             if getattr(self, name) <= timedelta(0):
                 raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
         if self.most_new < 0 or self.retries < 0:
@@ -100,4 +103,4 @@ def read_settings(file: Path) -> ActSettings:
     except (ValueError, TypeError) as error:
         raise InputError(str(error), str(file), "Correct the value.") from None
     assert isinstance(found, ActSettings)
-    return found
+    return replace(found, policy=replace(found.policy, budget=found.policy.budget.with_fleet_limits()))

@@ -181,3 +181,43 @@ def test_settings_that_make_no_sense_are_refused():
         Floor("rack", keep=-1)
     with pytest.raises(ValueError, match=r"^window of the rate of scope fleet is 0:00:00: give a positive time$"):
         Rate("fleet", 1, timedelta(0))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=120), st.integers(0, 20))
+def test_no_round_takes_out_more_than_a_share_of_the_fleet_whatever_its_clusters_are(sizes, others):
+    listed = [
+        Member(f"c{c:03}-n{i:02}", (("fleet", ""), ("cluster", f"c{c}"), ("group", f"c{c}/g")), False)
+        for c, size in enumerate(sizes)
+        for i in range(size)
+    ]
+    listed = [replace(member, lost=i < others) for i, member in enumerate(listed)]
+    wanted = [Ask(member.node, 0.9, T0) for member in listed if not member.lost]
+    fleet, starts = len(listed), ()
+    for hour in range(3):
+        found = grant(listed, wanted, starts, BudgetConfig(), T0 + hour * HOUR)
+        new = {start.node for start in found.starts if start.at == T0 + hour * HOUR}
+        assert len(new) <= max(1, 0.05 * fleet)
+        out = {member.node for member in listed if member.lost} | found.nodes
+        assert len(out) <= max(1, 0.10 * fleet, others)
+        starts = found.starts
+        listed = [replace(member, lost=member.node in out) for member in listed]
+        wanted = [ask for ask in wanted if ask.node not in out]
+
+
+def test_a_hundred_small_clusters_do_not_lose_a_node_each_in_one_round():
+    listed = [
+        Member(f"c{c:02}-n{i}", (("fleet", ""), ("cluster", f"c{c}")), False) for c in range(100) for i in range(3)
+    ]
+    wanted = [Ask(member.node, 0.9, T0) for member in listed]
+    assert len(grant(listed, wanted, (), BudgetConfig((Floor("cluster", most_share=0.1),), ()), T0).nodes) == 100
+    found = grant(listed, wanted, (), BudgetConfig(), T0)
+    assert len(found.nodes) == 15
+    assert "fleet: 15 nodes were taken out in 1 h, 15 may be" in found.refused.values()
+
+
+def test_limits_of_the_fleet_hold_unless_they_are_given():
+    given_ = BudgetConfig((Floor("cluster", most=1),), (Rate("fleet", 2, HOUR),)).with_fleet_limits()
+    assert [each.scope for each in given_.floors] == ["fleet", "cluster"]
+    assert given_.rates == (Rate("fleet", 2, HOUR),)
+    assert BudgetConfig().with_fleet_limits() == BudgetConfig()

@@ -11,7 +11,7 @@ from policy.stages import Bar, StagesConfig, StageState, advance_stage, held_out
 from tests.policy.decide_world import HOUR, T0
 
 DAY = timedelta(days=1)
-CONFIG = StagesConfig(least_outcomes=20)
+CONFIG = StagesConfig(least_outcomes=20, ceiling="hard")
 NOW = T0 + 30 * DAY
 
 
@@ -137,6 +137,7 @@ def test_a_person_may_pin_a_stage_and_cap_promotions():
     state, reasons = advance_stage("c/g", StageState("hard", T0), outcomes(40, 0), pinned, NOW)
     assert (state, reasons) == (StageState("soft", NOW), ("group c/g is set to soft by hand",))
     assert advance_stage("c/g", state, outcomes(40, 0), pinned, NOW + HOUR) == (state, ())
+    assert StagesConfig().ceiling == "soft"
     capped = replace(CONFIG, ceiling="soft")
     assert advance_stage("c/g", StageState("soft", T0), outcomes(40, 0), capped, NOW)[0].stage == "soft"
 

@@ -18,7 +18,7 @@ def test_the_shipped_settings_hold_the_defaults_but_for_what_they_say() -> None:
     assert given.policy.budget == usual.budget
     assert given.policy.worth == usual.worth
     assert given.policy.hysteresis == usual.hysteresis
-    assert (given.policy.stages.ceiling, usual.stages.ceiling) == ("soft", "hard")
+    assert (given.policy.stages.ceiling, usual.stages.ceiling) == ("soft", "soft")
     assert given.controller == ControllerSettings()
     assert given.evacuation == EvacuationSettings()
 
@@ -31,3 +31,11 @@ def test_the_operators_page_names_files_that_are_there_and_the_stages_as_they_ar
     for share in (stages.soft.promote_at, stages.hard.promote_at, stages.soft.demote_below, stages.hard.demote_below):
         assert f"{share:.0%}".replace("%", " %") in page
     assert f"fewer than {stages.least_outcomes} outcomes" in page.replace("\n", " ")
+
+
+def test_a_budget_that_names_no_fleet_keeps_the_limits_of_the_fleet(tmp_path: Path) -> None:
+    file = tmp_path / "act.yaml"
+    file.write_text("policy: {budget: {floors: [{scope: cluster, most: 9}], rates: []}}")
+    budget = read_settings(file).policy.budget
+    assert [(each.scope, each.most_share) for each in budget.floors] == [("fleet", 0.10), ("cluster", None)]
+    assert [(each.scope, each.most_share) for each in budget.rates] == [("fleet", 0.05)]

@@ -13,6 +13,8 @@ from policy.tiers import TIERS, UNKNOWN, Tier
 FORMAT = 1
 """Version of the record; a reader refuses any other."""
 
+LONGEST_HORIZON = timedelta(days=366)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
@@ -109,6 +111,8 @@ class RiskRecord:
             raise ValueError(f"{self.unit} has a completeness of {self.completeness}")
         if self.sample_age_s is not None and not math.isfinite(self.sample_age_s):
             raise ValueError(f"{self.unit} has a sample age of {self.sample_age_s}")
+        if not timedelta(0) < self.horizon <= LONGEST_HORIZON:
+            raise ValueError(f"{self.unit} has a horizon of {self.horizon}: expected up to {LONGEST_HORIZON.days} days")
         for name in ("decision_time", "issued_at", "expires_at"):
             if getattr(self, name).tzinfo is None:
                 raise ValueError(f"{name} has no time zone")

@@ -232,6 +232,7 @@ class Controller:
         )
         plan = decide(views, state, signals, policy, now)
         report.plan = plan
+        report.refused_scores = len(risks.refused)
         if not fleet.switches.release_all:
             report.notes += self._evidence.mismatches(views)
         return plan, views, signals

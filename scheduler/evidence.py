@@ -74,13 +74,17 @@ class Evidence:
         return tuple(replace(unit, valid_from=max(unit.valid_from or since, since)) for unit in scored)
 
     def mismatches(self, views: Iterable[NodeView]) -> tuple[str, ...]:
-        """Say which nodes of the scores are not among those of the scheduler, and the other way round."""
+        """Say which records of the scores were refused, and which nodes are known to only one side."""
+        refused = self.risks.refused
+        said = []
+        if refused:
+            more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+            said.append(f"{len(refused)} scores are refused: {'; '.join(refused[:_NAMED])}{more}")
         if not self.risks.nodes:
-            return ()
+            return tuple(said)
         listed = {view.name: bool(view.units) for view in views}
         strangers = sorted(self.risks.nodes.keys() - listed.keys())
         bare = sorted(name for name, has in listed.items() if not has)
-        said = []
         if strangers:
             said.append(f"scores of {_named(strangers)} are of no node here: names must be the same in both")
         if bare:

@@ -55,6 +55,8 @@ class RoundMetrics:
             at = {"": last.at.timestamp()}
             page += family("act_last_round_timestamp_seconds", "gauge", "When the last round began.", at)
             page += family("act_last_round_seconds", "gauge", "What it took.", {"": self._last_s})
+            refused = {"": last.refused_scores}
+            page += family("act_refused_scores", "gauge", "Records of the newest scores that are refused.", refused)
             page += family("act_active", "gauge", "Whether this process holds the lease.", {"": last.active})
         if self._decided is not None and self._decided_at is not None:
             at = {"": self._decided_at.timestamp()}

@@ -62,6 +62,7 @@ class RoundReport:
     ``number``: the decision's number in the ledger; None: not recorded, for nothing was to be done or told.
     ``work``: what was done to empty nodes.
     ``notes``: what was out of the ordinary.
+    ``refused_scores``: records of the newest scores that were not used.
     """
 
     at: datetime
@@ -73,6 +74,7 @@ class RoundReport:
     notes: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     rehearsed: bool = False
+    refused_scores: int = 0
 
     @property
     def failed(self) -> bool:
@@ -145,5 +147,6 @@ class RoundReport:
             "stages": {group: state.stage for group, state in plan.stages.items()} if plan else {},
             "fleet": list(plan.reasons) if plan else [],
             "notes": self.notes,
+            "refused_scores": self.refused_scores,
             "errors": self.errors,
         }

@@ -35,6 +35,8 @@ class Risks:
     ``drift``: alarms of the drift watch.
     ``tiers``: by what the scores were given their tiers; None: they do not say.
     ``horizon``: what a score looks ahead.
+    ``refused``: records that were not used, with why. Their units are among the nodes without a score where they name
+    any.
     """
 
     nodes: Mapping[str, tuple[UnitView, ...]] = field(default_factory=dict)
@@ -44,6 +46,7 @@ class Risks:
     drift: tuple[str, ...] = ()
     tiers: ScoreTiers | None = None
     horizon: timedelta | None = None
+    refused: tuple[str, ...] = ()
 
 
 NO_RISKS = Risks()

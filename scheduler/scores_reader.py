@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from datetime import datetime
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from policy.fleet import UnitView
 from policy.risk_record import FORMAT, RiskRecord
 from policy.tiers import RAISED, TierThresholds
 from scheduler.failures import SourceError
 from scheduler.plain import instant
+from scheduler.ports import Clock
 from scheduler.risks import Risks, ScoreTiers, risks_of
 
 _NAME = re.compile(r"\d{8}T\d{6}Z")
@@ -22,6 +26,9 @@ _LONGEST_LINE = 1 * 2**20
 _MOST_RECORDS = 2_000_000
 _TRIES = 3
 
+CLOCK_SKEW: Final = timedelta(minutes=5)
+"""How far the clock of whoever scores may be ahead of ours."""
+
 
 class ScoresReader:
     """Reads a folder of scores.
@@ -30,12 +37,16 @@ class ScoresReader:
     ``summary.json``.
 
     A decision's folder never changes, so that its name and inode tell whether it was read before. It may be removed
-    while it is read (retention); then the pointer is read anew, a few times.
+    while it is read (retention); then the pointer is read anew, a few times. A record that cannot be believed is
+    refused by itself, and its unit has no score.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Clock, max_lifetime: timedelta) -> None:
         self.path = path
+        self._clock = clock
+        self._max_lifetime = max_lifetime
         self._read: tuple[tuple[str, int, int], Risks] | None = None
+        self._again_at: datetime | None = None
 
     def read(self) -> Risks:
         """Read the newest decision.
@@ -55,23 +66,30 @@ class ScoresReader:
         folder = self.path / "decisions" / name
         status = (folder / "risks.jsonl").stat()
         key = (name, status.st_ino, status.st_mtime_ns)
-        if self._read is not None and self._read[0] == key:
+        if self._read is not None and self._read[0] == key and not self._believed_by_now():
             return self._read[1]
         summary = _object(folder / "summary.json", _LARGEST_SUMMARY)
+        listed = _Listed(name, self._clock.now(), self._max_lifetime)
         try:
+            listed.read(folder / "risks.jsonl")
             risks = risks_of(
-                _records(folder / "risks.jsonl"), model_fitted_at=_fitted(summary), drift=_drift(summary),
-                tiers=_tiers(summary),
-            )  # fmt: skip
+                listed.records.values(), model_fitted_at=_fitted(summary), drift=_drift(summary), tiers=_tiers(summary)
+            )
         except ValueError as error:
             raise SourceError(f"the scores in {folder} are damaged: {error}") from None
-        units, named = sum(map(len, risks.nodes.values())), summary.get("units")
-        if isinstance(named, int) and units != named:
-            raise SourceError(f"the scores in {folder} are cut short: {units} of {named} units")
-        if risks.decided_at is not None and risks.decided_at.strftime("%Y%m%dT%H%M%SZ") != name:
-            raise SourceError(f"the scores in {folder} are of another decision: {risks.decided_at:%Y-%m-%d %H:%M} UTC")
+        found, named = listed.lines, summary.get("units")
+        if isinstance(named, int) and found != named:
+            raise SourceError(f"the scores in {folder} are cut short: {found} of {named} units")
+        if listed.refused and not listed.records:
+            raise SourceError(f"none of the scores in {folder} can be used: {next(iter(listed.refused.values()))}")
+        risks = replace(risks, nodes=listed.with_refused(risks.nodes), refused=tuple(listed.refused.values()))
+        self._again_at = listed.again_at
         self._read = key, risks
         return risks
+
+    def _believed_by_now(self) -> bool:
+        """Tell whether a record that was refused for being from the future is from the past by now."""
+        return self._again_at is not None and self._clock.now() >= self._again_at
 
     def _newest(self) -> str:
         pointer = _object(self.path / "latest.json", _LARGEST_POINTER)
@@ -98,17 +116,78 @@ def _object(file: Path, largest: int) -> dict[str, Any]:
     return value
 
 
-def _records(file: Path) -> Iterator[RiskRecord]:
-    with file.open("rb") as stream:
-        number = 0
-        while line := stream.readline(_LONGEST_LINE + 1):
-            number += 1
-            if len(line) > _LONGEST_LINE or number > _MOST_RECORDS:
-                raise ValueError(f"line {number} is too long, or there are too many lines")
-            try:
-                yield RiskRecord.from_json(json.loads(line))
-            except ValueError as error:
-                raise ValueError(f"line {number}: {error}") from None
+@dataclass(slots=True)
+class _Listed:
+    """The records of one decision: those that can be believed, and why the others cannot."""
+
+    name: str
+    now: datetime
+    max_lifetime: timedelta
+    lines: int = 0
+    records: dict[str, RiskRecord] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    units: dict[str, str] = field(default_factory=dict)
+    again_at: datetime | None = None
+
+    def read(self, file: Path) -> None:
+        with file.open("rb") as stream:
+            while line := stream.readline(_LONGEST_LINE + 1):
+                self.lines += 1
+                if len(line) > _LONGEST_LINE or self.lines > _MOST_RECORDS:
+                    raise ValueError(f"line {self.lines} is too long, or there are too many lines")
+                self._take(line)
+        models = Counter(record.model for record in self.records.values())
+        for model, _ in models.most_common()[1:]:
+            for record in [each for each in self.records.values() if each.model == model]:
+                self._refuse(record.unit, record.node, "is of another model than most")
+
+    def _take(self, line: bytes) -> None:
+        content: Any = None
+        try:
+            content = json.loads(line)
+            record = RiskRecord.from_json(content)
+        except (ValueError, RecursionError) as error:
+            unit, node = (content.get(name) if isinstance(content, dict) else None for name in ("unit", "node"))
+            named = isinstance(unit, str) and isinstance(node, str)
+            self._refuse(unit if named else f"line {self.lines}", node if named else None, f"is damaged: {error}")
+            return
+        if record.unit in self.records or record.unit in self.units:
+            self._refuse(record.unit, record.node, "has two records of its unit")
+            return
+        why = self._not_believed(record)
+        if why is not None:
+            self._refuse(record.unit, record.node, why)
+            return
+        self.records[record.unit] = record
+
+    def _not_believed(self, record: RiskRecord) -> str | None:
+        if record.issued_at > self.now + CLOCK_SKEW:
+            ready = record.issued_at - CLOCK_SKEW
+            self.again_at = ready if self.again_at is None else min(self.again_at, ready)
+            return f"is issued in the future, at {record.issued_at:%Y-%m-%d %H:%M} UTC"
+        if record.decision_time.strftime("%Y%m%dT%H%M%SZ") != self.name:
+            return f"is of another decision: {record.decision_time:%Y-%m-%d %H:%M} UTC"
+        if record.decision_time > record.issued_at + CLOCK_SKEW:
+            return "is of a decision time after it was issued"
+        if record.expires_at - record.decision_time > self.max_lifetime:
+            return (
+                f"is said to hold until {record.expires_at:%Y-%m-%d %H:%M} UTC, longer than "
+                f"controller.max_score_lifetime ({self.max_lifetime})"
+            )
+        return None
+
+    def _refuse(self, unit: str, node: str | None, why: str) -> None:
+        self.records.pop(unit, None)
+        self.refused.setdefault(unit, f"{unit} {why}")
+        if node is not None:
+            self.units.setdefault(unit, node)
+
+    def with_refused(self, nodes: Mapping[str, tuple[UnitView, ...]]) -> dict[str, tuple[UnitView, ...]]:
+        """Add the units of refused records without a score, so that they count as missing."""
+        every = dict(nodes)
+        for unit, node in self.units.items():
+            every[node] = tuple(sorted((*every.get(node, ()), UnitView(unit)), key=lambda each: each.name))
+        return dict(sorted(every.items()))
 
 
 def _fitted(summary: dict[str, Any]) -> datetime | None:

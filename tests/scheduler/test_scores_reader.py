@@ -7,8 +7,11 @@ import shutil
 from datetime import timedelta
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from policy.risk_record import ModelName, RiskReason, RiskRecord
+from scheduler.clock import ManualClock
 from scheduler.failures import SourceError
 from scheduler.scores_reader import ScoresReader
 from serving.writing import ScoresFolder, write_decision
@@ -33,9 +36,13 @@ def write(path, *records, at=T0, **summary):
     scores.point_to_newest()
 
 
+def reading(path, now=T0 + 2 * STEP):
+    return ScoresReader(path, ManualClock(now), timedelta(days=7))
+
+
 def test_the_newest_scores_are_read_by_node_with_model_and_age(tmp_path):
     write(tmp_path, record("g0", "n0", 0.2), record("g1", "n0", None), record("g2", "n1", 0.9))
-    risks = ScoresReader(tmp_path).read()
+    risks = reading(tmp_path).read()
     assert {name: [unit.name for unit in units] for name, units in risks.nodes.items()} == {
         "n0": ["g0", "g1"],
         "n1": ["g2"],
@@ -49,7 +56,7 @@ def test_the_newest_scores_are_read_by_node_with_model_and_age(tmp_path):
 
 def test_scores_are_read_again_only_when_a_newer_decision_is_there(tmp_path):
     write(tmp_path, record("g0", "n0", 0.2))
-    reader = ScoresReader(tmp_path)
+    reader = reading(tmp_path)
     first = reader.read()
     assert reader.read() is first
     later = T0 + STEP
@@ -61,7 +68,7 @@ def test_a_decision_that_vanishes_while_it_is_read_is_an_error_in_words(tmp_path
     write(tmp_path, record("g0", "n0", 0.2))
     shutil.rmtree(tmp_path / "decisions")
     with pytest.raises(SourceError, match="cannot be read"):
-        ScoresReader(tmp_path).read()
+        reading(tmp_path).read()
 
 
 @pytest.mark.parametrize(
@@ -70,14 +77,12 @@ def test_a_decision_that_vanishes_while_it_is_read_is_an_error_in_words(tmp_path
         ("latest.json", lambda t: t.replace('"format": 1', '"format": 2'), "in format 2: expected"),
         ("latest.json", lambda t: "[]", "expected an object"),
         ("latest.json", lambda t: t.replace("20260301T000000Z", "../elsewhere"), "names decision"),
-        ("decisions/20260301T000000Z/risks.jsonl", lambda t: t[:-40], "line 2: "),
         ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.splitlines(True)[0], "cut short: 1 of 2 units"),
-        ("decisions/20260301T000000Z/risks.jsonl", lambda t: t + t, "two records of unit g0"),
         ("decisions/20260301T000000Z/risks.jsonl", lambda t: t.replace('"format":1', '"format":9'), "format 9"),
         (
             "decisions/20260301T000000Z/risks.jsonl",
             lambda t: t.replace("2026-03-01T00:00:00Z", "2026-03-02T00:00:00Z"),
-            "of another decision",
+            "none of the scores",
         ),
     ],
 )
@@ -86,11 +91,96 @@ def test_damaged_scores_are_refused_with_the_place(tmp_path, file, change, words
     target = tmp_path / file
     target.write_text(change(target.read_text()))
     with pytest.raises(SourceError, match=words):
-        ScoresReader(tmp_path).read()
+        reading(tmp_path).read()
 
 
 def test_without_an_age_the_models_age_is_not_known(tmp_path):
     write(tmp_path, record("g0", "n0", 0.2), model={"fitted_at": "yesterday"})
-    assert ScoresReader(tmp_path).read().model_fitted_at is None
+    assert reading(tmp_path).read().model_fitted_at is None
     assert json.loads((tmp_path / "latest.json").read_text())["decision"] == "20260301T000000Z"
     assert timedelta(hours=6) == STEP
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"expires_at": "2099-01-01T00:00:00Z"}, "g0 is said to hold until 2099-01-01 00:00 UTC, longer than"),
+        ({"issued_at": "2036-01-01T00:00:00Z"}, "g0 is issued in the future, at 2036-01-01 00:00 UTC"),
+        ({"issued_at": "2026-02-28T00:00:00Z"}, "g0 is of a decision time after it was issued"),
+        ({"horizon_s": -3600}, "g0 is damaged: g0 has a horizon of -1 day, 23:00:00: expected up to 366 days"),
+        ({"horizon_s": 0}, "g0 is damaged: g0 has a horizon of 0:00:00"),
+        ({"horizon_s": 1e9}, "g0 is damaged: g0 has a horizon of 11574 days"),
+        ({"horizon_s": 1e99}, "g0 is damaged: the risk record is damaged"),
+        ({"risk": 1.5}, "g0 is damaged: g0 has a risk of 1.5"),
+        ({"risk": float("nan")}, "g0 is damaged: g0 has a risk of nan"),
+        ({"risks": []}, "g0 is damaged"),
+        ({"decision_time": "2026-02-01T00:00:00Z"}, "g0 is of another decision"),
+        ({"unit": "g1"}, "g1 has two records of its unit"),
+        ({"unit": 3}, "line 1 is damaged: the risk record is damaged: unit is 3"),
+        ({"model": {"digest": "x", "profile": "y", "version": None}}, "g0 is of another model than most"),
+    ],
+)
+def test_a_record_that_cannot_be_believed_is_refused_by_itself(tmp_path, change, words):
+    write(tmp_path, record("g0", "n0", 0.9), record("g1", "n0", 0.3), record("g2", "n1", 0.4))
+    file = tmp_path / "decisions/20260301T000000Z/risks.jsonl"
+    first, *others = file.read_text().splitlines(True)
+    file.write_text(json.dumps({**json.loads(first), **change}) + "\n" + "".join(others))
+    risks = reading(tmp_path).read()
+    assert len(risks.refused) == 1
+    assert risks.refused[0].startswith(words)
+    scores = {unit.name: unit.score for units in risks.nodes.values() for unit in units}
+    assert scores["g2"].risk == 0.4
+    assert scores.get("g0") is None
+
+
+def test_a_line_that_is_no_json_costs_itself_alone(tmp_path):
+    write(tmp_path, record("g0", "n0", 0.9), record("g1", "n0", 0.3))
+    file = tmp_path / "decisions/20260301T000000Z/risks.jsonl"
+    file.write_text(file.read_text()[:-40])
+    risks = reading(tmp_path).read()
+    assert [unit.name for unit in risks.nodes["n0"]] == ["g0"]
+    assert risks.refused[0].startswith("line 2 is damaged")
+
+
+def test_a_record_from_the_future_is_believed_when_its_time_has_come(tmp_path):
+    write(tmp_path, record("g0", "n0", 0.9), record("g1", "n0", 0.3))
+    file = tmp_path / "decisions/20260301T000000Z/risks.jsonl"
+    first, second = file.read_text().splitlines(True)
+    later = json.dumps({**json.loads(first), "issued_at": "2026-03-01T12:30:00Z"}) + "\n"
+    file.write_text(later + second)
+    clock = ManualClock(T0 + 2 * STEP)
+    reader = ScoresReader(tmp_path, clock, timedelta(days=7))
+    assert len(reader.read().refused) == 1
+    clock.move(timedelta(minutes=30))
+    assert reader.read().refused == ()
+
+
+TIMES = st.one_of(
+    st.datetimes().map(lambda when: when.isoformat() + "Z"), st.sampled_from(["", "2026-03-01T00:00:00", 7, None])
+)
+ANY = st.one_of(st.none(), st.booleans(), st.floats(), st.integers(), st.text(max_size=5), st.just([]), st.just({}))
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "issued_at": TIMES, "expires_at": TIMES, "decision_time": TIMES, "horizon_s": ANY, "risk": ANY, "risks": ANY,
+        "unit": ANY, "node": ANY, "model": ANY, "reasons": ANY, "tier": ANY, "completeness": ANY, "format": ANY,
+    },
+)  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(change=CHANGES)
+def test_whatever_a_record_says_what_is_used_is_within_bounds_and_the_others_stay(tmp_path, change):
+    write(tmp_path, record("g0", "n0", 0.9), record("g1", "n0", 0.3), record("g2", "n1", 0.4))
+    file = tmp_path / "decisions/20260301T000000Z/risks.jsonl"
+    lines = file.read_text().splitlines()
+    changed = json.dumps({**json.loads(lines[0]), **change})
+    file.write_text("\n".join([changed, *lines[1:]]) + "\n")
+    risks = reading(tmp_path).read()
+    assert risks.nodes["n1"][0].score.risk == 0.4
+    assert timedelta(0) < risks.horizon <= timedelta(days=366)
+    for unit in (unit for units in risks.nodes.values() for unit in units):
+        if unit.score is not None:
+            assert unit.score.risk is None or 0 <= unit.score.risk <= 1
+            assert unit.score.expires_at <= T0 + timedelta(days=7)
+            assert unit.score.decided_at <= T0 + 2 * STEP

@@ -14,13 +14,12 @@ from policy.tiers import TierThresholds, node_risk, worst_tier
 from scheduler.failures import SourceError
 from scheduler.ledger_reader import LedgerReader
 from scheduler.risks import ScoreTiers
-from scheduler.scores_reader import ScoresReader
 from scheduler.settings import read_settings
 from scheduler.sqlite_ledger import SqliteLedger
 from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, config, node, once
 from tests.scheduler.cluster import Cluster
-from tests.scheduler.test_scores_reader import record, write
+from tests.scheduler.test_scores_reader import reading, record, write
 
 PROMISED = TierThresholds(watch=0.05, elevated=0.2, high=0.5)
 NO_PROMISE = "none: a precision of 85% is not promised (4 of 9 earlier drains would have been right)"
@@ -103,7 +102,7 @@ def test_scores_that_look_further_ahead_than_the_policy_say_that_alerts_are_judg
 def test_thresholds_are_read_from_the_summary_with_their_sources(tmp_path):
     thresholds, sources = {"watch": 0.05, "elevated": None, "high": 0.5}, {"elevated": "none: too few"}
     write(tmp_path, record("g0", "n0", 0.2), thresholds=thresholds, threshold_sources=sources)
-    read = ScoresReader(tmp_path).read()
+    read = reading(tmp_path).read()
     assert read.tiers == ScoreTiers(TierThresholds(0.05, None, 0.5), sources)
     assert read.horizon == 24 * HOUR
 
@@ -114,7 +113,7 @@ def test_thresholds_are_read_from_the_summary_with_their_sources(tmp_path):
 def test_damaged_thresholds_are_refused(tmp_path, thresholds):
     write(tmp_path, record("g0", "n0", 0.2), thresholds=thresholds)
     with pytest.raises(SourceError, match="are damaged"):
-        ScoresReader(tmp_path).read()
+        reading(tmp_path).read()
 
 
 @pytest.mark.parametrize(

@@ -135,7 +135,7 @@ class Shifted:
 
     def show(self, folder: Path) -> None:
         """Take over a folder of scores."""
-        read = ScoresReader(folder).read()
+        read = ScoresReader(folder, SystemClock(), timedelta(days=7)).read()
         assert read.decided_at is not None
         assert read.model_fitted_at is not None
         by = datetime.now(UTC) - read.decided_at

@@ -102,6 +102,14 @@ class RiskRecord:
             raise ValueError(f"{self.unit} is unknown, and yet alerted, given other risks or explained")
         if known != (self.tier != UNKNOWN) or (known and self.tier not in TIERS):
             raise ValueError(f"{self.unit} is {self.status}, of tier {self.tier!r}")
+        self._check_numbers()
+        if not timedelta(0) < self.horizon <= LONGEST_HORIZON:
+            raise ValueError(f"{self.unit} has a horizon of {self.horizon}: expected up to {LONGEST_HORIZON.days} days")
+        for name in ("decision_time", "issued_at", "expires_at"):
+            if getattr(self, name).tzinfo is None:
+                raise ValueError(f"{name} has no time zone")
+
+    def _check_numbers(self) -> None:
         for name, risk in [("risk", self.risk), *self.risks.items()]:
             if risk is not None and not 0 <= risk <= 1:
                 raise ValueError(f"{self.unit} has a {name} of {risk}")
@@ -111,11 +119,6 @@ class RiskRecord:
             raise ValueError(f"{self.unit} has a completeness of {self.completeness}")
         if self.sample_age_s is not None and not math.isfinite(self.sample_age_s):
             raise ValueError(f"{self.unit} has a sample age of {self.sample_age_s}")
-        if not timedelta(0) < self.horizon <= LONGEST_HORIZON:
-            raise ValueError(f"{self.unit} has a horizon of {self.horizon}: expected up to {LONGEST_HORIZON.days} days")
-        for name in ("decision_time", "issued_at", "expires_at"):
-            if getattr(self, name).tzinfo is None:
-                raise ValueError(f"{name} has no time zone")
 
     def expired(self, now: datetime) -> bool:
         """Tell whether the record says nothing any more at ``now`` (aware)."""

@@ -148,8 +148,10 @@ class _Listed:
             record = RiskRecord.from_json(content)
         except (ValueError, RecursionError) as error:
             unit, node = (content.get(name) if isinstance(content, dict) else None for name in ("unit", "node"))
-            named = isinstance(unit, str) and isinstance(node, str)
-            self._refuse(unit if named else f"line {self.lines}", node if named else None, f"is damaged: {error}")
+            if isinstance(unit, str) and isinstance(node, str):
+                self._refuse(unit, node, f"is damaged: {error}")
+            else:
+                self._refuse(f"line {self.lines}", None, f"is damaged: {error}")
             return
         if record.unit in self.records or record.unit in self.units:
             self._refuse(record.unit, record.node, "has two records of its unit")

@@ -28,8 +28,8 @@ import requests
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from telemetry.channels import CATALOGUE
+from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
 from telemetry.http import connect_to
-from telemetry.prometheus.backfill import BackfillPlan, backfill
 from tests.system.prometheus_server import load_blocks, prometheus
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

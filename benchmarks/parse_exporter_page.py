@@ -19,9 +19,9 @@ from typing import Final
 from prometheus_client.parser import text_string_to_metric_families
 
 from telemetry.channels import resolve_channels
+from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.exposition.page import PageReader
 from telemetry.exposition.scanner import Scanner
-from telemetry.series.identity import SeriesCatalogue
 
 REQUIRED: Final = 50.0
 AIM: Final = f"{REQUIRED:g} times prometheus_client"

@@ -11,7 +11,7 @@ from predrain.collect_kernel_log import instant_option
 from predrain.console import JsonOption, ParamsOption, params_files, reported, show
 
 if TYPE_CHECKING:
-    from telemetry.node_events.gpu_names import GpuNames
+    from telemetry.collect.gpu_names import GpuNames
 
 
 def diagnostics(
@@ -43,9 +43,9 @@ def diagnostics(
         from collections import Counter
 
         from pipeline.params import load_params
+        from telemetry.collect.diagnostics_collector import collect_diagnostics
+        from telemetry.collect.gpu_names import read_gpu_names
         from telemetry.landing.folder import Landing, landing_of
-        from telemetry.node_events.diagnostics_collector import collect_diagnostics
-        from telemetry.node_events.gpu_names import read_gpu_names
 
         when = None if at is None else instant_option(at, "--at")
         landing = Landing(landing_of(dataset), writer="diagnostics")
@@ -67,9 +67,9 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
     """Return the GPUs of a node that the dataset holds now, and those seen there since."""
     import pyarrow.parquet as pq
 
+    from telemetry.collect.gpu_names import GpuNames
     from telemetry.dataset import Dataset
     from telemetry.meta import META_NAME
-    from telemetry.node_events.gpu_names import GpuNames
 
     rows: list[dict[str, object]] = []
     if (dataset / META_NAME).exists():

@@ -82,11 +82,11 @@ def exporters(
 
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
+        from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.exporters.credentials import Credentials
         from telemetry.exporters.service import ExporterOptions, collect_exporters
         from telemetry.exporters.settings import ScrapeSettings
         from telemetry.exporters.target_lists import read_target_options
-        from telemetry.series.mapping import load_source_mapping
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         options = ExporterOptions(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from datetime import datetime
 
-    from telemetry.node_events.kernel_lines import LogSource
+    from telemetry.collect.kernel_log.lines import LogSource
 
 
 def kernel_log(
@@ -46,10 +46,10 @@ def kernel_log(
         from datetime import UTC, datetime
 
         from pipeline.params import load_params
+        from telemetry.collect.kernel_log.collector import collect_kernel_log
+        from telemetry.collect.outbox import Outbox
+        from telemetry.collect.running import stop_on_signals
         from telemetry.landing.folder import Landing, landing_of
-        from telemetry.node_events.kernel_collector import collect_kernel_log
-        from telemetry.node_events.outbox import Outbox
-        from telemetry.node_events.rounds import stop_on_signals
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         kind, open_source = _source(source, timezone=timezone, since=since, once=once)
@@ -93,9 +93,9 @@ def _source(
 ) -> tuple[str, Callable[[dict[str, Any], Callable[[float], object]], LogSource]]:
     from datetime import UTC, datetime
 
-    from telemetry.node_events.journal import Journal
-    from telemetry.node_events.kmsg import Kmsg
-    from telemetry.node_events.log_files import LogFiles
+    from telemetry.collect.kernel_log.journal import Journal
+    from telemetry.collect.kernel_log.kmsg import Kmsg
+    from telemetry.collect.kernel_log.log_files import LogFiles
 
     kinds = {each for each in sources if each in ("kmsg", "journal")}
     if kinds and len(sources) > 1:

@@ -43,10 +43,10 @@ def collect_kubernetes(
         from telemetry.collect.kubernetes.client import connect
         from telemetry.collect.kubernetes.collector import WRITER, KubernetesCollector, Scope
         from telemetry.collect.kubernetes.rules import load_rules
+        from telemetry.collect.running import stop_on_signals
         from telemetry.config import parse_duration
         from telemetry.errors import InputError
         from telemetry.landing.folder import Landing, landing_of
-        from telemetry.node_events.rounds import stop_on_signals
 
         try:
             interval_s = parse_duration(interval).total_seconds()

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from telemetry.channel import Channel
-    from telemetry.nvml.collector import Collector
-    from telemetry.nvml.process import Graveyard
-    from telemetry.pushing.pusher import Pusher
-    from telemetry.pushing.spool import Spool
-    from telemetry.pushing.target import Target
+    from telemetry.collect.nvml.collector import Collector
+    from telemetry.collect.nvml.process import Graveyard
+    from telemetry.collect.pushing.pusher import Pusher
+    from telemetry.collect.pushing.spool import Spool
+    from telemetry.collect.pushing.target import Target
 
 _LAST_PUSH_S = 10.0
 
@@ -54,8 +54,8 @@ def nvml(
     import logging
     import sys
 
+    from telemetry.collect.pushing.sizes import parse_bytes
     from telemetry.config import parse_duration
-    from telemetry.pushing.sizes import parse_bytes
 
     if (dataset is None) == (spool is None):
         raise typer.BadParameter("give one of --dataset and --spool", param_hint="--dataset")
@@ -76,13 +76,13 @@ def nvml(
 
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
+        from telemetry.collect.nvml.collector import Collector, writer_of
+        from telemetry.collect.nvml.node_reader import NodeReader
+        from telemetry.collect.nvml.process import Graveyard, Process
+        from telemetry.collect.nvml.run_state import RunState, boot_id
+        from telemetry.collect.pushing.pusher import Pusher
+        from telemetry.collect.pushing.spool import Spool
         from telemetry.landing.folder import Landing, landing_of
-        from telemetry.nvml.collector import Collector, writer_of
-        from telemetry.nvml.node_reader import NodeReader
-        from telemetry.nvml.process import Graveyard, Process
-        from telemetry.nvml.run_state import RunState, boot_id
-        from telemetry.pushing.pusher import Pusher
-        from telemetry.pushing.spool import Spool
 
         channels = resolve_channels(load_params(params_files(params)).channels)
         name = node or _host()
@@ -156,8 +156,8 @@ def _daemon(collector: Collector, pusher: Pusher | None, graveyard: Graveyard) -
     import threading
     import time
 
-    from telemetry.nvml.process import Process
-    from telemetry.nvml.xid_watcher import XidWatcher
+    from telemetry.collect.nvml.process import Process
+    from telemetry.collect.nvml.xid_watcher import XidWatcher
 
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -180,9 +180,9 @@ def _daemon(collector: Collector, pusher: Pusher | None, graveyard: Graveyard) -
 def _target(
     push: str, root: Path, writer: str, channels: Mapping[str, Channel], token_file: Path | None, ca_file: Path | None
 ) -> Target:
+    from telemetry.collect.pushing.folder_target import FolderTarget
+    from telemetry.collect.pushing.http_target import HttpTarget
     from telemetry.errors import InputError
-    from telemetry.pushing.folder_target import FolderTarget
-    from telemetry.pushing.http_target import HttpTarget
 
     if "://" in push:
         return HttpTarget(push, token_file=token_file, ca_file=ca_file)

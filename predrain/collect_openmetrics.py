@@ -34,10 +34,10 @@ def openmetrics(
     with reported():
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
+        from telemetry.collect.openmetrics.dump import land_dump
+        from telemetry.collect.series.identity import SeriesCatalogue
+        from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.landing.folder import Landing, landing_of
-        from telemetry.series.dump import land_dump
-        from telemetry.series.identity import SeriesCatalogue
-        from telemetry.series.mapping import load_source_mapping
 
         loaded = load_params(params_files(params))
         channels = resolve_channels(loaded.channels)

@@ -60,11 +60,11 @@ def collect_prometheus(
     with reported():
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
+        from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
+        from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.errors import InputError
         from telemetry.http import connect_to
         from telemetry.landing.folder import landing_of
-        from telemetry.prometheus.backfill import BackfillPlan, backfill
-        from telemetry.series.mapping import load_source_mapping
 
         if inventory is not None and no_compact:
             raise InputError(

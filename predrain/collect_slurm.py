@@ -35,13 +35,13 @@ def slurm(
         import re
         from datetime import UTC, datetime
 
+        from telemetry.collect.outbox import Outbox
+        from telemetry.collect.running import stop_on_signals
+        from telemetry.collect.slurm.collector import ENVIRONMENT, SlurmCollector
+        from telemetry.collect.slurm.commands import run_command
+        from telemetry.collect.slurm.drain_reasons import load_reason_rules
         from telemetry.config import parse_duration
         from telemetry.landing.folder import Landing, landing_of
-        from telemetry.node_events.commands import run_command
-        from telemetry.node_events.drain_reasons import load_reason_rules
-        from telemetry.node_events.outbox import Outbox
-        from telemetry.node_events.rounds import stop_on_signals
-        from telemetry.node_events.slurm_collector import ENVIRONMENT, SlurmCollector
 
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
         try:

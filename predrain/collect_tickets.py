@@ -27,12 +27,12 @@ def tickets(
     """
     with reported():
         from pipeline.params import load_params
+        from telemetry.collect.tickets import collect_tickets
         from telemetry.dataset import Dataset
         from telemetry.errors import InputError
         from telemetry.landing.folder import Landing, landing_of
         from telemetry.mapping import load_mapping
         from telemetry.meta import META_NAME
-        from telemetry.node_events.tickets import collect_tickets
 
         parents: dict[str, str] = {}
         if (dataset / META_NAME).exists():

@@ -145,10 +145,10 @@ def _prometheus(
     access: Mapping[str, Any],
     timeout_s: float,
 ) -> Observation:
+    from telemetry.collect.prometheus.selectors import check_match
+    from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.doctor.prometheus_source import Questions, observe_prometheus
     from telemetry.http import connect_to
-    from telemetry.prometheus.selectors import check_match
-    from telemetry.series.mapping import load_source_mapping
 
     questions = Questions(connect_to(url, **access), check_match(match), datetime.now(UTC), timeout_s)
     with progress("asking") as advance:
@@ -185,8 +185,8 @@ def _source(
 
         return observe_collector(path / "state" / "exporters.json" if path.is_dir() else path, now=now)
 
+    from telemetry.collect.series.mapping import load_source_mapping
     from telemetry.doctor.exporter_page import observe_file, observe_page
-    from telemetry.series.mapping import load_source_mapping
 
     source_mapping = load_source_mapping(mapping)
     if path.is_file():

@@ -13,7 +13,7 @@ from scheduler.slurm.port import Said, SaidKind
 from scheduler.slurm.program import Ended, ProgramError, run_program
 from scheduler.slurm.report import NEWEST, OLDEST, Report, ReportReader
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.node_events.slurm_json import SlurmFormatError
+from telemetry.collect.slurm.slurm_json import SlurmFormatError
 
 _Row = TypeVar("_Row")
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from policy.fleet import JobView
 from scheduler.slurm.node import count_of
-from telemetry.node_events.hostlist import expand_hostlist
-from telemetry.node_events.slurm_jobs import gpus_of
-from telemetry.node_events.slurm_json import instant, number, words
+from telemetry.collect.slurm.hostlist import expand_hostlist
+from telemetry.collect.slurm.jobs import gpus_of
+from telemetry.collect.slurm.slurm_json import instant, number, words
 
 HELD: Final = frozenset({
     "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STAGE_OUT", "RESIZING", "STOPPED", "SIGNALING",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from telemetry.node_events.slurm_json import instant, number, words
+from telemetry.collect.slurm.slurm_json import instant, number, words
 
 State = Literal["DRAIN", "FAIL", "UNDRAIN"]
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from policy.plan import Action
 from policy.tiers import TIERS, Tier
-from telemetry.node_events.slurm_nodes import OWN_PREFIX
+from telemetry.collect.slurm.nodes import OWN_PREFIX
 
 PREFIX: Final = OWN_PREFIX
 """By it the collector of Slurm's events knows our drains from others."""

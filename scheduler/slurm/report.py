@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from telemetry.node_events.slurm_json import SlurmFormatError
+from telemetry.collect.slurm.slurm_json import SlurmFormatError
 
 Row = TypeVar("Row")
 

@@ -18,8 +18,8 @@ from scheduler.slurm.node import NodeChange, SlurmNode, node_of
 from scheduler.slurm.port import Said
 from scheduler.slurm.report import NEWEST, OLDEST, Report, ReportReader
 from scheduler.slurm.settings import SlurmSettings
+from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from telemetry.errors import InputError
-from telemetry.node_events.slurm_json import SlurmFormatError
 
 _Row = TypeVar("_Row")
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from telemetry.channel import Channel
+from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.collect.series.mapping import SourceMapping
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.doctor.page_lines import PageLines, read_lines
 from telemetry.errors import InputError
 from telemetry.http import Answer, Connection, HttpError, fetch, shown_url
-from telemetry.series.identity import SeriesCatalogue
-from telemetry.series.mapping import SourceMapping
 
 MAX_PAGE_BYTES: Final = 64 << 20
 _SKEW_S: Final = 5.0  # a Date header is whole seconds, and NTP keeps clocks far closer

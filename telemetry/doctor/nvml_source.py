@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Any, Final
 
 from telemetry.channel import Channel
+from telemetry.collect.nvml.faults import ABSENT, NAMES
+from telemetry.collect.nvml.probes import readable_channels
+from telemetry.collect.nvml.process import Child, Ended, Graveyard, Process, Silent
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.errors import InputError
-from telemetry.nvml.faults import ABSENT, NAMES
-from telemetry.nvml.probes import readable_channels
-from telemetry.nvml.process import Child, Ended, Graveyard, Process, Silent
 
 _GPU_S: Final = 10.0
 """Seconds for one GPU: a healthy one answers everything within a tenth of one."""

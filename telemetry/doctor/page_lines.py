@@ -7,10 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from telemetry.channels import is_sentinel
+from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.unused import unused_reason
 from telemetry.exposition.grammar import END_OF_PAGE, is_openmetrics, parse_line
 from telemetry.exposition.tokens import GrammarError
-from telemetry.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.series.unused import unused_reason
 
 XID_METRICS = (XID_COUNT_METRIC,)
 """Metrics of the exporter that tell single XIDs and that predrain reads."""

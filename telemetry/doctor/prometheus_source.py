@@ -16,14 +16,14 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from telemetry.channel import Channel
+from telemetry.collect.prometheus.selectors import quoted, selector
+from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.unused import unused_reason
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.doctor.page_lines import XID_METRICS
 from telemetry.errors import InputError
 from telemetry.http import Connection, HttpError, fetch, shown_url
-from telemetry.prometheus.selectors import quoted, selector
-from telemetry.series.identity import SeriesCatalogue
-from telemetry.series.mapping import SourceMapping
-from telemetry.series.unused import unused_reason
 
 LOOK_BACK_S: Final = 86_400
 """A metric that had a sample within this time and has none now has stopped."""

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from telemetry.channel import Channel
+from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.mapping import SourceMapping
 from telemetry.exporters.settings import NodeFrom
 from telemetry.exporters.targets import Target
-from telemetry.series.identity import Series, SeriesCatalogue, XidCount
-from telemetry.series.mapping import SourceMapping
 
 _KNOWN: Final = "predrain_target_node"
 _FALLBACK: Final = "predrain_target_host"
@@ -39,7 +39,7 @@ class TargetCatalogue(SeriesCatalogue):
             self._added[_KNOWN] = target.fallback_node
 
     def identify(self, name: str, labels: Mapping[str, str]) -> Series | XidCount | None:
-        """Tell what a series is; see :meth:`telemetry.series.identity.SeriesCatalogue.identify`."""
+        """Tell what a series is; see :meth:`telemetry.collect.series.identity.SeriesCatalogue.identify`."""
         return self._fleet.identify(name, {**labels, **self._added})
 
     def metric_names(self) -> dict[str, str]:

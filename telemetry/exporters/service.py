@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from telemetry.channel import Channel
+from telemetry.collect.series.mapping import SourceMapping
 from telemetry.errors import InputError
 from telemetry.exporters.collector import Collector, RunBlocking
 from telemetry.exporters.credentials import Credentials
@@ -30,7 +31,6 @@ from telemetry.exporters.targets import Target
 from telemetry.exposition.page import PageReader
 from telemetry.exposition.scanner import Limits
 from telemetry.landing.folder import Landing, landing_of
-from telemetry.series.mapping import SourceMapping
 
 _log = logging.getLogger(__name__)
 _SPARE_FILES = 256

@@ -12,8 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from telemetry.collect.series.xid_counts import SOURCE
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.series.xid_counts import SOURCE
 
 _MAX_KNOWN: Final = 10_000
 

@@ -1,6 +1,6 @@
 """From the numbers of a page to rows, for a page whose series are known: what a series is, is worked out once.
 
-:func:`telemetry.series.rows.assemble` says what the rows are; this does the same for samples of one time, and keeps
+``assemble`` says what the rows are; this does the same for samples of one time, and keeps
 flags exact that a float64 cannot hold.
 """
 
@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from telemetry.channel import Kind
 from telemetry.channels import is_sentinel
+from telemetry.collect.series.identity import Series
+from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL
 from telemetry.schema import CHANNEL_TYPES, INSTANT
-from telemetry.series.identity import Series
-from telemetry.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL
 
 _EXACT: Final = 2.0**53
 _INT32: Final = 2.0**31
@@ -79,7 +79,7 @@ class Filling:
         ``values``: the numbers; NaN where there is none; shape (n,).
         ``ms``: their time, in milliseconds since 1970, UTC.
         ``found``: values that could not be used are counted into it, by reason.
-        Returns ``rows``: as of :func:`telemetry.series.rows.assemble`.
+        Returns ``rows``: as of ``assemble``.
         Returns ``channels``: of each GPU that has a row, how many channels have a value on any of its rows.
         """
         unsupported = is_sentinel(values)

@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.rows import assemble, observed
+from telemetry.collect.series.unused import unused_reason
 from telemetry.exposition.filling import Filling
 from telemetry.exposition.scanner import NO_TIMESTAMP, Limits, Scanned, Scanner
 from telemetry.schema import INSTANT
-from telemetry.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
-from telemetry.series.rows import assemble, observed
-from telemetry.series.unused import unused_reason
 
 NO_DEVICE: Final = "series of a channel without a GPU or a node in its labels"
 """Reason of problems, beside those of a scan and of the rows."""
@@ -39,7 +39,7 @@ class PageRows:
     ``same_as_before``: whether each value (and time stamp, if the page has any) of the devices' series equals that of
     the page before: the exporter has not measured since. False for the first page, and for one without such series.
     ``problems``: lines and values that could not be used, by reason.
-    ``unexplained``: metrics that are neither a channel of ours nor known and unused (:mod:`telemetry.series.unused`);
+    ``unexplained``: metrics that are neither a channel of ours nor known and unused;
     at most 100.
     """
 

@@ -18,6 +18,7 @@ from starlette.routing import Route
 
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
+from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.errors import InputError
 from telemetry.exposition.writer import MEDIA
 from telemetry.landing.folder import Landing
@@ -30,7 +31,6 @@ from telemetry.receiving.sample_lander import SampleLander
 from telemetry.receiving.settings import ReceiverSettings
 from telemetry.receiving.snappy_block import BlockError, BlockTooLarge, decompress
 from telemetry.receiving.tokens import Tokens
-from telemetry.series.identity import SeriesCatalogue
 
 _LOG = logging.getLogger(__name__)
 

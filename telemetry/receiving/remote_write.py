@@ -19,7 +19,7 @@ import numpy.typing as npt
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from telemetry.series.identity import Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 
 _LOG = logging.getLogger(__name__)
 

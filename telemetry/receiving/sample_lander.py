@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from telemetry.collect.series.counted import split
+from telemetry.collect.series.rows import assemble, sighted
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.receiving.remote_write import Book, Samples
 from telemetry.receiving.xid_events import XidEvents
-from telemetry.series.counted import split
-from telemetry.series.rows import assemble, sighted
 
 _LOG = logging.getLogger(__name__)
 

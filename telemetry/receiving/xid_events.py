@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.atomic import write_bytes
+from telemetry.collect.series.counted import Told, watched
+from telemetry.collect.series.identity import Series, XidCount
+from telemetry.collect.series.xid_counts import XidCounts
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
 from telemetry.schema import INSTANT
-from telemetry.series.counted import Told, watched
-from telemetry.series.identity import Series, XidCount
-from telemetry.series.xid_counts import XidCounts
 
 _LOG = logging.getLogger(__name__)
 _STATE = "receive-xid-counts.json"

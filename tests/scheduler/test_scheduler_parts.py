@@ -136,7 +136,7 @@ def test_a_prediction_that_somebody_edited_counts_as_expired():
         assert (published.tier, published.expires_at < T0) == ("unreadable", True)
 
 
-READ_BY_ADAPTERS = {"kubernetes": "telemetry.collect.kubernetes.", "slurm": "telemetry.node_events."}
+READ_BY_ADAPTERS = {"kubernetes": "telemetry.collect.kubernetes.", "slurm": "telemetry.collect.slurm."}
 
 
 def test_the_room_imports_of_telemetry_little_and_an_adapter_what_reads_the_same_server():

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from telemetry.channels import CATALOGUE
+from telemetry.collect.series.mapping import SourceMapping
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.prometheus_source import Questions, observe_prometheus
 from telemetry.errors import InputError
 from telemetry.http import connect_to
-from telemetry.series.mapping import SourceMapping
 from tests.system.prometheus_server import load_blocks, need_prometheus, prometheus
 
 pytestmark = pytest.mark.system

@@ -251,7 +251,7 @@ def test_no_process_outlives_a_daemon_that_is_killed_while_a_gpu_hangs(
 
 def _runs(pid: str) -> bool:
     try:
-        return b"telemetry.nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"telemetry.collect.nvml.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
         return False
 

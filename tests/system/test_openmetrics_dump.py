@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry.channels import CATALOGUE
+from telemetry.collect.openmetrics.dump import land_dump
+from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.landing.folder import Landing
-from telemetry.series.dump import land_dump
-from telemetry.series.identity import SeriesCatalogue
 
 pytestmark = [
     pytest.mark.system,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.collect.series.xid_counts import SOURCE as COUNT_SOURCE
 from telemetry.events import dedupe_events
 from telemetry.schema import EVENTS
-from telemetry.series.xid_counts import SOURCE as COUNT_SOURCE
 from telemetry.xid_gauge import SOURCE, drop_told_edges, untold_edges, xid_events
 from tests.telemetry.helpers import DAY
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.claims import ClaimBook
 from telemetry.collect.kubernetes.client import Api, Refused, Unreachable, not_allowed, unreachable
 from telemetry.collect.kubernetes.events import Notice, NoticeBook, notice_of
@@ -22,11 +23,10 @@ from telemetry.collect.kubernetes.node_book import NodeBook
 from telemetry.collect.kubernetes.node_view import NodeView, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_all
+from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
-from telemetry.node_events.event import Event
-from telemetry.node_events.rounds import backoff_s
 
 log = logging.getLogger(__name__)
 

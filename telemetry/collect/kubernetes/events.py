@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.client import Object
 from telemetry.collect.kubernetes.node_changes import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.collect.kubernetes.stamps import stamp_ms
 from telemetry.milliseconds import from_ms
-from telemetry.node_events.event import Event
 from telemetry.pci import normalise_pci_bus_id
 from telemetry.xid_message import parse_xid_message
 

@@ -7,11 +7,11 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
+from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.node_changes import node_changes, node_gone
 from telemetry.collect.kubernetes.node_view import NodeView
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.milliseconds import to_ms
-from telemetry.node_events.event import Event
 
 SIGHTING_EVERY: Final = timedelta(hours=1)
 """Where a node stands is landed when it changes, and else so often."""

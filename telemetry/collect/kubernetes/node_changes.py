@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.node_view import NodeView, own_taint
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.milliseconds import from_ms
-from telemetry.node_events.event import Event
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"

@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Final, Literal
 
 from telemetry.collect.kubernetes.client import Api, Object, Refused, Unreachable
-from telemetry.node_events.rounds import Wait, backoff_s
+from telemetry.collect.running import Wait, backoff_s
 
 log = logging.getLogger(__name__)
 

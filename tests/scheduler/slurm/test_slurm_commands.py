@@ -17,7 +17,7 @@ from scheduler.slurm.node import NodeChange
 from scheduler.slurm.program import ProgramError, run_program
 from scheduler.slurm.report import ReportReader, parser_version
 from scheduler.slurm.settings import SlurmSettings
-from telemetry.node_events.slurm_json import SlurmFormatError
+from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from tests.scheduler.slurm.fake_slurm import FakeSlurm, job_row
 
 SECOND = timedelta(seconds=1)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from telemetry.channels import CATALOGUE
+from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.doctor.exporter_page import Look, judge_looks, observe_file, observe_page
 from telemetry.doctor.page_lines import read_lines
 from telemetry.errors import InputError
 from telemetry.http import Connection
-from telemetry.series.identity import SeriesCatalogue
 from tests.telemetry.doctor.looks import H100, NOW, labels, page
 
 CATALOGUE_OF_SERIES = SeriesCatalogue(CATALOGUE, default_node="node")

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from telemetry.channels import CATALOGUE
+from telemetry.collect.nvml.child import Message, Session
+from telemetry.collect.nvml.faults import NvmlFault
+from telemetry.collect.nvml.memory import MemoryGpu, MemoryNvml
+from telemetry.collect.nvml.process import Ended, Silent
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.nvml_source import observe_nvml
 from telemetry.errors import InputError
-from telemetry.nvml.child import Message, Session
-from telemetry.nvml.faults import NvmlFault
-from telemetry.nvml.memory import MemoryGpu, MemoryNvml
-from telemetry.nvml.process import Ended, Silent
 from tests.telemetry.doctor.looks import NOW
 
 

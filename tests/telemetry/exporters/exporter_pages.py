@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.channels import CATALOGUE
+from telemetry.collect.series.mapping import SourceMapping
 from telemetry.exporters.collector import Collector, Pace
 from telemetry.exporters.fetching import Fetched
 from telemetry.exporters.holding import Holding
@@ -21,7 +22,6 @@ from telemetry.exporters.target_lists import FixedTargets
 from telemetry.exporters.targets import Target, parse_target
 from telemetry.exposition.page import PageReader
 from telemetry.landing.folder import Landing
-from telemetry.series.mapping import SourceMapping
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
 

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.channel import Kind
+from telemetry.collect.series.identity import Series
+from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
 from telemetry.exposition.filling import Filling
-from telemetry.series.identity import Series
-from telemetry.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble
 
 KINDS: dict[str, Kind] = {"power_w": "gauge", "energy_mj": "counter", "reasons": "flags", "pstate": "enum"}
 VALUES = (

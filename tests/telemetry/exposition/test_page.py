@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from telemetry.channels import resolve_channels
+from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.collect.series.rows import SENTINEL
 from telemetry.exposition.page import NO_DEVICE, PageReader
 from telemetry.exposition.scanned import CUT, Limits
 from telemetry.landing.tables import LANDED_INVENTORY
-from telemetry.series.identity import SeriesCatalogue
-from telemetry.series.rows import SENTINEL
 from tests.telemetry.exposition.page_texts import gpu_uuid, labels_of, page
 
 REAL_PAGE = Path(__file__).parents[4] / "shared" / "data" / "dcgm-exporter" / "l4-driver-580.prom"
@@ -57,7 +57,7 @@ def test_the_real_page_is_read_with_nothing_unexplained(catalogue: SeriesCatalog
     assert (row["gpu"], row["node"]) == ("GPU-c2f76b33-7953-256e-8f33-1343419b1a1c", "i-030791dc5a37cd257")
     assert (row["gpu_temp_c"], row["energy_mj"], row["fb_free_mib"]) == (31.0, 4742776.0, 22563.0)
     samples = [line for line in body.decode().splitlines() if not line.startswith("#")]
-    # All but the licence of virtual GPUs, which telemetry.series.unused explains.
+    # All but the licence of virtual GPUs, which telemetry.collect.series.unused explains.
     assert rows.channels_per_gpu == {str(row["gpu"]): len(samples) - 1}
     assert (rows.complete, rows.problems, rows.unexplained) == (True, {}, ())
 

@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from telemetry.channels import resolve_channels
+from telemetry.collect.series.rows import assemble
 from telemetry.config import TelemetrySection
 from telemetry.dataset import Dataset
 from telemetry.errors import InputError
@@ -23,7 +24,6 @@ from telemetry.landing.folder import Landing
 from telemetry.receiving.receiver import ARROW, JSON, Receiver, routes
 from telemetry.receiving.settings import ReceiverSettings
 from telemetry.receiving.tokens import Tokens
-from telemetry.series.rows import assemble
 from tests.telemetry.receiving.encoding import (
     STALE,
     WRITE_HEADERS,

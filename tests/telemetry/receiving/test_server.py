@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
+from telemetry.collect.pushing.http_target import HttpTarget
+from telemetry.collect.pushing.target import Later, Refused
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from telemetry.pushing.http_target import HttpTarget
-from telemetry.pushing.target import Later, Refused
 from telemetry.receiving.receiver import Receiver
 from telemetry.receiving.server import application, parse_listen, refuse_open_port, serve
 from telemetry.receiving.settings import ReceiverSettings

@@ -1,0 +1,197 @@
+"""The systemd journal's kernel messages: ``journalctl``, followed from a stored cursor, restarted when it dies."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import selectors
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from telemetry.collect.kernel_log.lines import Lines, LogLine
+from telemetry.collect.running import backoff_s
+from telemetry.errors import InputError
+from telemetry.log_stamp import split_line
+from telemetry.milliseconds import to_ms
+
+_log = logging.getLogger(__name__)
+_FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"
+_CHUNK: Final = 1 << 18
+_MOST_LINE: Final = 1 << 20
+MOST_FAILURES: Final = 10
+"""So many ends of journalctl in a row without an entry, and the collector gives up: its supervisor shall know."""
+
+STALL_S: Final = 60.0
+"""Reading what is there (not following), so long a silence is taken for a hang."""
+
+
+class Journal:
+    """Follows the kernel messages of the journal.
+
+    ``position``: what :class:`Lines` of an earlier process ended with; empty for none.
+    ``since``: Aware; where to begin without a position. Default: at the running boot.
+    Raises ``InputError``: from :meth:`read`, if journalctl is not there, refuses, hangs, or keeps dying.
+    """
+
+    name = "journal"
+
+    def __init__(
+        self,
+        position: Mapping[str, Any],
+        *,
+        follow: bool,
+        since: datetime | None = None,
+        command: Sequence[str] = ("journalctl",),
+        monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._cursor: str | None = position.get("cursor")
+        self._last_us: int | None = position.get("realtime_us")
+        self._history = not position
+        self._follow, self._since, self._command = follow, since, tuple(command)
+        self._monotonic, self._sleep = monotonic, sleep
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._failures = 0
+        self._by_time = False
+        self._heard_at = 0.0
+        self._ended = False
+
+    def read(self, wait_s: float) -> Lines:
+        """Return what is there; see :class:`LogSource`. Not following, the last read is the one that is drained."""
+        if self._ended:
+            return Lines([], self._position(), True)
+        process = self._started()
+        chunk = self._chunk(process, wait_s)
+        if chunk is None:
+            if not self._follow and self._monotonic() - self._heard_at > STALL_S:
+                self.close()
+                raise InputError(
+                    f"journalctl said nothing for {STALL_S:g} s",
+                    " ".join(self._arguments()),
+                    "Try the command by hand; the journal may be damaged (`journalctl --verify`).",
+                )
+            if self._follow:
+                self._history = False
+            return Lines([], self._position(), self._follow)
+        self._heard_at = self._monotonic()
+        if not chunk:
+            self._end(process)
+            return Lines([], self._position(), self._ended)
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > _MOST_LINE:
+            _log.warning("a journal entry of over %d bytes is left out", _MOST_LINE)
+            self._rest = b""
+        lines = [line for raw in whole if (line := self._line(raw)) is not None]
+        return Lines(lines, self._position(), False)
+
+    def close(self) -> None:
+        """End journalctl."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.terminate()
+        try:
+            process.wait(5)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pipe in (process.stdout, process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+    def _position(self) -> dict[str, Any]:
+        return {} if self._cursor is None else {"cursor": self._cursor, "realtime_us": self._last_us}
+
+    def _arguments(self) -> list[str]:
+        # `-k` would mean the running boot only: what the kernel said just before a crash would never be read.
+        made = [*self._command, "--quiet", "--no-pager", "--all", "--output=json", f"--output-fields={_FIELDS}"]
+        if self._cursor is not None and not self._by_time:
+            made.append(f"--after-cursor={self._cursor}")
+        elif self._last_us is not None:
+            made.append(f"--since=@{self._last_us // 1_000_000}")
+        elif self._since is not None:
+            made.append(f"--since=@{to_ms(self._since) // 1000}")
+        else:
+            made.append("--boot")
+        if self._follow:
+            made += ["--follow", "--no-tail"]
+        return [*made, "_TRANSPORT=kernel"]
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            try:
+                self._process = subprocess.Popen(  # noqa: S603 - a fixed program, no shell
+                    self._arguments(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    env={**os.environ, "LC_ALL": "C.UTF-8"},
+                )
+            except OSError as error:
+                raise InputError(
+                    f"journalctl cannot be started: {error.strerror}",
+                    self._command[0],
+                    "Install systemd's journalctl, or take `--source kmsg`.",
+                ) from None
+            self._rest = b""
+            self._heard_at = self._monotonic()
+        return self._process
+
+    def _chunk(self, process: subprocess.Popen[bytes], wait_s: float) -> bytes | None:
+        """Return what journalctl wrote; None if nothing within the time, empty if it has ended."""
+        assert process.stdout is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            if not selector.select(wait_s):
+                return None
+        return os.read(process.stdout.fileno(), _CHUNK)
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        """Look at why journalctl ended; start anew, give up, or be done."""
+        said = b"" if process.stderr is None else process.stderr.read(4096)
+        reason = said.decode("utf-8", errors="replace").strip().splitlines()
+        code = process.wait()
+        self.close()
+        if code == 0 and not self._follow:
+            self._ended, self._history = True, False
+            return
+        self._failures += 1
+        told = reason[-1][:300] if reason else f"exit status {code}"
+        if "cursor" in told.lower() and not self._by_time and self._cursor is not None:
+            _log.warning("the journal no longer has our place (%s): reading on by time", told)
+            self._by_time = self._last_us is not None
+            if self._last_us is None:
+                self._cursor = None
+            return
+        if self._failures >= MOST_FAILURES or not self._follow:
+            raise InputError(
+                f"journalctl ended {self._failures} times in a row: {told}",
+                " ".join(self._arguments()),
+                "Try the command by hand; this user needs the group systemd-journal or adm.",
+            )
+        wait_s = backoff_s(self._failures)
+        _log.warning("journalctl ended (%s): starting it again in %.0f s", told, wait_s)
+        self._sleep(wait_s)
+
+    def _line(self, raw: bytes) -> LogLine | None:
+        if not raw.strip():
+            return None
+        text = raw.decode("utf-8", errors="replace")
+        try:
+            entry = json.loads(text)
+            cursor, realtime_us = str(entry["__CURSOR"]), int(entry["__REALTIME_TIMESTAMP"])
+        except (ValueError, KeyError, TypeError):
+            _log.warning("a journal entry cannot be read: %r", text[:120])
+            return None
+        if self._by_time and self._last_us is not None and realtime_us <= self._last_us:
+            return None  # `--since` counts in whole seconds
+        self._cursor, self._last_us, self._by_time, self._failures = cursor, realtime_us, False, 0
+        stamped = split_line(text)
+        if stamped is None:
+            return None
+        return LogLine(stamped.message, stamped.aware, stamped.host, entry.get("_BOOT_ID"), self._history)

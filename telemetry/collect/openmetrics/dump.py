@@ -1,0 +1,198 @@
+"""OpenMetrics dumps of a Prometheus database into landed samples.
+
+A dump lists one series after the other, each over its whole time; we need all channels of a GPU at one time. So the
+file is read once and its samples are spilled to disk by day and group of GPUs; then each part is assembled and lands.
+What lands is named after the file's content, so a second run of the same file lands nothing, and an interrupted one
+goes on: with reading if it was reading, with the next part if it was landing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Final
+
+from telemetry.atomic import disk_errors, write_bytes
+from telemetry.channel import channel_as_dict
+from telemetry.collect.openmetrics.lines import DumpReader
+from telemetry.collect.openmetrics.spill import Spill, slices
+from telemetry.collect.series.counted import split, watched
+from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.rows import assemble, sighted
+from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
+
+_LAYOUT_VERSION: Final = 1
+"""Part of the names of what lands: a change of how parts are cut must not be taken for what landed before."""
+
+
+@dataclass(frozen=True, slots=True)
+class DumpResult:
+    """What came of a dump.
+
+    ``rows``: rows that landed now; fewer than the file has where parts had landed before.
+    ``events``: XID events that landed now, of the exporter's own counts (``xid_last`` is read when samples are folded).
+    ``left_out``: lines and values that are not in the rows, by reason.
+    ``first_fault``: the first line that could not be read.
+    """
+
+    digest: str
+    samples: int
+    series: int
+    gpus: int
+    rows: int
+    files: int
+    events: int
+    left_out: dict[str, int]
+    first_fault: str | None
+
+
+def land_dump(
+    path: Path,
+    landing: Landing,
+    catalogue: SeriesCatalogue,
+    mapping: SourceMapping | None = None,
+    *,
+    delay: timedelta = timedelta(minutes=10),
+    held_samples: int = 2_000_000,
+    progress: Callable[[int, int], None] | None = None,
+) -> DumpResult:
+    """Land the samples of a dump.
+
+    ``path``: the file, plain or compressed, see :class:`telemetry.collect.openmetrics.lines.DumpReader`.
+    ``catalogue``: made with ``mapping``.
+    ``delay``: reporting delay of XID events: ``known_at`` is the sample's time plus it.
+    ``held_samples``: samples in memory at a time (some 100 bytes each).
+    ``progress``: ``progress(done, total)``: bytes while the file is read, then parts that have landed.
+    Raises ``InputError`` if the file cannot be read, holds no sample of ours, or the disk is full (20 bytes a sample
+    are spilled).
+    """
+    advance = progress or (lambda _done, _total: None)
+    digest = _digest(path, catalogue, mapping)
+    with _alone(landing.state(f"dump-{digest}.lock"), path):
+        return _land(path, landing, catalogue, digest, delay, held_samples, advance)
+
+
+def _land(
+    path: Path,
+    landing: Landing,
+    catalogue: SeriesCatalogue,
+    digest: str,
+    delay: timedelta,
+    held_samples: int,
+    advance: Callable[[int, int], None],
+) -> DumpResult:
+    spill = Spill(landing.state(f"dump-{digest}"), held_samples=held_samples)
+    ended = landing.state(f"dump-{digest}.json")
+    if ended.exists():
+        spill.remove()
+        return DumpResult(digest=digest, rows=0, files=0, events=0, **json.loads(ended.read_text(encoding="utf-8")))
+    note = spill.finished() or _spill(path, spill, catalogue, advance)
+    series = [_entry(each) for each in note["series"]]
+    problems: Counter[str] = Counter(note["left_out"])
+    rows = files = events = 0
+    xids = XidCounts(delay)
+    parts = spill.parts()
+    for done, part in enumerate(parts):
+        for piece, samples in enumerate(slices(part, held_samples)):
+            name = f"dump-{digest}-{part.name}-{piece}"
+            if len(samples) == 0:
+                continue
+            told, counts = split(series, samples["index"], samples["ms"], samples["value"])
+            table = assemble(told.series, told.index, told.ms, told.values, problems=problems)
+            # Of equal name as the samples, and before them: samples of an unknown GPU would be set aside.
+            landing.land("inventory", sighted(told.series, told.index, told.ms), name=name)
+            # Parts come in the order of time, those that have landed before too: a count needs the one before it.
+            seen = watched(told)
+            rises = xids.follow(counts.series, counts.index, counts.ms, counts.values, watched=seen)
+            events += landing.land("events", rises, name=name) is not None and rises.num_rows
+            if landing.land("samples", table, name=name) is not None:
+                rows, files = rows + table.num_rows, files + 1
+        advance(done + 1, len(parts))
+    known = {"samples": note["samples"], "series": len(series), "gpus": len({each.gpu for each in series})}
+    known |= {"left_out": dict(problems), "first_fault": note["first_fault"]}
+    write_bytes(ended, json.dumps(known).encode())
+    spill.remove()
+    return DumpResult(digest=digest, rows=rows, files=files, events=events, **known)
+
+
+@contextlib.contextmanager
+def _alone(lock: Path, path: Path) -> Iterator[None]:
+    """Hold the lock of a dump: two runs would write into one spill."""
+    with disk_errors(lock), lock.open("ab") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError("another run is reading this dump", str(path), "Wait until it has ended.") from None
+        yield
+
+
+def _spill(path: Path, spill: Spill, catalogue: SeriesCatalogue, advance: Callable[[int, int], None]) -> dict[str, Any]:
+    reader = DumpReader(path, catalogue)
+    size = path.stat().st_size
+    spill.begin()
+    samples = 0
+    try:
+        for block in reader.blocks():
+            samples += len(block.index)
+            spill.add(reader.series, block.index, block.ms, block.values)
+            advance(min(block.bytes_read, size), size)
+        if samples == 0:
+            raise _nothing(path, reader)
+    except InputError:
+        spill.remove()
+        raise
+    note = {
+        "samples": samples,
+        "series": [asdict(each) for each in reader.series],
+        "left_out": dict(reader.left_out),
+        "first_fault": reader.first_fault,
+    }
+    spill.finish(reader.series, note)
+    return note
+
+
+def _nothing(path: Path, reader: DumpReader) -> InputError:
+    if reader.first_fault is not None:
+        return InputError(
+            f"the file holds no sample of ours, and a line cannot be read: {reader.first_fault}",
+            str(path),
+            "Give a dump of lines `name{labels} value timestamp`.",
+        )
+    most = ", ".join(f"{reason} ({count} lines)" for reason, count in reader.left_out.most_common(3))
+    return InputError(
+        "the file holds no sample of ours",
+        str(path),
+        f"Map its metrics and labels with --mapping. {f'It holds {most}.' if most else 'It is empty.'}",
+    )
+
+
+def _entry(content: dict[str, Any]) -> Series | XidCount:
+    content = {**content, "inventory": tuple((key, value) for key, value in content["inventory"])}
+    return XidCount(**content) if "xid" in content else Series(**content)
+
+
+def _digest(path: Path, catalogue: SeriesCatalogue, mapping: SourceMapping | None) -> str:
+    try:
+        with path.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256")
+    except FileNotFoundError:
+        raise InputError("the file does not exist", str(path), "Give the path of a dump.") from None
+    except OSError as error:
+        raise InputError(f"the file cannot be read: {error.strerror}", str(path), "Give a file.") from error
+    rules = {
+        "layout": _LAYOUT_VERSION,
+        "mapping": None if mapping is None else mapping.model_dump(mode="json"),
+        "channels": [channel_as_dict(channel) for channel in catalogue.channels.values()],
+    }
+    digest.update(json.dumps(rules, sort_keys=True).encode())
+    return digest.hexdigest()[:24]

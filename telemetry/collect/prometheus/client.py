@@ -1,0 +1,353 @@
+"""Asking a Prometheus API: one request at a time, bounded in time and size, repeated where that may help."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from telemetry.collect.prometheus.answer import Matrix, Unreadable, read_json, read_matrix, said_to_be_missing, shown
+from telemetry.errors import InputError
+from telemetry.http import (
+    BodyTooLarge,
+    Connection,
+    HttpError,
+    async_client,
+    bounded_body_async,
+    check_status,
+    http_errors,
+    retried,
+    retry_after_s,
+    retry_policy,
+)
+
+if TYPE_CHECKING:
+    import httpx
+
+_log = logging.getLogger(__name__)
+
+Meaning = Literal["too much", "later", "wrong"]
+"""``too much``: less at a time may be given; ``later``: the same may be given then; ``wrong``: never."""
+
+_SLOW_TRIES: Final = 2
+_UNREADABLE_TRIES: Final = 5
+_ERROR_BODY: Final = 65536
+_SHOWN: Final = 300
+_LESS: Final = (413, 504)
+_RETRIED: Final = (200, 408, 425, 429, 500, 502, 503)
+
+# Each server takes the ones it knows. Thanos: one sample a series instead of one a replica, whole answers or none, raw
+# resolution. VictoriaMetrics: no answers from its cache.
+_PARAMETERS: Final = {"dedup": "true", "max_source_resolution": "0s", "nocache": "1"}
+
+# Prometheus: "query processing would load too many samples into memory", "query timed out".
+# VictoriaMetrics: "cannot select more than -search.maxSamplesPerQuery", "the number of matching timeseries exceeds".
+# Mimir, Cortex and Thanos: "the query exceeded the maximum number of chunks", "the query time range exceeds the limit",
+# "exceeded series limit", "ResourceExhausted".
+_TOO_MUCH: Final = re.compile(
+    r"too many (?:samples|points|series|chunks|bytes)|exceed|select more than|more than -search|timed out"
+    r"|deadline|resource ?exhausted|\blimit\b|too (?:large|long|big)|not enough memory",
+    re.IGNORECASE,
+)
+# A part of the server that cannot be reached is not asked for less: Thanos names it in a 422.
+_UNREACHABLE: Final = re.compile(
+    r"code = Unavailable|connection (?:refused|reset)|no such host|no route to host", re.IGNORECASE
+)
+
+
+class TooMuch(Exception):
+    """The server gives this answer only in smaller pieces; the text is its own."""
+
+
+class SlowAnswer(Exception):
+    """No whole answer within the time of one request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What one request may take.
+
+    ``request_s`` bounds one answer (Prometheus itself gives up after 120 s by default), ``silence_s`` the wait between
+    two pieces of it, ``body_bytes`` its size. A request is repeated for ``retry_for_s``; until the server has answered
+    once only for ``first_retry_for_s``, so that a wrong address is reported soon.
+    """
+
+    request_s: float = 150.0
+    silence_s: float = 60.0
+    body_bytes: int = 32 << 20
+    retry_for_s: float = 300.0
+    first_retry_for_s: float = 10.0
+
+
+class PrometheusClient:
+    """Asks one server, repeating what may pass; an asynchronous context manager.
+
+    ``allow_partial`` accepts answers with warnings (of Thanos: a store did not answer). :class:`TooMuch` leaves to the
+    caller what to ask for instead.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        bounds: Bounds = Bounds(),
+        concurrency: int = 4,
+        allow_partial: bool = False,
+    ) -> None:
+        self._connection = connection
+        self._bounds = bounds
+        self._places = asyncio.Semaphore(concurrency)
+        self._concurrency = concurrency
+        self._allow_partial = allow_partial
+        self._session: httpx.AsyncClient | None = None
+        self._has_answered = False
+        self._by_get = False
+        self._in_trouble = False
+        self.requests = 0
+        self.retries = 0
+
+    async def __aenter__(self) -> PrometheusClient:
+        silence_s = min(self._bounds.silence_s, self._bounds.request_s)
+        self._session = async_client(self._connection, timeout_s=silence_s, concurrency=self._concurrency)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.aclose()
+
+    async def samples(self, query: str, at_ms: int) -> Matrix:
+        """Ask a range selector at an instant (milliseconds since 1970 in UTC) for its raw samples.
+
+        Raises TooMuch if the server, or our own bound on an answer, does not allow that much, and InputError if the
+        server refuses for good or could not answer for too long.
+        """
+        parameters = {"query": query, "time": _seconds(at_ms), **_PARAMETERS}
+
+        def read(body: bytes) -> Matrix:
+            matrix = read_matrix(body)
+            self._check_whole(matrix.warnings)
+            return matrix
+
+        matrix: Matrix = await self._ask("/api/v1/query", parameters, read)
+        return matrix
+
+    async def metric_names(self, match: str | None, start_ms: int, end_ms: int) -> list[str]:
+        """Return the names of the metrics that match within the time; raises as :meth:`samples`."""
+        parameters = self._span(start_ms, end_ms) | ({"match[]": match} if match else {})
+        names = await self._ask("/api/v1/label/__name__/values", parameters, self._data, by_get=True)
+        if not isinstance(names, list):
+            raise self._strange("a list of names was asked for")
+        return [str(name) for name in names]
+
+    async def series(self, match: str, start_ms: int, end_ms: int) -> list[dict[str, str]]:
+        """Return the labels of the series that match within the time; raises as :meth:`samples`."""
+        parameters = self._span(start_ms, end_ms) | {"match[]": match}
+        series = await self._ask("/api/v1/series", parameters, self._data)
+        if not isinstance(series, list) or not all(isinstance(labels, dict) for labels in series):
+            raise self._strange("a list of series was asked for")
+        return [{str(name): str(value) for name, value in labels.items()} for labels in series]
+
+    def _span(self, start_ms: int, end_ms: int) -> dict[str, str]:
+        return {"start": _seconds(start_ms), "end": _seconds(end_ms), **_PARAMETERS}
+
+    def _data(self, body: bytes) -> Any:
+        document = read_json(body)
+        self._check_whole(said_to_be_missing(document))
+        return document.get("data")
+
+    def _check_whole(self, warnings: tuple[str, ...]) -> None:
+        if warnings and not self._allow_partial:
+            raise HttpError(f"the answer is not whole: {'; '.join(warnings)[:300]}")
+
+    def _strange(self, what: str) -> InputError:
+        return InputError(
+            f"{what}, and the server answered something else", self._connection.url, "Is this a Prometheus API?"
+        )
+
+    async def _ask(
+        self, path: str, parameters: Mapping[str, str], read: Callable[[bytes], Any], *, by_get: bool = False
+    ) -> Any:
+        """Ask until there is an answer, with growing pauses, for as long as the bounds allow."""
+        began_s = time.monotonic()
+        first = not self._has_answered
+        retry_for_s = self._bounds.first_retry_for_s if first else self._bounds.retry_for_s
+        slow = unreadable = 0
+
+        def again(error: Exception) -> bool | float:
+            nonlocal slow, unreadable
+            slow += isinstance(error, SlowAnswer)
+            unreadable += isinstance(error, Unreadable)
+            if isinstance(error, SlowAnswer):
+                pause: bool | float = slow < _SLOW_TRIES or not self._has_answered
+            elif isinstance(error, Unreadable):
+                pause = unreadable < _UNREADABLE_TRIES
+            else:
+                pause = retried(error)
+            if pause is not False:
+                self._note_trouble(error, retry_for_s)
+            return pause
+
+        try:
+            async for attempt in retry_policy(attempts=None, timeout_s=retry_for_s, on=again):
+                with attempt:
+                    async with self._places:
+                        body = await self._once(path, parameters, by_get=by_get)
+                        answer = await asyncio.to_thread(read, body)
+        except SlowAnswer as error:
+            if self._has_answered and slow >= _SLOW_TRIES:
+                raise TooMuch(str(error)) from error
+            raise self._given_up(error, time.monotonic() - began_s, first=first) from error
+        except (HttpError, Unreadable) as error:
+            raise self._given_up(error, time.monotonic() - began_s, first=first) from error
+        self._has_answered = True
+        if self._in_trouble:
+            self._in_trouble = False
+            _log.info("%s answers again", self._connection.url)
+        return answer
+
+    def _note_trouble(self, error: Exception, retry_for_s: float) -> None:
+        self.retries += 1
+        if not self._in_trouble:
+            self._in_trouble = True
+            _log.warning("%s: %s; asking again for up to %.0f s", self._connection.url, error, retry_for_s)
+
+    def _given_up(self, error: Exception, waited_s: float, *, first: bool) -> InputError:
+        if isinstance(error, Unreadable):
+            do = "Give the address of a Prometheus API; a proxy in between may have cut or replaced its answers."
+        elif first:
+            do = "Check the address, and that the server runs."
+        else:
+            do = "What has landed stays: start the same command again to go on where it stopped."
+            if str(error).startswith("the answer is not whole"):
+                do += " --allow-partial takes what there is."
+        return InputError(f"no usable answer for {waited_s:.0f} s: {error}", self._connection.url, do)
+
+    async def _once(self, path: str, parameters: Mapping[str, str], *, by_get: bool) -> bytes:
+        self.requests += 1
+        try:
+            async with asyncio.timeout(self._bounds.request_s):
+                with http_errors(self._connection.url):
+                    return await self._request(path, parameters, get=by_get or self._by_get)
+        except TimeoutError as error:
+            raise SlowAnswer(f"no whole answer within {self._bounds.request_s:g} s") from error
+        except HttpError as error:
+            if str(error) == "no whole answer in time":
+                raise SlowAnswer(f"no whole answer within {self._bounds.silence_s:g} s") from error
+            raise
+
+    async def _request(self, path: str, parameters: Mapping[str, str], *, get: bool) -> bytes:
+        assert self._session is not None, "use the client as a context manager"
+        url = self._connection.url
+        own = {**parameters, "partial_response": "true" if self._allow_partial else "false"}
+        async with self._session.stream(
+            "GET" if get else "POST",
+            url + path,
+            params=own if get else None,
+            data=None if get else own,
+            headers=self._connection.request_headers(),
+        ) as response:
+            if response.status_code == 405 and not get:  # a gateway that lets only GET through
+                self._by_get = True
+                raise HttpError("HTTP 405 to POST; asking by GET from now on", retry_after_s=0.0)
+            if response.status_code != 200:
+                body = await _error_body(response)
+                if response.status_code < 400:
+                    check_status(response, body, url)
+                refuse(response.status_code, body, url=url, retry_after=response.headers.get("Retry-After"))
+            try:
+                body = await bounded_body_async(response, self._bounds.body_bytes)
+            except BodyTooLarge as error:
+                raise TooMuch(f"an answer of more than {self._bounds.body_bytes >> 20} MiB") from error
+            self._check_kind(response.headers.get("Content-Type", ""), body)
+            return body
+
+    def _check_kind(self, content_type: str, body: bytes) -> None:
+        if "html" in content_type.lower() or body[:64].lstrip()[:1] == b"<":
+            raise InputError(
+                "the server answers with a web page instead of JSON, perhaps that of a login",
+                self._connection.url,
+                "Give the address of the API behind the proxy, or a login that it takes "
+                "(--bearer-token-file, --basic-auth-file, --header).",
+            )
+        if body[:32].startswith(b'{"status":"error"'):
+            refuse(200, body, url=self._connection.url, retry_after=None)
+
+
+async def _error_body(response: httpx.Response) -> bytes:
+    try:
+        return await bounded_body_async(response, _ERROR_BODY)
+    except BodyTooLarge:
+        return b""
+
+
+def meaning_of(status: int, text: str) -> Meaning:
+    """Return what an error means; ``status`` is 200 for an answer whose own status is an error."""
+    if status in _LESS:
+        return "too much"
+    if status == 429:
+        # Also "too many outstanding requests": less at a time does not help, waiting does.
+        return "later"
+    if _UNREACHABLE.search(text):
+        return "later"
+    if status not in (401, 403, 404) and _TOO_MUCH.search(text):
+        return "too much"
+    return "later" if status in _RETRIED or status > 504 else "wrong"
+
+
+def refuse(status: int, body: bytes, *, url: str, retry_after: str | None, now: datetime | None = None) -> None:
+    """Raise TooMuch, HttpError (ask again) or InputError (never) for an answer other than a good one."""
+    whole = error_text(body)
+    # VictoriaMetrics names the query before the reason, which decides the meaning: it is shortened only where shown.
+    text = whole if len(whole) <= _SHOWN else f"{whole[: _SHOWN // 3]} … {whole[-2 * _SHOWN // 3 :]}"
+    if status == 401:
+        raise InputError(
+            f"the server requires a login (HTTP 401: {text})",
+            url,
+            "Give --bearer-token-file or --basic-auth-file; if one was given, renew what it holds.",
+        )
+    if status == 403:
+        raise InputError(
+            f"the server denies access (HTTP 403: {text})",
+            url,
+            "Ask for the right to query, or use another login.",
+        )
+    if status == 404:
+        raise InputError(
+            f"there is no Prometheus API here (HTTP 404: {text})",
+            url,
+            "Give the address with its path prefix, for instance http://vmselect:8481/select/0/prometheus.",
+        )
+    meaning = meaning_of(status, whole)
+    if meaning == "too much":
+        raise TooMuch(text)
+    if meaning == "later":
+        raise HttpError(f"HTTP {status}: {text}", retry_after_s=retry_after_s(retry_after, now))
+    raise InputError(
+        f"the server refuses the query (HTTP {status}: {text})", url, "Check --match, --start and --end against it."
+    )
+
+
+def error_text(body: bytes) -> str:
+    """Return the error text of an answer: its own if it is one of the API, else its beginning."""
+    try:
+        document = json.loads(body)
+    except ValueError:
+        document = None
+    if isinstance(document, dict) and document.get("error"):
+        return str(document["error"])
+    return shown(body) if body.strip() else "no details"
+
+
+def _seconds(ms: int) -> str:
+    """Write milliseconds as seconds, exactly."""
+    sign, whole = ("-", -ms) if ms < 0 else ("", ms)
+    return f"{sign}{whole // 1000}.{whole % 1000:03d}"

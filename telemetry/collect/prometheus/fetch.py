@@ -1,0 +1,99 @@
+"""Fetching one metric over a span, in pieces as small as the server asks for."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from telemetry.collect.prometheus.answer import Matrix
+from telemetry.collect.prometheus.client import PrometheusClient, TooMuch
+from telemetry.collect.prometheus.progress import Pieces
+from telemetry.collect.prometheus.selectors import can_match, one_of, ranged, selector
+from telemetry.collect.prometheus.spans import Span
+from telemetry.errors import InputError
+
+_log = logging.getLogger(__name__)
+
+LEAST_WINDOW_MS: Final = 60_000
+"""No window is made shorter than this: from then on the series are split."""
+
+_PAST_END_MS: Final = 1
+# VictoriaMetrics leaves out a block of samples that begins at the very instant a query ends, so the end is put past it.
+
+_LONGEST_PATTERN: Final = 200_000
+# Servers take forms of 10 MB; a pattern of this many characters is still compiled in milliseconds.
+
+
+async def fetch_metric(
+    client: PrometheusClient,
+    metric: str,
+    matchers: str,
+    span: Span,
+    pieces: Pieces,
+    *,
+    take: Callable[[Matrix, Span], None],
+) -> None:
+    """Fetch the raw samples of one metric.
+
+    ``matchers``: the user's, without braces.
+    ``pieces``: what is known of the server's limits for this metric; made smaller when it refuses.
+    ``take``: given each answer and the window that it is of; samples at the window's lower bound, if any, are to be
+    left out.
+    Raises ``InputError`` if the server refuses even one minute of one series, or for good.
+    """
+    waiting = deque((matcher, span.after_ms) for matcher in pieces.matchers)
+    while waiting:
+        matcher, after_ms = waiting.popleft()
+        while after_ms < span.until_ms:
+            longest_ms = span.length_ms if pieces.window_ms is None else max(pieces.window_ms, LEAST_WINDOW_MS)
+            window = Span(after_ms, min(span.until_ms, after_ms + longest_ms))
+            query = ranged(selector(metric, (matchers, matcher)), window.length_ms + _PAST_END_MS)
+            try:
+                matrix = await client.samples(query, window.until_ms + _PAST_END_MS)
+            except TooMuch as refusal:
+                if window.length_ms > LEAST_WINDOW_MS:
+                    pieces.window_ms = max(LEAST_WINDOW_MS, -(-window.length_ms // 2))
+                    _log.info("%s: refused, from now on %d s at once", metric, pieces.window_ms // 1000)
+                    continue
+                parts = await _split(client, metric, (matchers, matcher), window, refusal)
+                at = pieces.matchers.index(matcher)
+                pieces.matchers[at : at + 1] = parts
+                # Fewer series may be had for longer: VictoriaMetrics counts whole blocks, however short the time.
+                pieces.window_ms = None
+                _log.info("%s: refused, from now on in %d sets of series", metric, len(pieces.matchers))
+                waiting.extendleft((part, after_ms) for part in reversed(parts))
+                break
+            take(matrix, window)
+            after_ms = window.until_ms
+
+
+async def _split(
+    client: PrometheusClient, metric: str, matchers: tuple[str, str], window: Span, refusal: TooMuch
+) -> list[str]:
+    """Return two matchers in place of one: some values of a label, and all but these, so that no series is missed."""
+    try:
+        found = await client.series(selector(metric, matchers), window.after_ms, window.until_ms)
+    except TooMuch as error:
+        refusal, found = error, []
+    values: dict[str, set[str]] = {}
+    for name in {name for labels in found for name in labels if can_match(name)}:
+        values[name] = {labels.get(name, "") for labels in found}
+    # The label that tells the series apart best, if its pattern is not too long; else the one with the shortest.
+    telling = sorted((name for name in values if len(values[name]) > 1), key=lambda name: (-len(values[name]), name))
+    if not telling:
+        raise InputError(
+            f"the server refuses even one minute of one series: {refusal}",
+            f"metric {metric}",
+            "Raise its limits (Prometheus: --query.max-samples, --query.timeout), or leave the metric out by --match.",
+        ) from refusal
+    fitting = [name for name in telling if _pattern_length(values[name]) <= _LONGEST_PATTERN]
+    label = fitting[0] if fitting else min(telling, key=lambda name: _pattern_length(values[name]))
+    some = sorted(values[label])[: len(values[label]) // 2]
+    parts = [one_of(label, some), one_of(label, some, negated=True)]
+    return [f"{matchers[1]},{part}" if matchers[1] else part for part in parts]
+
+
+def _pattern_length(values: set[str]) -> int:
+    return sum(map(len, values)) // 2

@@ -1,0 +1,284 @@
+"""Which channel of which GPU a Prometheus series is, told by its metric name and its labels.
+
+Labels that change while the device stays (``pod``, ``namespace``, ``container``, ``job``, the scrape's ``instance``)
+are no part of the identity: two Prometheus series that differ only in them are one series of ours. Where a label of
+the scrape target had the same name as one of the exporter's, Prometheus keeps the exporter's as ``exported_NAME``
+(``honor_labels`` off), so that one is tried first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from telemetry.channel import Channel, Kind
+from telemetry.channels import by_source_name, with_rollups
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.errors import InputError
+from telemetry.mapping import nearest_hint
+from telemetry.pci import normalise_pci_bus_id
+
+XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
+"""The exporter's own count of XIDs in its last minutes, one series for each XID (label ``xid``)."""
+
+_INVENTORY: Final = (
+    *("slot", "pci_bus_id", "serial", "model", "driver"),
+    *("cluster", "group", "rack", "nvlink_domain"),
+)
+_NO_VALUE: Final = frozenset({"", "-", "0x", "n/a", "[n/a]", "na", "none", "null", "unknown", "not supported"})
+_PORT: Final = re.compile(r"^(?:\[(?P<v6>[0-9A-Fa-f:.%]+)\]|(?P<host>[^:]+)):\d{1,5}$")
+_ADDRESS: Final = re.compile(r"^(?:\d{1,3}(?:\.\d{1,3}){3}|\[?[0-9A-Fa-f]*:[0-9A-Fa-f:.%]*\]?)$")
+_LINKS: Final = 18  # NVLink 4 and 5 have 18 links a GPU, the most so far
+_LINK_LABELS: Final = ("nvlink", "link")
+_RANK_STEP: Final = 1000
+_DEVICES_KEPT: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One series as we understand it.
+
+    ``gpu``, ``node``: the device and where it stands.
+    ``mig_instance``: the MIG instance or partition that the value is of; None is the whole GPU.
+    ``part``: NVLink link: values of several parts are summed, unless the whole is given too.
+    ``scale``: factor that brings values into the channel's unit.
+    ``inventory``: what the labels tell of the device: field of the landed inventory and value.
+    ``rank``: of several metrics that may be one channel, the lowest rank that has a value counts.
+    """
+
+    channel: str
+    kind: Kind
+    gpu: str
+    node: str
+    mig_instance: str | None = None
+    part: str | None = None
+    scale: float = 1.0
+    inventory: tuple[tuple[str, str], ...] = ()
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class XidCount:
+    """One series of :data:`XID_COUNT_METRIC`: how often a GPU had one XID within the exporter's window.
+
+    ``gpu``, ``node``: the device and where it stands.
+    ``mig_instance``: the MIG instance; None is the whole GPU.
+    ``inventory``: as of :class:`Series`.
+    """
+
+    gpu: str
+    node: str
+    xid: int
+    mig_instance: str | None = None
+    inventory: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Device:
+    gpu: str
+    node: str
+    mig_instance: str | None
+    inventory: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Metric:
+    channel: str
+    kind: Kind
+    scale: float
+    rank: int
+    part: str | None = None
+
+
+class SeriesCatalogue:
+    """Tells what series are.
+
+    ``channels``: the catalogue with the user's declarations, see :func:`telemetry.channels.resolve_channels`.
+    ``default_node``: node of series whose labels name none, such as those of a page that was fetched from a known node.
+    Raises ``InputError`` if the mapping names a channel that does not exist.
+
+    Safe to share between threads: its one cache only remembers what it would work out again.
+    """
+
+    def __init__(
+        self,
+        channels: Mapping[str, Channel],
+        mapping: SourceMapping | None = None,
+        *,
+        default_node: str | None = None,
+    ) -> None:
+        mapping = SourceMapping() if mapping is None else mapping
+        self.channels = channels
+        self._rules = mapping.node
+        self._default_node = default_node
+        self._labels = {
+            what: tuple(each for name in mapping.label_names(what) for each in (f"exported_{name}", name))
+            for what in ("node", "gpu", "mig_instance", *_INVENTORY)
+        }
+        self._relevant = tuple(dict.fromkeys(name for names in self._labels.values() for name in names))
+        self._metrics = _metrics(channels, mapping)
+        self._devices: dict[tuple[str | None, ...], _Device | None] = {}
+
+    def metric_names(self) -> dict[str, str]:
+        """Return every metric name that may hold one of our channels, and the channel.
+
+        Returns: :data:`XID_COUNT_METRIC` is not among them.
+        """
+        return {name: metric.channel for name, metric in self._metrics.items()}
+
+    def identify(self, name: str, labels: Mapping[str, str]) -> Series | XidCount | None:
+        """Tell what a series is.
+
+        ``labels``: its labels; ``__name__`` may be among them.
+        Returns: none if the metric is no channel of ours, or the labels name no GPU or no node.
+        """
+        if name == XID_COUNT_METRIC:
+            return self._xid_count(labels)
+        metric = self._metrics.get(name)
+        if metric is None:
+            return None
+        device = self._device(labels)
+        if device is None:
+            return None
+        if "clock_type" in labels or "clock_index" in labels:
+            clock = _amd_clock(metric, labels, self.channels)
+            if clock is None:
+                return None
+            metric = clock
+        part = metric.part if metric.part is not None else _link(labels)
+        return Series(
+            metric.channel,
+            metric.kind,
+            device.gpu,
+            device.node,
+            device.mig_instance,
+            part,
+            metric.scale,
+            device.inventory,
+            metric.rank,
+        )
+
+    def _xid_count(self, labels: Mapping[str, str]) -> XidCount | None:
+        device = self._device(labels)
+        text = labels.get("xid", "")
+        if device is None or not (text.isascii() and text.isdigit() and len(text) < 7):
+            return None
+        return XidCount(device.gpu, device.node, int(text), device.mig_instance, device.inventory)
+
+    def _device(self, labels: Mapping[str, str]) -> _Device | None:
+        key = tuple([labels.get(name) for name in self._relevant])
+        try:
+            return self._devices[key]
+        except KeyError:
+            device = self._resolve(labels)
+        if len(self._devices) >= _DEVICES_KEPT:  # a label that changes with every scrape must not fill the memory
+            self._devices.clear()
+        self._devices[key] = device
+        return device
+
+    def _resolve(self, labels: Mapping[str, str]) -> _Device | None:
+        gpu = self._first("gpu", labels)
+        named = self._first("node", labels)
+        node = self._default_node if named is None else self._node(named)
+        if gpu is None or not node:
+            return None
+        instance = self._first("mig_instance", labels)
+        if instance == "0" and labels.get("GPU_I_ID") is None and labels.get("exported_GPU_I_ID") is None:
+            # AMD numbers the partitions from 0 and gives 0 to whole GPUs as well.
+            instance = None
+        inventory = []
+        for field in _INVENTORY:
+            value = self._first(field, labels)
+            if value is not None and field == "pci_bus_id":
+                value = normalise_pci_bus_id(value)
+            if value is not None:
+                inventory.append((field, value))
+        return _Device(gpu, node, instance, tuple(inventory))
+
+    def _first(self, what: str, labels: Mapping[str, str]) -> str | None:
+        for name in self._labels[what]:
+            value = labels.get(name)
+            if value is not None:
+                value = value.strip()
+                if value.lower() not in _NO_VALUE:
+                    return value
+        return None
+
+    def _node(self, value: str) -> str:
+        if self._rules.drop_port:
+            match = _PORT.match(value)
+            if match is not None:
+                value = match["v6"] or match["host"]
+        if self._rules.drop_domain and not _ADDRESS.match(value):
+            value = value.split(".", 1)[0]
+        return value
+
+
+def _metrics(channels: Mapping[str, Channel], mapping: SourceMapping) -> dict[str, _Metric]:
+    # Recording rules may give roll-ups (`power_w_max`) under our own names.
+    every = with_rollups(channels)
+    sources = by_source_name(every)
+    scale = {_channel_of(name, sources, "scale"): factor for name, factor in mapping.scale.items()}
+    metrics: dict[str, _Metric] = {}
+
+    def add(metric: str, channel: Channel, rank: int, part: str | None = None) -> None:
+        made = _Metric(channel.name, channel.kind, scale.get(channel.name, 1.0), rank * _RANK_STEP, part)
+        metrics.setdefault(metric, made)
+
+    for metric, target in mapping.metrics.items():
+        add(metric, every[_channel_of(target, sources, f"metrics.{metric}")], 0)
+    # A name written in full by one channel goes before a name that is derived from another's.
+    for channel in every.values():
+        add(channel.name, channel, 0)
+        for rank, metric in enumerate((*channel.dcgm_names, *channel.amd), start=1):
+            add(metric, channel, rank)
+    for channel in channels.values():
+        for rank, metric in enumerate(channel.amd, start=1 + len(channel.dcgm_names)):
+            add(metric.lower(), channel, rank)
+            add(f"amd_{metric.lower()}", channel, rank)
+        if channel.kind == "counter":  # OpenMetrics writers end the name of a counter so
+            for rank, metric in enumerate((channel.name, *channel.dcgm_names)):
+                if not metric.endswith("_total"):
+                    add(f"{metric}_total", channel, rank)
+        for rank, metric in enumerate(channel.dcgm_names, start=1):
+            if metric.startswith("DCGM_FI_DEV_NVLINK_") and metric.endswith("_TOTAL"):
+                for link in range(_LINKS):
+                    add(f"{metric.removesuffix('_TOTAL')}_L{link}", channel, rank, str(link))
+    return metrics
+
+
+def _channel_of(name: str, sources: Mapping[str, str], where: str) -> str:
+    if name not in sources:
+        hint = nearest_hint(name, list(sources))
+        raise InputError(
+            f"the mapping names a channel {name!r} that does not exist",
+            f"mapping, {where}",
+            f"{hint} A channel of your own must be declared in params `channels:`.".strip(),
+        )
+    return sources[name]
+
+
+def _link(labels: Mapping[str, str]) -> str | None:
+    for name in _LINK_LABELS:
+        value = labels.get(name)
+        if value:
+            return value
+    return None
+
+
+def _amd_clock(metric: _Metric, labels: Mapping[str, str], channels: Mapping[str, Channel]) -> _Metric | None:
+    """Tell the clocks of AMD's one metric apart: ``clock_type`` says which clock, ``clock_index`` which engine.
+
+    Several engines have a clock each; the one with the lowest index stands for the GPU.
+    """
+    kind = labels.get("clock_type", "").upper()
+    index = labels.get("clock_index", "0")
+    rank = metric.rank + (min(int(index), _RANK_STEP - 1) if index.isascii() and index.isdigit() else 0)
+    if "MEM" in kind:
+        memory = channels.get("mem_clock_mhz")
+        return None if memory is None else _Metric(memory.name, memory.kind, metric.scale, rank)
+    if kind and "SYS" not in kind and "GFX" not in kind:
+        return None
+    return _Metric(metric.channel, metric.kind, metric.scale, rank)

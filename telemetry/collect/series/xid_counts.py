@@ -1,0 +1,135 @@
+"""Events from ``DCGM_EXP_XID_ERRORS_COUNT``: how often a GPU had an XID in the exporter's last minutes.
+
+A rise is an event. The series of an XID begins when the XID first happens, so its first value is a rise from zero where
+the GPU was watched just before, and nothing where it was not: the XID may be older than what we see. The same goes for
+a series that comes back after it was gone: the exporter forgets an XID that left its window (5 minutes by default).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from telemetry.collect.series.identity import XidCount
+from telemetry.landing.tables import LANDED_EVENTS
+
+SOURCE: Final = "exporter:DCGM_EXP_XID_ERRORS_COUNT"
+"""``source`` of the events."""
+
+FORGOTTEN_AFTER_MS: Final = 600_000
+"""A count that was not seen for this long begins anew: twice the exporter's default window."""
+
+Key = tuple[str, str, str, int]
+
+
+class XidCounts:
+    """Follows the counts from span to span, in the order of time.
+
+    ``delay``: from an event to when it could first have been known.
+    ``state``: what :meth:`as_state` gave.
+    """
+
+    def __init__(self, delay: timedelta, state: Mapping[str, Any] | None = None) -> None:
+        self._delay_ms = delay // timedelta(milliseconds=1)
+        held = state or {}
+        self._last: dict[Key, tuple[int, float]] = {
+            (str(gpu), str(node), str(instance), int(xid)): (int(ms), float(count))
+            for gpu, node, instance, xid, ms, count in held.get("counts", [])
+        }
+        self._seen: dict[str, int] = {str(gpu): int(ms) for gpu, ms in held.get("seen", {}).items()}
+
+    def as_state(self) -> dict[str, Any]:
+        """Return what the next span needs to know, as plain JSON types."""
+        counts = [[*key, ms, count] for key, (ms, count) in sorted(self._last.items())]
+        return {"counts": counts, "seen": dict(sorted(self._seen.items()))}
+
+    def follow(
+        self,
+        counts: Sequence[XidCount],
+        index: npt.NDArray[np.int32],
+        ms: npt.NDArray[np.int64],
+        values: npt.NDArray[np.float64],
+        *,
+        watched: Mapping[str, tuple[int, int]],
+    ) -> pa.Table:
+        """Take the next span's samples.
+
+        ``index``, ``ms``, ``values``: Series, time and value of each sample; shape (n,).
+        ``watched``: when each GPU was first and last seen in this span, by any channel; ms.
+        Returns: rows of ``LANDED_EVENTS``, sorted by (timestamp, gpu, code).
+        """
+        rows: list[tuple[int, str, str, str, str]] = []
+        for place, previous in _telling(index, ms, values):
+            series = counts[int(index[place])]
+            key = (series.gpu, series.node, series.mig_instance or "", series.xid)
+            at, count = int(ms[place]), float(values[place])
+            if key in self._last:  # what was left out in between said the same
+                held_at, held = self._last[key]
+                self._last[key] = (max(held_at, previous), held)
+            before = self._before(key, at, watched)
+            if before is not None and count > before and series.xid > 0:
+                rows.append((at, series.gpu, str(series.xid), series.node, f"count rose from {before:g} to {count:g}"))
+            self._last[key] = (at, count)
+        for gpu, (_, last) in watched.items():
+            self._seen[gpu] = max(last, self._seen.get(gpu, last))
+        return _events(sorted(rows), self._delay_ms)
+
+    def _before(self, key: Key, at: int, watched: Mapping[str, tuple[int, int]]) -> float | None:
+        """Return the count before ``at``; None if it is not known."""
+        held = self._last.get(key)
+        if held is not None and at - held[0] <= FORGOTTEN_AFTER_MS:
+            return held[1]
+        first = watched.get(key[0], (at, at))[0]
+        was_watched = first < at or at - self._seen.get(key[0], at - FORGOTTEN_AFTER_MS - 1) <= FORGOTTEN_AFTER_MS
+        if was_watched:
+            return 0.0
+        return None if held is None else held[1]
+
+
+def _telling(
+    index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], values: npt.NDArray[np.float64]
+) -> list[tuple[int, int]]:
+    """Return the places of the samples that can matter, in the order of time, with the times of those before them.
+
+    These are the first and last of each series and both sides of each change and of each gap: exporters repeat a count
+    with every scrape, and some give each GPU a count of no XID at all. The time before a series' first is far back.
+    """
+    order = np.lexsort((ms, index))
+    if len(order) == 0:
+        return []
+    series, at, count = index[order], ms[order], values[order]
+    other = series[1:] != series[:-1]
+    turn = other | (count[1:] != count[:-1]) | (np.diff(at) > FORGOTTEN_AFTER_MS)
+    kept = np.concatenate(([True], turn)) | np.concatenate((turn, [True]))
+    far_back = np.iinfo(np.int64).min
+    previous = np.concatenate(([far_back], np.where(other, far_back, at[:-1])))
+    chosen = np.flatnonzero(kept)
+    chosen = chosen[np.lexsort((series[chosen], at[chosen]))]
+    return list(zip(order[chosen].tolist(), previous[chosen].tolist(), strict=True))
+
+
+def _events(rows: list[tuple[int, str, str, str, str]], delay_ms: int) -> pa.Table:
+    length = len(rows)
+    columns: dict[str, list[Any]] = {
+        "timestamp": [row[0] for row in rows],
+        "node": [row[3] for row in rows],
+        "gpu": [row[1] for row in rows],
+        "type": ["xid"] * length,
+        "code": [row[2] for row in rows],
+        "detail": [row[4] for row in rows],
+        "source": [SOURCE] * length,
+        "known_at": [row[0] + delay_ms for row in rows],
+        "pci_bus_id": [None] * length,
+    }
+    arrays = [
+        pa.array(columns[field.name], pa.int64()).cast(field.type)
+        if pa.types.is_timestamp(field.type)
+        else pa.array(columns[field.name], field.type)
+        for field in LANDED_EVENTS
+    ]
+    return pa.Table.from_arrays(arrays, schema=LANDED_EVENTS)

@@ -1,0 +1,230 @@
+"""Asks Slurm again and again what its nodes and jobs do, and lands what is new."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from telemetry.collect.event import Event
+from telemetry.collect.outbox import Outbox
+from telemetry.collect.running import Wait, backoff_s
+from telemetry.collect.slurm.commands import CommandError, Run
+from telemetry.collect.slurm.drain_reasons import ReasonRules
+from telemetry.collect.slurm.jobs import SACCT_COLUMNS, Job, jobs_table, read_sacct, read_squeue
+from telemetry.collect.slurm.nodes import NodeView, changes, read_nodes
+from telemetry.collect.slurm.slurm_json import SlurmFormatError
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
+from telemetry.milliseconds import from_ms, to_ms
+
+_log = logging.getLogger(__name__)
+NODE_COMMANDS: Final[tuple[tuple[str, ...], ...]] = (
+    ("scontrol", "--json", "show", "nodes"),
+    ("sinfo", "--Node", "--json"),
+)
+"""Ways to ask for nodes, the best first: from 23.02 on scontrol tells every node by itself, before that sinfo did."""
+
+ENVIRONMENT: Final = {"SLURM_TIME_FORMAT": "%s", "TZ": "UTC"}
+"""For every command: times as seconds since 1970, and the times that we give are UTC."""
+
+WINDOW: Final = timedelta(days=1)
+"""Accounting is asked for in pieces of this length."""
+
+OVERLAP: Final = timedelta(hours=1)
+"""Accounting is asked for again for so long before the last time: slurmdbd hears of jobs late."""
+
+FIRST_SINCE: Final = timedelta(days=1)
+"""How far back the first look at accounting goes, unless told."""
+
+_ROWS_A_FILE: Final = 100_000
+
+
+class SlurmCollector:
+    """Looks at Slurm.
+
+    ``since``: Aware; where jobs begin when nothing was collected before. Default: a day ago.
+    ``counts``: ``rounds``, ``events``, ``jobs``, ``job_rows``, ``unreadable``, ``failed``.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        landing: Landing,
+        *,
+        run: Run,
+        rules: ReasonRules,
+        clock: Callable[[], datetime],
+        since: datetime | None = None,
+    ) -> None:
+        self._outbox, self._landing, self._run = outbox, landing, run
+        self._rules, self._clock, self._since = rules, clock, since
+        self._node_command: tuple[str, ...] | None = None
+        self._accounting = True
+        self._down: dict[str, str] = {}
+        self.counts: Counter[str] = Counter()
+
+    def once(self, stop: Wait, *, attempts: int = 3) -> None:
+        """Take one look; what fails is tried again, ``attempts`` times in all.
+
+        Raises ``InputError`` if Slurm does not answer, or the disk is full.
+        """
+        for attempt in range(1, attempts + 1):
+            failed = self._round()
+            if not failed:
+                return
+            lasting = any(isinstance(error, CommandError) and error.lasting for error in failed)
+            if lasting or attempt == attempts or stop(backoff_s(attempt)):
+                break
+        raise InputError(
+            f"Slurm does not answer: {'; '.join(str(error) for error in failed)}",
+            "predrain collect slurm",
+            "Run this where `sinfo` works (SLURM_CONF, munge), with the controller up.",
+        )
+
+    def follow(self, interval_s: float, stop: Wait) -> None:
+        """Look every ``interval_s`` seconds until told to stop; what fails is tried again the next time."""
+        while True:
+            self._round()
+            if stop(interval_s):
+                return
+
+    def _round(self) -> list[Exception]:
+        """Look once; return what failed. Nodes and jobs fail apart from each other."""
+        self.counts["rounds"] += 1
+        position = dict(self._outbox.position)
+        failed: list[Exception] = []
+        events: list[Event] = []
+        try:
+            events = self._look_at_nodes(position)
+            self._said("nodes", None)
+        except (CommandError, SlurmFormatError) as error:
+            failed.append(error)
+            self._said("nodes", error)
+        try:
+            self._look_at_jobs(position)
+            self._said("jobs", None)
+        except (CommandError, SlurmFormatError) as error:
+            failed.append(error)
+            self._said("jobs", error)
+        if position != self._outbox.position or events:
+            self._outbox.commit(position, events)
+        self.counts["events"] += len(events)
+        self.counts["failed"] += bool(failed)
+        return failed
+
+    def _said(self, what: str, error: Exception | None) -> None:
+        """Log a change between working and failing, not each failure."""
+        before = self._down.get(what)
+        if error is not None:
+            self._down[what] = str(error)
+            if before is None:
+                _log.warning("Slurm's %s cannot be read: %s; trying again every round", what, error)
+        elif before is not None:
+            del self._down[what]
+            _log.info("Slurm's %s can be read again", what)
+
+    def _look_at_nodes(self, position: dict[str, Any]) -> list[Event]:
+        views = read_nodes(self._nodes_report())
+        now = self._clock()
+        looked_at = from_ms(position["looked_at"]) if "looked_at" in position else None
+        known = {name: NodeView.from_json(name, kept) for name, kept in position.get("nodes", {}).items()}
+        events: list[Event] = []
+        seen: dict[str, Any] = {}
+        for name, view in sorted(views.items()):
+            found, remembered = changes(known.get(name), view, self._rules, now=now, last_look=looked_at)
+            events += found
+            seen[name] = remembered.to_json()
+        # A node that is not listed now may be so for a moment (a restart of the controller): its drain stays open.
+        position["nodes"] = {name: kept for name, kept in position.get("nodes", {}).items() if name not in seen} | seen
+        position["looked_at"] = to_ms(now)
+        return events
+
+    def _nodes_report(self) -> str:
+        if self._node_command is not None:
+            return self._run(self._node_command)
+        failed: CommandError | None = None
+        for command in NODE_COMMANDS:
+            try:
+                report = self._run(command)
+            except CommandError as error:
+                if not error.lasting:
+                    raise
+                failed = error
+                continue
+            self._node_command = command
+            return report
+        assert failed is not None
+        raise failed
+
+    def _look_at_jobs(self, position: dict[str, Any]) -> None:
+        now = self._clock()
+        jobs = dict(position.get("jobs", {}))
+        known: dict[str, str] = dict(jobs.get("known", {}))
+        until = from_ms(jobs["until"]) if "until" in jobs else None
+        start = until - OVERLAP if until is not None else (self._since or now - FIRST_SINCE)
+        while self._accounting and start < now:
+            end = min(start + WINDOW, now + timedelta(minutes=1))
+            command = _sacct(start, end)
+            try:
+                report = self._run(command)
+            except CommandError as error:
+                if "accounting storage is" not in error.why.lower():
+                    raise
+                self._accounting = False
+                _log.warning("Slurm keeps no accounting: jobs come from the controller's memory, from now on only")
+                break
+            found, counts = read_sacct(report)
+            self._land(found, known, floor=end - WINDOW - OVERLAP)
+            self.counts["unreadable"] += counts.get("unreadable", 0)
+            start = min(end, now)
+            # What is landed is noted piece by piece: a kill during months of history costs one piece.
+            position["jobs"] = {"until": to_ms(start), "known": known}
+            if start < now:
+                self._outbox.commit(self._outbox.position | {"jobs": position["jobs"]})
+        if not self._accounting:
+            found, counts = read_squeue(self._run(("squeue", "--states=all", "--json")))
+            self._land(found, known, floor=now - WINDOW)
+            self.counts["unreadable"] += counts.get("unreadable", 0)
+            position["jobs"] = {"until": to_ms(now), "known": known}
+
+    def _land(self, jobs: Sequence[Job], known: dict[str, str], *, floor: datetime) -> None:
+        """Land jobs that are new or changed; forget those that can bring no news."""
+        news = {job.key: job for job in jobs if known.get(job.key) != job.digest}
+        batch: list[Job] = []
+        rows = 0
+        for job in [*news.values(), None]:
+            if job is not None:
+                batch.append(job)
+                rows += len(job.nodes)
+            if batch and (job is None or rows >= _ROWS_A_FILE):
+                self._landing.land("jobs", jobs_table(batch))
+                self.counts["jobs"] += len(batch)
+                self.counts["job_rows"] += rows
+                batch, rows = [], 0
+        known.update({key: job.digest for key, job in news.items()})
+        old = to_ms(floor)
+        for key, digest in list(known.items()):
+            ended = digest.split(" ", 1)[0]
+            if ended != "None" and int(ended) < old:
+                del known[key]
+
+
+def _sacct(start: datetime, end: datetime) -> tuple[str, ...]:
+    return (
+        "sacct",
+        "--allusers",
+        "--allocations",
+        "--duplicates",
+        "--parsable2",
+        "--noheader",
+        f"--starttime={_written(start)}",
+        f"--endtime={_written(end)}",
+        f"--format={','.join(SACCT_COLUMNS)}",
+    )
+
+
+def _written(when: datetime) -> str:
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S")

@@ -1,0 +1,59 @@
+"""What the tests of this folder share: a clock, a landing folder's content, sources written by hand."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.collect.kernel_log.lines import Lines, LogLine
+from telemetry.landing.folder import Landing
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+
+
+class Clock:
+    """A clock that stands until it is moved."""
+
+    def __init__(self, now: datetime = NOW) -> None:
+        self.now = now
+
+    def __call__(self) -> datetime:
+        return self.now
+
+    def move(self, **span: float) -> None:
+        self.now += timedelta(**span)
+
+
+def landing(folder: Path) -> Landing:
+    return Landing(folder / "fleet.live", writer="test")
+
+
+def landed(where: Landing, kind: str = "events") -> list[dict[str, Any]]:
+    """Every landed row in the order of landing."""
+    tables = [pq.read_table(path) for path in where.waiting(kind)]  # type: ignore[arg-type]  # a literal in callers
+    return pa.concat_tables(tables).to_pylist() if tables else []
+
+
+class ScriptedSource:
+    """Gives prepared reads."""
+
+    name = "kmsg"
+
+    def __init__(self, reads: list[list[LogLine]], position: dict[str, Any]) -> None:
+        self.at = int(position.get("at", 0))
+        self._reads = reads
+        self.closed = False
+
+    def read(self, wait_s: float) -> Lines:
+        if self.at >= len(self._reads):
+            return Lines([], {"at": self.at}, True)
+        lines = self._reads[self.at]
+        self.at += 1
+        return Lines(lines, {"at": self.at}, False)
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,134 @@
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from telemetry.collect.diagnostics import read_diagnostics
+from telemetry.collect.diagnostics_collector import collect_diagnostics
+from telemetry.collect.gpu_names import GpuNames, read_gpu_names
+from telemetry.errors import InputError
+from tests.telemetry.collect.node_events.builders import NOW, landed, landing
+
+DATA = Path(__file__).parents[3] / "data" / "dcgmi"
+
+
+def verdicts(name: str, **more: object) -> dict[str, tuple[str, str | None]]:
+    found = read_diagnostics((DATA / name).read_text(), **more)  # type: ignore[arg-type]  # by name
+    return {each.index: (each.code, each.detail) for each in found}
+
+
+def test_dcgm_3():
+    assert verdicts("dcgm3.json") == {
+        "0": ("pass", None),
+        "1": ("fail", "failed: GPU Memory, Diagnostic"),
+        "2": ("inconclusive", "PCIe: warning"),
+        "3": ("inconclusive", "PCIe: skipped; Diagnostic: not run"),
+    }
+
+
+def test_dcgm_4():
+    found = read_diagnostics((DATA / "dcgm4.json").read_text())
+    assert [(each.index, each.serial, each.code, each.detail) for each in found] == [
+        ("0", "1652222000001", "pass", None),
+        ("1", "1652222000002", "fail", "failed: memory"),
+        ("10", "1652222000011", "inconclusive", "pcie: not run"),
+    ]
+
+
+def test_a_test_may_be_skipped_where_the_operator_says_so():
+    assert verdicts("dcgm4_eud.json")["0"] == ("inconclusive", "eud: skipped")
+    assert verdicts("dcgm4_eud.json", may_skip=["EUD"])["0"] == ("pass", None)
+
+
+def test_an_aborted_run_clears_nothing():
+    assert verdicts("dcgm4_aborted.json") == {
+        "0": ("inconclusive", "the run was cut short"),
+        "1": ("fail", "failed: software"),
+    }
+    cut = (DATA / "dcgm4.json").read_text()[:900]
+    (only,) = read_diagnostics(cut)
+    assert (only.index, only.code, only.detail) == ("", "inconclusive", "the report is not whole")
+
+
+@pytest.mark.parametrize("report", ["", "Error: Unable to connect", "{}", "[]", '{"DCGM Diagnostic": {}}', '{"a": 1}'])
+def test_what_says_nothing_is_inconclusive(report: str):
+    (only,) = read_diagnostics(report)
+    assert (only.index, only.code) == ("", "inconclusive")
+
+
+def test_a_failed_test_of_the_node_makes_its_gpus_inconclusive():
+    report = {
+        "DCGM GPU Diagnostic": {
+            "test_categories": [
+                {"category": "Deployment", "tests": [{"name": "Denylist", "results": [{"status": "Fail"}]}]},
+                {"category": "Hardware", "tests": [{"name": "PCIe", "results": [{"gpu_id": "0", "status": "PASS"}]}]},
+            ]
+        }
+    }
+    (only,) = read_diagnostics("Successfully ran\n" + json.dumps(report) + "\ntrailing")
+    assert (only.code, only.detail) == ("inconclusive", "Denylist: not met on the node")
+
+
+def test_details_of_inconclusive_runs_mislead_nobody():
+    from features.evidence import diagnostic_outcome
+
+    for path in sorted(DATA.glob("*.json")):
+        for each in read_diagnostics(path.read_text()):
+            expected = {"pass": True, "fail": False, "inconclusive": None}[each.code]
+            assert diagnostic_outcome(each.code, each.detail or "") is expected, each
+
+
+def names(tmp_path: Path) -> GpuNames:
+    path = tmp_path / "gpus.csv"
+    path.write_text(
+        "index, uuid, serial, pci.bus_id\n0, GPU-a, [N/A], 00000000:10:00.0\n1, GPU-b, 1652222000002, x\n"
+        "5, GPU-k, 1652222000011, y\n"
+    )
+    return read_gpu_names(path)
+
+
+def test_verdicts_land_on_their_gpus_once(tmp_path: Path):
+    where = landing(tmp_path)
+    report = tmp_path / "diag.json"
+    report.write_text((DATA / "dcgm4.json").read_text())
+    os.utime(report, (NOW.timestamp(), NOW.timestamp()))
+    delay = timedelta(minutes=10)
+    first = collect_diagnostics(report, where, node="n1", names=names(tmp_path), delay=delay)
+    assert first == {"pass": 1, "fail": 1, "inconclusive": 1}
+    assert collect_diagnostics(report, where, node="n1", names=names(tmp_path), delay=delay) is None
+    rows = landed(where)
+    assert [(row["gpu"], row["code"], row["type"]) for row in rows] == [
+        ("GPU-a", "pass", "diagnostic"),
+        ("GPU-b", "fail", "diagnostic"),
+        ("GPU-k", "inconclusive", "diagnostic"),
+    ]
+    assert {(row["node"], row["timestamp"], row["known_at"]) for row in rows} == {("n1", NOW, NOW + delay)}
+
+
+def test_a_gpu_that_cannot_be_named_is_refused(tmp_path: Path):
+    where = landing(tmp_path)
+    with pytest.raises(InputError, match="it is not known which GPU index 0, serial 1652222000001 is") as error:
+        collect_diagnostics(DATA / "dcgm4.json", where, node="n1", names=GpuNames(), delay=timedelta(0))
+    assert "nvidia-smi" in error.value.do
+    assert landed(where) == []
+    with pytest.raises(InputError, match="the report cannot be read: No such file"):
+        collect_diagnostics(tmp_path / "none", where, node="n1", names=GpuNames(), delay=timedelta(0))
+
+
+def test_gpus_of_an_inventory_are_known_by_serial_before_index():
+    known = GpuNames.of_inventory(
+        [{"gpu": "GPU-a", "serial": "1", "slot": "0"}, {"gpu": "GPU-b", "serial": None, "slot": "1"}, {"gpu": None}]
+    )
+    assert (known.find("1", "1"), known.find("1", None), known.find("2", "9")) == ("GPU-a", "GPU-b", None)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"), [("", "has no columns index and uuid"), ("index,uuid\n0\n", "row 2 has 1 fields")]
+)
+def test_a_wrong_list_of_gpus(tmp_path: Path, content: str, problem: str):
+    path = tmp_path / "gpus.csv"
+    path.write_text(content)
+    with pytest.raises(InputError, match=problem):
+        read_gpu_names(path)

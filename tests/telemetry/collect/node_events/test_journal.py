@@ -1,0 +1,116 @@
+import json
+import stat
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from telemetry.collect.kernel_log.journal import Journal
+from telemetry.collect.kernel_log.lines import LogLine
+from telemetry.errors import InputError
+from tests.telemetry.collect.node_events.builders import NOW
+
+XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1"
+
+
+def entry(number: int, message: str = XID, *, boot: str = "b1") -> str:
+    us = int(NOW.timestamp() * 1e6) + number
+    content = {"__CURSOR": f"s=1;i={number}", "__REALTIME_TIMESTAMP": str(us), "_HOSTNAME": "h1", "_BOOT_ID": boot}
+    return json.dumps(content | {"MESSAGE": message})
+
+
+def program(folder: Path, body: str) -> list[str]:
+    """A journalctl by hand; its arguments go to a file."""
+    path = folder / "journalctl"
+    path.write_text(f'#!/bin/sh\necho "$@" >> {folder}/arguments\n{body}\n')
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return [str(path)]
+
+
+def arguments(folder: Path) -> list[str]:
+    return (folder / "arguments").read_text().splitlines()
+
+
+def read(source: Journal, count: int) -> list[LogLine]:
+    found: list[LogLine] = []
+    deadline = time.monotonic() + 10
+    while len(found) < count:
+        assert time.monotonic() < deadline, "the journal gave too little"
+        found += source.read(0.05).lines
+    return found
+
+
+def test_entries_until_the_end(tmp_path: Path):
+    (tmp_path / "entries").write_text("\n".join(entry(number) for number in range(3)) + "\n")
+    source = Journal({}, follow=False, command=program(tmp_path, f"cat {tmp_path}/entries"))
+    lines = read(source, 3)
+    while not (got := source.read(0.05)).drained:
+        pass
+    assert [line.when for line in lines] == [NOW + timedelta(microseconds=number) for number in range(3)]
+    assert {(line.host, line.boot_id, line.history) for line in lines} == {("h1", "b1", True)}
+    assert got.position["cursor"] == "s=1;i=2"
+    assert arguments(tmp_path) == [
+        "--quiet --no-pager --all --output=json --output-fields=MESSAGE,_HOSTNAME,_BOOT_ID --boot _TRANSPORT=kernel"
+    ]
+
+
+def test_a_cursor_is_gone_on_from_beyond_the_boot(tmp_path: Path):
+    source = Journal({"cursor": "s=1;i=2", "realtime_us": 5}, follow=True, command=program(tmp_path, "exec sleep 60"))
+    source.read(0.3)
+    source.close()
+    (told,) = arguments(tmp_path)
+    assert "--after-cursor=s=1;i=2 --follow --no-tail _TRANSPORT=kernel" in told
+    assert "--boot" not in told
+
+
+def test_a_dead_journalctl_is_started_again_at_the_cursor(tmp_path: Path):
+    waits: list[float] = []
+    again = f"if [ -e {tmp_path}/second ]; then cat {tmp_path}/two; exec sleep 60; fi"
+    body = f"{again}\ntouch {tmp_path}/second; cat {tmp_path}/one; exit 1"
+    (tmp_path / "one").write_text(entry(1) + "\n" + entry(2)[:20])
+    (tmp_path / "two").write_text(entry(2) + "\n")
+    source = Journal({}, follow=True, command=program(tmp_path, body), sleep=waits.append)
+    assert len(read(source, 2)) == 2
+    source.close()
+    assert "--after-cursor=s=1;i=1" in arguments(tmp_path)[1]
+    assert len(waits) == 1
+
+
+def test_it_gives_up_on_one_that_keeps_dying(tmp_path: Path):
+    waits: list[float] = []
+    source = Journal({}, follow=True, command=program(tmp_path, "echo denied >&2; exit 1"), sleep=waits.append)
+    with pytest.raises(InputError, match="journalctl ended 10 times in a row: denied"):
+        read(source, 1)
+    assert len(waits) == 9
+    assert max(waits) <= 75
+
+
+def test_a_cursor_that_is_gone_falls_back_on_the_time(tmp_path: Path):
+    us = int(NOW.timestamp() * 1e6) + 1
+    refusal = 'case "$*" in *after-cursor*) echo "Failed to seek to cursor: Invalid argument" >&2; exit 1;; esac'
+    body = f"{refusal}\ncat {tmp_path}/all"
+    (tmp_path / "all").write_text("".join(entry(number) + "\n" for number in range(4)))
+    source = Journal({"cursor": "gone", "realtime_us": us}, follow=False, command=program(tmp_path, body))
+    assert [line.when for line in read(source, 2)] == [NOW + timedelta(microseconds=each) for each in (2, 3)]
+    source.close()
+    assert f"--since=@{us // 1_000_000}" in arguments(tmp_path)[-1]
+
+
+def test_no_journalctl(tmp_path: Path):
+    with pytest.raises(InputError, match="journalctl cannot be started: No such file or directory"):
+        Journal({}, follow=False, command=[str(tmp_path / "none")]).read(0.0)
+
+
+def test_one_that_hangs(tmp_path: Path):
+    now = iter(range(0, 1000, 50))
+    source = Journal({}, follow=False, command=program(tmp_path, "exec sleep 60"), monotonic=lambda: float(next(now)))
+    with pytest.raises(InputError, match="journalctl said nothing for 60 s"):
+        read(source, 1)
+
+
+def test_a_beginning_in_the_past(tmp_path: Path):
+    source = Journal({}, follow=False, since=NOW, command=program(tmp_path, "exit 0"))
+    while not source.read(0.05).drained:
+        pass
+    assert f"--since=@{int(NOW.timestamp())} _TRANSPORT=kernel" in arguments(tmp_path)[0]

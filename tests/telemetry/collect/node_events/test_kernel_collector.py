@@ -1,0 +1,145 @@
+import contextlib
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from telemetry.collect import outbox as outbox_module
+from telemetry.collect.event import Event
+from telemetry.collect.kernel_log.collector import collect_kernel_log
+from telemetry.collect.kernel_log.lines import LogLine
+from telemetry.collect.outbox import Outbox
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
+from tests.telemetry.collect.node_events.builders import NOW, Clock, ScriptedSource, landed, landing
+
+
+def xid(number: int) -> LogLine:
+    return LogLine(f"NVRM: Xid (PCI:0000:{number:02x}:00): 79, x", NOW + timedelta(seconds=number), None, "b1")
+
+
+def collect(where: Landing, reads: list[list[LogLine]], *, node: str | None = "n1") -> dict[str, int]:
+    with Outbox(where, "kernel-log") as outbox:
+        return collect_kernel_log(
+            outbox,
+            lambda position: ScriptedSource(reads, position),
+            node=node,
+            fixed=False,
+            clock=Clock(NOW + timedelta(hours=1)),
+            stop=lambda _seconds: False,
+            once=True,
+        )
+
+
+def test_events_land_with_their_address(tmp_path: Path):
+    where = landing(tmp_path)
+    counts = collect(where, [[xid(1), LogLine("usb 1-1: hello", NOW)], [], [xid(2)]])
+    rows = landed(where)
+    assert [row["pci_bus_id"] for row in rows] == ["00000000:01:00", "00000000:02:00"]
+    assert {(row["node"], row["type"], row["code"], row["source"]) for row in rows} == {
+        ("n1", "xid", "79", "kernel_log:kmsg")
+    }
+    assert (counts["lines"], counts["events"], counts["lost"]) == (3, 2, 0)
+    assert collect(where, [[xid(1)], [], [xid(2)], [xid(3)]])["events"] == 1
+    assert len(landed(where)) == 3
+
+
+class Killed(BaseException):
+    """What a SIGKILL leaves: nothing after it runs."""
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_a_kill_at_any_write_loses_and_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int):
+    where = landing(tmp_path)
+    reads = [[xid(1)], [xid(2), xid(3)], [xid(4)]]
+    writes = 0
+
+    def killing(real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes == at:
+                raise Killed
+            result = real(*args, **kwargs)
+            writes += 1
+            if writes == at:
+                raise Killed
+            return result
+
+        return call
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outbox_module, "write_bytes", killing(outbox_module.write_bytes))
+        patch.setattr(Landing, "land", killing(Landing.land))
+        with contextlib.suppress(Killed):
+            collect(where, reads)
+    collect(where, reads)
+    assert [row["pci_bus_id"] for row in landed(where)] == [f"00000000:{number:02x}:00" for number in (1, 2, 3, 4)]
+
+
+def test_what_landed_and_was_folded_does_not_land_again(tmp_path: Path):
+    where = landing(tmp_path)
+    collect(where, [[xid(1)]])
+    (path,) = where.waiting()
+    where.remember_folded([path], NOW.timestamp())
+    path.unlink()
+    with Outbox(where, "kernel-log") as outbox:  # the pending batch of its state is the folded one
+        assert outbox.landed == 0
+    assert where.waiting() == []
+
+
+def test_a_line_without_a_host_is_refused_before_it_counts_as_read(tmp_path: Path):
+    where = landing(tmp_path)
+    with pytest.raises(InputError, match="a line about a GPU names no host") as error:
+        collect(where, [[xid(1)]], node=None)
+    assert error.value.do == "Give --node NAME."
+    assert collect(where, [[xid(1)]])["events"] == 1
+
+
+def test_two_collectors_of_one_kind_are_refused(tmp_path: Path):
+    where = landing(tmp_path)
+    with Outbox(where, "kernel-log"):
+        with pytest.raises(InputError, match="another collector 'kernel-log' is running on this dataset"):
+            Outbox(where, "kernel-log")
+        Outbox(where, "other").close()
+    Outbox(where, "kernel-log").close()
+
+
+def test_a_damaged_state_is_said(tmp_path: Path):
+    where = landing(tmp_path)
+    where.state("kernel-log.json").write_text('{"version": 1}')
+    with pytest.raises(InputError, match="the collector's state cannot be read"):
+        Outbox(where, "kernel-log")
+    where.state("kernel-log.json").unlink()
+    Outbox(where, "kernel-log").close()
+
+
+def test_a_commit_without_events_moves_the_position_only(tmp_path: Path):
+    where = landing(tmp_path)
+    with Outbox(where, "x") as outbox:
+        assert outbox.is_new
+        outbox.commit({"at": 1})
+    with Outbox(where, "x") as outbox:
+        assert (outbox.position, outbox.is_new) == ({"at": 1}, False)
+        outbox.commit({"at": 2}, [Event(NOW, "n1", "other", "test", NOW, "boot")])
+    assert len(landed(where)) == 1
+
+
+def test_a_signal_ends_it_with_everything_landed(tmp_path: Path):
+    where = landing(tmp_path)
+    calls = 0
+
+    def stop(_seconds: float) -> bool:
+        nonlocal calls
+        calls += 1
+        return calls > 1
+
+    with Outbox(where, "kernel-log") as outbox:
+        source = ScriptedSource([[xid(1)], [xid(2)], [xid(3)]], {})
+        collect_kernel_log(
+            outbox, lambda _position: source, node="n1", fixed=True, clock=Clock(), stop=stop, once=False
+        )
+        assert outbox.position["source"] == {"at": 2}
+    assert source.closed
+    assert len(landed(where)) == 2

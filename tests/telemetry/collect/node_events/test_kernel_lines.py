@@ -1,0 +1,157 @@
+import json
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
+from telemetry.collect.kernel_log.message import read_message
+from telemetry.log_stamp import split_line
+from tests.telemetry.collect.node_events.builders import NOW, Clock
+
+SHARED = Path(__file__).parents[5] / "shared" / "data" / "kernel-logs"
+UUID = "GPU-34bf77d1-c686-6821-79a8-32d326c5039c"
+XID = "NVRM: Xid (PCI:0000:10:00): 79, pid=1, name=x, GPU has fallen off the bus."
+
+
+def line(message: str, *, seconds: float = 0.0, **more: object) -> LogLine:
+    return LogLine(message, NOW + timedelta(seconds=seconds), **more)  # type: ignore[arg-type]  # fields by name
+
+
+def events(*lines: LogLine, source: str = "file", clock: Clock | None = None, **more: object) -> list:
+    reader = KernelEvents(source, node="n1", clock=clock or Clock(NOW + timedelta(hours=1)), **more)  # type: ignore[arg-type]
+    return reader.read(lines)
+
+
+def test_an_xid_is_an_event_at_its_address():
+    (event,) = events(line(XID), source="kmsg")
+    assert (event.type, event.code, event.pci_bus_id, event.gpu) == ("xid", "79", "00000000:10:00", None)
+    assert (event.node, event.source, event.timestamp) == ("n1", "kernel_log:kmsg", NOW)
+    assert event.known_at == NOW + timedelta(hours=1)
+
+
+def test_history_is_known_when_an_import_would_say_so():
+    (event,) = events(line(XID, history=True), delay=timedelta(minutes=10))
+    assert event.known_at == NOW + timedelta(minutes=10)
+    (fresh,) = events(line(XID, history=True), clock=Clock(NOW + timedelta(minutes=1)))
+    assert fresh.known_at == NOW + timedelta(minutes=1)
+
+
+def test_nothing_is_known_before_it_happened():
+    (event,) = events(line(XID), clock=Clock(NOW - timedelta(seconds=5)))
+    assert event.known_at == event.timestamp
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "NVRM: GPU at 0000:3b:00.0 has fallen off the bus.",
+        "NVRM: GPU 0000:3b:00.0: GPU has fallen off the bus.",
+        "NVRM: GPU at PCI:0000:3b:00: GPU has fallen off the bus.",
+    ],
+)
+def test_a_loss_without_an_xid(message: str):
+    (event,) = events(line(message))
+    assert (event.type, event.code, event.pci_bus_id) == ("failure", "fallen_off_the_bus", "00000000:3b:00")
+
+
+def test_a_loss_told_over_four_messages():
+    told = ["NVRM: The NVIDIA GPU 0000:3b:00.0", "NVRM: (PCI ID: 10de:20b0)", "NVRM: installed in this system has"]
+    last = "NVRM: fallen off the bus and is not responding to commands."
+    (event,) = events(*(line(each) for each in [*told, last]))
+    assert (event.code, event.pci_bus_id) == ("fallen_off_the_bus", "00000000:3b:00")
+    (late,) = events(line(told[0]), line(last, seconds=60))
+    assert (late.code, late.pci_bus_id) == ("fallen_off_the_bus", None)
+
+
+@pytest.mark.parametrize(
+    ("message", "version", "detail"),
+    [
+        (
+            "NVRM: loading NVIDIA UNIX x86_64 Kernel Module  550.144.03  Mon Dec 30 17:44:08 2024",
+            "550.144.03",
+            None,
+        ),
+        (
+            "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  580.105.08  Release Build  (dvs@u)  Wed",
+            "580.105.08",
+            "open kernel module",
+        ),
+    ],
+)
+def test_a_driver_load(message: str, version: str, detail: str | None):
+    (event,) = events(line(message))
+    assert (event.type, event.code, event.detail, event.pci_bus_id) == ("driver", version, detail, None)
+
+
+def test_a_new_boot_id_is_a_boot_and_the_first_one_is_not():
+    reader = KernelEvents("journal", node="n1", clock=Clock())
+    assert reader.read([line("hello", boot_id="a"), line("hello", boot_id="a")]) == []
+    (boot,) = reader.read([line("hello", seconds=1, boot_id="b"), line("hello", boot_id="b")])
+    assert (boot.type, boot.code, boot.detail) == ("other", "boot", "boot id b")
+    again = KernelEvents("journal", node="n1", clock=Clock(), state=json.loads(json.dumps(reader.state())))
+    assert again.read([line("hello", boot_id="b")]) == []
+    assert len(again.read([line("hello", boot_id="c")])) == 1
+
+
+def test_the_kernels_first_words_are_a_boot_in_files_only():
+    words = "Linux version 6.1.0-13-amd64 (debian@x) (gcc) #1 SMP"
+    (boot,) = events(line(words))
+    assert (boot.code, boot.detail) == ("boot", "Linux 6.1.0-13-amd64")
+    assert events(line(words), source="kmsg") == []
+
+
+def test_a_uuid_told_before_is_remembered_until_the_next_boot():
+    told = line(f"NVRM: GPU at PCI:0000:10:00: {UUID}")
+    first, second = events(told, line(XID), line("Linux version 6.1.0 (x)"), line(XID))[::2]
+    assert (first.gpu, second.gpu) == (UUID, None)
+
+
+def test_hosts_of_a_central_log_are_kept_apart():
+    found = events(line(f"NVRM: GPU at PCI:0000:10:00: {UUID}", host="a"), line(XID, host="b"), line(XID, host="a"))
+    assert [(event.node, event.gpu) for event in found] == [("b", None), ("a", UUID)]
+
+
+def test_what_makes_no_event_is_counted_and_said_once(caplog: pytest.LogCaptureFixture):
+    reader = KernelEvents("file", node=None, clock=Clock())
+    made = reader.read(
+        [line("NVRM: Xid (invalid): x", host="a"), line("NVRM: Xid (invalid): y", host="a"), LogLine(XID, None, "a")]
+    )
+    assert made == []
+    assert (reader.counts["unclear"], reader.counts["undated"]) == (2, 1)
+    assert len(caplog.records) == 2
+
+
+def real(name: str) -> list[str]:
+    if not (SHARED / name).exists():
+        pytest.skip(f"the captured kernel logs are not here: {SHARED}")
+    return (SHARED / name).read_text().splitlines()
+
+
+def test_every_captured_xid_line_is_explained():
+    lines = real("xid-lines.txt")
+    assert len(lines) == 126
+    unclear = [each for each in lines if (found := read_message(each)) is None or found.kind != "event"]
+    assert [each[:40] for each in unclear] == [
+        "NVRM: Xid (PCI:0000:04:00): %d, unknown",
+        "NVRM: Xid (PCI:0008:06:00): %d, Placehol",
+        "NVRM: Xid (invalid): some error",
+    ]
+    coded = [found for each in lines if (found := read_message(each)) is not None and found.kind == "event"]
+    odd = {found.code for found in coded if not found.described}
+    assert odd == {"14", "102", "99999"}
+    for found in coded:
+        template = any(word in str(found.detail) for word in ("Placeholder", "%s"))
+        if found.code in {str(code) for code in range(144, 151)} and not template:
+            assert "atal" in str(found.detail), found
+
+
+def test_the_captured_logs_hold_a_driver_load_and_nothing_unclear():
+    found = []
+    for name in ("dmesg-pstore.txt", "fabricmanager.log", "ib-flap-syslog.txt"):
+        for each in real(name):
+            stamped = split_line(each)
+            finding = read_message(each if stamped is None else stamped.message)
+            if finding is not None:
+                found.append((name, finding.type, finding.code))
+    assert {each for each in found if each[1] != "other"} == {("dmesg-pstore.txt", "driver", "550.144.03")}

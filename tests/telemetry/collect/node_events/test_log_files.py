@@ -1,0 +1,283 @@
+import bz2
+import gzip
+import json
+import lzma
+import os
+import shutil
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from telemetry.collect.kernel_log.log_file import LogFile, Place
+from telemetry.collect.kernel_log.log_files import LogFiles
+from telemetry.collect.kernel_log.log_time import StampReader
+from telemetry.errors import InputError
+from telemetry.log_stamp import split_line
+from tests.telemetry.collect.node_events.builders import NOW, Clock
+
+
+def write(path: Path, *lines: str, end: str = "\n") -> None:
+    with path.open("a") as stream:
+        stream.write("".join(f"{line}\n" for line in lines[:-1]) + (lines[-1] + end if lines else ""))
+
+
+def age(path: Path, seconds: float) -> None:
+    os.utime(path, (NOW.timestamp() - seconds, NOW.timestamp() - seconds))
+
+
+def everything(file: LogFile, *, final: bool = False) -> list[str]:
+    found: list[str] = []
+    while True:
+        lines, done = file.read(final=final)
+        found += [line.decode() for line in lines]
+        if done:
+            return found
+
+
+def restarted(file: LogFile) -> LogFile:
+    file.close()
+    place = None if file.place is None else Place.from_json(json.loads(json.dumps(file.place.to_json())))
+    return LogFile(file.path, place)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "syslog"
+
+
+def test_lines_are_read_once_and_whole(log: Path):
+    file = LogFile(log)
+    assert everything(file) == []
+    write(log, "one", "tw", end="")
+    assert everything(file) == ["one"]
+    assert everything(file) == []
+    write(log, "o")
+    assert everything(file) == ["two"]
+
+
+def test_a_last_line_without_an_end_is_taken_when_the_writer_is_done(log: Path):
+    write(log, "one", "NVRM: Xid (PCI:0000:10:00): 7", end="")
+    assert everything(LogFile(log)) == ["one"]
+    assert everything(LogFile(log), final=True)[-1].endswith(": 7")
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("how", ["rename", "copytruncate", "gz", "xz", "bz2", "dated"])
+def test_a_rotation_loses_and_repeats_nothing(log: Path, how: str, restart: bool):
+    write(log, "one", "two")
+    file = LogFile(log)
+    assert everything(file) == ["one", "two"]
+    write(log, "three")
+    old = log.with_name("syslog-20260301" if how == "dated" else "syslog.1")
+    if how == "copytruncate":
+        shutil.copy(log, old)
+        log.write_text("")
+    else:
+        log.rename(old)
+        packed = {"gz": gzip.compress, "xz": lzma.compress, "bz2": bz2.compress}.get(how)
+        if packed is not None:
+            old.with_name(f"{old.name}.{how}").write_bytes(packed(old.read_bytes()))
+            old.unlink()
+    write(log, "four")
+    if restart:
+        file = restarted(file)
+    assert everything(file) == ["three", "four"]
+    assert everything(restarted(file)) == []
+
+
+def test_a_copy_truncated_and_grown_past_our_place_is_noticed(log: Path):
+    write(log, "one", "two")
+    file = LogFile(log)
+    everything(file)
+    shutil.copy(log, log.with_name("syslog.1"))
+    log.write_text("a longer first line\nand another line\n")
+    assert everything(file) == ["a longer first line", "and another line"]
+
+
+def test_several_rotations_while_nobody_looked(log: Path):
+    write(log, "one")
+    file = LogFile(log)
+    everything(file)
+    write(log, "two")
+    third, second, first = (log.with_name(f"syslog.{number}") for number in (3, 2, 1))
+    for target, text, seconds in ((third, None, 300), (second, "three", 200), (first, "four", 100)):
+        if text is not None:
+            write(log, text)
+        log.rename(target)
+        age(target, seconds)
+    second.with_name("syslog.2.gz").write_bytes(gzip.compress(second.read_bytes()))
+    age(second.with_name("syslog.2.gz"), 200)
+    second.unlink()
+    write(log, "five")
+    log.with_name("syslog.9").write_text("long before\n")
+    age(log.with_name("syslog.9"), 9000)
+    assert everything(restarted(file)) == ["two", "three", "four", "five"]
+
+
+def test_a_log_half_compressed_counts_once(log: Path):
+    write(log, "one")
+    file = LogFile(log)
+    everything(file)
+    write(log, "two")
+    old = log.with_name("syslog.1")
+    log.rename(old)
+    old.with_name("syslog.1.gz").write_bytes(gzip.compress(old.read_bytes()))
+    write(log, "three")
+    assert everything(file) == ["two", "three"]
+
+
+def test_a_lost_log_is_said_and_the_new_one_read(log: Path, caplog: pytest.LogCaptureFixture):
+    write(log, "one")
+    file = LogFile(log)
+    everything(file)
+    log.unlink()
+    assert everything(file) == []
+    write(log, "other")
+    assert everything(file) == ["other"]
+    assert "was replaced" in caplog.text
+
+
+def test_a_file_beside_with_a_like_name_is_not_ours(log: Path):
+    write(log, "one")
+    file = LogFile(log)
+    everything(file)
+    write(log.with_name("syslog2"), "other")
+    log.rename(log.with_name("syslog.1"))
+    write(log, "two")
+    assert everything(file) == ["two"]
+
+
+def test_an_endless_line_is_left_out(log: Path):
+    with log.open("w") as stream:
+        stream.write("x" * 300_000)
+    file = LogFile(log)
+    assert everything(file) == []
+    write(log, "y", "next")
+    assert everything(file) == ["next"]
+    assert file.oversized == 1
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    steps=st.lists(
+        st.sampled_from(["write", "half", "read", "rename", "copytruncate", "compress", "restart"]), max_size=25
+    )
+)
+def test_any_order_of_writes_rotations_and_restarts(tmp_path_factory: pytest.TempPathFactory, steps: list[str]):
+    folder = tmp_path_factory.mktemp("logs")
+    log = folder / "kern.log"
+    log.touch()
+    file, written, read, half = LogFile(log), [], [], False
+    everything(file)  # what is rotated before the first look is nobody's
+    for number, step in enumerate(steps):
+        rotated = sorted(folder.glob("kern.log.*[0-9]"), key=lambda path: path.stat().st_mtime)
+        for index, path in enumerate(rotated):
+            age(path, 1000 - index)
+        if step in ("write", "half"):
+            with log.open("a") as stream:
+                text = f"line {number} of a log"
+                stream.write(text if step == "half" else f"{text}\n")
+            written.append((written.pop() if half else "") + text)
+            half = step == "half"
+        elif step == "read":
+            read += everything(file)
+        elif step == "rename" and log.stat().st_size:
+            log.rename(folder / f"kern.log.{number}")
+            log.touch()
+            half = False
+        elif step == "copytruncate" and log.stat().st_size and not half:
+            read += everything(file)  # a log is known by its inode only until a whole line was read
+            shutil.copy(log, folder / f"kern.log.{number}")
+            log.write_text("")
+            half = False
+        elif step == "compress" and rotated:
+            last = rotated[-1]
+            if file.place is None or file.place.head_bytes:
+                last.with_name(last.name + ".gz").write_bytes(gzip.compress(last.read_bytes()))
+                shutil.copystat(last, last.with_name(last.name + ".gz"))
+                last.unlink()
+        elif step == "restart":
+            file = restarted(file)
+        read += everything(file) if step in ("rename", "copytruncate", "compress") else []
+    read += everything(file, final=True)
+    assert read == written
+
+
+@pytest.mark.parametrize(
+    ("stamp", "now", "expected"),
+    [
+        ("Dec 31 23:59:00", "2026-01-01T00:01:00Z", "2025-12-31T23:59:00Z"),
+        ("Jan  1 00:00:30", "2025-12-31T23:59:50Z", "2026-01-01T00:00:30Z"),
+        ("Feb 29 10:00:00", "2026-03-01T00:00:00Z", "2024-02-29T10:00:00Z"),
+        ("Mar  1 10:00:00", "2026-03-01T12:00:00Z", "2026-03-01T10:00:00Z"),
+    ],
+)
+def test_a_year_that_is_not_written(stamp: str, now: str, expected: str):
+    stamped = split_line(f"{stamp} host kernel: x")
+    assert stamped is not None
+    when = StampReader(UTC).instant(stamped, datetime.fromisoformat(now))
+    assert when == datetime.fromisoformat(expected)
+
+
+def test_the_hour_that_comes_twice():
+    reader = StampReader(ZoneInfo("Europe/Berlin"))
+    clock = ["02:10:00", "02:50:00", "02:49:30", "02:05:00", "02:55:00", "03:05:00"]
+    found = []
+    for each in clock:
+        stamped = split_line(f"Oct 25 {each} host kernel: x")
+        assert stamped is not None
+        found.append(reader.instant(stamped, datetime(2026, 10, 25, 12, tzinfo=UTC)))
+    assert [f"{when:%H:%M:%S}" for when in found if when] == [
+        "00:10:00",
+        "00:50:00",
+        "00:49:30",
+        "01:05:00",
+        "01:55:00",
+        "02:05:00",
+    ]
+
+
+XID = "kernel: NVRM: Xid (PCI:0000:10:00): 79, pid=1"
+
+
+def test_files_follow_and_go_on_after_a_restart(tmp_path: Path):
+    first, second = tmp_path / "a.log", tmp_path / "b.log"
+    write(first, f"Mar  1 10:00:00 h1 {XID}", "Mar  1 10:00:01 h1 sshd: hello")
+    source = LogFiles([first, second], {}, clock=Clock(), zone=UTC)
+    got = source.read(0.0)
+    assert [(line.host, line.when, line.history) for line in got.lines] == [("h1", NOW - timedelta(hours=2), True)]
+    write(second, f"2026-03-01T12:00:00+00:00 h2 {XID}")
+    write(first, f"Mar  1 11:00:00 h1 {XID}")
+    again = LogFiles([first, second], json.loads(json.dumps(got.position)), clock=Clock(), zone=UTC)
+    assert [(line.host, line.history) for line in again.read(0.0).lines] == [("h1", False), ("h2", True)]
+    write(second, f"2026-03-01T12:00:01+00:00 h2 {XID}")
+    assert [(line.host, line.history) for line in again.read(0.0).lines] == [("h2", False)]
+
+
+def test_a_file_that_is_not_there(tmp_path: Path):
+    with pytest.raises(InputError, match="the log file does not exist") as error:
+        LogFiles([tmp_path / "none.log"], {}, clock=Clock(), once=True)
+    assert error.value.do == "Check the path."
+    assert LogFiles([tmp_path / "none.log"], {}, clock=Clock()).read(0.0).lines == []
+
+
+def test_once_takes_a_last_line_that_nobody_goes_on_with(tmp_path: Path):
+    log = tmp_path / "a.log"
+    write(log, f"Mar  1 10:00:00 h1 {XID}", end="")
+    age(log, 10)
+    assert LogFiles([log], {}, clock=Clock(), zone=UTC, once=True).read(0.0).lines == []
+    age(log, 3600)
+    assert len(LogFiles([log], {}, clock=Clock(), zone=UTC, once=True).read(0.0).lines) == 1
+
+
+def test_waiting_ends_with_a_line_or_the_time(tmp_path: Path):
+    log = tmp_path / "a.log"
+
+    def later(_seconds: float) -> None:
+        write(log, f"Mar  1 10:00:00 h1 {XID}")
+
+    assert len(LogFiles([log], {}, clock=Clock(), zone=UTC, sleep=later).read(5.0).lines) == 1

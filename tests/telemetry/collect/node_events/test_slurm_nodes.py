@@ -1,0 +1,233 @@
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from telemetry.collect.event import Event
+from telemetry.collect.slurm.drain_reasons import DEFAULT_RULES, load_reason_rules
+from telemetry.collect.slurm.nodes import NodeView, changes, out_of_service, read_nodes, read_state
+from telemetry.collect.slurm.slurm_json import SlurmFormatError
+from telemetry.errors import InputError
+from tests.telemetry.collect.node_events.builders import NOW
+
+AT = int(NOW.timestamp())
+SINFO = Path(__file__).parents[5] / "shared" / "data" / "slurm-output" / "sinfo.txt"
+
+
+def old_style(**node: Any) -> str:
+    return json.dumps({"meta": {}, "errors": [], "nodes": [{"name": "n1", "state": "idle", "state_flags": []} | node]})
+
+
+def later(number: int) -> dict[str, Any]:
+    return {"set": True, "infinite": False, "number": number}
+
+
+DRAINED = {
+    "22.05 sinfo": old_style(
+        state="mixed", state_flags=["DRAIN"], reason="xid 79", reason_set_by_user="ann", reason_changed_at=AT
+    ),
+    "24.11 scontrol": json.dumps(
+        {
+            "nodes": [
+                {
+                    "name": "n1",
+                    "state": ["MIXED", "DRAIN"],
+                    "reason": "xid 79",
+                    "reason_set_by_user": "ann",
+                    "reason_changed_at": later(AT),
+                }
+            ]
+        }
+    ),
+    "24.11 sinfo": json.dumps(
+        {
+            "sinfo": [
+                {
+                    "node": {"state": ["MIXED", "DRAIN"]},
+                    "nodes": {"total": 1, "nodes": ["n1"]},
+                    "reason": {"description": "xid 79", "user": "ann", "time": later(AT)},
+                }
+            ]
+        }
+    ),
+}
+
+
+@pytest.mark.parametrize("version", DRAINED)
+def test_a_drained_node_in_every_version(version: str):
+    assert read_nodes(DRAINED[version])["n1"] == NodeView("n1", "drain", "xid 79", "ann", NOW, None, ("xid 79",))
+
+
+def test_groups_of_nodes():
+    report = {"sinfo": [{"node": {"state": ["IDLE"]}, "nodes": {"nodes": ["gpu[1-2]", "x"]}, "reason": ""}]}
+    assert list(read_nodes(json.dumps(report))) == ["gpu1", "gpu2", "x"]
+
+
+@pytest.mark.parametrize(
+    ("report", "problem"),
+    [
+        ("slurm_load_node: error", "no JSON"),
+        ('{"meta": {}}', "none of nodes, sinfo"),
+        ('{"errors": [{"error": "Unspecified error"}], "nodes": []}', "Slurm reports .*Unspecified error"),
+        ('{"errors": [], "nodes": []}', "Slurm lists no nodes"),
+    ],
+)
+def test_what_is_no_report(report: str, problem: str):
+    with pytest.raises(SlurmFormatError, match=problem):
+        read_nodes(report)
+
+
+def test_states_of_the_real_sinfo():
+    if not SINFO.exists():
+        pytest.skip(f"the captured sinfo output is not here: {SINFO}")
+    rows = [[field.strip() for field in line.split("|")] for line in SINFO.read_text().splitlines()]
+    states = {row[0]: out_of_service(read_state(row[5])) for row in rows}
+    assert len(states) == 10
+    assert {name: out for name, out in states.items() if out} == {"node2654": "drain"}
+    assert {word for row in rows for word in read_state(row[5])} == {"IDLE", "ALLOCATED", "MIXED", "DRAINED"}
+
+
+@pytest.mark.parametrize(
+    ("states", "out"),
+    [
+        (["IDLE"], None),
+        (["ALLOCATED", "DRAIN"], "drain"),
+        (["DOWN", "DRAIN", "NOT_RESPONDING"], "down"),
+        (["FAILING"], "fail"),
+        (["IDLE", "POWERED_DOWN"], None),
+        (["IDLE", "MAINTENANCE", "RESERVED"], None),
+    ],
+)
+def test_what_is_out_of_service(states: list[str], out: str | None):
+    assert out_of_service(states) == out
+
+
+class Watch:
+    """Looks at one node every minute."""
+
+    def __init__(self) -> None:
+        self.view: NodeView | None = None
+        self.now, self.before = NOW, None
+
+    def look(self, out: str | None = None, reason: str | None = None, **more: Any) -> list[tuple[Any, ...]]:
+        seen = NodeView("n1", out, reason, reasons=() if reason is None else (reason,), **more)
+        events, kept = changes(self.view, seen, DEFAULT_RULES, now=self.now, last_look=self.before)
+        self.view = NodeView.from_json("n1", json.loads(json.dumps(kept.to_json())))
+        self.before, self.now = self.now, self.now + timedelta(minutes=1)
+        return [brief(event) for event in events]
+
+
+def brief(event: Event) -> tuple[Any, ...]:
+    return (event.type, event.code, event.detail, event.source, round((event.timestamp - NOW).total_seconds()))
+
+
+def test_a_drain_and_its_resume():
+    watch = Watch()
+    assert watch.look() == []
+    at = NOW + timedelta(seconds=50)
+    assert watch.look("drain", "xid 79", user="ann", reason_at=at) == [("drain", "drain", "xid 79 [ann]", "slurm", 50)]
+    assert watch.look("drain", "xid 79", user="ann", reason_at=at) == []
+    assert watch.look() == [("drain", "resume", "xid 79", "slurm", 180)]
+    assert watch.look() == []
+
+
+def test_a_resume_is_a_repair_only_if_a_reason_says_so():
+    watch = Watch()
+    watch.look("drain", "xid 79")
+    assert watch.look("drain", "GPU 3 replaced, testing") == [
+        ("drain", "drain", "GPU 3 replaced, testing", "slurm", 60)
+    ]
+    watch.look("drain", "burn-in")
+    assert watch.look() == [
+        ("replacement", "replacement", "GPU 3 replaced, testing", "slurm", 180),
+        ("drain", "resume", "burn-in", "slurm", 180),
+    ]
+
+
+def test_our_own_drain_says_so_and_a_human_takes_it_over():
+    watch = Watch()
+    (event,) = watch.look("drain", "predrain: p=0.83 replace gpu 3")
+    assert event[3] == "predrain"
+    (event,) = watch.look("drain", "ann is looking")
+    assert event[2:4] == ("ann is looking", "slurm")
+    assert [each[0] for each in watch.look()] == ["drain"]  # our own words are no repair
+
+
+def test_an_old_reason_does_not_date_a_new_state():
+    watch = Watch()
+    watch.look()
+    watch.look()
+    old = NOW - timedelta(days=3)
+    assert watch.look("down", "Not responding", reason_at=old) == [("drain", "down", "Not responding", "slurm", 120)]
+    assert watch.look("down", "Not responding", reason_at=old + timedelta(hours=1)) == []
+
+
+def test_a_drain_that_is_on_at_the_first_look_began_when_its_reason_was_set():
+    ((*_, seconds),) = Watch().look("drain", "x", reason_at=NOW - timedelta(days=3))
+    assert seconds == -3 * 86400
+
+
+def test_a_boot_is_a_new_boot_time():
+    watch = Watch()
+    boot = NOW - timedelta(days=9)
+    assert watch.look(booted_at=boot) == []
+    assert watch.look(booted_at=boot + timedelta(seconds=2)) == []
+    again = NOW + timedelta(seconds=90)
+    assert watch.look(booted_at=None) == []
+    assert [each[:2] + each[4:] for each in watch.look(booted_at=again)] == [("other", "boot", 90)]
+    assert watch.look(booted_at=again + timedelta(seconds=1)) == []
+
+
+@pytest.mark.parametrize(
+    ("reason", "kind"),
+    [
+        ("RMA", "replacement"),
+        ("RMA'd gpu 3", "replacement"),
+        ("GPU swapped", "replacement"),
+        ("reseated cable", "repair"),
+        ("fixed by vendor", "repair"),
+        ("no RMA needed", None),
+        ("not replaced, watching", None),
+        ("no errors; reseated", "repair"),
+        ("performance test", None),
+        ("Kill task failed", None),
+    ],
+)
+def test_the_default_rules(reason: str, kind: str | None):
+    found = DEFAULT_RULES.of([reason])
+    assert (None if found is None else found[0].type) == kind
+
+
+def test_rules_of_a_file(tmp_path: Path):
+    path = tmp_path / "rules.yaml"
+    path.write_text('reasons: [{match: "ticket closed", type: repair, code: ticket}]')
+    rules = load_reason_rules(path)
+    assert rules.of(["RMA"]) is None
+    found = rules.of(["Ticket closed", "x"])
+    assert found is not None
+    assert (found[0].code, found[1]) == ("ticket", "Ticket closed")
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("reasons: [{match: '(', type: repair}]", "is no regular expression"),
+        ("reasons: [{match: x, type: broken}]", "Input should be 'repair' or 'replacement'"),
+        ("reasons: [{mach: x, type: repair}]", "match"),
+        ("{", "not valid YAML"),
+    ],
+)
+def test_wrong_rules(tmp_path: Path, content: str, problem: str):
+    path = tmp_path / "rules.yaml"
+    path.write_text(content)
+    with pytest.raises(InputError) as error:
+        load_reason_rules(path)
+    assert problem in str(error.value)
+    with pytest.raises(InputError, match="the file of reason rules does not exist"):
+        load_reason_rules(tmp_path / "none.yaml")
+
+
+def test_times_are_whole_seconds_of_slurm():
+    assert datetime.fromtimestamp(AT, UTC) == NOW

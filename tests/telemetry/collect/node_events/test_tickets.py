@@ -1,0 +1,114 @@
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from telemetry.collect.tickets import TicketResult, collect_tickets
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
+from telemetry.mapping import TableMapping
+from tests.telemetry.collect.node_events.builders import NOW, landed, landing
+
+HEAD = "timestamp,node,gpu,type,code,entered_at\n"
+
+
+def collect(where: Landing, path: Path, mapping: TableMapping | None = None, **more: object) -> TicketResult:
+    rules = mapping or TableMapping()
+    return collect_tickets(path, where, mapping=rules, delay=timedelta(minutes=10), **more)  # type: ignore[arg-type]
+
+
+def table(folder: Path, *rows: str, head: str = HEAD) -> Path:
+    path = folder / "tickets.csv"
+    path.write_text(head + "".join(f"{row}\n" for row in rows))
+    return path
+
+
+def test_tickets_land_with_their_entry_time_once(tmp_path: Path):
+    where = landing(tmp_path)
+    path = table(
+        tmp_path,
+        "2026-03-01T12:00:00Z,n1,GPU-a,RMA,gpu,2026-03-01T15:00:00Z",
+        "2026-03-01T12:00:00Z,n2,,Repair,reseat,",
+        "2026-03-01T12:00:00Z,n2,,repair,psu,2026-03-01T09:00:00Z",
+    )
+    result = collect(where, path)
+    assert (result.landed, result.again, result.refused) == (3, False, {})
+    assert collect(where, path) == TicketResult(0, True, {}, {})
+    rows = landed(where)
+    assert [(row["type"], row["gpu"], row["code"], row["source"]) for row in rows] == [
+        ("replacement", "GPU-a", "gpu", "ticket"),
+        ("repair", None, "reseat", "ticket"),
+        ("repair", None, "psu", "ticket"),
+    ]
+    waits = [row["known_at"] - NOW for row in rows]
+    assert waits == [timedelta(hours=3), timedelta(minutes=10), timedelta(0)]  # nothing is known before it happens
+
+
+def test_a_mapping_as_for_an_import(tmp_path: Path):
+    where = landing(tmp_path)
+    path = table(
+        tmp_path,
+        "01.03.2026 13:00,n1,swap gpu 3",
+        "01.03.2026 13:00,n1,chat",
+        head="closed,server,what\n",
+    )
+    rules = TableMapping.model_validate(
+        {
+            "columns": {"closed": "timestamp", "server": "node", "what": "type"},
+            "time": {"format": "%d.%m.%Y %H:%M", "timezone": "Europe/Berlin"},
+            "values": {"type": {"swap gpu 3": "replacement", "chat": None}},
+        }
+    )
+    assert collect(where, path, rules).landed == 1
+    assert landed(where)[0]["timestamp"] == NOW
+
+
+def test_rows_that_cannot_be_used_are_told(tmp_path: Path):
+    where = landing(tmp_path)
+    path = table(
+        tmp_path,
+        "2026-03-01T12:00:00Z,n1,,repair,,",
+        "2026-03-01T12:00:00Z,n1,,holiday,,",
+        "2026-03-01 12:00:00,n1,,repair,,",
+        "2026-03-01T12:00:00Z,,,repair,,",
+        "2026-03-01T12:00:00Z,,GPU-x,repair,,",
+    )
+    result = collect(where, path)
+    assert result.landed == 1
+    assert result.refused == {
+        "unknown event type": 1,
+        "naive timestamp in timestamp": 1,
+        "missing node and gpu": 1,
+        "the node of the gpu is not known": 1,
+    }
+    assert "holiday" in result.examples["unknown event type"]
+
+
+def test_the_node_of_a_gpu_comes_from_the_dataset(tmp_path: Path):
+    where = landing(tmp_path)
+    path = table(tmp_path, "2026-03-01T12:00:00Z,GPU-x,repair", head="timestamp,gpu,type\n")
+    assert collect(where, path, parents={"GPU-x": "n9"}).landed == 1
+    assert landed(where)[0]["node"] == "n9"
+
+
+def test_a_pci_address_is_brought_to_one_form(tmp_path: Path):
+    where = landing(tmp_path)
+    path = table(tmp_path, "2026-03-01T12:00:00Z,n1,0000:3B:00.0,repair", head="timestamp,node,pci_bus_id,type\n")
+    collect(where, path)
+    assert landed(where)[0]["pci_bus_id"] == "00000000:3b:00"
+
+
+@pytest.mark.parametrize(
+    ("rows", "head", "problem"),
+    [
+        (["2026-03-01 12:00:00,n1,,repair,,"], HEAD, "no row can be used: naive timestamp"),
+        (["x,n1,,repair,,"], HEAD, "no row can be used: unreadable timestamp"),
+        (["2026-03-01T12:00:00Z,n1"], "timestamp,node\n", "type"),
+        (["2026-03-01T12:00:00Z,n1,repair,1"], "timestamp,node,type,priority\n", "unknown column 'priority'"),
+    ],
+)
+def test_tables_that_cannot_be_used(tmp_path: Path, rows: list[str], head: str, problem: str):
+    where = landing(tmp_path)
+    with pytest.raises(InputError, match=problem):
+        collect(where, table(tmp_path, *rows, head=head))
+    assert landed(where) == []

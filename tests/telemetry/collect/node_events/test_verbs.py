@@ -1,0 +1,103 @@
+"""The four verbs, as an operator runs them."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from predrain.command import app
+from telemetry.landing.folder import Landing
+from tests.telemetry.collect.node_events.builders import landed
+
+PREDRAIN = str(Path(sys.executable).with_name("predrain"))
+DIAG = Path(__file__).parents[3] / "data" / "dcgmi" / "dcgm4.json"
+XID = "kernel: NVRM: Xid (PCI:0000:10:00): 79, pid=1, name=x, GPU has fallen off the bus."
+
+
+def predrain(folder: Path, *words: str) -> Result:
+    with contextlib.chdir(folder):
+        return CliRunner().invoke(app, ["collect", *words, "--dataset", str(folder / "fleet")])
+
+
+def events(folder: Path) -> list:
+    return landed(Landing(folder / "fleet.live", writer="test"))
+
+
+def test_a_log_once_and_followed_until_a_signal(tmp_path: Path):
+    log = tmp_path / "kern.log"
+    log.write_text(f"2026-03-01T10:00:00+00:00 h1 {XID}\n")
+    words = ("kernel-log", "--source", "kern.log", "--json")
+    result = json.loads(predrain(tmp_path, *words, "--once").stdout)
+    assert (result["landed events"], result["unclear"]) == (1, 0)
+    process = subprocess.Popen(
+        [PREDRAIN, "collect", *words, "--dataset", "fleet"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        with log.open("a") as stream:
+            stream.write(f"2026-03-01T11:00:00+00:00 h1 {XID}\n")
+        deadline = time.monotonic() + 30
+        while len(events(tmp_path)) < 2 and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, json.loads(out)["landed events"]) == (0, 1)
+    assert [(row["node"], row["code"], row["pci_bus_id"]) for row in events(tmp_path)] == [
+        ("h1", "79", "00000000:10:00")
+    ] * 2
+
+
+def test_a_log_whose_times_cannot_be_read_is_an_error(tmp_path: Path):
+    (tmp_path / "xids.txt").write_text(f"{XID.removeprefix('kernel: ')}\n" * 3)
+    done = predrain(tmp_path, "kernel-log", "--source", "xids.txt", "--node", "h1", "--once")
+    assert done.exit_code == 1
+    assert "none of 3 lines about XIDs has a time that can be read" in done.stderr
+    assert "predrain import --events" in done.stderr
+
+
+def test_a_file_that_is_no_report_of_diagnostics_is_refused(tmp_path: Path):
+    (tmp_path / "x.json").write_text("hello\n")
+    done = predrain(tmp_path, "diagnostics", "x.json", "--node", "n1")
+    assert done.exit_code == 1
+    assert "the file holds no JSON (x.json)" in done.stderr
+
+
+def test_wrong_words(tmp_path: Path):
+    (tmp_path / "kern.log").write_text(f"[2026-03-01T10:00:00+00:00] {XID.removeprefix('kernel: ')}\n")
+    run = predrain(tmp_path, "kernel-log", "--source", "kern.log", "--once")
+    assert run.exit_code == 1
+    assert "a line about a GPU names no host" in run.stderr
+    assert "Give --node NAME." in run.stderr
+    run = predrain(tmp_path, "kernel-log", "--source", "kmsg", "--source", "journal")
+    assert (run.exit_code, "stand alone" in run.stderr) == (2, True)
+    run = predrain(tmp_path, "kernel-log", "--source", "kern.log", "--timezone", "Mars")
+    assert (run.exit_code, "is not a time zone" in run.stderr) == (2, True)
+
+
+def test_tickets_and_diagnostics(tmp_path: Path):
+    (tmp_path / "t.csv").write_text("timestamp,node,type\n2026-03-01T10:00:00Z,n1,RMA\n")
+    assert json.loads(predrain(tmp_path, "tickets", "t.csv", "--json").stdout)["landed events"] == 1
+    os.symlink(DIAG, tmp_path / "diag.json")
+    run = predrain(tmp_path, "diagnostics", "diag.json", "--node", "n1", "--json")
+    assert (run.exit_code, "it is not known which GPU" in run.stderr) == (1, True)
+    (tmp_path / "g.csv").write_text("index,uuid\n0,GPU-a\n1,GPU-b\n10,GPU-k\n")
+    run = predrain(tmp_path, "diagnostics", "diag.json", "--node", "n1", "--gpus", "g.csv", "--json")
+    assert json.loads(run.stdout)["verdicts"] == {"pass": 1, "fail": 1, "inconclusive": 1}
+    assert len(events(tmp_path)) == 4
+
+
+def test_no_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    run = predrain(tmp_path, "slurm", "--once")
+    assert run.exit_code == 1
+    assert "Slurm does not answer: `sinfo --Node --json`: No such file or directory" in run.stderr

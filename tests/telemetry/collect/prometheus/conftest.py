@@ -1,0 +1,67 @@
+"""Fixtures: a fake server that runs, and a backfill that does not wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import stamina
+
+from telemetry.channels import CATALOGUE
+from telemetry.collect.prometheus.backfill import BackfillPlan, BackfillResult, backfill
+from telemetry.collect.prometheus.client import Bounds, PrometheusClient
+from telemetry.http import connect_to
+from tests.telemetry.collect.prometheus.fake_prometheus import START, FakePrometheus, serving
+
+QUICK = Bounds(request_s=2.0, silence_s=0.3)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakePrometheus]:
+    """A fake server that runs."""
+    made = FakePrometheus()
+    with serving(made):
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def without_pauses() -> Iterator[None]:
+    """Repeat requests without pauses."""
+    with stamina.set_testing(True, attempts=12):
+        yield
+
+
+Fetch = Callable[..., BackfillResult]
+
+
+@pytest.fixture
+def fetch(fake: FakePrometheus, tmp_path: Path) -> Fetch:
+    """Backfill six hours from the fake server into ``tmp_path/fleet.live``; keywords change the plan."""
+
+    def run(**changes: object) -> BackfillResult:
+        bounds = changes.pop("bounds", QUICK)
+        mapping = changes.pop("mapping", None)
+        now = changes.pop("now", START + timedelta(days=300))
+        progress = changes.pop("progress", None)
+        plan = replace(BackfillPlan(START, START + timedelta(hours=6), chunk=timedelta(hours=1)), **changes)
+        connection = connect_to(fake.url)
+        return backfill(
+            connection,
+            plan,
+            tmp_path / "fleet.live",
+            channels=CATALOGUE,
+            mapping=mapping,
+            clock=lambda: now,
+            progress=progress,
+            open_client=lambda: PrometheusClient(
+                connection,
+                bounds=bounds,
+                concurrency=plan.concurrency,
+                allow_partial=plan.allow_partial,
+            ),
+        )
+
+    return run

@@ -1,0 +1,351 @@
+"""The backfill against a fake server: every sample once, whatever the server's rules and limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from telemetry.collect.prometheus.backfill import BackfillResult
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.errors import InputError
+from tests.telemetry.collect.prometheus.fake_prometheus import (
+    HOUR_MS,
+    START,
+    START_MS,
+    Asked,
+    FakePrometheus,
+    Reply,
+    error,
+    gpu_labels,
+)
+
+Fetch = Callable[..., BackfillResult]
+TEMPERATURE, REPLAYS, XIDS = "DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "DCGM_EXP_XID_ERRORS_COUNT"
+
+
+def landed(folder: Path, kind: str = "samples") -> pd.DataFrame:
+    files = sorted((folder / "fleet.live" / kind).glob("*.parquet"))
+    frames = [pq.read_table(path).to_pandas() for path in files]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def told(frame: pd.DataFrame, channel: str) -> dict[tuple[str, int], float]:
+    """Return channel values by (gpu, ms); fails if one stands twice."""
+    frame = frame[frame[channel].notna()]
+    ms = frame["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(int)
+    keys = list(zip(frame["gpu"], ms.tolist(), strict=True))
+    assert len(set(keys)) == len(keys), "a sample landed twice"
+    return dict(zip(keys, frame[channel].tolist(), strict=True))
+
+
+def fill(fake: FakePrometheus, gpus: int = 3, step_ms: int = 600_000, hours: int = 6) -> dict[tuple[str, int], float]:
+    """Give the server samples on and off the chunks' bounds, with a gap of two hours; return the temperatures."""
+    expected = {}
+    for number in range(gpus):
+        labels = gpu_labels(number)
+        instants = [START_MS + place * step_ms + number for place in range(hours * HOUR_MS // step_ms + 1)]
+        instants = [ms for ms in instants if not START_MS + HOUR_MS < ms <= START_MS + 3 * HOUR_MS]
+        samples = [(ms, 40.0 + number + place % 7) for place, ms in enumerate(instants)]
+        fake.add(TEMPERATURE, labels, samples)
+        fake.add(REPLAYS, labels, [(ms, 2.0**40 + place) for place, (ms, _) in enumerate(samples)])
+        inside = [(ms, value) for ms, value in samples if ms <= START_MS + hours * HOUR_MS]
+        expected |= {(labels["UUID"], ms): value for ms, value in inside}
+    return expected
+
+
+# VictoriaMetrics leaves out a block that begins where the query ends: open to the right for some series, by chance.
+@pytest.mark.parametrize(
+    ("left_open", "right_open"), [(False, False), (True, False), (True, True)], ids=["closed", "left-open", "open"]
+)
+@pytest.mark.parametrize("pretty", [False, True])
+def test_each_sample_counts_once_whatever_the_servers_rule_at_the_bounds(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, left_open: bool, right_open: bool, pretty: bool
+) -> None:
+    fake.left_open, fake.right_open, fake.pretty = left_open, right_open, pretty
+    expected = fill(fake)
+    result = fetch()
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    assert set(told(landed(tmp_path), "pcie_replay_total").values()) <= {2.0**40 + place for place in range(40)}
+    assert {START_MS, START_MS + 6 * HOUR_MS} <= {ms for _, ms in expected}
+    assert (result.chunks, result.rows, result.samples) == (6, len(expected), 2 * len(expected))
+    assert all("query_range" not in asked.path for asked in fake.asked)
+
+
+def test_a_finished_backfill_asks_for_no_sample_again_and_a_longer_one_only_for_what_is_new(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
+) -> None:
+    expected = fill(fake)
+    fetch(end=START + timedelta(hours=4, minutes=30))
+    before = len(fake.queries())
+    again = fetch(end=START + timedelta(hours=4, minutes=30))
+    assert (len(fake.queries()), again.samples, again.chunks_before) == (before, 0, 5)
+    fetch()
+    assert len(fake.queries()) == before + 2 * 2
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+
+
+@pytest.mark.parametrize("failing", range(0, 12, 3))
+def test_a_run_that_dies_goes_on_without_gaps_or_duplicates(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, failing: int
+) -> None:
+    expected = fill(fake)
+
+    def break_later(asked: Asked) -> Reply | None:
+        return error(403, "enough") if "query" in asked.parameters and len(fake.queries()) > failing else None
+
+    fake.fault = break_later
+    with pytest.raises(InputError, match="denies access"):
+        fetch(concurrency=1)
+    fake.fault = None
+    fetch()
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+
+
+def test_a_lost_progress_file_doubles_nothing(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    expected = fill(fake)
+    fetch()
+    (state,) = (tmp_path / "fleet.live" / "state").glob("prometheus-*.json")
+    state.unlink()
+    fetch()
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+
+
+def test_a_damaged_progress_file_is_told(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    fill(fake)
+    fetch()
+    (state,) = (tmp_path / "fleet.live" / "state").glob("prometheus-*.json")
+    state.write_text("{}")
+    with pytest.raises(InputError) as caught:
+        fetch()
+    assert str(caught.value) == (
+        f"the progress file is damaged: 'version' ({state}). "
+        "Remove it: the time is then fetched again, and what has landed is not doubled."
+    )
+
+
+def test_chunks_are_halved_where_the_server_refuses_and_the_size_is_remembered(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
+) -> None:
+    expected = fill(fake)
+    fake.max_samples = 10  # an hour holds 18
+    fetch(concurrency=1)
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    hour = [query for query in fake.queries() if query.endswith("[3600000ms]") or query.endswith("[3600001ms]")]
+    assert len(hour) <= 2 + 2  # once a metric, not once a chunk; the first chunk is a millisecond longer
+
+
+def test_series_are_split_where_even_a_minute_is_too_much(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    expected = fill(fake, gpus=5, step_ms=120_000)
+    fake.max_samples = 2
+    fetch(end=START + timedelta(minutes=10), chunk=timedelta(minutes=5))
+    fake.add(TEMPERATURE, gpu_labels(70), [(START_MS + 12 * 60_000, 71.0)])  # a GPU that no earlier listing had
+    fetch(end=START + timedelta(minutes=14), chunk=timedelta(minutes=5))
+    until = START_MS + 14 * 60_000
+    wanted = {key: value for key, value in expected.items() if key[1] <= until}
+    wanted[gpu_labels(70)["UUID"], START_MS + 12 * 60_000] = 71.0
+    assert told(landed(tmp_path), "gpu_temp_c") == wanted
+
+
+def test_one_series_that_is_refused_is_an_error(fake: FakePrometheus, fetch: Fetch) -> None:
+    fill(fake, gpus=1)
+    fake.max_samples = 0
+    fake.series = fake.series[:1]
+    with pytest.raises(InputError) as caught:
+        fetch()
+    assert str(caught.value) == (
+        "the server refuses even one minute of one series: query processing would load too many samples into memory in "
+        f"query execution (metric {TEMPERATURE}). Raise its limits (Prometheus: --query.max-samples, --query.timeout), "
+        "or leave the metric out by --match."
+    )
+
+
+def test_spans_are_cut_so_that_memory_is_bounded(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    expected = fill(fake)
+    fetch(most_samples=20)
+    frames = [pq.read_table(path) for path in (tmp_path / "fleet.live" / "samples").glob("*.parquet")]
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    assert max(frame.num_rows for frame in frames) <= 20
+
+
+def test_an_answer_that_is_too_long_is_asked_for_in_halves(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    from telemetry.collect.prometheus.client import Bounds
+
+    expected = fill(fake)
+    fetch(bounds=Bounds(request_s=5, body_bytes=1200))
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+
+
+def test_two_series_of_one_gpu_because_its_pod_changed_are_one(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
+) -> None:
+    first, second = gpu_labels(0, pod="train-a", container="x"), gpu_labels(0, pod="train-b")
+    minutes = [START_MS + place * 60_000 for place in range(120)]
+    fake.add(TEMPERATURE, first, [(ms, 50.0) for ms in minutes[:45]])
+    fake.add(TEMPERATURE, second, [(ms, 60.0) for ms in minutes[45:]])
+    fetch()
+    values = told(landed(tmp_path), "gpu_temp_c")
+    assert [values[first["UUID"], ms] for ms in minutes] == [50.0] * 45 + [60.0] * 75
+    assert len(values) == 120
+
+
+def test_stale_markers_and_sentinels_make_no_sample(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    nan, blank = float("nan"), 9223372036854775794.0
+    fake.add(TEMPERATURE, gpu_labels(0), [(START_MS, 40.0), (START_MS + 1000, nan), (START_MS + 2000, blank)])
+    result = fetch()
+    assert told(landed(tmp_path), "gpu_temp_c") == {(gpu_labels(0)["UUID"], START_MS): 40.0}
+    assert len(landed(tmp_path)) == 1
+    assert dict(result.problems) == {"a value that means not supported": 1}
+
+
+def test_labels_become_sightings_with_the_driver_of_each_time(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
+) -> None:
+    fake.add(TEMPERATURE, gpu_labels(0), [(START_MS + 60_000, 40.0), (START_MS + 120_000, 40.0)])
+    newer = gpu_labels(0, DCGM_FI_DRIVER_VERSION="580.2")
+    fake.add(TEMPERATURE, newer, [(START_MS + 300_000, 40.0)])
+    fetch()
+    seen = landed(tmp_path, "inventory").sort_values("seen_at")
+    assert list(zip(seen["driver"], seen["seen_at"], strict=True)) == [
+        ("570.1", START + timedelta(minutes=1)),
+        ("570.1", START + timedelta(minutes=2)),
+        ("580.2", START + timedelta(minutes=5)),
+    ]
+    assert set(seen["node"]) == {"node00"}
+
+
+def test_recording_rules_come_through_the_mapping(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    labels = {"device_uuid": "GPU-1", "kubernetes_node": "n1.cluster.example:9400"}
+    fake.add("job:gpu_power_mw:max", labels, [(START_MS + 1, 250_000.0)])
+    with pytest.raises(InputError) as caught:
+        fetch()
+    assert str(caught.value) == (
+        "none of the server's 1 metrics is known; there are job:gpu_power_mw:max (the server's metric names). Say "
+        "which metric is which channel in a --mapping file, such as `metrics: {my_gpu_temperature: gpu_temp_c}`."
+    )
+    known = {"metrics": {"job:gpu_power_mw:max": "power_w"}, "scale": {"power_w": 0.001}}
+    with pytest.raises(InputError) as caught:
+        fetch(mapping=SourceMapping.model_validate(known))
+    assert str(caught.value) == (
+        "no series names a GPU and its node; the labels of job:gpu_power_mw:max are device_uuid, kubernetes_node "
+        "(the labels of the server's series). Say which label is which in a --mapping file, such as "
+        "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`."
+    )
+    named = {**known, "labels": {"gpu": ["device_uuid"], "node": ["kubernetes_node"]}}
+    fetch(mapping=SourceMapping.model_validate(named))
+    frame = landed(tmp_path)
+    assert told(frame, "power_w") == {("GPU-1", START_MS + 1): 250.0}
+    assert set(frame["node"]) == {"n1.cluster.example"}
+
+
+def test_matchers_narrow_everything_that_is_asked(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    fill(fake, gpus=2)
+    fake.add(TEMPERATURE, {**gpu_labels(9), "job": "other"}, [(START_MS + 5, 1.0)])
+    fetch(match='{job="other"}')
+    assert told(landed(tmp_path), "gpu_temp_c") == {(gpu_labels(9)["UUID"], START_MS + 5): 1.0}
+    with pytest.raises(InputError, match="'job=1' is not a list of matchers"):
+        fetch(match="job=1")
+    with pytest.raises(InputError, match=r"the server has no metrics in this time \(--match \{job=\"none\"\}\)"):
+        fetch(match='{job="none"}')
+
+
+def test_partial_answers_are_a_failure_unless_allowed(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    expected = fill(fake)
+
+    def one_store_down(asked: Asked) -> Reply | None:
+        fake.warnings = ["store 2 is down"] if "query" in asked.parameters else []
+        return None
+
+    fake.fault = one_store_down
+    with pytest.raises(InputError) as caught:
+        fetch()
+    assert "the answer is not whole: store 2 is down" in str(caught.value)
+    assert str(caught.value).endswith("--allow-partial takes what there is.")
+    assert {asked.parameters["partial_response"] for asked in fake.asked} == {"false"}
+    fetch(allow_partial=True)
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+
+
+def test_servers_that_speak_the_same_api_get_their_parameters(fake: FakePrometheus, fetch: Fetch) -> None:
+    fill(fake)
+    fetch()
+    asked = next(each for each in fake.asked if "query" in each.parameters)
+    assert (asked.parameters["dedup"], asked.parameters["nocache"]) == ("true", "1")
+    assert asked.parameters["max_source_resolution"] == "0s"
+
+
+def test_the_newest_two_minutes_are_left_for_later(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    fake.add(TEMPERATURE, gpu_labels(0), [(START_MS + place * 60_000, 40.0) for place in range(60)])
+    result = fetch(now=START + timedelta(minutes=30))
+    assert result.end == START + timedelta(minutes=28)
+    assert len(landed(tmp_path)) == 29
+    fetch(now=START + timedelta(hours=2))
+    assert len(told(landed(tmp_path), "gpu_temp_c")) == 60
+    with pytest.raises(InputError) as caught:
+        fetch(now=START)
+    assert str(caught.value) == (
+        "there is nothing between 2026-01-01T00:00:00+00:00 and 2025-12-31T23:58:00+00:00 (--start and --end). "
+        "Start earlier: the newest two minutes are left out."
+    )
+
+
+def test_rising_xid_counts_are_events_and_the_first_sight_is_none(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
+) -> None:
+    minutes = [START_MS + place * 60_000 for place in range(240)]
+    fake.add(TEMPERATURE, gpu_labels(0), [(ms, 40.0) for ms in minutes])
+    # There before we look: not an event. One more, over the bound of two chunks: one.
+    fake.add(XIDS, gpu_labels(0, xid="31"), [(ms, 1.0 if ms <= START_MS + HOUR_MS else 2.0) for ms in minutes[:90]])
+    # New while the GPU is watched: an event, and again after it had left the exporter's window.
+    fake.add(XIDS, gpu_labels(0, xid="79"), [(ms, 1.0) for ms in (*minutes[100:105], *minutes[200:205])])
+    fake.add(XIDS, gpu_labels(0, xid="0"), [(ms, float(ms % 7)) for ms in minutes])
+    result = fetch(delay=timedelta(minutes=7))
+    events = landed(tmp_path, "events").sort_values("timestamp")
+    at = [START + timedelta(minutes=place) for place in (61, 100, 200)]
+    assert list(zip(events["code"], events["timestamp"], strict=True)) == list(zip(("31", "79", "79"), at, strict=True))
+    assert list(events["known_at"]) == [instant + timedelta(minutes=7) for instant in at]
+    assert set(events["type"]) == {"xid"}
+    assert set(events["node"]) == {"node00"}
+    assert result.events == 3
+
+
+def test_progress_is_told_in_chunks(fake: FakePrometheus, fetch: Fetch) -> None:
+    fill(fake)
+    heard: list[tuple[int, int]] = []
+    fetch(progress=lambda done, total: heard.append((done, total)))
+    assert heard == [(done, 6) for done in range(7)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"chunk": timedelta(seconds=5)}, "a chunk of 5 s (--chunk). Give at least 1m."),
+        ({"concurrency": 0}, "a concurrency of 0 (--concurrency). Give a number from 1 to 64."),
+        (
+            {"start": START.replace(tzinfo=None)},
+            "2026-01-01T00:00:00 has no time zone (--start). Write it with one, such as 2026-01-31T00:00:00Z.",
+        ),
+        (
+            {"end": START - timedelta(hours=1)},
+            "there is nothing between 2026-01-01T00:00:00+00:00 and 2025-12-31T23:00:00+00:00 (--start and --end). "
+            "Let the end be after the start.",
+        ),
+    ],
+)
+def test_impossible_plans_are_refused(fetch: Fetch, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        fetch(**changes)
+    assert str(caught.value) == message
+
+
+def test_the_state_file_is_small_and_readable(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    fill(fake)
+    fetch()
+    (state,) = (tmp_path / "fleet.live" / "state").glob("prometheus-*.json")
+    held = json.loads(state.read_text())
+    assert held["done"] == [[START_MS - 1, START_MS + 6 * HOUR_MS]]

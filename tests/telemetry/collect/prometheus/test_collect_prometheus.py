@@ -1,0 +1,126 @@
+"""The verb: from a server to a dataset in one command, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from predrain.collect_prometheus import add_to
+from telemetry.store import Dataset
+from tests.telemetry.collect.prometheus.fake_prometheus import START_MS, FakePrometheus, error
+from tests.telemetry.collect.prometheus.test_backfill import fill, landed
+
+app = typer.Typer()
+app.callback()(lambda: None)
+add_to(app)
+
+
+def collect(fake: FakePrometheus, dataset: Path, *options: str, start: str = "2026-01-01T00:00:00Z") -> tuple[int, str]:
+    """Run the verb; returns its exit code and everything it wrote."""
+    told = ["--url", fake.url, "--start", start, "--end", "2026-01-01T06:00:00+00:00", "--dataset", str(dataset)]
+    ran = CliRunner().invoke(app, ["prometheus", *told, *options])
+    return ran.exit_code, ran.output
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No params.yaml of the checkout."""
+    monkeypatch.chdir(tmp_path)
+
+
+def test_one_command_makes_a_dataset_and_a_second_adds_nothing(fake: FakePrometheus, tmp_path: Path) -> None:
+    expected = fill(fake, step_ms=600_000)
+    code, text = collect(fake, tmp_path / "fleet", "--json", "--chunk", "2h")
+    assert code == 0, text
+    told = json.loads(text.splitlines()[-1])
+    assert (told["chunks"], told["rows"], told["samples"], told["metrics"]) == (3, len(expected), 2 * len(expected), 2)
+    dataset = Dataset.open(tmp_path / "fleet")
+    assert dataset.meta.counts["samples"] == len(expected)
+    assert set(dataset.inventory()["driver"]) == {"570.1"}
+    code, text = collect(fake, tmp_path / "fleet", "--chunk", "2h")
+    assert code == 0
+    assert "chunks fetched before  3" in text
+    assert Dataset.open(tmp_path / "fleet").digest == dataset.digest
+
+
+def test_what_is_fetched_can_be_left_for_later(fake: FakePrometheus, tmp_path: Path) -> None:
+    expected = fill(fake)
+    code, _ = collect(fake, tmp_path / "fleet", "--no-compact")
+    assert code == 0
+    assert not (tmp_path / "fleet").exists()
+    assert len(landed(tmp_path)) == len(expected)
+
+
+def test_a_dataset_that_was_removed_is_told(fake: FakePrometheus, tmp_path: Path) -> None:
+    import shutil
+
+    fill(fake)
+    assert collect(fake, tmp_path / "fleet")[0] == 0
+    shutil.rmtree(tmp_path / "fleet")
+    code, text = collect(fake, tmp_path / "fleet")
+    assert code == 1
+    assert "history was fetched before, but the dataset is not there" in text
+    assert "fleet.live as well to fetch everything again." in text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--chunk", "soon"],
+            "predrain: error: 'soon' is not a duration: write a number and a unit (s, m, h, d, w), such as '6h' "
+            "(--chunk). Give a duration of at least 1m.\n",
+        ),
+        (
+            ["--inventory", "x.csv", "--no-compact"],
+            "predrain: error: an inventory that nothing would read (--inventory with --no-compact). "
+            "Give it to `predrain collect compact`, which folds what was fetched.\n",
+        ),
+        (
+            ["--mapping", "none.yaml"],
+            "predrain: error: the mapping file does not exist (none.yaml). Give the path of a YAML file.\n",
+        ),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_asked(
+    fake: FakePrometheus, tmp_path: Path, options: list[str], message: str
+) -> None:
+    code, text = collect(fake, tmp_path / "fleet", *options)
+    assert (code, text) == (1, message)
+    assert fake.asked == []
+
+
+@pytest.mark.parametrize("start", ["yesterday", "2026-01-01", "2026-01-01T00:00:00"])
+def test_an_instant_needs_a_time_zone(fake: FakePrometheus, tmp_path: Path, start: str) -> None:
+    code, text = collect(fake, tmp_path / "fleet", start=start)
+    assert code == 1
+    assert text == (
+        f"predrain: error: {start!r} is not an instant with a time zone (--start). "
+        "Write it such as 2026-01-31T00:00:00Z.\n"
+    )
+
+
+def test_a_refusal_of_the_server_is_one_line_and_exit_code_1(fake: FakePrometheus, tmp_path: Path) -> None:
+    fill(fake)
+    fake.fault = lambda asked: error(403, "not you")
+    code, text = collect(fake, tmp_path / "fleet")
+    assert code == 1
+    assert text == (
+        f"predrain: error: the server denies access (HTTP 403: not you) ({fake.url}). "
+        "Ask for the right to query, or use another login.\n"
+    )
+
+
+def test_the_help_has_an_example() -> None:
+    text = CliRunner().invoke(app, ["prometheus", "--help"], terminal_width=200).output
+    assert "Example: predrain collect prometheus --url" in text
+
+
+def test_the_first_instant_is_in_the_dataset(fake: FakePrometheus, tmp_path: Path) -> None:
+    fill(fake, gpus=1)
+    assert collect(fake, tmp_path / "fleet")[0] == 0
+    assert int(Dataset.open(tmp_path / "fleet").meta.span[0].timestamp() * 1000) == START_MS

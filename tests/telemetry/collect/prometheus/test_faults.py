@@ -1,0 +1,271 @@
+"""Faults of servers and of what stands before them: survived where they pass, told clearly where they do not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from telemetry.channels import CATALOGUE
+from telemetry.collect.prometheus.backfill import BackfillPlan, BackfillResult, backfill
+from telemetry.collect.prometheus.client import Bounds
+from telemetry.errors import InputError
+from telemetry.http import connect_to
+from tests.telemetry.collect.prometheus.fake_prometheus import (
+    HOUR_MS,
+    START,
+    START_MS,
+    Asked,
+    FakePrometheus,
+    Reply,
+    error,
+    gpu_labels,
+    serving,
+)
+from tests.telemetry.collect.prometheus.test_backfill import TEMPERATURE, fill, landed, told
+
+Fetch = Callable[..., BackfillResult]
+JSON = {"Content-Type": "application/json"}
+
+
+class Sometimes:
+    """Gives a reply to every third sample query, each query once."""
+
+    def __init__(self, reply: Callable[[], Reply]) -> None:
+        self.reply = reply
+        self.seen: set[tuple[str, str]] = set()
+        self.given = 0
+
+    def __call__(self, asked: Asked) -> Reply | None:
+        key = (asked.parameters.get("query", ""), asked.parameters.get("time", ""))
+        if not key[0] or key in self.seen:
+            return None
+        self.seen.add(key)
+        if len(self.seen) % 3 != 1:
+            return None
+        self.given += 1
+        return self.reply()
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        lambda: error(429, "slow down", **{"Retry-After": "7"}),
+        lambda: error(500, "oops"),
+        lambda: Reply(503, b"Service Unavailable"),
+        lambda: Reply(502, b"<html>bad gateway</html>", {"Content-Type": "text/html"}),
+        lambda: Reply(200, b'{"status":"success","data":{"resultType":"matrix","result":[{"metric"', JSON),
+        lambda: Reply(200, b'{"status":"success","data":{"resultTy', JSON, length=5000),
+        lambda: Reply(200, b"\x00\xff not json", JSON),
+        lambda: Reply(200, b'{"status":"error","errorType":"internal","error":"oops"}', JSON),
+    ],
+    ids=["429", "500", "503", "502-html", "cut-json", "truncated", "garbage", "error-in-200"],
+)
+def test_what_passes_is_survived(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, reply: Callable[[], Reply]
+) -> None:
+    expected = fill(fake)
+    fault = Sometimes(reply)
+    fake.fault = fault
+    result = fetch()
+    assert fault.given > 3
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    if reply().status in (429, 500, 503):
+        assert result.retries == fault.given
+
+
+def test_a_body_that_stops_in_the_middle_is_asked_for_again_and_then_in_halves(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
+) -> None:
+    expected = fill(fake, hours=1)
+
+    def slow_when_long(asked: Asked) -> Reply | None:
+        if not asked.parameters.get("query", "").endswith(f"[{HOUR_MS + 1}ms]"):
+            return None
+        made = fake.whole(asked)
+        return Reply(made.status, made.body, made.headers, pause_s=0.6)
+
+    fake.fault = slow_when_long
+    fetch(bounds=Bounds(request_s=2.0, silence_s=0.2), end=START.replace(hour=1))
+    assert told(landed(tmp_path), "gpu_temp_c") == {k: v for k, v in expected.items() if k[1] <= START_MS + HOUR_MS}
+
+
+@pytest.mark.parametrize("status", [413, 504])
+def test_gateways_that_give_up_are_asked_for_less(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path, status: int
+) -> None:
+    expected = fill(fake)
+
+    def long_ones(asked: Asked) -> Reply | None:
+        long = asked.parameters.get("query", "").endswith(("[3600000ms]", "[3600001ms]"))
+        return Reply(status, b"") if long else None
+
+    fake.fault = long_ones
+    fetch()
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+
+
+def test_an_outage_that_lasts_is_told_and_the_next_run_goes_on(
+    fake: FakePrometheus, fetch: Fetch, tmp_path: Path
+) -> None:
+    expected = fill(fake)
+    fake.fault = lambda asked: error(500, "disk on fire") if len(fake.queries()) > 5 else None
+    with pytest.raises(InputError) as caught:
+        fetch(concurrency=1)
+    text = str(caught.value)
+    assert text.startswith("no usable answer for ")
+    assert f"s: HTTP 500: disk on fire ({fake.url})." in text
+    assert text.endswith("What has landed stays: start the same command again to go on where it stopped.")
+    fake.fault = None
+    fetch()
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+
+
+@pytest.mark.parametrize(
+    ("reply", "message"),
+    [
+        (
+            lambda: Reply(401, b"Unauthorized"),
+            "the server requires a login (HTTP 401: 'Unauthorized') ({url}). Give --bearer-token-file or "
+            "--basic-auth-file; if one was given, renew what it holds.",
+        ),
+        (
+            lambda: Reply(403, b""),
+            "the server denies access (HTTP 403: no details) ({url}). "
+            "Ask for the right to query, or use another login.",
+        ),
+        (
+            lambda: Reply(404, b"404 page not found"),
+            "there is no Prometheus API here (HTTP 404: '404 page not found') ({url}). Give the address with its path "
+            "prefix, for instance http://vmselect:8481/select/0/prometheus.",
+        ),
+        (
+            lambda: Reply(302, b"", {"Location": "https://login.example/?next=secret"}),
+            "the server redirects (HTTP 302 to https://login.example/) ({url}). Give that address if it is the same "
+            "server; a login page means that credentials are missing. Redirects are not followed, so that no "
+            "credentials go astray.",
+        ),
+        (
+            lambda: Reply(200, b"<!doctype html><title>Log in</title>", {"Content-Type": "text/html"}),
+            "the server answers with a web page instead of JSON, perhaps that of a login ({url}). Give the address of "
+            "the API behind the proxy, or a login that it takes (--bearer-token-file, --basic-auth-file, --header).",
+        ),
+        (
+            lambda: error(400, "parse error: unexpected end of input"),
+            "the server refuses the query (HTTP 400: parse error: unexpected end of input) ({url}). "
+            "Check --match, --start and --end against it.",
+        ),
+    ],
+    ids=["401", "403", "404", "redirect", "login-page", "bad-query"],
+)
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_does_not_pass_is_told_at_once(
+    fake: FakePrometheus, fetch: Fetch, reply: Callable[[], Reply], message: str, at_once: bool
+) -> None:
+    fill(fake)
+    fake.fault = lambda asked: reply() if at_once or len(fake.queries()) > 3 else None
+    with pytest.raises(InputError) as caught:
+        fetch()
+    assert str(caught.value) == message.format(url=fake.url)
+
+
+def test_another_kind_of_server_is_told(fake: FakePrometheus, fetch: Fetch) -> None:
+    fake.fault = lambda asked: Reply(200, b'{"hello":"world"}', JSON)
+    with pytest.raises(InputError) as caught:
+        fetch()
+    assert 'the answer is not one of the Prometheus API: \'{"hello":"world"}\'' in str(caught.value)
+    assert str(caught.value).endswith(
+        "Give the address of a Prometheus API; a proxy in between may have cut or replaced its answers."
+    )
+
+
+def test_nobody_there_is_told_soon(fake: FakePrometheus, fetch: Fetch) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        fake.url = f"http://127.0.0.1:{probe.getsockname()[1]}"
+        with pytest.raises(InputError) as caught:
+            fetch()
+    assert "ConnectError" in str(caught.value)
+    assert str(caught.value).endswith("Check the address, and that the server runs.")
+
+
+def test_a_gateway_that_takes_only_get_is_served(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    expected = fill(fake)
+    fake.fault = lambda asked: Reply(405, b"") if asked.method == "POST" else None
+    fetch(concurrency=1)
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+    assert [asked.method for asked in fake.asked].count("POST") == 1
+
+
+def test_credentials_and_headers_are_sent_and_no_secret_is_logged(
+    fake: FakePrometheus, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fake.add(TEMPERATURE, gpu_labels(0), [(START_MS, 40.0)])
+    fake.fault = Sometimes(lambda: error(500, "oops"))
+    token = tmp_path / "token"
+    token.write_text("s3cret\n")
+    caplog.set_level("DEBUG", logger="telemetry")
+    connection = connect_to(f"{fake.url}/prefix/", bearer_token_file=token, headers=["X-Scope-OrgID=hpc"])
+    plan = BackfillPlan(START, START.replace(hour=1))
+    backfill(connection, plan, tmp_path / "fleet.live", channels=CATALOGUE)
+    assert {asked.headers["Authorization"] for asked in fake.asked} == {"Bearer s3cret"}
+    assert {asked.headers["X-Scope-OrgID"] for asked in fake.asked} == {"hpc"}
+    assert {asked.path.split("/api/")[0] for asked in fake.asked} == {"/prefix"}
+    assert "oops; asking again" in caplog.text
+    assert "answers again" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+def test_a_server_that_restarts_is_waited_for(tmp_path: Path) -> None:
+    fake = FakePrometheus()
+    expected = fill(fake, gpus=1)
+    gone, back = threading.Event(), threading.Event()
+
+    def stop_in_the_middle(asked: Asked) -> Reply | None:
+        if len(fake.queries()) == 4:
+            gone.set()
+        return None
+
+    fake.fault = stop_in_the_middle
+    found: list[BackfillResult] = []
+
+    def run(url: str) -> None:
+        plan = BackfillPlan(START, START.replace(hour=6), chunk=(START.replace(hour=1) - START), concurrency=1)
+        found.append(backfill(connect_to(url), plan, tmp_path / "fleet.live", channels=CATALOGUE))
+        back.set()
+
+    with serving(fake) as url:
+        worker = threading.Thread(target=run, args=(url,), daemon=True)
+        worker.start()
+        assert gone.wait(10)
+    time.sleep(0.3)
+    with serving(fake, port=int(url.rsplit(":", 1)[1])):
+        assert back.wait(20)
+    worker.join(5)
+    assert told(landed(tmp_path), "gpu_temp_c") == expected
+
+
+def test_no_more_requests_at_once_than_allowed(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
+    expected = fill(fake)
+    guard, now, most = threading.Lock(), 0, 0
+    whole = fake.answer
+
+    def counted(asked: Asked) -> Reply:
+        nonlocal now, most
+        with guard:
+            now += 1
+            most = max(most, now)
+        time.sleep(0.01)
+        made = whole(asked)
+        with guard:
+            now -= 1
+        return made
+
+    fake.answer = counted  # type: ignore[method-assign] # watched from outside, so that its lock does not count
+    fetch(concurrency=2, chunk=START.replace(hour=2) - START)
+    assert most == 2
+    assert told(landed(tmp_path), "gpu_temp_c") == expected

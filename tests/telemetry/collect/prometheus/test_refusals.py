@@ -1,0 +1,61 @@
+"""Refusals: which of the servers' real words mean less, later or never."""
+
+import json
+from datetime import UTC, datetime
+
+import pytest
+
+from telemetry.collect.prometheus.client import TooMuch, error_text, meaning_of, refuse
+from telemetry.http import retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "meaning"),
+    [
+        (422, "query processing would load too many samples into memory in query execution", "too much"),
+        (503, "query timed out in expression evaluation", "too much"),
+        (503, "Service Unavailable", "later"),
+        (504, "gateway time-out", "too much"),
+        (413, "", "too much"),
+        (422, "error when executing query: cannot select more than -search.maxSamplesPerQuery=1 samples", "too much"),
+        (422, "the number of matching timeseries exceeds 300000; either narrow down", "too much"),
+        (422, "the query exceeded the maximum number of chunks (limit: 2000000 chunks)", "too much"),
+        (400, "the query time range exceeds the limit (query length: 800h, limit: 721h)", "too much"),
+        (500, "rpc error: code = ResourceExhausted desc = exceeded series limit", "too much"),
+        (422, "expanding series: proxy Series(): rpc error: code = Unavailable desc = deadline exceeded", "later"),
+        (422, "expanding series: dial tcp 10.0.0.1:10901: connect: connection refused", "later"),
+        (429, "too many outstanding requests", "later"),
+        (500, "oops", "later"),
+        (502, "bad gateway", "later"),
+        (400, 'invalid parameter "query": parse error: unexpected character', "wrong"),
+        (422, "many-to-many matching not allowed", "wrong"),
+        (418, "teapot", "wrong"),
+    ],
+)
+def test_meanings(status: int, text: str, meaning: str) -> None:
+    assert meaning_of(status, text) == meaning
+
+
+def test_the_waiting_time_is_read_as_seconds_or_date_and_bounded() -> None:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    assert retry_after_s(None, now) is None
+    assert retry_after_s(" 7 ", now) == 7
+    assert retry_after_s("86400", now) == 300
+    assert retry_after_s("Thu, 01 Jan 2026 00:00:30 GMT", now) == 30
+    assert retry_after_s("Wed, 31 Dec 2025 00:00:30 GMT", now) == 0
+    assert retry_after_s("soon", now) is None
+
+
+def test_the_servers_own_words_are_found() -> None:
+    assert error_text(b'{"status":"error","errorType":"execution","error":"too bad"}') == "too bad"
+    assert error_text(b"<html> <body>\n Bad Gateway") == "'<html> <body> Bad Gateway'"
+    assert error_text(b"") == "no details"
+
+
+def test_a_reason_at_the_end_of_a_long_text_counts_and_is_shown() -> None:
+    text = f"error when exporting data for query={'x' * 900}: cannot select more than -search.maxSamplesPerQuery=100"
+    body = json.dumps({"status": "error", "error": text}).encode()
+    with pytest.raises(TooMuch) as caught:
+        refuse(422, body, url="http://vm", retry_after=None, now=datetime(2026, 1, 1, tzinfo=UTC))
+    assert str(caught.value).endswith("cannot select more than -search.maxSamplesPerQuery=100")
+    assert len(str(caught.value)) < 320

@@ -1,0 +1,39 @@
+"""Spans: cut, put together and taken out, no millisecond counts twice or is lost."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.collect.prometheus.spans import Span, chunks, merged, without
+
+spans = st.tuples(st.integers(-50, 200), st.integers(1, 80)).map(lambda pair: Span(pair[0], pair[0] + pair[1]))
+
+
+def instants(pieces: list[Span]) -> list[int]:
+    return [ms for piece in pieces for ms in range(piece.after_ms + 1, piece.until_ms + 1)]
+
+
+@given(spans, st.integers(2, 40))
+def test_chunks_and_pieces_hold_each_instant_once(span: Span, size: int) -> None:
+    assert instants(chunks(span, size)) == instants([span])
+    assert instants(span.pieces(size)) == instants([span])
+    assert all(piece.length_ms <= size for piece in span.pieces(size))
+
+
+@given(spans, st.integers(2, 40))
+def test_later_runs_cut_at_the_same_instants(span: Span, size: int) -> None:
+    assert all(piece.until_ms % size == 0 for piece in chunks(span, size)[:-1])
+
+
+def test_a_start_on_a_multiple_makes_no_chunk_of_one_millisecond() -> None:
+    assert chunks(Span(99, 300), 100) == [Span(99, 200), Span(200, 300)]
+
+
+@given(spans, st.lists(spans, max_size=6))
+def test_what_is_left_is_what_is_not_done(span: Span, done: list[Span]) -> None:
+    assert instants(without(span, done)) == sorted(set(instants([span])) - set(instants(done)))
+
+
+@given(st.lists(spans, max_size=6))
+def test_merging_keeps_the_time(done: list[Span]) -> None:
+    assert instants(merged(done)) == sorted(set(instants(done)))
+    assert merged(merged(done)) == merged(done)

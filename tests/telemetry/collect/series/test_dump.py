@@ -1,0 +1,260 @@
+"""Dumps: rows equal those of a plain reading, whatever the order, the size of parts and the interruptions."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from predrain.command import app
+from telemetry.channels import CATALOGUE
+from telemetry.collect.openmetrics.dump import DumpResult, land_dump
+from telemetry.collect.openmetrics.lines import BAD_LINE, BAD_TIME, NO_TIME
+from telemetry.collect.openmetrics.spill import Spill
+from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.rows import assemble
+from telemetry.errors import InputError
+from telemetry.exposition.grammar import parse_page
+from telemetry.landing.folder import Landing
+
+T0 = 1_772_323_200
+METRICS = ("DCGM_FI_DEV_GPU_TEMP", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "DCGM_FI_DEV_XID_ERRORS")
+
+
+def line(metric: str, gpu: str, value: str, seconds: float | str) -> str:
+    return f'{metric}{{UUID="{gpu}",Hostname="n1",pod="a {{b}} c"}} {value} {seconds}'
+
+
+def dump(gpus: int = 3, times: int = 50, every_s: float = 3600.5) -> str:
+    lines = ["# TYPE DCGM_FI_DEV_GPU_TEMP gauge"]
+    for metric in METRICS:
+        for gpu in range(gpus):
+            lines += [
+                line(metric, f"GPU-{gpu}", str(10**9 * METRICS.index(metric) % 7 + turn * gpu), T0 + turn * every_s)
+                for turn in range(times)
+            ]
+    return "\n".join([*lines, "# EOF"]) + "\n"
+
+
+def land(path: Path, folder: Path, mapping: SourceMapping | None = None, **more: Any) -> DumpResult:
+    landing = Landing(folder, writer="test")
+    return land_dump(path, landing, SeriesCatalogue(CATALOGUE, mapping), mapping, **more)
+
+
+def landed(folder: Path, kind: str = "samples") -> list[dict[str, Any]]:
+    files = [pq.read_table(path) for path in sorted((folder / kind).glob("*.parquet"))]
+    if not files:
+        return []
+    rows = pa.concat_tables(files, promote_options="default").to_pylist()
+    return sorted(rows, key=lambda row: (row["gpu"], row.get("timestamp") or row.get("seen_at")))
+
+
+def plain(text: str) -> dict[tuple[str, int], dict[str, float]]:
+    rows: dict[tuple[str, int], dict[str, float]] = {}
+    for sample in parse_page(text, openmetrics=True):
+        channel = SeriesCatalogue(CATALOGUE).metric_names()[sample.name]
+        assert sample.timestamp_ms is not None
+        rows.setdefault((sample.labels["UUID"], sample.timestamp_ms), {})[channel] = sample.value
+    return rows
+
+
+def as_plain(rows: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, float]]:
+    keys = {"timestamp", "node", "gpu", "mig_instance"}
+    return {
+        (row["gpu"], round(row["timestamp"].timestamp() * 1000)): {
+            name: value for name, value in row.items() if name not in keys and value is not None
+        }
+        for row in rows
+    }
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("held", [2_000_000, 40])
+def test_rows_are_those_of_a_plain_reading(tmp_path: Path, suffix: str, held: int) -> None:
+    text = dump()
+    path = tmp_path / f"d.om{suffix}"
+    raw = text.encode()
+    packed = {"": raw, ".gz": gzip.compress(raw), ".zst": pa.compress(raw, "zstd", asbytes=True)}
+    path.write_bytes(packed[suffix])
+    result = land(path, tmp_path / "live", held_samples=held)
+    assert as_plain(landed(tmp_path / "live")) == plain(text)
+    assert (result.samples, result.series, result.gpus, result.left_out) == (450, 9, 3, {})
+    assert {row["gpu"] for row in landed(tmp_path / "live", "inventory")} == {"GPU-0", "GPU-1", "GPU-2"}
+    assert [each for each in (tmp_path / "live" / "state").iterdir() if each.is_dir()] == []
+
+
+def test_milliseconds_of_promtool_dump_are_told_by_their_size(tmp_path: Path) -> None:
+    path = tmp_path / "d.txt"
+    path.write_text(
+        '{__name__="DCGM_FI_DEV_GPU_TEMP", Hostname="n1", UUID="GPU-0"} 41 1772323200123\n'
+        '{__name__="DCGM_FI_DEV_GPU_TEMP", Hostname="n1", UUID="GPU-0"} NaN 1772323201123\n'
+        '{__name__="DCGM_FI_DEV_GPU_TEMP", Hostname="n1", UUID="GPU-0"} 4.2e+01 1772323202123\n'
+    )
+    land(path, tmp_path / "live")
+    assert as_plain(landed(tmp_path / "live")) == {
+        ("GPU-0", 1772323200123): {"gpu_temp_c": 41.0},
+        ("GPU-0", 1772323202123): {"gpu_temp_c": 42.0},
+    }
+
+
+def test_odd_lines_are_read_or_counted(tmp_path: Path) -> None:
+    name = METRICS[0]
+    path = tmp_path / "d.om"
+    path.write_text(
+        "\n".join(
+            [
+                line(name, "GPU-0", "1", f"{T0}.9999"),
+                line(name, "GPU-0", "2", f'{T0 + 1} # {{trace="x"}} 0.5'),
+                line(name, "GPU-0", "1_0", T0 + 2),
+                line(name, "GPU-0", "+3.5E0", T0 + 3),
+                f'{name}{{UUID="GPU-0",Hostname="n1"}} 7',
+                f'{name}{{UUID="GPU-0",Hostname="n1}} 7 {T0}',
+                f'{name}{{Hostname="n1"}} 7 {T0}',
+                line(name, "GPU-0", "8", 12),
+                line("DCGM_FI_DEV_VGPU_LICENSE_STATUS", "GPU-0", "0", T0),
+                f"acme 1 {T0}",
+                f"acme 2 {T0}",
+                "# EOF",
+            ]
+        )
+    )
+    result = land(path, tmp_path / "live")
+    found = {ms - T0 * 1000: row["gpu_temp_c"] for (_, ms), row in as_plain(landed(tmp_path / "live")).items()}
+    assert found == {999: 1.0, 1000: 2.0, 3000: 3.5}
+    assert result.left_out == {
+        BAD_LINE: 2,
+        NO_TIME: 1,
+        BAD_TIME: 1,
+        f"{name}: its labels name no GPU or no node": 1,
+        "DCGM_FI_DEV_VGPU_LICENSE_STATUS: licence or virtualisation software, not the device": 1,
+        "acme: no channel of ours": 2,
+    }
+    assert result.first_fault is not None
+
+
+def test_a_second_run_lands_nothing_even_after_the_files_were_folded(tmp_path: Path) -> None:
+    path, live = tmp_path / "d.om", tmp_path / "live"
+    path.write_text(dump())
+    first = land(path, live)
+    for file in (live / "samples").iterdir():
+        file.unlink()
+    again = land(path, live)
+    assert (again.rows, again.files, landed(live)) == (0, 0, [])
+    assert (again.samples, again.series, again.gpus) == (first.samples, first.series, first.gpus)
+    other = land(path, live, SourceMapping(scale={"gpu_temp_c": 2.0}))
+    assert other.rows == first.rows
+
+
+@pytest.mark.parametrize("stop_at", range(1, 9))
+def test_a_run_that_was_killed_anywhere_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_at: int) -> None:
+    path, live, clean = tmp_path / "d.om", tmp_path / "live", tmp_path / "clean"
+    path.write_text(dump(times=30))
+    land(path, clean, held_samples=40)
+    calls = 0
+
+    class Killed(BaseException):
+        pass
+
+    def killing(whole: Any) -> Any:
+        def wrapped(*args: Any, **more: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == stop_at:
+                raise Killed
+            return whole(*args, **more)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spill, "_write", killing(Spill._write))
+        patch.setattr("telemetry.collect.openmetrics.dump.assemble", killing(assemble))
+        with pytest.raises(Killed):
+            land(path, live, held_samples=40)
+    land(path, live, held_samples=40)
+    assert landed(live) == landed(clean)
+    assert sorted(each.name for each in (live / "samples").iterdir()) == sorted(
+        each.name for each in (clean / "samples").iterdir()
+    )
+
+
+def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+    def refusal(name: str, content: bytes | None) -> str:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError) as error:
+            land(tmp_path / name, tmp_path / "live")
+        return str(error.value).replace(f"{tmp_path}/", "")
+
+    assert refusal("none.om", None) == "the file does not exist (none.om). Give the path of a dump."
+    assert refusal("e.om", b"").endswith("with --mapping. It is empty.")
+    assert "It holds acme: no channel of ours (2 lines)" in refusal("a.om", b"acme 1 1772323200\nacme 1 1772323201\n")
+    assert "a line cannot be read: line 1" in refusal("b.om", b"{{{ 1 2\n")
+    whole = gzip.compress(dump().encode())
+    assert refusal("c.om.gz", whole[: len(whole) // 2]).startswith("the file is damaged or cut")
+    assert refusal("z.om.zst", b"no zstd at all").startswith("the file is damaged or cut")
+    assert "a line is longer than 1048576 bytes" in refusal("l.om", b"x" * 9_000_000)
+    assert {each.suffix for each in (tmp_path / "live" / "state").iterdir()} <= {".lock"}
+
+
+def test_the_verb_lands_and_says_what_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "d.om").write_text(dump(gpus=1, times=4))
+    arguments = ["collect", "openmetrics", str(tmp_path / "d.om"), "--dataset", str(tmp_path / "fleet"), "--json"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert '"rows landed": 4' in result.output
+    assert len(landed(tmp_path / "fleet.live")) == 4
+
+
+def test_rises_of_the_exporters_xid_counts_are_events(tmp_path: Path) -> None:
+    counts = [(600, 1), (630, 1), (86_400 * 2, 1), (86_400 * 2 + 30, 2)]
+    text = [line(METRICS[0], "GPU-0", "1", T0 + seconds) for seconds in range(0, 86_400 * 2 + 60, 300)]
+    text += [
+        line("DCGM_EXP_XID_ERRORS_COUNT", "GPU-0", str(n), T0 + s).replace("{", '{xid="79",', 1) for s, n in counts
+    ]
+    path, live = tmp_path / "d.om", tmp_path / "live"
+    path.write_text("\n".join(text))
+    result = land(path, live, held_samples=100)
+    told = [(round(row["timestamp"].timestamp()) - T0, row["code"]) for row in landed(live, "events")]
+    assert told == [(600, "79"), (86_400 * 2, "79"), (86_400 * 2 + 30, "79")]
+    assert result.events == 3
+
+
+def test_two_faults_of_one_kind_would_be_one_in_a_gauge_that_keeps_the_last_and_are_two_in_the_counts(
+    tmp_path: Path,
+) -> None:
+    gauge, last, changes = [79.0] * 5, 0.0, 0
+    for value in gauge:  # what a reader of the gauge alone could see
+        changes, last = changes + (value != last), value
+    assert changes == 1
+    text = [line(METRICS[2], "GPU-0", str(value), T0 + 60 * at) for at, value in enumerate(gauge)]
+    counts = [line("DCGM_EXP_XID_ERRORS_COUNT", "GPU-0", str(n), T0 + s) for s, n in [(60, 1), (180, 2)]]
+    path, live = tmp_path / "d.om", tmp_path / "live"
+    path.write_text("\n".join([*text, *(each.replace("{", '{xid="79",', 1) for each in counts)]))
+    land(path, live)
+    told = [(round(row["timestamp"].timestamp()) - T0, row["code"]) for row in landed(live, "events")]
+    assert told == [(60, "79"), (180, "79")]
+
+
+def test_two_runs_of_one_dump_at_once_are_refused(tmp_path: Path) -> None:
+    path, live = tmp_path / "d.om", tmp_path / "live"
+    path.write_text(dump(times=2))
+
+    def again(_done: int, _total: int) -> None:
+        with pytest.raises(InputError, match="another run is reading this dump"):
+            land(path, live)
+
+    land(path, live, progress=again)
+
+
+def test_values_are_exact(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    values = [repr(float(value)) for value in rng.random(50) * 1e15]
+    path = tmp_path / "d.om"
+    path.write_text("\n".join(line(METRICS[1], "GPU-0", value, T0 + turn) for turn, value in enumerate(values)))
+    land(path, tmp_path / "live")
+    assert [repr(row["energy_mj"]) for row in landed(tmp_path / "live")] == values

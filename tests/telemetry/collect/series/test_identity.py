@@ -1,0 +1,197 @@
+"""What a series is, told by its metric name and its labels."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from telemetry.channels import CATALOGUE, resolve_channels
+from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
+from telemetry.collect.series.mapping import SourceMapping
+from telemetry.collect.series.unused import unused_reason
+from telemetry.config import ChannelDeclaration
+from telemetry.errors import InputError
+from telemetry.exposition.grammar import parse_page
+
+OLD = {
+    "gpu": "3",
+    "UUID": "GPU-a",
+    "pci_bus_id": "00000000:31:00.0",
+    "modelName": "NVIDIA L4",
+    "Hostname": "n1",
+    "DCGM_FI_DRIVER_VERSION": "580.1",
+    "pod": "train-0",
+}
+
+
+def identify(name: str, labels: dict[str, str], mapping: Mapping[str, object] | None = None, **more: str) -> object:
+    catalogue = SeriesCatalogue(CATALOGUE, SourceMapping.model_validate(mapping or {}), **more)
+    return catalogue.identify(name, labels)
+
+
+def series(name: str, labels: dict[str, str], mapping: Mapping[str, object] | None = None, **more: str) -> Series:
+    found = identify(name, labels, mapping, **more)
+    assert isinstance(found, Series)
+    return found
+
+
+def test_a_series_of_the_old_exporter_tells_channel_device_and_inventory() -> None:
+    found = series("DCGM_FI_DEV_GPU_TEMP", OLD)
+    assert (found.channel, found.kind, found.gpu, found.node) == ("gpu_temp_c", "gauge", "GPU-a", "n1")
+    assert dict(found.inventory) == {
+        "slot": "3",
+        "pci_bus_id": "00000000:31:00",
+        "model": "NVIDIA L4",
+        "driver": "580.1",
+    }
+
+
+def test_new_names_and_labels_are_the_same_series() -> None:
+    new = {"gpu": "3", "uuid": "GPU-a", "hostname": "n1", "modelName": "NVIDIA L4"}
+    old, renamed = series("DCGM_FI_DEV_GPU_TEMP", OLD), series("DCGM_FI_DEV_GPU_TEMP_CELSIUS", new)
+    assert (old.channel, old.gpu, old.node) == (renamed.channel, renamed.gpu, renamed.node)
+
+
+@pytest.mark.parametrize(
+    ("labels", "node"),
+    [
+        ({"exported_hostname": "n1", "hostname": "monitor"}, "n1"),
+        ({"exported_Hostname": "n1", "Hostname": "monitor"}, "n1"),
+        ({"instance": "n1.example.org:9400"}, "n1.example.org"),
+        ({"exported_instance": "n1:9400", "instance": "gateway:9091"}, "n1"),
+        ({"instance": "[fe80::1]:9400"}, "fe80::1"),
+        ({"instance": "10.0.0.7:9400"}, "10.0.0.7"),
+        ({"instance": "fe80::1"}, "fe80::1"),
+        ({"Hostname": "n1", "instance": "10.0.0.7:9400"}, "n1"),
+        ({"Hostname": "", "instance": "n2:1"}, "n2"),
+    ],
+)
+def test_the_node_is_the_exporters_own_word_before_the_scrapes(labels: dict[str, str], node: str) -> None:
+    assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "GPU-a", **labels}).node == node
+
+
+def test_a_domain_is_cut_only_when_asked_for_and_never_off_an_address() -> None:
+    rules = {"node": {"drop_domain": True}}
+    assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "a", "instance": "n1.example.org:9"}, rules).node == "n1"
+    assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "a", "instance": "10.0.0.7:9"}, rules).node == "10.0.0.7"
+
+
+def test_the_pod_is_no_part_of_the_identity() -> None:
+    assert series("DCGM_FI_DEV_GPU_TEMP", OLD) == series("DCGM_FI_DEV_GPU_TEMP", OLD | {"pod": "other-7"})
+
+
+def test_links_and_mig_instances_are_parts_and_rows_of_their_own() -> None:
+    link = {"nvlink": "2", "gpu_uuid": "GPU-a", "model_name": "H100", "hostname": "n1", "gpu": "0"}
+    found = series("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", link)
+    assert (found.channel, found.part, found.mig_instance) == ("nvlink_replay_total", "2", None)
+    field = series("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_L5", OLD)
+    assert (field.channel, field.part) == ("nvlink_crc_flit_total", "5")
+    mig = OLD | {"GPU_I_ID": "0", "GPU_I_PROFILE": "1g.10gb"}
+    assert series("DCGM_FI_DEV_GPU_TEMP", mig).mig_instance == "0"
+
+
+def test_amd_series_are_known_by_uuid_or_serial_and_their_clocks_are_told_apart() -> None:
+    amd = {"hostname": "m1", "gpu_id": "1", "gpu_partition_id": "0", "serial_number": "PCB1", "card_series": "MI300X"}
+    found = series("gpu_edge_temperature", amd)
+    assert (found.channel, found.gpu, found.mig_instance) == ("gpu_temp_c", "PCB1", None)
+    assert dict(found.inventory) == {"slot": "1", "serial": "PCB1", "model": "MI300X"}
+    assert series("gpu_edge_temperature", amd | {"gpu_uuid": "u"}).gpu == "u"
+    assert series("gpu_edge_temperature", amd | {"gpu_partition_id": "3"}).mig_instance == "3"
+    assert series("gpu_junction_temperature", amd).rank < found.rank
+    system, memory, video = (
+        identify("gpu_clock", amd | {"clock_type": f"GPU_CLOCK_TYPE_{kind}", "clock_index": "1"})
+        for kind in ("SYSTEM", "MEMORY", "VIDEO")
+    )
+    assert isinstance(system, Series)
+    assert isinstance(memory, Series)
+    assert (system.channel, memory.channel, video) == ("sm_clock_mhz", "mem_clock_mhz", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "labels"),
+    [
+        ("node_load1", OLD),
+        ("DCGM_FI_DEV_GPU_TEMP", {"Hostname": "n1"}),
+        ("DCGM_FI_DEV_GPU_TEMP", {"UUID": "GPU-a"}),
+        ("DCGM_FI_DEV_GPU_TEMP", {"UUID": "N/A", "Hostname": "n1"}),
+        ("DCGM_EXP_XID_ERRORS_COUNT", OLD),
+        ("DCGM_EXP_XID_ERRORS_COUNT", OLD | {"xid": "none"}),
+    ],
+)
+def test_what_is_not_ours_is_none(name: str, labels: dict[str, str]) -> None:
+    assert identify(name, labels) is None
+
+
+def test_an_xid_count_is_told_by_its_label() -> None:
+    found = identify("DCGM_EXP_XID_ERRORS_COUNT", OLD | {"xid": "79", "err_code": "79"})
+    assert isinstance(found, XidCount)
+    assert (found.gpu, found.node, found.xid) == ("GPU-a", "n1", 79)
+
+
+def test_a_page_without_host_names_is_of_the_node_it_was_fetched_from() -> None:
+    assert series("DCGM_FI_DEV_GPU_TEMP", {"UUID": "GPU-a"}, default_node="n9").node == "n9"
+    forced = series("DCGM_FI_DEV_GPU_TEMP", OLD, {"labels": {"node": []}}, default_node="n9")
+    assert forced.node == "n9"
+
+
+def test_mapped_metrics_labels_and_factors() -> None:
+    mapping = {
+        "metrics": {"job:temp": "150", "acme_mw": "DCGM_FI_DEV_POWER_USAGE"},
+        "scale": {"power_w": 0.001},
+        "labels": {"node": "box", "gpu": ["card"]},
+    }
+    labels = {"box": "b", "card": "c", "Hostname": "not asked"}
+    assert series("job:temp", labels, mapping).channel == "gpu_temp_c"
+    found = series("acme_mw", labels, mapping)
+    assert (found.channel, found.scale, found.node, found.gpu) == ("power_w", 0.001, "b", "c")
+
+
+def test_a_declared_channel_is_known_by_its_own_name_and_a_counter_also_with_total() -> None:
+    channels = resolve_channels({"flaps": ChannelDeclaration(kind="counter")})
+    catalogue = SeriesCatalogue(channels)
+    for name in ("flaps", "flaps_total", "exported_flaps"):
+        found = catalogue.identify(name, OLD)
+        assert (found.channel if isinstance(found, Series) else None) == (None if "exp" in name else "flaps")
+    names = catalogue.metric_names()
+    assert names["DCGM_FI_DEV_XID_ERROR"] == names["DCGM_FI_DEV_XID_ERRORS"] == "xid_last"
+    assert names["DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION_total"] == "energy_mj"
+    assert names["power_w_max"] == "power_w_max"
+    assert not any(name.isdigit() for name in names)
+
+
+def test_a_channel_that_does_not_exist_is_refused_with_the_nearest() -> None:
+    with pytest.raises(InputError) as error:
+        SeriesCatalogue(CATALOGUE, SourceMapping(metrics={"m": "gpu_tmp_c"}))
+    assert str(error.value) == (
+        "the mapping names a channel 'gpu_tmp_c' that does not exist (mapping, metrics.m). Did you mean 'gpu_temp_c'? "
+        "A channel of your own must be declared in params `channels:`."
+    )
+
+
+def test_known_metrics_that_are_left_out_have_a_reason() -> None:
+    assert unused_reason("DCGM_FI_DEV_VGPU_LICENSE_STATUS") is not None
+    assert unused_reason("go_gc_duration_seconds") is not None
+    assert unused_reason("acme_unheard_of") is None
+    names = SeriesCatalogue(CATALOGUE).metric_names()
+    assert [name for name in names if unused_reason(name)] == []
+
+
+def test_every_metric_of_a_real_page_is_read_or_has_a_reason() -> None:
+    page = Path(__file__).parents[5] / "shared" / "data" / "dcgm-exporter" / "l4-driver-580.prom"
+    if not page.is_file():
+        pytest.skip("the real page is not on this machine")
+    catalogue = SeriesCatalogue(CATALOGUE)
+    read = 0
+    for sample in parse_page(page.read_text()):
+        found = catalogue.identify(sample.name, sample.labels)
+        read += found is not None
+        assert found is not None or unused_reason(sample.name) is not None, sample.name
+    assert read == 22
+
+
+def test_labels_that_change_all_the_time_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("telemetry.collect.series.identity._DEVICES_KEPT", 10)
+    catalogue = SeriesCatalogue(CATALOGUE)
+    for number in range(35):
+        catalogue.identify("DCGM_FI_DEV_GPU_TEMP", {"UUID": f"GPU-{number}", "Hostname": "n"})
+    assert len(catalogue._devices) <= 10

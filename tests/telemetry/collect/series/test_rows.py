@@ -1,0 +1,205 @@
+"""From samples of series to rows, against a plain slow version."""
+
+import math
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from telemetry.channel import Kind
+from telemetry.channels import CATALOGUE
+from telemetry.collect.series.identity import Series
+from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble, observed, sighted
+from telemetry.landing.tables import LANDED_INVENTORY, lay_out
+
+KINDS: dict[str, Kind] = {
+    "gpu_temp_c": "gauge",
+    "energy_mj": "counter",
+    "clocks_event_reasons": "flags",
+    "xid_last": "enum",
+}
+
+
+def one(channel: str = "gpu_temp_c", gpu: str = "g", node: str = "n", **more: Any) -> Series:
+    return Series(channel, KINDS[channel], gpu, node, **more)
+
+
+def rows(
+    samples: list[tuple[Series, int, float]], problems: dict[str, int] | None = None
+) -> tuple[pa.Table, list[dict[str, Any]]]:
+    series = list(dict.fromkeys(each for each, _, _ in samples))
+    table = assemble(
+        series,
+        np.array([series.index(each) for each, _, _ in samples], np.int32),
+        np.array([at for _, at, _ in samples], np.int64),
+        np.array([value for _, _, value in samples], np.float64),
+        problems=problems,
+    )
+    found = table.to_pylist()
+    for row in found:
+        row["timestamp"] = round(row["timestamp"].timestamp() * 1000)
+    return table, found
+
+
+def slow(samples: list[tuple[Series, int, float]]) -> tuple[dict[tuple[Any, ...], dict[str, float]], int]:
+    """One value a cell by the rules in words; cells by (gpu, time, instance, node)."""
+    cells: dict[tuple[Any, ...], list[tuple[Series, float]]] = {}
+    for series, at, value in samples:
+        if not math.isnan(value) and value < 2**62:
+            key = (series.gpu, at, series.mig_instance or "", series.node, series.channel)
+            cells.setdefault(key, []).append((series, value * series.scale))
+    result: dict[tuple[Any, ...], dict[str, float]] = {}
+    conflicts = 0
+    for key, given_values in cells.items():
+        least = min(series.rank for series, _ in given_values)
+        best = [(series.part, value) for series, value in given_values if series.rank == least]
+        if any(part is None for part, _ in best):
+            best = [(part, value) for part, value in best if part is None]
+        chosen: dict[str | None, float] = {}
+        for part, value in best:
+            conflicts += chosen.setdefault(part, value) != value
+        result.setdefault(key[:4], {})[key[4]] = sum(chosen.values())
+    return result, conflicts
+
+
+SERIES = st.builds(
+    one,
+    channel=st.sampled_from(["gpu_temp_c", "energy_mj", "xid_last"]),
+    gpu=st.sampled_from(["a", "b"]),
+    node=st.sampled_from(["n", "m"]),
+    mig_instance=st.sampled_from([None, "1"]),
+    part=st.sampled_from([None, None, "0", "1"]),
+    rank=st.sampled_from([0, 1]),
+    inventory=st.sampled_from([(), (("slot", "1"),)]),
+)
+VALUES = st.one_of(st.integers(0, 5).map(float), st.just(math.nan), st.just(9223372036854775794.0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(SERIES, st.sampled_from([1000, 1001, 2**45]), VALUES), max_size=40))
+def test_rows_are_those_of_the_slow_version(samples: list[tuple[Series, int, float]]) -> None:
+    problems: dict[str, int] = {}
+    _, found = rows(samples, problems)
+    expected, conflicts = slow(samples)
+    made = {
+        (row["gpu"], row["timestamp"], row["mig_instance"] or "", row["node"]): {
+            name: row[name] for name in KINDS if row.get(name) is not None
+        }
+        for row in found
+    }
+    assert len(made) == len(found)
+    assert made == expected
+    assert problems.get(CONFLICT, 0) == conflicts
+    assert problems.get(SENTINEL, 0) == sum(value > 2**62 for _, _, value in samples)
+    order = [(row["gpu"], row["timestamp"]) for row in found]
+    assert order == sorted(order)
+
+
+def test_rows_have_the_layout_in_which_samples_land() -> None:
+    table, found = rows([(one(), 1000, 41.25), (one("clocks_event_reasons"), 1000, 5), (one("xid_last"), 1000, 79)])
+    assert lay_out("samples", table, CATALOGUE).to_pylist() == table.to_pylist()
+    assert lay_out("samples", table, CATALOGUE).schema.names == table.schema.names
+    assert found == [
+        {
+            "timestamp": 1000,
+            "node": "n",
+            "gpu": "g",
+            "mig_instance": None,
+            "gpu_temp_c": 41.25,
+            "clocks_event_reasons": 5,
+            "xid_last": 79,
+        }
+    ]
+    assert [str(table.schema.field(name).type) for name in ("gpu_temp_c", "clocks_event_reasons", "xid_last")] == [
+        "float",
+        "uint64",
+        "int32",
+    ]
+
+
+def test_a_series_that_goes_on_under_another_pod_is_one() -> None:
+    before, after = one(inventory=(("slot", "0"),)), one(inventory=(("slot", "0"), ("driver", "1")))
+    problems: dict[str, int] = {}
+    samples = [(before, 1, 1.0), (before, 2, 2.0), (after, 2, 2.0), (before, 3, math.nan), (after, 3, 3.0)]
+    _, found = rows(samples, problems)
+    assert [(row["timestamp"], row["gpu_temp_c"]) for row in found] == [(1, 1.0), (2, 2.0), (3, 3.0)]
+    assert problems == {}
+    _, found = rows([*samples, (after, 2, 7.0)], problems)
+    assert (found[1]["gpu_temp_c"], problems) == (2.0, {CONFLICT: 1})
+
+
+def test_links_are_summed_unless_the_whole_is_given() -> None:
+    links = [one("energy_mj", part=str(number)) for number in range(3)]
+    samples = [(each, 1, 10.0) for each in links] + [(each, 2, 10.0) for each in links] + [(one("energy_mj"), 2, 31.0)]
+    assert [row["energy_mj"] for row in rows(samples)[1]] == [30.0, 31.0]
+
+
+def test_counters_and_bits_are_exact_and_what_cannot_be_is_counted() -> None:
+    problems: dict[str, int] = {}
+    samples = [
+        (one("energy_mj"), 1, 2.0**53 - 1),
+        (one("clocks_event_reasons"), 1, 2.0**53 - 1),
+        (one("clocks_event_reasons"), 2, 2.0**60),
+        (one("clocks_event_reasons"), 3, 0.5),
+        (one("clocks_event_reasons"), 4, -1.0),
+        (one("xid_last"), 5, 2.0**31),
+        (one("xid_last"), 6, math.inf),
+        (one("xid_last"), 7, -5.0),
+    ]
+    _, found = rows(samples, problems)
+    assert [row["timestamp"] for row in found] == [1, 7]
+    assert found[0]["energy_mj"] == found[0]["clocks_event_reasons"] == 2**53 - 1
+    assert found[1]["xid_last"] == -5
+    assert problems == {INEXACT: 1, NOT_WHOLE: 2, OUTSIDE: 2}
+
+
+def test_values_are_scaled_after_sentinels_are_told() -> None:
+    scaled = one(scale=0.5)
+    _, found = rows([(scaled, 1, 80.0), (scaled, 2, 9223372036854775794.0), (scaled, 3, 82.0)])
+    assert [(row["timestamp"], row["gpu_temp_c"]) for row in found] == [(1, 40.0), (3, 41.0)]
+
+
+def test_nothing_is_an_empty_table_with_keys() -> None:
+    for samples in ([], [(one(), 1, math.nan)]):
+        table, found = rows(samples)
+        assert found == []
+        assert table.schema.names == ["timestamp", "node", "gpu", "mig_instance"]
+
+
+def test_observations_merge_what_labels_tell() -> None:
+    seen = datetime(2026, 3, 1, tzinfo=UTC)
+    table = observed(
+        [
+            one(gpu="b", inventory=(("slot", "1"),)),
+            one(gpu="a", inventory=(("slot", "0"), ("driver", "1"))),
+            one("energy_mj", gpu="a", inventory=(("driver", "2"),)),
+        ],
+        seen,
+    )
+    assert table.schema == LANDED_INVENTORY
+    assert [(row["gpu"], row["slot"], row["driver"], row["seen_at"]) for row in table.to_pylist()] == [
+        ("a", "0", "2", seen),
+        ("b", "1", None, seen),
+    ]
+
+
+def test_sightings_tell_from_when_to_when_a_driver_was_seen() -> None:
+    old, new, link = (one(inventory=given) for given in ((("driver", "1"), ("slot", "0")), (("driver", "2"),), ()))
+    series = [old, new, link]
+    table = sighted(series, np.array([0, 0, 1, 1, 2], np.int32), np.array([1, 5, 6, 6, 6], np.int64))
+    told = [(round(row["seen_at"].timestamp() * 1000), row["driver"]) for row in table.to_pylist()]
+    assert told == [(1, "1"), (5, "1"), (6, "2")]
+
+
+@pytest.mark.parametrize("count", [200_000])
+def test_many_samples_take_little_time(count: int) -> None:
+    series = [one(channel, gpu=f"g{number}") for number in range(100) for channel in KINDS]
+    index = np.arange(count, dtype=np.int32) % len(series)
+    ms = np.arange(count, dtype=np.int64) // len(series) * 30_000
+    table = assemble(series, index, ms, np.ones(count))
+    assert table.num_rows == count / len(KINDS)
+    assert table.column("energy_mj").null_count == 0

@@ -1,0 +1,84 @@
+"""XID counts: what is skipped for speed changes nothing, and spans may be cut anywhere."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.collect.series.identity import XidCount
+from telemetry.collect.series.xid_counts import FORGOTTEN_AFTER_MS, XidCounts
+
+MINUTE = 60_000
+counts = st.dictionaries(st.integers(0, 90), st.integers(0, 3), max_size=25)
+Told = list[tuple[int, str, str]]
+
+
+def slowly(series: list[dict[int, int]], watched_minutes: set[int]) -> Told:
+    """Every sample looked at, one after the other."""
+    found: Told = []
+    for number, samples in enumerate(series):
+        last: tuple[int, int] | None = None
+        for minute, count in sorted(samples.items()):
+            before: int | None = None
+            if last is not None and (minute - last[0]) * MINUTE <= FORGOTTEN_AFTER_MS:
+                before = last[1]
+            elif any(0 < (minute - other) * MINUTE <= FORGOTTEN_AFTER_MS for other in watched_minutes):
+                before = 0
+            elif last is not None:
+                before = last[1]
+            if before is not None and count > before:
+                found.append((minute * MINUTE, f"GPU-{number % 2}", str(31 + number)))
+            last = (minute, count)
+    return sorted(found)
+
+
+def follow(series: list[dict[int, int]], watched: set[int], cuts: list[int], *, saved: bool) -> Told:
+    follower = XidCounts(timedelta(minutes=10))
+    found: Told = []
+    for after, until in zip([-1, *cuts], [*cuts, 200], strict=True):
+        names, index, ms, values = [], [], [], []
+        for number, samples in enumerate(series):
+            names.append(XidCount(f"GPU-{number % 2}", "n1", 31 + number))
+            for minute, count in samples.items():
+                if after < minute <= until:
+                    index.append(number)
+                    ms.append(minute * MINUTE)
+                    values.append(count)
+        seen = [minute for minute in watched if after < minute <= until]
+        spans = {f"GPU-{n}": (min(seen) * MINUTE, max(seen) * MINUTE) for n in (0, 1)} if seen else {}
+        table = follower.follow(
+            names, np.array(index, np.int32), np.array(ms, np.int64), np.array(values, np.float64), watched=spans
+        ).to_pylist()
+        found += [(int(row["timestamp"].timestamp() * 1000), row["gpu"], row["code"]) for row in table]
+        if saved:
+            follower = XidCounts(timedelta(minutes=10), follower.as_state())
+    return sorted(found)
+
+
+@given(st.lists(counts, min_size=1, max_size=3), st.lists(st.integers(0, 95), max_size=4), st.booleans())
+def test_events_are_those_of_looking_at_every_sample(
+    series: list[dict[int, int]], cuts: list[int], saved: bool
+) -> None:
+    watched = set(range(96))  # a GPU that is always there
+    assert follow(series, watched, sorted(set(cuts)), saved=saved) == slowly(series, watched)
+
+
+@given(st.lists(counts, min_size=1, max_size=3), st.lists(st.integers(0, 95), max_size=4))
+def test_nothing_is_taken_for_a_first_time_where_nobody_watched(series: list[dict[int, int]], cuts: list[int]) -> None:
+    assert follow(series, set(), sorted(set(cuts)), saved=True) == slowly(series, set())
+
+
+def test_known_at_is_the_time_and_the_delay() -> None:
+    follower = XidCounts(timedelta(minutes=3))
+    (row,) = follower.follow(
+        [XidCount("GPU-0", "n1", 79)],
+        np.zeros(2, np.int32),
+        np.array([0, MINUTE]),
+        np.array([1.0, 3.0]),
+        watched={},
+    ).to_pylist()
+    assert row["known_at"] - row["timestamp"] == timedelta(minutes=3)
+    assert (row["detail"], row["source"]) == ("count rose from 1 to 3", "exporter:DCGM_EXP_XID_ERRORS_COUNT")

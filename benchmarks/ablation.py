@@ -28,8 +28,8 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 from benchmarks.walking import Held, KeptRefits, Refit, fleet, predictions, report, walk  # noqa: E402
 from features.config import GROUPS  # noqa: E402
-from features.matrix import FeatureMatrix  # noqa: E402
-from features.service import duration_ms, instant_ms  # noqa: E402
+from features.matrix.matrix import FeatureMatrix  # noqa: E402
+from features.times import duration_ms, instant_ms  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.bootstrap import resample_units  # noqa: E402
 from models.combining import combine  # noqa: E402

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from features import build_tasks
-from features.history import History
-from features.slabs import SlabJoiner
-from features.spill import Spill
-from features.static import StaticPlan
+from features.groups.history import History
+from features.groups.static import StaticPlan
+from features.matrix import build_tasks
+from features.matrix.slabs import SlabJoiner
+from features.matrix.spill import Spill
 from telemetry.store import Dataset
 
 STEPS = (

@@ -33,7 +33,7 @@ import numpy as np  # noqa: E402
 from threadpoolctl import threadpool_limits  # noqa: E402
 
 from benchmarks.score_fleet import TOLERANCE, seconds_a_call  # noqa: E402
-from features.service import instants  # noqa: E402
+from features.times import instants  # noqa: E402
 from models.learners import THREADS  # noqa: E402
 from models.trees.evaluate import read_evaluator  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402

@@ -16,7 +16,7 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 from benchmarks.generated import channels_of, generate  # noqa: E402
 from benchmarks.own_process import told_by  # noqa: E402
-from features.building import build_matrix  # noqa: E402
+from features.matrix.building import build_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 
 LONG = timedelta(hours=72)

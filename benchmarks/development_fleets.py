@@ -15,7 +15,7 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.scoreboard import store
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.backtest_frames import BacktestResult
 from models.checkpoint import code_digest
 from models.config import ModelsSection, TrainingSection

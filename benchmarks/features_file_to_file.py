@@ -33,9 +33,9 @@ from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.generated import channels_of, generate  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from benchmarks.peers.task import STATISTICS, Task, hours  # noqa: E402
-from features.building import build_matrix  # noqa: E402
 from features.config import DecisionSection, FeatureSection, LabelSection  # noqa: E402
-from features.matrix import FeatureMatrix  # noqa: E402
+from features.matrix.building import build_matrix  # noqa: E402
+from features.matrix.matrix import FeatureMatrix  # noqa: E402
 from pipeline.params import TrainingSection  # noqa: E402
 from telemetry.store import Dataset  # noqa: E402
 

@@ -42,9 +42,9 @@ from benchmarks.generated import FAILURES, channels_of, generate  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from benchmarks.plain_check import check_rows  # noqa: E402
 from benchmarks.second_core import OneThread  # noqa: E402
-from features.building import build_matrix  # noqa: E402
 from features.config import GROUPS, FeatureSection  # noqa: E402
-from features.matrix import FeatureMatrix  # noqa: E402
+from features.matrix.building import build_matrix  # noqa: E402
+from features.matrix.matrix import FeatureMatrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from telemetry.store import Dataset  # noqa: E402
 

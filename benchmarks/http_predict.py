@@ -36,7 +36,7 @@ import pyarrow as pa
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.local_ports import asked_once, free_port
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from models.light.bundle import load_light
 from policy.risk_record import ModelName, RiskRecord

@@ -28,8 +28,8 @@ import numpy as np  # noqa: E402
 import pandas as pd  # noqa: E402
 
 from benchmarks.walking import Held, KeptRefits, Refit, fleet, predictions, report, walk  # noqa: E402
-from features.matrix import FeatureMatrix  # noqa: E402
-from features.service import duration_ms, instant_ms  # noqa: E402
+from features.matrix.matrix import FeatureMatrix  # noqa: E402
+from features.times import duration_ms, instant_ms  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.bootstrap import resample_units  # noqa: E402
 from models.cascade import CascadeEnsemble  # noqa: E402

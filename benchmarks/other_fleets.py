@@ -29,8 +29,8 @@ import numpy as np
 import pandas as pd
 from lightgbm import LGBMClassifier
 
-from features.matrix import FeatureMatrix
-from features.service import instant_ms, milliseconds
+from features.matrix.matrix import FeatureMatrix
+from features.times import instant_ms, milliseconds
 from models.assessment import Assessment, assess
 from models.bootstrap import resample_units
 from models.ranking import rank_within

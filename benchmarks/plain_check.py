@@ -16,8 +16,8 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.plain_fleet import compared
-from features.matrix import FeatureMatrix
-from features.service import duration_ms, instant_ms
+from features.matrix.matrix import FeatureMatrix
+from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from telemetry.store import Dataset
 from tests.features import gaps_oracle, history_oracle, oracle, window_oracle

@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 import numpy as np
 import pandas as pd
 
-from features.matrix import FeatureMatrix
-from features.onset import ALL, MIN_UNITS, QUANTILE
-from features.service import duration_ms, instant_ms
+from features.groups.onset import ALL, MIN_UNITS, QUANTILE
+from features.matrix.matrix import FeatureMatrix
+from features.times import duration_ms, instant_ms
 from telemetry.store import Dataset
 from tests.features.window_oracle import BITS
 

@@ -39,8 +39,8 @@ import xgboost  # noqa: E402
 from sklearn.metrics import average_precision_score  # noqa: E402
 
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
-from features.matrix import FeatureMatrix  # noqa: E402
-from features.service import duration_ms, instant_ms  # noqa: E402
+from features.matrix.matrix import FeatureMatrix  # noqa: E402
+from features.times import duration_ms, instant_ms  # noqa: E402
 from models.config import BacktestSection, BinsSection, TrainingSection  # noqa: E402
 from models.fit_facts import FitFacts  # noqa: E402
 from models.fits import FitRows, LocalFits  # noqa: E402

@@ -33,8 +33,8 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 
 from benchmarks.development_fleets import DevelopmentFleets, Kept, only  # noqa: E402
 from benchmarks.scoreboard.pooled import Pool  # noqa: E402
-from features.matrix import FeatureMatrix  # noqa: E402
-from features.service import duration_ms  # noqa: E402
+from features.matrix.matrix import FeatureMatrix  # noqa: E402
+from features.times import duration_ms  # noqa: E402
 from models.assessment import Assessment, assess  # noqa: E402
 from models.backtest_frames import BacktestResult  # noqa: E402
 from models.bootstrap import interval  # noqa: E402

@@ -16,9 +16,9 @@ import pandas as pd
 from scipy.special import expit
 
 from benchmarks.scoreboard.spread import lead_bounds
-from features.building import build_matrix
-from features.matrix import FeatureMatrix
-from features.service import duration_ms, instant_ms
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
+from features.times import duration_ms, instant_ms
 from models.assessment import Assessment
 from models.bootstrap import Interval, interval
 from models.checkpoint import code_digest

@@ -1,1 +1,6 @@
-"""Features room: from a dataset to incidents, labels and the feature matrix. Imports ``telemetry`` only."""
+"""Features room: a dataset in, incidents, labels and the feature matrix out. Imports ``telemetry`` only.
+
+``labels/`` turns events into incidents and labels, ``windows/`` holds the compiled window kernels, ``groups/`` the
+feature groups, and ``matrix/`` builds and extends the matrix and makes live rows. Start with
+:mod:`features.matrix.building`.
+"""

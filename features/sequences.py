@@ -20,13 +20,20 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from features.blocks import FloatArray, IntArray, SampleBlock, blocks_of, key_columns, table_of
 from features.config import DecisionSection, SequenceSection
 from features.errors import InputError
 from features.fleet import Fleet
-from features.layout import ChannelLayout
-from features.service import duration_ms, instant_ms
+from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
+from features.windows.blocks import (
+    FloatArray,
+    IntArray,
+    SampleBlock,
+    blocks_of,
+    key_columns,
+    table_of,
+)
+from features.windows.layout import ChannelLayout
 from telemetry.atomic import write_bytes
 from telemetry.channel import Channel
 from telemetry.store import Dataset
@@ -300,7 +307,7 @@ def live_windows(
 
     ``samples``: at least those of the last ``plan.window + plan.step + delay``; counters need one sample before that.
     One sample a unit and time.
-    ``rows``: ``node`` and ``unit`` of the rows, as :func:`features.live.live_rows` gives them.
+    ``rows``: ``node`` and ``unit`` of the rows, as :func:`features.matrix.live_rows.live_rows` gives them.
     ``origin``: ``decision.origin``.
     Returns shape (rows, steps, channels).
     """

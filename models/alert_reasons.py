@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from features.service import milliseconds
+from features.times import milliseconds
 from models.explanation import attribute_score, explain, members_of, weights_in
 from models.fitted import FittedModels
 from models.precedent_table import precedent_facts

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import numpy as np
 import pandas as pd
 
-from features.service import milliseconds
+from features.times import milliseconds
 from models.ranking import Ints
 from models.training_set import Labels, Matrix
 

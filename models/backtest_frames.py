@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from features.service import instants
+from features.times import instants
 from models.alert_reasons import AlertReasons
 from models.drift.verdict import Findings
 from models.horizon_map import HorizonMap

@@ -11,7 +11,7 @@ import numpy as np
 from scipy.special import expit
 from sklearn.base import clone
 
-from features.service import duration_ms
+from features.times import duration_ms
 from models.binary import BinaryClassifier, takes_nan
 from models.combining import Combined
 from models.fit_facts import FitFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from features.service import milliseconds
+from features.times import milliseconds
 from models.ranking import Bools, name_hashes
 from models.training_set import Labels, Rows
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import numpy as np
 
-from features.service import duration_ms
+from features.times import duration_ms
 from models.training_set import Labels, Rows, count_incidents, known_rows
 
 RECENT = timedelta(days=14)

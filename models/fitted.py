@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from features.errors import InputError
-from features.service import instants, milliseconds
+from features.times import instants, milliseconds
 from features.vocabulary import FeatureColumn
 from models.baselines import Baseline
 from models.calibrator import Calibrator

@@ -19,7 +19,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
-from features.service import instants
+from features.times import instants
 from models.horizon_map import EDGE, HorizonMap, Link
 from models.ranking import Floats, Ints
 from models.training_set import Labels, Matrix, Rows, count_incidents

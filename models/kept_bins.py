@@ -11,7 +11,7 @@ import numpy as np
 import xgboost
 
 from features.errors import InputError
-from features.service import duration_ms
+from features.times import duration_ms
 from models.config import TrainingSection
 from models.ranking import Floats, Ints, mix, seed_of
 from models.row_reader import StretchReader

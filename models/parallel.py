@@ -10,7 +10,7 @@ import numpy as np
 from scipy.special import expit
 from sklearn.base import clone
 
-from features.service import duration_ms
+from features.times import duration_ms
 from models.binary import BinaryClassifier, takes_nan
 from models.combining import Combined, Stacker, combine
 from models.config import Combiner

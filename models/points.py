@@ -20,7 +20,7 @@ HISTORY_WINDOW = timedelta(days=30)
 HARDWARE_HISTORY = frozenset(
     {"incident", "failure", "xid_memory", "xid_bus", "xid_firmware", "xid_interconnect", "xid_precursor"}
 )
-"""What of :data:`features.history.WHATS` the hardware is to blame for; ``xid_hardware`` would count these twice."""
+"""Hardware causes of :data:`features.groups.history.WHATS`; ``xid_hardware`` would count these twice."""
 
 
 class Points:

@@ -8,7 +8,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from features.service import instants, milliseconds
+from features.times import instants, milliseconds
 from features.vocabulary import amount, describe
 from features.wording import CLASS_WORDS, decimal, percent
 from models.precedents import Precedent, PrecedentLibrary, Precedents

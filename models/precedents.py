@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from features.service import instant_ms, milliseconds
+from features.times import instant_ms, milliseconds
 from features.vocabulary import FeatureColumn
 from models.prepared import SignedLogScaler
 from models.ranking import Floats, Ints, mix, name_hashes, seed_of

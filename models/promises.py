@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.service import milliseconds
+from features.times import milliseconds
 from models.as_of_rows import LabelsAt, labels_of_rows
 from models.config import PromisesSection
 from models.fitted import ORDERS_ONLY

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from features.standing import Standing, describe_standing
+from features.fleet_percentile import Standing, describe_standing
 from features.vocabulary import FeatureColumn, describe
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import numpy as np
 
 from features.errors import InputError
-from features.service import duration_ms, instant_ms, instants
+from features.times import duration_ms, instant_ms, instants
 from models.config import BacktestSection, TrainingSection
 from models.ranking import Ints
 from models.spans import EXPANDING, candidates

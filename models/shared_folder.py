@@ -6,7 +6,7 @@ import threading
 from pathlib import Path
 
 from features.errors import InputError
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 
 SHARED = "Give every machine of the cluster the same folders under the same paths."
 """What to do about a machine that does not see a folder."""

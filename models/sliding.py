@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from features.engine import Engine
 from features.errors import InputError
-from features.service import duration_ms, instant_ms
+from features.times import duration_ms, instant_ms
 from models.alert_reasons import alert_reasons, explain_rows, riskiest_alerts
 from models.as_of import refit_time
 from models.attribution import attribute, attribution_frame

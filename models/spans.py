@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from sklearn.metrics import average_precision_score
 
-from features.service import duration_ms
+from features.times import duration_ms
 from models.config import JudgeSection, TrainingSection
 from models.learners import fit_learners, make_learner
 from models.ranking import Ints, seed_of

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from features.errors import InputError
-from features.service import duration_ms, instant_ms
+from features.times import duration_ms, instant_ms
 from models.baselines import make_baseline
 from models.calibration import MIN_INCIDENTS, at_level, fit_calibrator
 from models.cascade import CascadeEnsemble

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 import pandas as pd
 
-from features.service import NEVER, milliseconds
+from features.times import NEVER, milliseconds
 from features.vocabulary import FeatureColumn
 from models.fit_facts import NO_FACTS, FitFacts
 from models.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, position_in_group, seed_of
 
 
 class Matrix(Protocol):
-    """What the models room asks of a feature matrix; :class:`features.matrix.FeatureMatrix` has it."""
+    """What the models room asks of a feature matrix; :class:`features.matrix.matrix.FeatureMatrix` has it."""
 
     @property
     def rows(self) -> pd.DataFrame:
@@ -93,7 +93,7 @@ class Labels:
     ``label``: 1, 0, or -1 where there is none (censored, or not known yet).
     ``complete``: when the label can first be known: decision time + gap + horizon, in milliseconds since the epoch.
     ``incident``: the incident of a positive; -1: none.
-    ``start``: when that incident starts, in milliseconds since the epoch; :data:`features.service.NEVER` where there is
+    ``start``: when that incident starts, in milliseconds since the epoch; :data:`features.times.NEVER` where there is
     none. None: the matrix does not say.
     """
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from features.service import milliseconds
+from features.times import milliseconds
 from models.lead_time import TOP_SHARE
 
 COLUMNS: tuple[str, ...] = (

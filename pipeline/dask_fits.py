@@ -28,7 +28,7 @@ import xgboost
 
 from features.engine import Result
 from features.errors import InputError
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.cascade import CascadeEnsemble
 from models.config import ModelsSection
 from models.fits import FitRows, RowFits, Told

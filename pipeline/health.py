@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from features.errors import InputError
-from features.matrix import FeatureMatrix
-from features.service import duration_ms, instant_ms
+from features.matrix.matrix import FeatureMatrix
+from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from models.bundle import Bundle, load_bundle
 from models.config import ModelsSection

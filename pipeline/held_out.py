@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.matrix import FeatureMatrix
-from features.service import instant_ms, instants, milliseconds
+from features.matrix.matrix import FeatureMatrix
+from features.times import instant_ms, instants, milliseconds
 from features.vocabulary import FeatureColumn
 from models.baselines import Baseline, make_baseline
 from models.bundle import Bundle

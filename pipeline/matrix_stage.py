@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from features.building import build_matrix
 from features.engine import Engine
-from features.matrix import FeatureMatrix
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
 from pipeline.params import Params, name_some
 from telemetry.errors import InputError
 from telemetry.store import Dataset, Place

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import Bundle, load_bundle
 from models.champion import (
     Standing,

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from features.engine import Engine
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import CARD, save_bundle
 from models.config import BASELINES
 from models.drift.frames import drift_frames

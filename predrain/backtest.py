@@ -57,7 +57,7 @@ def backtest(
         raise typer.BadParameter("give either --dataset or --matrix")
     check_engine(engine, dask_address, dask_workers)
     with reported(), ExitStack() as running:
-        from features.matrix import FeatureMatrix
+        from features.matrix.matrix import FeatureMatrix
         from models.refits_ahead import refuse_waiting
         from pipeline.matrix_stage import make_matrix
         from pipeline.params import load_params

@@ -21,7 +21,7 @@ class DatasetHistory:
     ``events``: None: that of the folder.
     ``scores``: folder of the scores that are acted on; None: predrain's own section of labels counts.
 
-    Incidents are those of :func:`features.incidents.find_incidents` with the section of labels that the newest
+    Incidents are those of :func:`features.labels.incidents.find_incidents` with the section of labels that the newest
     decision of the scores names, so that an alert is judged by what its model takes for an incident. Repairs and
     replacements, diagnostics, drains and their ends, and removals are taken from where they stand. What the history
     says is complete up to the end of the dataset's span, or where there is no ``dataset.json`` up to the last time at
@@ -80,7 +80,7 @@ class DatasetHistory:
         import pandas as pd
         import pyarrow.parquet as pq
 
-        from features.incidents import find_incidents
+        from features.labels.incidents import find_incidents
         from telemetry.meta import read_meta
 
         events = pq.read_table(self._events).to_pandas()
@@ -107,7 +107,7 @@ class DatasetHistory:
 
 
 def _kind(kind: str, code: str, detail: str) -> _Kind | None:
-    from features.evidence import RELEASE_CODES, diagnostic_outcome
+    from features.labels.evidence import RELEASE_CODES, diagnostic_outcome
 
     if kind in ("repair", "replacement"):
         return "repair"

@@ -77,7 +77,7 @@ def facts(scores: Path, dataset: Path, ledger: Path | None) -> dict[str, Any]:
 
 
 def _places(inventory: pd.DataFrame) -> dict[str, list[str]]:
-    from features.service import units_of
+    from features.installations import units_of
     from serving.page.places import FIELDS
 
     latest = inventory.assign(unit=units_of(inventory)).sort_values("installed_at", kind="stable")

@@ -13,7 +13,7 @@ import typer
 from predrain.console import FAILED, JsonOption, ParamsOption, params_files, progress, reported
 
 if TYPE_CHECKING:
-    from features.matrix import FeatureMatrix
+    from features.matrix.matrix import FeatureMatrix
     from pipeline.params import Params
     from pipeline.promotion import Decision
 
@@ -87,7 +87,7 @@ def _refuse_nonsense(
 
 
 def _matrix(dataset: Path | None, matrix: Path | None, params: Params) -> FeatureMatrix:
-    from features.matrix import FeatureMatrix
+    from features.matrix.matrix import FeatureMatrix
     from pipeline.matrix_stage import make_matrix
 
     if dataset is None:

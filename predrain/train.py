@@ -51,7 +51,7 @@ def train(
         refuse_storage(matrix)
         refuse_inside(out, matrix, "matrix")
     with reported(), progress("training") as advance, chosen_engine(engine, dask_address, dask_workers) as chosen:
-        from features.matrix import FeatureMatrix
+        from features.matrix.matrix import FeatureMatrix
         from pipeline.params import load_params
         from pipeline.stages import train_bundle
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from features.matrix_meta import MatrixConfig
+from features.matrix.meta import MatrixConfig
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import choose_thresholds
 from serving.config import ScoringSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 from features.errors import InputError
-from features.matrix_meta import MatrixConfig
+from features.matrix.meta import MatrixConfig
 
 MIN_STEPS_STALE = 2
 """Steps, beside the delay, that a unit's newest sample may always be old: one that is due and one that is late."""

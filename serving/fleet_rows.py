@@ -14,11 +14,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from features.errors import InputError
-from features.grid import decision_rows
-from features.live import live_plan, live_rows, look_back
-from features.matrix_meta import ROW_COLUMNS, MatrixConfig
+from features.matrix.grid import decision_rows
+from features.matrix.live_rows import live_plan, live_rows, look_back
+from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.sequences import SequencePlan
-from features.service import duration_ms, instant_ms, instants
+from features.times import duration_ms, instant_ms, instants
 from serving.config import ScoringSettings
 from serving.decision_times import stale_after
 from serving.freshness import Freshness, FreshnessWatch, always_fresh, sample_columns, stays_at
@@ -30,7 +30,7 @@ from telemetry.store import Dataset
 class FleetRows:
     """All units in service at one decision time.
 
-    ``keys``: units that have a row: :data:`features.matrix_meta.ROW_COLUMNS`, sorted by unit.
+    ``keys``: units that have a row: :data:`features.matrix.meta.ROW_COLUMNS`, sorted by unit.
     ``values``: their features; NaN: unknown; shape (n_rows, n_features).
     ``why``: why a row must not be scored; None: it may be.
     ``idle``: ``unit`` and ``node`` of those that are in service and known to be down or drained: they have no row.

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from features.blocks import key_columns
-from features.matrix_meta import MatrixConfig
-from features.pieces import epoch_ms, pair_codes
-from features.service import duration_ms, milliseconds, text
+from features.matrix.meta import MatrixConfig
+from features.times import duration_ms, milliseconds, text
+from features.windows.blocks import key_columns
+from features.windows.pieces import epoch_ms, pair_codes
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

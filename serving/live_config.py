@@ -11,8 +11,8 @@ from pydantic import ValidationError
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
-from features.live import live_plan
-from features.matrix_meta import MatrixConfig
+from features.matrix.live_rows import live_plan
+from features.matrix.meta import MatrixConfig
 from features.sequences import SequencePlan
 from features.vocabulary import FeatureColumn
 from models.sequence.layout import window_of

@@ -73,7 +73,7 @@ def score_rows(
     Returns ``scores``: by row.
     Returns ``unexplained``: units that were to be explained and are not, because there are too many.
     """
-    from features.service import instant_ms  # noqa: PLC0415 - whoever has rows has pandas, whoever scores alone has not
+    from features.times import instant_ms  # noqa: PLC0415 - whoever has rows has pandas, whoever scores alone has not
 
     known = np.flatnonzero([why is None for why in rows.why])
     if not known.size:

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from features.blocks import key_columns
-from features.matrix_meta import MatrixConfig
-from features.node_rows import NodeRows
+from features.fleet import NodeRows
+from features.matrix.meta import MatrixConfig
 from features.sequences import SequencePlan, layout_of, live_windows
+from features.windows.blocks import key_columns
 
 
 class RawWindows:

@@ -7,7 +7,7 @@ from datetime import datetime
 
 import numpy as np
 
-from features.matrix_meta import MatrixConfig
+from features.matrix.meta import MatrixConfig
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import TierThresholds
 from serving.decision_times import expiry

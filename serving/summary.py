@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from features.matrix_meta import MatrixConfig
+from features.matrix.meta import MatrixConfig
 from policy.risk_record import FORMAT, RiskRecord, instant_words
 from policy.tiers import TIERS, UNKNOWN, ChosenThresholds
 from serving.config import ScoringSettings

@@ -15,7 +15,7 @@ from benchmarks.null.runs import run_checks
 from benchmarks.null.sizes import Size, small_params
 from benchmarks.null.trace import why_not
 from benchmarks.null.verdict import line, passed
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from telemetry.store import Dataset
 
 pytestmark = pytest.mark.system  # half a minute of computing

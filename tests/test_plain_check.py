@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.generated import channels_of, generate
 from benchmarks.plain_check import check_rows
-from features.building import build_matrix
 from features.config import GROUPS, DecisionSection, FeatureSection, LabelSection
-from features.matrix import FeatureMatrix
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
 from models.config import TrainingSection
 
 

@@ -27,7 +27,7 @@ from benchmarks.scoreboard.plan import (
 from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, measure
 from benchmarks.scoreboard.promised import keep_labels, promise_lines, promise_table, promises_of
 from benchmarks.scoreboard.spread import lead_bounds, month_bounds
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.config import PromisesSection
 from models.evaluation import evaluate
 from models.lead_time import incident_table

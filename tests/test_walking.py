@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from benchmarks.walking import Held, earlier, report
-from features.building import build_matrix
 from features.config import DecisionSection, LabelSection
+from features.matrix.building import build_matrix
 from models.assessment import assess
 from models.bootstrap import resample_units
 from models.scored import split_predictions

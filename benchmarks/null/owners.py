@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from features.labels import label_rows
-from features.matrix import FeatureMatrix
+from features.labels.labelling import label_rows
+from features.matrix.matrix import FeatureMatrix
 from features.vocabulary import FeatureColumn
 
 

@@ -20,7 +20,7 @@ from benchmarks.scoreboard import store
 from benchmarks.scoreboard.plan import FULL, Part, Plan, code_digest, key_of, params_of
 from benchmarks.scoreboard.promised import keep_labels
 from benchmarks.scoreboard.store import Stored
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.config import SEQUENCE
 from models.oracle import read_truth
 from models.sliding import run_backtest

@@ -24,8 +24,14 @@ import pyarrow.parquet as pq
 
 from benchmarks.scoreboard.plan import promising_digest
 from benchmarks.scoreboard.store import Stored
-from features.matrix import FeatureMatrix
-from features.matrix_meta import EVENTS_NAME, INVENTORY_NAME, META_NAME, ROW_COLUMNS, MatrixPart
+from features.matrix.matrix import FeatureMatrix
+from features.matrix.meta import (
+    EVENTS_NAME,
+    INVENTORY_NAME,
+    META_NAME,
+    ROW_COLUMNS,
+    MatrixPart,
+)
 from models.comparison import SLIDING
 from models.config import PromisesSection
 from models.promises import walk_promises

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pandas as pd
 
-from features.service import instant_ms
+from features.times import instant_ms
 from features.wording import percent
 from models.drift.causes import (
     Recent,

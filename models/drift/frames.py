@@ -8,7 +8,7 @@ from datetime import timedelta
 import numpy as np
 import pandas as pd
 
-from features.service import instants
+from features.times import instants
 from models.drift.outcomes import outcomes_over_time
 from models.drift.verdict import Findings
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from features.errors import InputError
-from features.service import NEVER, duration_ms
+from features.times import NEVER, duration_ms
 from features.vocabulary import FeatureColumn
 from models.drift.distribution import Distribution, summarise
 from models.ranking import Ints, mix, seed_of

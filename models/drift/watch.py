@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from features.service import duration_ms
+from features.times import duration_ms
 from models.backtest_frames import VARIANTS, Fold
 from models.drift.check import Scores, examine, summarise_scores
 from models.drift.distribution import Distribution

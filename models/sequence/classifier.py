@@ -8,7 +8,7 @@ from typing import Any, Self
 import numpy as np
 from scipy.special import expit
 
-from features.service import duration_ms
+from features.times import duration_ms
 from models.binary import BinaryClassifier
 from models.ranking import Bools, Floats, Ints
 from models.sequence.extra import require_torch

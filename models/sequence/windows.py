@@ -37,7 +37,7 @@ class _Sequences(Protocol):
 
 
 class SequenceMatrix(Matrix, Protocol):
-    """A matrix that holds raw windows as well; :class:`features.matrix.FeatureMatrix` does if asked to."""
+    """A matrix that holds raw windows as well; :class:`features.matrix.matrix.FeatureMatrix` does if asked to."""
 
     @property
     def sequences(self) -> _Sequences | None:

@@ -18,9 +18,9 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from features.config import LabelSection
-from features.evidence import Facts
-from features.incidents import find_incidents
-from features.service import Stays
+from features.installations import Stays
+from features.labels.evidence import Facts
+from features.labels.incidents import find_incidents
 from policy.outcomes import Alert, Happening, judge
 from policy.tiers import Tier
 from serving.writing import DECISIONS, PARQUET, SUMMARY

@@ -8,8 +8,8 @@ from datetime import timedelta
 import pandas as pd
 
 from features.config import LabelSection
-from features.history import RECENCY_HALF_LIFE
-from features.incidents import known_onsets
+from features.groups.history import RECENCY_HALF_LIFE
+from features.labels.incidents import known_onsets
 from tests.features import oracle
 
 GROUPS = {"48": "xid_memory", "79": "xid_bus", "74": "xid_interconnect", "149": "xid_interconnect",

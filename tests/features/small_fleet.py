@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from features.blocks import table_of
-from features.building import build_matrix
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.matrix import FeatureMatrix
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
+from features.windows.blocks import table_of
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
 from telemetry.store import Dataset, DatasetWriter

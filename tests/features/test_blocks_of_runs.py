@@ -9,9 +9,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.blocks import SampleBlock, blocks_of, cut_blocks
-from features.layout import ChannelLayout
-from features.pieces import pieces_of
+from features.windows.blocks import SampleBlock, blocks_of, cut_blocks
+from features.windows.layout import ChannelLayout
+from features.windows.pieces import pieces_of
 from telemetry.channels import CATALOGUE
 from telemetry.layout import merge_runs, sort_samples
 from telemetry.parts import split_by_run

@@ -7,16 +7,22 @@ import sys
 
 _COMPILE = """
 from datetime import timedelta
-from features import bits, gauges, steps
-from features.bucket_values import compile_kernels
+from features.windows import counters, flags, gauges
+from features.matrix.bucket_values import compile_kernels
 from features.config import DecisionSection, FeatureSection
 from features.fleet import Fleet
-from features.plan import FeaturePlan
+from features.matrix.plan import FeaturePlan
 from tests.features.small_fleet import CHANNELS, gpus, inventory_of
 
 decision, step = DecisionSection(), timedelta(minutes=10)
 plan = FeaturePlan.of(FeatureSection(), CHANNELS, unit="gpu", step=step, decision=decision, static=None, history=[])
-kernels = gauges.gauge_windows, steps.counter_windows, steps.enum_windows, bits.flag_windows, steps.counter_nodes
+kernels = (
+    gauges.gauge_windows,
+    counters.counter_windows,
+    counters.enum_windows,
+    flags.flag_windows,
+    counters.counter_nodes,
+)
 assert not any(kernel.nopython_signatures for kernel in kernels)
 compile_kernels(plan, Fleet.of(inventory_of(gpus(2))))
 print([len(kernel.nopython_signatures) for kernel in kernels])

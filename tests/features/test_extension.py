@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from features import build_tasks, building, slabs
 from features.config import DecisionSection, FeatureSection
 from features.errors import InputError
-from features.matrix import FeatureMatrix
+from features.matrix import build_tasks, building, slabs
+from features.matrix.matrix import FeatureMatrix
 from telemetry.runs import Runs
 from telemetry.store import Dataset, DatasetWriter
 from tests.features.small_fleet import (

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.blocks import RowSpans, blocks_of
-from features.layout import ChannelLayout
-from features.pane_index import PaneSpec, newest_usable
-from features.panes import Panes
-from features.windows import WindowPlan
+from features.windows.blocks import RowSpans, blocks_of
+from features.windows.layout import ChannelLayout
+from features.windows.pane_index import PaneSpec, newest_usable
+from features.windows.panes import Panes
+from features.windows.statistics import WindowPlan
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
 from tests.features import window_oracle

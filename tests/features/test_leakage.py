@@ -9,7 +9,7 @@ import pandas as pd
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from features.matrix_meta import ROW_COLUMNS
+from features.matrix.meta import ROW_COLUMNS
 from tests.features.small_fleet import (
     CHANNELS,
     HOUR,

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from features.config import SequenceSection
 from features.errors import InputError
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from features.sequences import SequencePlan, live_windows
 from tests.features.small_fleet import (
     CHANNELS,

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from features import build_tasks, building, slabs
 from features.config import GROUPS, FeatureSection, LabelSection
-from features.matrix import FeatureMatrix
+from features.matrix import build_tasks, building, slabs
+from features.matrix.matrix import FeatureMatrix
 from telemetry.store import Dataset
 from tests.features.small_fleet import (
     HOUR,

@@ -7,9 +7,9 @@ from datetime import timedelta
 import pytest
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.history import history_columns
-from features.plan import FeaturePlan
-from features.static import StaticPlan
+from features.groups.history import history_columns
+from features.groups.static import StaticPlan
+from features.matrix.plan import FeaturePlan
 from features.vocabulary import FeatureColumn, describe
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from features.vocabulary import FeatureColumn
-from features.windows import FLAG_PARTS
+from features.windows.statistics import FLAG_PARTS
 
 NAN = math.nan
 Sample = dict  # "time" (ms) and a value or None by channel

@@ -1,4 +1,4 @@
-"""A small matrix in memory with the interface of features.matrix.FeatureMatrix, for the tests of the models room."""
+"""A small matrix in memory with the interface of features.matrix.matrix.FeatureMatrix."""
 
 from __future__ import annotations
 

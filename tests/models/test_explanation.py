@@ -10,7 +10,7 @@ import pytest
 import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
-from features.standing import Standing, describe_standing
+from features.fleet_percentile import Standing, describe_standing
 from features.vocabulary import FeatureColumn, describe
 from models.bundle import load_bundle, save_bundle
 from models.contributions import explainable

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sklearn.base import clone
 
 from features.errors import InputError
-from features.service import duration_ms, instant_ms
+from features.times import duration_ms, instant_ms
 from models.checkpoint import FoldStore
 from models.config import (
     BacktestSection,

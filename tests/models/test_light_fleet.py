@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from models.bundle_files import sealed
 from models.light.bundle import load_light

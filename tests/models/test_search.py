@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from features.service import instant_ms
+from features.times import instant_ms
 from models.config import LEARNERS, OBJECTIVES, BacktestSection, ModelsSection, SearchSection, TrainingSection
 from models.fit_facts import NO_FACTS
 from models.learners import make_learner

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from features.errors import InputError
-from features.service import instant_ms
+from features.times import instant_ms
 from models import learners, spans
 from models.config import JudgeSection, TrainingSection
 from models.spans import candidates, choose_span, fitting, usable_spans

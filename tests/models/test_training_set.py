@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 from sklearn.metrics import roc_auc_score
 
-from features.service import instant_ms
+from features.times import instant_ms
 from models.config import ALL_LEARNERS, SEQUENCE
 from models.doubtful import doubtful_rows
 from models.hard_negatives import hardest, with_hard_negatives

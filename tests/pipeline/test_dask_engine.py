@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from features import building
-from features.build_tasks import Build, BuildTask
-from features.building import build_matrix
 from features.config import DecisionSection, LabelSection
 from features.engine import LocalEngine
 from features.errors import InputError
-from features.matrix import FeatureMatrix
+from features.matrix import building
+from features.matrix.build_tasks import Build, BuildTask
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
 from pipeline import dask_engine
 from pipeline.dask_engine import DaskEngine, refuse_others, require_dask, running_versions
 from predrain.command import app

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from scipy.stats import spearmanr
 from sklearn.metrics import average_precision_score
 
-from features.building import build_matrix
 from features.config import DecisionSection, LabelSection
 from features.errors import InputError
-from features.matrix import FeatureMatrix
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from models.config import ModelsSection
 from models.fit_facts import FitFacts

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params

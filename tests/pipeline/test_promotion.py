@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from models.champion import standing_of
 from models.registry import opened_store

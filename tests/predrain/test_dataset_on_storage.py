@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from tests.features.small_fleet import events_of, gpus, inventory_of, samples_of, write_dataset, xid
 from tests.object_storage import Storage, object_storage
 from tests.serving.batch_world import make_world

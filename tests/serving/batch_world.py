@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import Bundle, save_bundle
 from models.calibrator import Calibrator
 from models.combining import Stacker

@@ -14,7 +14,7 @@ import pytest
 
 from features.config import FeatureSection
 from features.errors import InputError
-from features.service import milliseconds
+from features.times import milliseconds
 from models.bundle import save_bundle
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds

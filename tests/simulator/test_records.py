@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from features.config import LabelSection
-from features.incidents import find_incidents
+from features.labels.incidents import find_incidents
 from simulator.records import FAILURE_CODES
 from simulator.simulate import SimulationSummary
 from telemetry.store import Dataset

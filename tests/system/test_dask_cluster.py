@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from tests.features.small_fleet import events_of, gpus, inventory_of, write_dataset, xid
 
 ROOT = Path(__file__).resolve().parents[2]

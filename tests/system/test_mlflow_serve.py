@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from features.matrix import FeatureMatrix
+from features.matrix.matrix import FeatureMatrix
 from models.bundle import save_bundle
 from models.sliding import fit_final
 from pipeline.health import Health, check_health

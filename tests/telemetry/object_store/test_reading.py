@@ -11,9 +11,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from features.building import build_matrix
 from features.config import DecisionSection, LabelSection
-from features.matrix import FeatureMatrix
+from features.matrix.building import build_matrix
+from features.matrix.matrix import FeatureMatrix
 from telemetry.atomic import FolderSwap
 from telemetry.errors import InputError
 from telemetry.landing.folder import landing_of

@@ -72,7 +72,7 @@ def test_a_failed_test_of_the_node_makes_its_gpus_inconclusive():
 
 
 def test_details_of_inconclusive_runs_mislead_nobody():
-    from features.evidence import diagnostic_outcome
+    from features.labels.evidence import diagnostic_outcome
 
     for path in sorted(DATA.glob("*.json")):
         for each in read_diagnostics(path.read_text()):

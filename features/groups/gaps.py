@@ -1,0 +1,397 @@
+"""Feature group ``gaps``: what is missing from the telemetry, which is itself a sign.
+
+A GPU that is about to fall off the bus often stops answering first; a hung exporter repeats its last values; a driver
+in trouble stops reporting single channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from features.times import duration_ms
+from features.vocabulary import FeatureColumn
+from features.windows.blocks import (
+    FloatArray,
+    IntArray,
+    RowSpans,
+    SampleBlock,
+)
+from features.windows.layout import ChannelLayout
+from features.windows.pane_index import (
+    PaneIndex,
+    Visits,
+    level_offset,
+    newest_usable,
+)
+from features.windows.panes import Panes
+
+BoolArray = npt.NDArray[np.bool_]
+
+_HOUR_MS = 3_600_000.0
+
+
+_TOGETHER = 2048
+"""Samples of which all channels are looked at before the next ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class GapPlan:
+    """The columns of the group.
+
+    ========================  ==================================================================================
+    samples, missing          share of the samples expected by the dataset's step that did not come (each window);
+                              from a source slower than the step it is a constant near one
+    samples, longest_gap      longest time without a sample in the largest window, hours
+    samples, age              hours from the newest sample to the decision; the look-back where there is none
+    samples, repeated         share of samples in which no gauge moved against the sample before (larger windows)
+    channels, vanished        channels that reported in the look-back but not in the smallest window
+    node_units, fresh         share of the node's units in service with a sample in the smallest window
+    ========================  ==================================================================================
+
+    ``windows``: windows in milliseconds, ascending.
+    ``with_node``: whether units share nodes, and ``fresh`` is a column.
+    """
+
+    columns: tuple[FeatureColumn, ...]
+    layout: ChannelLayout
+    windows: IntArray
+    look_back: int
+    step: int
+    delay: int
+    repeated_from: int
+    with_node: bool
+
+    @classmethod
+    def of(
+        cls,
+        layout: ChannelLayout,
+        windows: Sequence[timedelta],
+        *,
+        step: timedelta,
+        delay: timedelta,
+        unit: str,
+    ) -> GapPlan:
+        """Plan the group for a dataset with telemetry."""
+        larger = 1 if len(windows) > 1 else 0
+        columns = [FeatureColumn.of("gaps", "samples", "missing", window=window) for window in windows]
+        columns.append(FeatureColumn.of("gaps", "samples", "longest_gap", window=windows[-1], unit="h"))
+        columns.append(FeatureColumn.of("gaps", "samples", "age", unit="h"))
+        columns += [FeatureColumn.of("gaps", "samples", "repeated", window=window) for window in windows[larger:]]
+        columns.append(FeatureColumn.of("gaps", "channels", "vanished", window=windows[0]))
+        if unit == "gpu":
+            columns.append(FeatureColumn.of("gaps", "node_units", "fresh", window=windows[0]))
+        return cls(
+            columns=tuple(columns),
+            layout=layout,
+            windows=np.array([duration_ms(window) for window in windows], dtype=np.int64),
+            look_back=2 * duration_ms(windows[-1]),
+            step=duration_ms(step),
+            delay=duration_ms(delay),
+            repeated_from=larger,
+            with_node=unit == "gpu",
+        )
+
+    def fill(
+        self, panes: Panes, rows: RowSpans, since: IntArray, out: npt.NDArray[np.float32], offset: int = 0
+    ) -> None:
+        """Write every column but ``fresh`` into ``out[:, offset:]``.
+
+        ``rows``: for each row its unit's samples and its border.
+        ``since``: when the unit came into service (ms): samples are expected from then on; shape (rows,).
+        ``out``: shape (rows, columns).
+        """
+        block, index = panes.block, panes.index
+        edges = np.unique(np.append(self.windows, self.look_back))
+        visits, levels = panes.visits(rows, edges)
+        alike, known = self._sample_facts(block)
+        longest, repeats, words = _gap_nodes(block.times, alike, known, index, index.levels if levels else 0)
+        _gap_windows(
+            block.times,
+            alike,
+            known,
+            longest,
+            repeats,
+            words,
+            visits,
+            len(self.layout.gauges) > 0,
+            rows.borders,
+            since,
+            self.windows,
+            edges,
+            np.searchsorted(edges, self.windows),
+            self.step,
+            self.delay,
+            self.repeated_from,
+            offset,
+            out,
+        )
+
+    def _sample_facts(self, block: SampleBlock) -> tuple[BoolArray, npt.NDArray[np.uint64]]:
+        """Whether each sample repeats the one before it, and which channels it knows, a bit each: (words, n)."""
+        gauges = len(self.layout.gauges)
+        watched = np.array([*range(gauges), *self._steppers()], dtype=np.int64)
+        alike = np.zeros(block.times.size, dtype=np.bool_)
+        moved = np.zeros(block.times.size, dtype=np.bool_)
+        known = np.zeros((-(-(watched.size + len(block.flags_known)) // 64), block.times.size), dtype=np.uint64)
+        _note_samples(block.values, gauges, watched, block.flags_known, alike, moved, known)
+        return alike & ~moved, known
+
+    def _steppers(self) -> list[int]:
+        layout = self.layout
+        counters = range(layout.offset("counters"), layout.offset("counters") + len(layout.counters))
+        return [*counters, *range(layout.offset("enums"), layout.offset("enums") + len(layout.enums))]
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def fresh_share(
+    times: IntArray,
+    begins: IntArray,
+    ends: IntArray,
+    service: npt.NDArray[np.bool_],
+    row_time: IntArray,
+    row_first: IntArray,
+    row_last: IntArray,
+    borders: IntArray,
+    window: int,
+    column: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Fill the share of a node's units in service that have a sample in the window.
+
+    ``begins``, ``ends``: samples of each pair; shape (pairs,).
+    ``service``: which pairs are in service at which decision time; shape (times, pairs).
+    ``row_time``: each row's position among the decision times; shape (rows,).
+    ``row_first``, ``row_last``: range of the pairs of each row's node; shape (rows,).
+    ``borders``: shape (rows,).
+    ``column``: column of ``out``, float32 of shape (rows, columns).
+    """
+    for row in range(borders.size):
+        present = 0
+        fresh = 0
+        for pair in range(row_first[row], row_last[row]):
+            if service[row_time[row], pair]:
+                present += 1
+                at = newest_usable(times, begins[pair], ends[pair], borders[row])
+                if at >= begins[pair] and borders[row] - times[at] < window:
+                    fresh += 1
+        out[row, column] = fresh / present if present > 0 else np.nan
+
+
+@njit(cache=True, nogil=True)
+def _note_samples(
+    values: FloatArray,
+    gauges: int,
+    watched: IntArray,
+    flags_known: npt.NDArray[np.bool_],
+    alike: BoolArray,
+    moved: BoolArray,
+    known: npt.NDArray[np.uint64],
+) -> None:
+    """Go through the channels for some samples at a time, so that what is noted of these stays in the nearest cache."""
+    for begin in range(0, alike.size, _TOGETHER):
+        end = min(begin + _TOGETHER, alike.size)
+        before = max(begin - 1, 0)
+        for c in range(gauges):
+            _compare(values[c, before:end], alike[before:end], moved[before:end])
+        for bit in range(watched.size):
+            _note_values(values[watched[bit], begin:end], bit % 64, known[bit // 64, begin:end])
+        for flag in range(flags_known.shape[0]):
+            bit = watched.size + flag
+            _note(flags_known[flag, begin:end], bit % 64, known[bit // 64, begin:end])
+
+
+@njit(cache=True, nogil=True)
+def _compare(series: FloatArray, alike: BoolArray, moved: BoolArray) -> None:
+    """Note where a gauge is as it was in the sample before, and where it moved, came or went."""
+    for at in range(1, series.size):
+        a = series[at]
+        b = series[at - 1]
+        same = a == b
+        alike[at] |= same
+        moved[at] |= not same and (not np.isnan(a) or not np.isnan(b))
+
+
+@njit(cache=True, nogil=True)
+def _note_values(series: FloatArray, bit: int, words: npt.NDArray[np.uint64]) -> None:
+    for at in range(series.size):
+        words[at] |= np.uint64(not np.isnan(series[at])) << np.uint64(bit)
+
+
+@njit(cache=True, nogil=True)
+def _note(known: BoolArray, bit: int, words: npt.NDArray[np.uint64]) -> None:
+    for at in range(known.size):
+        words[at] |= np.uint64(known[at]) << np.uint64(bit)
+
+
+@njit(cache=True, nogil=True)
+def _gap_nodes(
+    times: IntArray, alike: BoolArray, known: npt.NDArray[np.uint64], index: PaneIndex, levels: int
+) -> tuple[IntArray, IntArray, npt.NDArray[np.uint64]]:
+    """Sum up the panes: longest stretch between two samples in it, samples like the one before, channels known.
+
+    A node without samples has a longest stretch of 0; shapes (nodes,), (nodes,) and (words, nodes).
+    """
+    nodes = index.nodes if levels > 0 else 0
+    longest = np.zeros(nodes, dtype=np.int64)
+    repeats = np.zeros(nodes, dtype=np.int64)
+    words = np.zeros((known.shape[0], nodes), dtype=np.uint64)
+    if levels == 0:
+        return longest, repeats, words
+    for run in range(index.run_first.size):
+        start = index.run_start[run]
+        panes = index.run_panes[run]
+        for pane in range(panes):
+            node = index.run_node[run] + pane
+            first = index.starts[start + pane]
+            for at in range(first, index.starts[start + pane + 1]):
+                if at > first:
+                    longest[node] = max(longest[node], times[at] - times[at - 1])
+                repeats[node] += alike[at]
+                for word in range(known.shape[0]):
+                    words[word, node] |= known[word, at]
+        for level in range(1, levels):
+            for pane in range(panes >> level):
+                node = index.run_node[run] + level_offset(panes, level) + pane
+                older = index.run_node[run] + level_offset(panes, level - 1) + 2 * pane
+                begin = index.starts[start + (pane << level)]
+                middle = index.starts[start + (pane << level) + (1 << (level - 1))]
+                end = index.starts[start + ((pane + 1) << level)]
+                longest[node] = max(longest[older], longest[older + 1])
+                if begin < middle < end:
+                    longest[node] = max(longest[node], times[middle] - times[middle - 1])
+                repeats[node] = repeats[older] + repeats[older + 1]
+                for word in range(known.shape[0]):
+                    words[word, node] = words[word, older] | words[word, older + 1]
+    return longest, repeats, words
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _gap_windows(
+    times: IntArray,
+    alike: BoolArray,
+    known: npt.NDArray[np.uint64],
+    longest_of: IntArray,
+    repeats_of: IntArray,
+    words_of: npt.NDArray[np.uint64],
+    visits: Visits,
+    has_gauges: bool,
+    borders: IntArray,
+    since: IntArray,
+    windows: IntArray,
+    edges: IntArray,
+    window_edge: IntArray,
+    step: int,
+    delay: int,
+    repeated_from: int,
+    offset: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    n_windows = windows.size
+    largest = window_edge[n_windows - 1]
+    samples = np.zeros(edges.size)
+    repeats = np.zeros(edges.size)
+    now = np.zeros(known.shape[0], dtype=np.uint64)
+    before = np.zeros(known.shape[0], dtype=np.uint64)
+    for row in range(borders.size):
+        border = borders[row]
+        in_service = border - since[row]
+        _count(alike, repeats_of, visits, row, samples, repeats)
+        for w in range(n_windows):
+            expected = min(windows[w], in_service) // step
+            missing = 1.0 - samples[window_edge[w]] / expected if expected > 0 else np.nan
+            out[row, offset + w] = min(max(missing, 0.0), 1.0) if expected > 0 else np.nan
+        inside = visits.stops[row, largest]
+        longest, reached = _longest_gap(times, longest_of, visits, visits.begin[row], inside, border)
+        # the stretch from the oldest sample in the window back to its beginning is a gap like any other
+        longest = max(longest, min(windows[n_windows - 1], max(in_service, 0)) - reached)
+        column = offset + n_windows
+        out[row, column] = longest / _HOUR_MS
+        begin, end = visits.begin[row], visits.stops[row, edges.size - 1]
+        youngest = border - times[visits.last[begin] - 1] if end > begin else edges[edges.size - 1]
+        out[row, column + 1] = (youngest + delay) / _HOUR_MS
+        column += 2
+        for w in range(repeated_from, n_windows):
+            pairs = samples[window_edge[w]]
+            hits = repeats[window_edge[w]]
+            if end > begin and visits.stops[row, window_edge[w]] == end:
+                pairs -= 1.0  # what the oldest sample would repeat lies beyond the look-back
+                hits -= alike[visits.first[end - 1]]
+            out[row, column] = hits / pairs if pairs > 0.0 and has_gauges else np.nan
+            column += 1
+        middle = visits.stops[row, 0]
+        _known_words(known, words_of, visits, begin, middle, now)
+        _known_words(known, words_of, visits, middle, end, before)
+        vanished = 0
+        for word in range(now.size):
+            gone = before[word] & ~now[word]
+            while gone:
+                gone &= gone - np.uint64(1)
+                vanished += 1
+        out[row, column] = vanished
+
+
+@njit(cache=True, nogil=True)
+def _count(
+    alike: BoolArray, repeats_of: IntArray, visits: Visits, row: int, samples: FloatArray, repeats: FloatArray
+) -> None:
+    """Count a row's samples up to each edge, and those like the one before."""
+    count = 0.0
+    same = 0.0
+    at = visits.begin[row]
+    for edge in range(samples.size):
+        while at < visits.stops[row, edge]:
+            count += visits.last[at] - visits.first[at]
+            if visits.node[at] >= 0:
+                same += repeats_of[visits.node[at]]
+            else:
+                for sample in range(visits.first[at], visits.last[at]):
+                    same += alike[sample]
+            at += 1
+        samples[edge] = count
+        repeats[edge] = same
+
+
+@njit(cache=True, nogil=True)
+def _longest_gap(
+    times: IntArray, longest_of: IntArray, visits: Visits, begin: int, end: int, border: int
+) -> tuple[int, int]:
+    """Return the longest stretch without a sample from a border back, and the age at which it stopped looking."""
+    longest = 0
+    reached = 0
+    for at in range(begin, end):
+        first = visits.first[at]
+        last = visits.last[at]
+        longest = max(longest, border - times[last - 1] - reached)
+        reached = border - times[first]
+        if visits.node[at] >= 0:
+            longest = max(longest, longest_of[visits.node[at]])
+        else:
+            for sample in range(first + 1, last):
+                longest = max(longest, times[sample] - times[sample - 1])
+    return longest, reached
+
+
+@njit(cache=True, nogil=True)
+def _known_words(
+    known: npt.NDArray[np.uint64],
+    words_of: npt.NDArray[np.uint64],
+    visits: Visits,
+    begin: int,
+    end: int,
+    into: npt.NDArray[np.uint64],
+) -> None:
+    """Write which channels the samples of some visits know."""
+    into[:] = 0
+    for at in range(begin, end):
+        for word in range(into.size):
+            if visits.node[at] >= 0:
+                into[word] |= words_of[word, visits.node[at]]
+            else:
+                for sample in range(visits.first[at], visits.last[at]):
+                    into[word] |= known[word, sample]

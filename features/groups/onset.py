@@ -1,0 +1,355 @@
+"""Feature group ``onset``: which errors have just begun to rise, beyond the fleet's and beyond the unit's own past.
+
+Many healthy units count errors all their life, and a driver can multiply a counter on every unit that runs it. So each
+counter's rise over a window is held against two things at once: the 95th percentile of the units of the same model and
+driver at that decision time, and what the unit's own past would make one expect. A *surge* is the smaller of the two
+log ratios; the largest surge of all counters lets a model learn from a failure of one kind what precedes another.
+
+The fleet is looked at on the decision grid only: a row off the grid (an augmented one) is held against the last grid
+time before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from numba import njit
+
+from features.fleet import Fleet
+from features.groups.peers import model_codes
+from features.groups.static import StaticFacts, StaticPlan
+from features.vocabulary import FeatureColumn
+from features.windows.blocks import FloatArray, IntArray
+from features.windows.layout import ChannelLayout
+from features.windows.statistics import WindowPlan
+
+Float32Array = npt.NDArray[np.float32]
+
+QUANTILE = 0.95
+"""Share of the units of the same kind whose rise an excess is counted from. On development fleets the 50th and the
+99th percentile told less: half of the units always exceed the one, and few failing ones the other."""
+
+MIN_UNITS = 20
+"""Units that a percentile needs; with fewer of one model and driver those of the model are taken, then the fleet."""
+
+ALL = "errors"
+"""Channel name of the columns that join all counters."""
+
+_JOINED = ("surge_max", "surge_sum", "excess_max", "excess_sum")
+_NOT_ERRORS = frozenset({"mJ", "J", "ns", "us", "ms", "s", "B", "bytes", "MiB", "B/s", "MiB/s"})
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """Percentiles of log rises at some decision times, by kind of unit.
+
+    ``times``: decision times in milliseconds since the epoch, ascending; shape (t,).
+    ``kinds``: position of each kind in ``values``; ``(model, None)`` stands for all drivers of a model, ``(None,
+    None)`` for the fleet.
+    ``values``: NaN where fewer than :data:`MIN_UNITS` units had a value; shape (t, kinds, amounts).
+    """
+
+    times: IntArray
+    kinds: Mapping[tuple[str | None, str | None], int]
+    values: FloatArray
+
+    def to_frame(self) -> pd.DataFrame:
+        """Give the newest time's percentiles: ``model``, ``driver`` (null: all) and one column an amount.
+
+        NaN where nobody was in service at any time.
+        """
+        keys = sorted(self.kinds, key=self.kinds.__getitem__)
+        newest: FloatArray = (
+            self.values[-1] if self.times.size else np.full_like(self.values, np.nan, shape=self.values.shape[1:])
+        )
+        content: dict[str, object] = {"model": [key[0] for key in keys], "driver": [key[1] for key in keys]}
+        for column in range(self.values.shape[2]):
+            content[f"amount_{column}"] = newest[:, column]
+        return pd.DataFrame(content)
+
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame, time: int) -> Reference:
+        """Read what :meth:`to_frame` gave, as of a decision time."""
+        keys = [
+            (None if pd.isna(model) else str(model), None if pd.isna(driver) else str(driver))
+            for model, driver in zip(frame["model"], frame["driver"], strict=True)
+        ]
+        amounts = frame.drop(columns=["model", "driver"]).to_numpy(np.float64)
+        at = np.array([time], dtype=np.int64)
+        return cls(at, {key: position for position, key in enumerate(keys)}, amounts[np.newaxis])
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """What kind of unit each row is of: positions in ``names``, shape (rows,) each, from the narrowest to the fleet."""
+
+    names: tuple[tuple[str | None, str | None], ...]
+    levels: tuple[IntArray, IntArray, IntArray]
+
+    def take(self, chosen: IntArray) -> Kinds:
+        """Return those of some of the rows."""
+        narrow, wider, widest = self.levels
+        return Kinds(self.names, (narrow[chosen], wider[chosen], widest[chosen]))
+
+    @classmethod
+    def of(cls, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame, pair: IntArray, time: IntArray) -> Kinds:
+        """Tell the kinds of rows, given their pairs and decision times; a driver is the one known at that time."""
+        return FleetKinds.of(fleet, inventory, events).kinds(pair, time)
+
+
+@dataclass(frozen=True, slots=True)
+class FleetKinds:
+    """Models and drivers of a fleet, for those who tell the kinds of rows again and again."""
+
+    models: tuple[str, ...]
+    model_of_pair: IntArray
+    drivers: tuple[str, ...]
+    driver: StaticFacts | None
+
+    @classmethod
+    def of(
+        cls,
+        fleet: Fleet,
+        inventory: pd.DataFrame,
+        events: pd.DataFrame,
+        static: tuple[StaticPlan, StaticFacts] | None = None,
+    ) -> FleetKinds:
+        """Read a fleet's inventory and events; drivers are taken from ``static`` where they have been read there."""
+        models, model_of_pair = model_codes(fleet, inventory)
+        if "driver" not in inventory.columns:
+            return cls(tuple(models), model_of_pair, (), None)
+        read = [] if static is None else [column.channel for column in static[0].columns]
+        if static is not None and "driver" in read:
+            at = read.index("driver")
+            categories, facts = static[0].columns[at].categories, StaticFacts(fleet, (static[1].facts[at],))
+        else:
+            plan = StaticPlan.of(inventory, events, ("driver",))
+            categories, facts = plan.columns[0].categories, plan.of_fleet(fleet, inventory, events)
+        return cls(tuple(models), model_of_pair, tuple(categories), facts)
+
+    def kinds(self, pair: IntArray, time: IntArray) -> Kinds:
+        """Tell the kinds of rows, as :meth:`Kinds.of` does."""
+        model, models, drivers = self.model_of_pair[pair], self.models, self.drivers
+        driver = np.zeros(pair.size, dtype=np.int64)
+        if self.driver is not None:
+            found = self.driver.values(pair, time)[:, 0]
+            driver = np.where(np.isnan(found), 0, found + 1).astype(np.int64)
+        narrow = model * (len(drivers) + 1) + driver
+        distinct, position = np.unique(narrow, return_inverse=True)
+        names: list[tuple[str | None, str | None]] = []
+        for code in distinct.tolist():
+            which = code % (len(drivers) + 1)
+            names.append((models[code // (len(drivers) + 1)], drivers[which - 1] if which else ""))
+        names += [(name, None) for name in models]
+        names.append((None, None))
+        levels = (
+            position.astype(np.int64),
+            len(distinct) + model,
+            np.full(pair.size, len(names) - 1, dtype=np.int64),
+        )
+        return Kinds(tuple(names), levels)
+
+
+@dataclass(frozen=True, slots=True)
+class OnsetPlan:
+    """The columns of the group.
+
+    ====================  ========================================================================================
+    X, surge              log of how many times more X rose over the window than (a) the 95th percentile of the
+                          units of its model and driver and (b) its own past would make one expect: the smaller
+    errors, surge_max     largest surge of any X
+    errors, surge_sum     sum of the positive surges
+    errors, excess_max    largest log ratio (a) of any X
+    errors, excess_sum    sum of the positive ones
+    ====================  ========================================================================================
+
+    X is a counter of errors (energy, time and traffic are left out) or a known bit of a bitmask, counted in samples.
+    Log ratios are taken of rises plus one. NaN where the counter, the fleet or the past is unknown. Nothing older than
+    the longest past counts, not even as the value that its first sample rose from.
+
+    ``amounts``: rises and shares over every window and past.
+    ``alone``: the same, of blocks of samples that hold what the group reads and nothing else.
+    ``now``, ``past``: columns of ``amounts``: the window and its past; shape (surges,).
+    ``hours_now``, ``hours_past``: shape (surges,).
+    ``steps_now``, ``steps_past``: what makes an amount a count: 1 for a counter, samples in the window for a share;
+    shape (surges,).
+    ``window_of``: number of each surge's window; shape (surges,).
+    """
+
+    columns: tuple[FeatureColumn, ...]
+    amounts: WindowPlan
+    alone: WindowPlan
+    now: IntArray
+    past: IntArray
+    hours_now: FloatArray
+    hours_past: FloatArray
+    steps_now: FloatArray
+    steps_past: FloatArray
+    window_of: IntArray
+    windows: int
+
+    @classmethod
+    def of(
+        cls, layout: ChannelLayout, pairs: Sequence[tuple[timedelta, timedelta]], *, step: timedelta
+    ) -> OnsetPlan | None:
+        """Plan the group; None where the dataset has no counter of errors.
+
+        ``pairs``: ``features.onset``: windows, ascending, and the longer past each is held against.
+        """
+        spans = sorted({span for pair in pairs for span in pair})
+        errors = _errors(layout)
+        amounts = WindowPlan.amounts(layout, spans, errors)
+        if not amounts.columns:
+            return None
+        at = {(str(column.channel), column.window): position for position, column in enumerate(amounts.columns)}
+        channels = list(dict.fromkeys(str(column.channel) for column in amounts.columns))
+        shares = {str(column.channel) for column in amounts.columns if column.statistic == "share"}
+        columns: list[FeatureColumn] = []
+        rows: list[tuple[int, int, float, float, float, float, int]] = []
+        for number, (window, past) in enumerate(pairs):
+            for channel in channels:
+                columns.append(FeatureColumn.of("onset", channel, "surge", window=window))
+                count = channel in shares
+                rows.append(
+                    (
+                        at[channel, window],
+                        at[channel, past],
+                        window / timedelta(hours=1),
+                        past / timedelta(hours=1),
+                        window / step if count else 1.0,
+                        past / step if count else 1.0,
+                        number,
+                    )
+                )
+        for window, _ in pairs:
+            columns += [FeatureColumn.of("onset", ALL, statistic, window=window) for statistic in _JOINED]
+        now, past_at, hours_now, hours_past, steps_now, steps_past, number_of = zip(*rows, strict=True)
+        return cls(
+            columns=tuple(columns),
+            amounts=amounts,
+            alone=WindowPlan.amounts(layout.counting(errors), spans, errors),
+            now=np.array(now, dtype=np.int64),
+            past=np.array(past_at, dtype=np.int64),
+            hours_now=np.array(hours_now),
+            hours_past=np.array(hours_past),
+            steps_now=np.array(steps_now),
+            steps_past=np.array(steps_past),
+            window_of=np.array(number_of, dtype=np.int64),
+            windows=len(pairs),
+        )
+
+    def reference(self, amounts: Float32Array, kinds: Kinds, time: IntArray) -> Reference:
+        """Take the percentiles of grid rows.
+
+        ``amounts``: of every unit in service and not down at each time; shape (rows, amounts).
+        ``time``: decision times in milliseconds; shape (rows,).
+        """
+        times, code = np.unique(time, return_inverse=True)
+        values = np.full((times.size, len(kinds.names), self.now.size), np.nan)
+        order = np.argsort(code, kind="stable")
+        bounds = np.searchsorted(code[order], np.arange(times.size + 1))
+        for at in range(times.size):
+            chosen = order[bounds[at] : bounds[at + 1]]
+            logs = self._logs(amounts[chosen])
+            for level in kinds.levels:
+                _percentiles(logs, level[chosen], QUANTILE, MIN_UNITS, values[at])
+        names = {name: position for position, name in enumerate(kinds.names)}
+        return Reference(times, names, values)
+
+    def finish(
+        self,
+        amounts: Float32Array,
+        kinds: Kinds,
+        last: IntArray,
+        reference: Reference,
+        out: Float32Array,
+        offset: int,
+    ) -> None:
+        """Write the group's columns into ``out[:, offset:]``.
+
+        ``amounts``, ``kinds``: of the rows to write, as :meth:`reference` takes them.
+        ``last``: last decision time of the grid that is not later than each row's, milliseconds: what it is held
+        against. Not held against anything where the reference has no such time; shape (rows,).
+        ``out``: shape (rows, columns).
+        """
+        at = np.searchsorted(reference.times, last, side="right") - 1
+        there = at >= 0
+        there[there] = reference.times[at[there]] == last[there]
+        position = np.array([reference.kinds.get(name, -1) for name in kinds.names], dtype=np.int64)
+        surges = self.now.size
+        for begin in range(0, last.size, _TILE):
+            tile = slice(begin, min(begin + _TILE, last.size))
+            logs = self._logs(amounts[tile])
+            usual = np.full(logs.shape, np.nan)
+            for level in kinds.levels:
+                kind = position[level[tile]]
+                known = there[tile] & (kind >= 0)
+                found = np.full(logs.shape, np.nan)
+                found[known] = reference.values[at[tile][known], kind[known]]
+                usual = np.where(np.isnan(usual), found, usual)
+            excess = logs - usual
+            surge = np.minimum(excess, logs - self._expected(amounts[tile]))
+            out[tile, offset : offset + surges] = surge
+            for window in range(self.windows):
+                mine = self.window_of == window
+                joined = np.column_stack([*_join(surge[:, mine]), *_join(excess[:, mine])])
+                first = offset + surges + window * len(_JOINED)
+                out[tile, first : first + len(_JOINED)] = joined
+
+    def _logs(self, amounts: Float32Array) -> FloatArray:
+        return np.log1p(amounts[:, self.now].astype(np.float64) * self.steps_now)
+
+    def _expected(self, amounts: Float32Array) -> FloatArray:
+        """Log of one plus what the window would have had at the rate of the past before it."""
+        now = amounts[:, self.now].astype(np.float64) * self.steps_now
+        before = np.maximum(amounts[:, self.past].astype(np.float64) * self.steps_past - now, 0.0)
+        return np.log1p(before / (self.hours_past - self.hours_now) * self.hours_now)
+
+
+_TILE = 65_536
+
+
+def _errors(layout: ChannelLayout) -> set[str]:
+    """Name the counters of errors."""
+    return {channel.name for channel in layout.counters if channel.unit not in _NOT_ERRORS}
+
+
+def _join(values: FloatArray) -> tuple[FloatArray, FloatArray]:
+    known = ~np.isnan(values).all(axis=1)
+    filled = np.where(np.isnan(values), -np.inf, values)
+    most = np.where(known, filled.max(axis=1), np.nan)
+    total = np.where(known, np.maximum(filled, 0.0).sum(axis=1), np.nan)
+    return most, total
+
+
+@njit(cache=True, nogil=True)
+def _percentiles(logs: FloatArray, kind: IntArray, quantile: float, least: int, out: FloatArray) -> None:
+    """Write the percentile of each kind and column into ``out``, shape (kinds, columns), as linear interpolation."""
+    rows, columns = logs.shape
+    order = np.argsort(kind)
+    held = np.empty(rows, dtype=np.float64)
+    begin = 0
+    while begin < rows:
+        end = begin
+        which = kind[order[begin]]
+        while end < rows and kind[order[end]] == which:
+            end += 1
+        for column in range(columns):
+            n = 0
+            for i in range(begin, end):
+                value = logs[order[i], column]
+                if not np.isnan(value):
+                    held[n] = value
+                    n += 1
+            if n >= least:
+                ordered = np.sort(held[:n])
+                place = quantile * (n - 1)
+                low = int(place)
+                high = min(low + 1, n - 1)
+                out[which, column] = ordered[low] + (place - low) * (ordered[high] - ordered[low])
+        begin = end

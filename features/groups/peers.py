@@ -1,0 +1,247 @@
+"""Feature group ``peers``: how a unit differs from the others of its node and of its model.
+
+Two passes. The first takes one value for each (decision time, unit, channel): a gauge's mean, or a counter's rise, over
+``features.peer_window``. The second compares: with the node's other units at the same time, whose values lie in the
+same block, and with the median of all units of the model, which needs every block's first pass. A live row does the
+same with one decision time, or is given the medians.
+
+The fleet is looked at on the decision grid only: a row off the grid (an augmented one) has the comparison with the
+fleet of the last grid time before it, so that what the fleet costs does not grow with the number of incidents. Its own
+newest value is not held against an older median: the fleet's load changes through the day.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from numba import njit
+
+from features.fleet import Fleet
+from features.vocabulary import FeatureColumn
+from features.windows.blocks import FloatArray, IntArray, RowSpans
+from features.windows.layout import ChannelLayout
+from features.windows.panes import Panes
+from features.windows.statistics import WindowPlan
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPlan:
+    """The columns of the group.
+
+    ======================  ====================================================================================
+    X, node_deviation       value minus the median of the node's other units (units that share nodes only)
+    X, node_rank            share of the node's other units with a lower value, ties counting half (gauges only)
+    X, fleet_deviation      value minus the median of all units of the same model in service, at the last grid time
+    ======================  ====================================================================================
+
+    NaN where the unit or every peer has no value; a node of one unit has no node columns' values.
+
+    ``deviation``, ``rank``, ``fleet``: column of each statistic; -1 where it is not one.
+    """
+
+    columns: tuple[FeatureColumn, ...]
+    first: WindowPlan
+    deviation: IntArray
+    rank: IntArray
+    fleet: IntArray
+
+    @classmethod
+    def of(cls, layout: ChannelLayout, window: timedelta, *, unit: str) -> PeerPlan:
+        """Plan the group for a dataset with telemetry."""
+        first = WindowPlan.peers(layout, window)
+        columns: list[FeatureColumn] = []
+        tables: dict[str, list[int]] = {"node_deviation": [], "node_rank": [], "fleet_deviation": []}
+        for value in first.columns:
+            wanted = {
+                "node_deviation": unit == "gpu",
+                "node_rank": unit == "gpu" and value.statistic == "mean",
+                "fleet_deviation": True,
+            }
+            assert value.channel is not None
+            for statistic, table in tables.items():
+                table.append(len(columns) if wanted[statistic] else -1)
+                if wanted[statistic]:
+                    in_unit = "" if statistic == "node_rank" else value.unit
+                    columns.append(FeatureColumn.of("peers", value.channel, statistic, window=window, unit=in_unit))
+        return cls(
+            columns=tuple(columns),
+            first=first,
+            deviation=np.array(tables["node_deviation"], dtype=np.int64),
+            rank=np.array(tables["node_rank"], dtype=np.int64),
+            fleet=np.array(tables["fleet_deviation"], dtype=np.int64),
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Channels of the first pass, in order."""
+        return tuple(str(column.channel) for column in self.first.columns)
+
+    def first_pass(
+        self, panes: Panes, begins: IntArray, ends: IntArray, borders: IntArray, service: npt.NDArray[np.bool_]
+    ) -> Float32Array:
+        """Take the values to compare.
+
+        ``begins``, ``ends``: samples of each pair; shape (pairs,).
+        ``borders``: border of each decision time; shape (times,).
+        ``service``: a pair out of service at a time has no value then; shape (times, pairs).
+        Returns shape (times, pairs, values).
+        """
+        time, pair = np.nonzero(service)
+        taken = np.full((time.size, len(self.first.columns)), np.nan, dtype=np.float32)
+        by_pair = np.lexsort((time, pair))  # one unit's samples after the other, which keeps them in the cache
+        time, pair = time[by_pair], pair[by_pair]
+        self.first.fill(panes, RowSpans(begins[pair], ends[pair], borders[time]), taken)
+        values = np.full((borders.size, begins.size, len(self.first.columns)), np.nan, dtype=np.float32)
+        values[time, pair] = taken
+        return values
+
+    def fill_node(
+        self,
+        values: Float32Array,
+        row_time: IntArray,
+        row_pair: IntArray,
+        row_first: IntArray,
+        row_last: IntArray,
+        out: Float32Array,
+        offset: int = 0,
+    ) -> None:
+        """Write the comparison with the node into ``out[:, offset:]``.
+
+        ``values``: from :meth:`first_pass`; shape (times, pairs, values).
+        ``row_time``, ``row_pair``: positions of each row in ``values``; shape (rows,).
+        ``row_first``, ``row_last``: range of the pairs of each row's node; shape (rows,).
+        ``out``: shape (rows, columns).
+        """
+        _node(
+            values, row_time, row_pair, row_first, row_last, self.deviation, self.rank, offset, out
+        )  # fmt: skip
+
+    def fill_own(
+        self, values: Float32Array, at: IntArray, row_pair: IntArray, out: Float32Array, offset: int = 0
+    ) -> None:
+        """Write each row's own value at its last grid time where :meth:`fill_fleet` is going to compare it.
+
+        ``values``: from :meth:`first_pass`; shape (grid times, pairs, values).
+        ``at``, ``row_pair``: positions of each row in them; shape (rows,).
+        ``out``: shape (rows, columns).
+        """
+        for value, column in enumerate(self.fleet.tolist()):
+            out[:, offset + column] = values[at, row_pair, value]
+
+    def fill_fleet(
+        self, medians: FloatArray, at: IntArray, row_model: IntArray, out: Float32Array, offset: int = 0
+    ) -> None:
+        """Write the comparison with the fleet into ``out[:, offset:]``, where :meth:`fill_own` left the rows' values.
+
+        ``medians``: from :func:`fleet_medians`; shape (values, grid times, models).
+        ``at``, ``row_model``: positions in them: of each row's last grid time, and of its model; a model of -1 has no
+        reference; shape (rows,).
+        ``out``: shape (rows, columns).
+        """
+        known = row_model >= 0
+        for value, column in enumerate(self.fleet.tolist()):
+            reference = np.where(known, medians[value][at, row_model], np.nan)
+            out[:, offset + column] = out[:, offset + column].astype(np.float64) - reference
+
+
+def model_codes(fleet: Fleet, inventory: pd.DataFrame) -> tuple[list[str], IntArray]:
+    """Return the models of a fleet, sorted, and each pair's position among them.
+
+    A pair's model is that of its first stay, which no later one changes; it is empty where the inventory does not say.
+    """
+    models = inventory["model"] if "model" in inventory.columns else pd.Series([None] * len(inventory))
+    named = ["" if pd.isna(model) else str(model) for model in models]
+    names = [""] * len(fleet.pairs)
+    for pair, row in zip(fleet.stay_pair[::-1].tolist(), fleet.stay_row[::-1].tolist(), strict=True):
+        names[pair] = named[row]  # backwards, so that the first stay is written last
+    distinct = sorted(set(names))
+    position = {name: code for code, name in enumerate(distinct)}
+    return distinct, np.array([position[name] for name in names], dtype=np.int64)
+
+
+def fleet_medians(values: Float32Array, model: IntArray, n_models: int) -> FloatArray:
+    """Take the median over the units of each model at each time.
+
+    ``values``: first pass; NaN where a unit has no value or is not in service; shape (values, grid times, pairs).
+    ``model``: model of each pair, 0 to n_models - 1; shape (pairs,).
+    Returns: NaN where no unit of the model has a value; shape (values, grid times, models).
+    """
+    medians = np.full((values.shape[0], values.shape[1], n_models), np.nan)
+    for value in range(values.shape[0]):
+        _medians(np.ascontiguousarray(values[value]), model, medians[value])
+    return medians
+
+
+@njit(cache=True, nogil=True)
+def _median(sorted_values: Float32Array) -> float:
+    n = sorted_values.size
+    upper = np.float64(sorted_values[n // 2])
+    if n % 2 == 1:
+        return upper
+    return (np.float64(sorted_values[n // 2 - 1]) + upper) / 2.0
+
+
+@njit(cache=True, nogil=True)
+def _medians(values: Float32Array, model: IntArray, out: FloatArray) -> None:
+    n_models = out.shape[1]
+    counts = np.zeros(n_models, dtype=np.int64)
+    held = np.empty((n_models, model.size), dtype=np.float32)
+    for time in range(values.shape[0]):
+        counts[:] = 0
+        for pair in range(model.size):
+            value = values[time, pair]
+            if not np.isnan(value):
+                held[model[pair], counts[model[pair]]] = value
+                counts[model[pair]] += 1
+        for m in range(n_models):
+            if counts[m] > 0:
+                out[time, m] = _median(np.sort(held[m, : counts[m]]))
+
+
+@njit(cache=True, nogil=True)
+def _node(
+    values: Float32Array,
+    row_time: IntArray,
+    row_pair: IntArray,
+    row_first: IntArray,
+    row_last: IntArray,
+    deviation: IntArray,
+    rank: IntArray,
+    offset: int,
+    out: Float32Array,
+) -> None:
+    widest = 1
+    for row in range(row_time.size):
+        widest = max(widest, row_last[row] - row_first[row])
+    others = np.empty(widest, dtype=np.float32)
+    for row in range(row_time.size):
+        time = row_time[row]
+        for j in range(deviation.size):
+            if deviation[j] < 0:
+                continue
+            own = values[time, row_pair[row], j]
+            n = 0
+            below = 0.0
+            for pair in range(row_first[row], row_last[row]):
+                value = values[time, pair, j]
+                if pair != row_pair[row] and not np.isnan(value):
+                    at = n  # kept in order: a node has few units
+                    while at > 0 and others[at - 1] > value:
+                        others[at] = others[at - 1]
+                        at -= 1
+                    others[at] = value
+                    n += 1
+                    if value < own:
+                        below += 1.0
+                    elif value == own:
+                        below += 0.5
+            known = n > 0 and not np.isnan(own)
+            out[row, offset + deviation[j]] = np.float64(own) - _median(others[:n]) if known else np.nan
+            if rank[j] >= 0:
+                out[row, offset + rank[j]] = below / n if known else np.nan

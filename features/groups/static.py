@@ -1,0 +1,268 @@
+"""Feature group ``static``: what the inventory says of a unit, as it was known at the decision.
+
+Codes of a categorical column number its values in the order in which they were first known (by name among those known
+at the same time), so a value that appears later never changes an earlier code. ``removed_at`` is never a feature: it is
+future knowledge until it happens.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from features.errors import InputError
+from features.fleet import Fleet
+from features.installations import Timeline
+from features.times import NEVER, milliseconds, text
+from features.vocabulary import FeatureColumn
+from features.windows.blocks import IntArray
+
+_DAY_MS = 86_400_000.0
+_AUTO = ("model", "driver", "age", "slot", "rack")
+_ORDINAL = re.compile(r"(\d+)\s*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class StaticPlan:
+    """The columns of the group.
+
+    =========  =======================================================================================
+    code       a text column (model, driver, rack, ...) as the number of its category
+    days       ``age``: days since the unit was first installed anywhere; another time column: days since it
+    ordinal    ``slot``: the number at the end of the slot's name
+    value      a numeric column as it is
+    =========  =======================================================================================
+
+    ``columns``: a ``code`` column holds its categories.
+    """
+
+    columns: tuple[FeatureColumn, ...]
+
+    @classmethod
+    def of(cls, inventory: pd.DataFrame, events: pd.DataFrame, wanted: Sequence[str] | Literal["auto"]) -> StaticPlan:
+        """Plan the group.
+
+        ``wanted``: columns of the inventory, or ``age``; ``auto`` takes model, driver, age, slot and rack where filled.
+        Raises ``InputError`` if a named column does not exist or cannot be a feature.
+        """
+        if wanted == "auto":
+            names = [name for name in _AUTO if name == "age" or _filled(inventory, name)]
+        else:
+            names = list(wanted)
+            for name in names:
+                _check(inventory, name)
+        return cls(tuple(_column(inventory, events, name) for name in names))
+
+    def values(
+        self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame, pair: IntArray, time: IntArray
+    ) -> npt.NDArray[np.float32]:
+        """Take the columns' values.
+
+        ``fleet``: made of ``inventory``.
+        ``inventory``, ``events``: as a dataset holds them; a live one may hold categories that the plan does not know
+        (NaN).
+        ``pair``, ``time``: pair (-1: unknown) and decision time (ms) of each row; shape (rows,).
+        Returns shape (rows, columns).
+        """
+        return self.of_fleet(fleet, inventory, events).values(pair, time)
+
+    def of_fleet(self, fleet: Fleet, inventory: pd.DataFrame, events: pd.DataFrame) -> StaticFacts:
+        """Read what there is to know of a fleet, made of ``inventory``, for those who take values again and again."""
+        found: list[StaticFact] = []
+        for column in self.columns:
+            name = str(column.channel)
+            if column.statistic == "days":
+                since = _first_installed(fleet) if name == "age" else milliseconds(inventory[name], name)
+                found.append(StaticFact(since=since, of_pair=name == "age"))
+            elif column.statistic == "value":
+                numbers = np.full(len(inventory), np.nan)
+                if name in inventory.columns:
+                    numbers = pd.to_numeric(inventory[name], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+                found.append(StaticFact(numbers=numbers))
+            elif column.statistic == "ordinal":
+                found.append(StaticFact(numbers=np.array([_ordinal(slot) for slot in _texts(inventory, name)])))
+            else:
+                codes: dict[str | None, int] = {category: code for code, category in enumerate(column.categories)}
+                numbers = np.array([codes.get(value, np.nan) for value in _texts(inventory, name)], dtype=np.float64)
+                changes = DriverChanges.of(fleet, events, codes) if name == "driver" else None
+                found.append(StaticFact(numbers=numbers, changes=changes))
+        return StaticFacts(fleet, tuple(found))
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFact:
+    """What is known for one column, and may be for all time; a row's time decides what of it was known then.
+
+    ``numbers``: the value of each row of the inventory.
+    ``since``: for a column of days: from when they count (ms), of each row of the inventory, or of each pair.
+    """
+
+    numbers: npt.NDArray[np.float64] | None = None
+    since: IntArray | None = None
+    of_pair: bool = False
+    changes: DriverChanges | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StaticFacts:
+    """The columns of a plan for one fleet; from :meth:`StaticPlan.of_fleet`."""
+
+    fleet: Fleet
+    facts: tuple[StaticFact, ...]
+
+    def values(self, pair: IntArray, time: IntArray) -> npt.NDArray[np.float32]:
+        """Take the columns' values, as :meth:`StaticPlan.values` does."""
+        out = np.full((pair.size, len(self.facts)), np.nan, dtype=np.float32)
+        stay = self.fleet.stay_at(pair, time)
+        known = stay >= 0
+        row = self.fleet.stay_row[stay[known]] if self.fleet.stay_row.size else np.zeros(0, dtype=np.int64)
+        for position, fact in enumerate(self.facts):
+            if fact.since is not None:
+                if fact.of_pair:
+                    since = fact.since[pair]
+                else:
+                    since = np.full(pair.size, NEVER, dtype=np.int64)
+                    since[known] = fact.since[row]
+                usable = known & (since > -NEVER) & (since <= time)
+                out[usable, position] = (time[usable] - since[usable]) / _DAY_MS
+            elif fact.numbers is not None:
+                out[known, position] = fact.numbers[row]
+            if fact.changes is not None:
+                fact.changes.lay(out[:, position], self.fleet, pair, time, stay)
+        return out
+
+
+def _filled(inventory: pd.DataFrame, name: str) -> bool:
+    return name in inventory.columns and bool(inventory[name].notna().any())
+
+
+def _check(inventory: pd.DataFrame, name: str) -> None:
+    where = "parameter features.static"
+    if name in ("removed_at", "installed_at"):
+        raise InputError(
+            f"{name!r} cannot be a feature",
+            where,
+            "Leave it out: a removal is not known before it happens."
+            if name == "removed_at"
+            else "Name 'age' instead: days since the installation.",
+        )
+    if name != "age" and name not in inventory.columns:
+        raise InputError(
+            f"the inventory has no column {name!r}",
+            where,
+            f"Choose among: age, {', '.join(sorted(set(inventory.columns) - {'installed_at', 'removed_at'}))}.",
+        )
+
+
+def _column(inventory: pd.DataFrame, events: pd.DataFrame, name: str) -> FeatureColumn:
+    if name == "age":
+        return FeatureColumn.of("static", "age", "days", unit="d")
+    if name == "slot":
+        return FeatureColumn.of("static", "slot", "ordinal")
+    values = inventory[name]
+    if isinstance(values.dtype, pd.DatetimeTZDtype):
+        return FeatureColumn.of("static", name, "days", unit="d")
+    if pd.api.types.is_numeric_dtype(values.dtype):
+        return FeatureColumn.of("static", name, "value")
+    first: dict[str, int] = {}
+    known_at = milliseconds(inventory["installed_at"], "installed_at")
+    facts = list(zip(_texts(inventory, name), known_at.tolist(), strict=True))
+    if name == "driver":
+        facts += [(version, known) for _, _, version, _, known in _driver_events(events)]
+    for value, at in facts:
+        if value is not None:
+            first[value] = min(at, first.get(value, NEVER))
+    categories = tuple(sorted(first, key=lambda value: (first[value], value)))
+    return FeatureColumn.of("static", name, "code", categories=categories)
+
+
+def _texts(inventory: pd.DataFrame, name: str) -> list[str | None]:
+    if name not in inventory.columns:
+        return [None] * len(inventory)
+    return [None if value is None else str(value) for value in text(inventory[name])]
+
+
+def _ordinal(slot: str | None) -> float:
+    found = _ORDINAL.search(slot) if slot is not None else None
+    return float(found.group(1)) if found else np.nan
+
+
+def _first_installed(fleet: Fleet) -> IntArray:
+    """Return when each pair's unit was first installed, in whichever node; a later stay cannot change it."""
+    first: dict[str, int] = {}
+    for pair, installed in zip(fleet.stay_pair.tolist(), fleet.installed.tolist(), strict=True):
+        unit = fleet.pairs[pair][1]
+        first[unit] = min(installed, first.get(unit, NEVER))
+    return np.array([first[unit] for _, unit in fleet.pairs], dtype=np.int64)
+
+
+def _driver_events(events: pd.DataFrame) -> list[tuple[str, str | None, str, int, int]]:
+    """List driver changes as (node, gpu or None, version, timestamp, known at); the version is the code or detail."""
+    chosen = events[events["type"] == "driver"]
+    version = [code or detail for code, detail in zip(text(chosen["code"]), text(chosen["detail"]), strict=True)]
+    rows = zip(
+        text(chosen["node"]).tolist(),
+        text(chosen["gpu"]).tolist(),
+        version,
+        milliseconds(chosen["timestamp"]).tolist(),
+        milliseconds(chosen["known_at"], "known_at").tolist(),
+        strict=True,
+    )
+    return [(node, gpu, str(value), at, known) for node, gpu, value, at, known in rows if value]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverChanges:
+    """Changes of drivers by pair and by when they were known.
+
+    ``when``, ``code``: timestamp (ms) and code of the latest change, by timestamp, that was known with it.
+    """
+
+    known: Timeline
+    when: IntArray
+    code: npt.NDArray[np.float64]
+
+    @classmethod
+    def of(cls, fleet: Fleet, events: pd.DataFrame, codes: Mapping[str | None, int]) -> DriverChanges | None:
+        """Read events; None where none changes a driver."""
+        found = _driver_events(events)
+        touched = [
+            [number for number in _pairs_of(fleet, node) if gpu is None or fleet.pairs[number][1] in (gpu, node)]
+            for node, gpu, *_ in found
+        ]
+        pair = np.array(list(chain.from_iterable(touched)), dtype=np.int64)
+        if not pair.size:
+            return None
+        event = np.repeat(np.arange(len(found)), [len(numbers) for numbers in touched])
+        at, known = (np.array([each[which] for each in found], dtype=np.int64)[event] for which in (3, 4))
+        code = np.array([codes.get(version, np.nan) for _, _, version, _, _ in found], dtype=np.float64)[event]
+        order = np.lexsort((at, known, pair))
+        pair, at, code = pair[order], at[order], code[order]
+        # of the changes known with each, the position of the latest: by timestamp, and then by when it was known
+        newest = pd.Series(at).groupby(pair, sort=False).cummax().to_numpy()
+        latest = np.maximum.accumulate(np.where(at == newest, np.arange(pair.size), 0))
+        return cls(Timeline(pair, known[order], len(fleet.pairs)), at[latest], code[latest])
+
+    def lay(self, out: npt.NDArray[np.float32], fleet: Fleet, pair: IntArray, time: IntArray, stay: IntArray) -> None:
+        """Overwrite the driver at installation by the newest change known at each row's time."""
+        last = self.known.last(pair, time)
+        rows = np.flatnonzero((last >= 0) & (stay >= 0))
+        change = last[rows]
+        # a change before the installation is in the inventory's driver
+        newer = self.when[change] >= fleet.installed[stay[rows]]
+        out[rows[newer]] = self.code[change[newer]]
+
+
+def _pairs_of(fleet: Fleet, node: str) -> range:
+    first = bisect_left(fleet.pairs, (node, ""))
+    if first == len(fleet.pairs) or fleet.pairs[first][0] != node:
+        return range(0)
+    return range(first, int(fleet.last_of_node[first]))

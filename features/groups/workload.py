@@ -1,0 +1,324 @@
+"""Feature group ``workload``: how the unit is used, which wears it and explains what it reports."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from features.times import duration_ms
+from features.vocabulary import FeatureColumn
+from features.windows.blocks import FloatArray, IntArray, RowSpans
+from features.windows.layout import ChannelLayout
+from features.windows.pane_index import PaneIndex, Visits, level_offset
+from features.windows.panes import Panes
+
+IDLE_BELOW_PCT = 5.0
+"""Utilisation below which a sample counts as idle (assumption: display and monitoring stay under it)."""
+
+BUSY_FROM_PCT = 80.0
+"""Utilisation from which a sample counts as busy (assumption: training jobs sit above it)."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadPlan:
+    """The columns of the group; none where a dataset has neither utilisation nor power.
+
+    ==========================  ==============================================================================
+    gpu_util_pct, idle_share    share of samples below 5 % (larger windows)
+    gpu_util_pct, busy_share    share of samples from 80 % on: the duty cycle (larger windows)
+    gpu_util_pct, transitions   changes between idle and not idle from one sample to the next (larger windows)
+    power_w, swing              highest minus lowest power in the smallest window, W
+    power_w, swing_ratio        that swing as a share of the largest window's (NaN if that is 0)
+    power_w, step_change        mean change of power from one sample to the next (larger windows), W
+    ==========================  ==============================================================================
+
+    ``windows``: Milliseconds, ascending.
+    ``utilisation``, ``power``, ``power_low``, ``power_high``: columns of a block's value array; -1 where a dataset has
+    none.
+    """
+
+    columns: tuple[FeatureColumn, ...]
+    windows: IntArray
+    larger: int
+    utilisation: int
+    power: int
+    power_low: int
+    power_high: int
+
+    @classmethod
+    def of(cls, layout: ChannelLayout, windows: Sequence[timedelta]) -> WorkloadPlan:
+        """Plan the group."""
+        larger = 1 if len(windows) > 1 else 0
+        gauges = {channel.name for channel in layout.gauges}
+        where = {name: position for position, name in enumerate(layout.numbers)}
+        columns = []
+        if "gpu_util_pct" in gauges:
+            for statistic in ("idle_share", "busy_share", "transitions"):
+                columns += [
+                    FeatureColumn.of("workload", "gpu_util_pct", statistic, window=window)
+                    for window in windows[larger:]
+                ]
+        if "power_w" in gauges:
+            columns.append(FeatureColumn.of("workload", "power_w", "swing", window=windows[0], unit="W"))
+            columns.append(FeatureColumn.of("workload", "power_w", "swing_ratio", window=windows[-1]))
+            columns += [
+                FeatureColumn.of("workload", "power_w", "step_change", window=window, unit="W")
+                for window in windows[larger:]
+            ]
+        return cls(
+            columns=tuple(columns),
+            windows=np.array([duration_ms(window) for window in windows], dtype=np.int64),
+            larger=larger,
+            utilisation=where["gpu_util_pct"] if "gpu_util_pct" in gauges else -1,
+            power=where["power_w"] if "power_w" in gauges else -1,
+            power_low=where["power_w_min"] if "power_w_min" in layout.lows else -1,
+            power_high=where["power_w_max"] if "power_w_max" in layout.highs else -1,
+        )
+
+    def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
+        """Write the columns into ``out[:, offset:]`` (float32, shape (rows, columns), C order)."""
+        block, index = panes.block, panes.index
+        edges = np.unique(np.append(self.windows, 2 * self.windows[-1]))
+        visits, levels = panes.visits(rows, edges)
+        built = index.levels if levels else 0
+        spans = (visits, np.searchsorted(edges, self.windows), self.larger)
+        column = offset
+        none = np.empty(0, dtype=block.values.dtype)
+        if self.utilisation >= 0:
+            series = block.values[self.utilisation]
+            _utilisation(series, _utilisation_nodes(series, index, built), *spans, column, out)
+            column += 3 * (self.windows.size - self.larger)
+        if self.power >= 0:
+            series = block.values[self.power]
+            lows = block.values[self.power_low] if self.power_low >= 0 else none
+            highs = block.values[self.power_high] if self.power_high >= 0 else none
+            nodes = _power_nodes(series, lows, highs, index, built)
+            _power(series, lows, highs, nodes, *spans, column, out)
+
+
+# What a node of utilisation holds: known samples, idle ones, busy ones, changes among them, and whether the newest and
+# the oldest known one is idle (1 or 0).
+_KNOWN, _IDLE, _BUSY, _CHANGES, _NEWEST_IDLE, _OLDEST_IDLE, _USE_FIELDS = range(7)
+
+# What a node of power holds: lowest and highest value, steps between known values, their absolute sum, newest and
+# oldest known value (NaN: none).
+_LOW, _HIGH, _STEPS, _MOVED, _NEWEST, _OLDEST, _POWER_FIELDS = range(7)
+
+
+@njit(cache=True, nogil=True)
+def _sum_use(series: FloatArray, first: int, last: int, into: FloatArray) -> None:
+    into[:] = 0.0
+    for at in range(last - 1, first - 1, -1):
+        value = series[at]
+        if not np.isnan(value):
+            idle = 1.0 if value < IDLE_BELOW_PCT else 0.0
+            if into[_KNOWN] == 0.0:
+                into[_NEWEST_IDLE] = idle
+            elif idle != into[_OLDEST_IDLE]:
+                into[_CHANGES] += 1.0
+            into[_KNOWN] += 1.0
+            into[_IDLE] += idle
+            into[_BUSY] += 1.0 if value >= BUSY_FROM_PCT else 0.0
+            into[_OLDEST_IDLE] = idle
+
+
+@njit(cache=True, nogil=True)
+def _utilisation_nodes(series: FloatArray, index: PaneIndex, levels: int) -> FloatArray:
+    nodes = np.empty((index.nodes if levels > 0 else 0, _USE_FIELDS))
+    if levels == 0:
+        return nodes
+    for run in range(index.run_first.size):
+        base = index.run_node[run]
+        start = index.run_start[run]
+        panes = index.run_panes[run]
+        for pane in range(panes):
+            _sum_use(series, index.starts[start + pane], index.starts[start + pane + 1], nodes[base + pane])
+        for level in range(1, levels):
+            own = base + level_offset(panes, level)
+            below = base + level_offset(panes, level - 1)
+            for pane in range(panes >> level):
+                into = nodes[own + pane]
+                older = nodes[below + 2 * pane]
+                for field in range(_USE_FIELDS):
+                    into[field] = nodes[below + 2 * pane + 1, field]
+                if into[_KNOWN] == 0.0:
+                    for field in range(_USE_FIELDS):
+                        into[field] = older[field]
+                elif older[_KNOWN] > 0.0:
+                    into[_CHANGES] += 1.0 if into[_OLDEST_IDLE] != older[_NEWEST_IDLE] else 0.0
+                    into[:_NEWEST_IDLE] += older[:_NEWEST_IDLE]
+                    into[_OLDEST_IDLE] = older[_OLDEST_IDLE]
+    return nodes
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _utilisation(
+    series: FloatArray,
+    nodes: FloatArray,
+    visits: Visits,
+    window_edge: IntArray,
+    larger: int,
+    offset: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    rows, edges = visits.stops.shape
+    n_larger = window_edge.size - larger
+    totals = np.zeros((edges, 4))
+    piece = np.empty(_USE_FIELDS)
+    for row in range(rows):
+        totals[:] = 0.0
+        oldest = -1.0
+        oldest_edge = 0
+        at = visits.begin[row]
+        for edge in range(edges):
+            while at < visits.stops[row, edge]:
+                if visits.node[at] >= 0:
+                    for field in range(_USE_FIELDS):
+                        piece[field] = nodes[visits.node[at], field]
+                else:
+                    _sum_use(series, visits.first[at], visits.last[at], piece)
+                at += 1
+                if piece[_KNOWN] == 0.0:
+                    continue
+                if oldest >= 0.0 and oldest != piece[_NEWEST_IDLE]:
+                    totals[oldest_edge, _CHANGES] += 1.0
+                for k in range(4):
+                    totals[edge, k] += piece[k]
+                oldest = piece[_OLDEST_IDLE]
+                oldest_edge = edge
+        for edge in range(1, edges):
+            totals[edge] += totals[edge - 1]
+        for w in range(larger, window_edge.size):
+            found = totals[window_edge[w]]
+            n = found[_KNOWN]
+            out[row, offset + w - larger] = found[_IDLE] / n if n > 0 else np.nan
+            out[row, offset + n_larger + w - larger] = found[_BUSY] / n if n > 0 else np.nan
+            out[row, offset + 2 * n_larger + w - larger] = found[_CHANGES] if n > 0 else np.nan
+
+
+@njit(cache=True, nogil=True)
+def _sum_power(
+    series: FloatArray, lows: FloatArray, highs: FloatArray, first: int, last: int, into: FloatArray
+) -> None:
+    into[_LOW] = np.inf
+    into[_HIGH] = -np.inf
+    into[_STEPS] = 0.0
+    into[_MOVED] = 0.0
+    into[_NEWEST] = np.nan
+    into[_OLDEST] = np.nan
+    for at in range(last - 1, first - 1, -1):
+        value = series[at]
+        # comparisons with NaN are false: a roll-up's extreme, the value itself, or neither
+        into[_LOW] = min(into[_LOW], value)
+        into[_HIGH] = max(into[_HIGH], value)
+        if lows.size > 0 and lows[at] < into[_LOW]:
+            into[_LOW] = lows[at]
+        if highs.size > 0 and highs[at] > into[_HIGH]:
+            into[_HIGH] = highs[at]
+        if not np.isnan(value):
+            if np.isnan(into[_NEWEST]):
+                into[_NEWEST] = value
+            else:
+                into[_STEPS] += 1.0
+                into[_MOVED] += abs(into[_OLDEST] - value)
+            into[_OLDEST] = value
+
+
+@njit(cache=True, nogil=True)
+def _power_nodes(series: FloatArray, lows: FloatArray, highs: FloatArray, index: PaneIndex, levels: int) -> FloatArray:
+    nodes = np.empty((index.nodes if levels > 0 else 0, _POWER_FIELDS))
+    if levels == 0:
+        return nodes
+    for run in range(index.run_first.size):
+        base = index.run_node[run]
+        start = index.run_start[run]
+        panes = index.run_panes[run]
+        for pane in range(panes):
+            _sum_power(
+                series, lows, highs, index.starts[start + pane], index.starts[start + pane + 1], nodes[base + pane]
+            )
+        for level in range(1, levels):
+            own = base + level_offset(panes, level)
+            below = base + level_offset(panes, level - 1)
+            for pane in range(panes >> level):
+                into = nodes[own + pane]
+                older = nodes[below + 2 * pane]
+                for field in range(_POWER_FIELDS):
+                    into[field] = nodes[below + 2 * pane + 1, field]
+                into[_LOW] = min(into[_LOW], older[_LOW])
+                into[_HIGH] = max(into[_HIGH], older[_HIGH])
+                if not np.isnan(older[_NEWEST]):
+                    if not np.isnan(into[_OLDEST]):
+                        into[_STEPS] += 1.0
+                        into[_MOVED] += abs(into[_OLDEST] - older[_NEWEST])
+                    else:
+                        into[_NEWEST] = older[_NEWEST]
+                    into[_STEPS] += older[_STEPS]
+                    into[_MOVED] += older[_MOVED]
+                    into[_OLDEST] = older[_OLDEST]
+    return nodes
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _power(
+    series: FloatArray,
+    lows: FloatArray,
+    highs: FloatArray,
+    nodes: FloatArray,
+    visits: Visits,
+    window_edge: IntArray,
+    larger: int,
+    offset: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    rows, edges = visits.stops.shape
+    n_windows = window_edge.size
+    low = np.zeros(edges)
+    high = np.zeros(edges)
+    steps = np.zeros(edges)
+    moved = np.zeros(edges)
+    piece = np.empty(_POWER_FIELDS)
+    for row in range(rows):
+        steps[:] = 0.0
+        moved[:] = 0.0
+        lowest = np.inf
+        highest = -np.inf
+        oldest = np.nan
+        oldest_edge = 0
+        at = visits.begin[row]
+        for edge in range(edges):
+            while at < visits.stops[row, edge]:
+                if visits.node[at] >= 0:
+                    for field in range(_POWER_FIELDS):
+                        piece[field] = nodes[visits.node[at], field]
+                else:
+                    _sum_power(series, lows, highs, visits.first[at], visits.last[at], piece)
+                at += 1
+                lowest = min(lowest, piece[_LOW])
+                highest = max(highest, piece[_HIGH])
+                if not np.isnan(piece[_NEWEST]):
+                    if not np.isnan(oldest):
+                        steps[oldest_edge] += 1.0
+                        moved[oldest_edge] += abs(oldest - piece[_NEWEST])
+                    steps[edge] += piece[_STEPS]
+                    moved[edge] += piece[_MOVED]
+                    oldest = piece[_OLDEST]
+                    oldest_edge = edge
+            low[edge] = lowest
+            high[edge] = highest
+        for edge in range(1, edges):
+            steps[edge] += steps[edge - 1]
+            moved[edge] += moved[edge - 1]
+        smallest = window_edge[0]
+        swing = high[smallest] - low[smallest] if high[smallest] >= low[smallest] else np.nan
+        widest = high[window_edge[n_windows - 1]] - low[window_edge[n_windows - 1]]
+        out[row, offset] = swing
+        out[row, offset + 1] = swing / widest if widest > 0.0 else np.nan
+        for w in range(larger, n_windows):
+            n = steps[window_edge[w]]
+            out[row, offset + 2 + w - larger] = moved[window_edge[w]] / n if n > 0 else np.nan

@@ -1,0 +1,181 @@
+"""Who was in service where and when, and searches over times that belong to units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from features.errors import InputError
+from features.times import (
+    NEVER,
+    Int64Array,
+    UnitKind,
+    absent,
+    milliseconds,
+    text,
+)
+
+
+def units_of(frame: pd.DataFrame) -> NDArray[np.object_]:
+    """Name the unit of each row: its GPU, or its node where the ``gpu`` column is null."""
+    gpu, node = text(frame["gpu"]), text(frame["node"])
+    return np.where(absent(gpu), node, gpu)
+
+
+def unit_kind(inventory: pd.DataFrame) -> UnitKind:
+    """Say what the unit of a fleet is: ``node`` if no row of its inventory names a GPU, else ``gpu``."""
+    return "node" if len(inventory) and inventory["gpu"].isna().all() else "gpu"
+
+
+class Timeline:
+    """Times that belong to groups, for asking which entry of a group comes last at or before a time, or next after it.
+
+    ``group``: group code of each entry, zero or more; shape (n,).
+    ``time``: time of each entry, milliseconds since the epoch. Entries must be sorted by (group, time); shape (n,).
+
+    All questions are answered by one binary search over ``group * (distinct times + 1) + rank of the time``, which
+    cannot overflow for any span of time.
+    """
+
+    __slots__ = ("_distinct", "_key", "_offsets", "_width")
+
+    def __init__(self, group: Int64Array, time: Int64Array, groups: int) -> None:
+        self._distinct = np.unique(time)
+        self._width = len(self._distinct) + 1
+        self._key = group.astype(np.int64) * self._width + np.searchsorted(self._distinct, time, side="right")
+        self._offsets = np.searchsorted(group, np.arange(groups + 1))
+
+    def upto(self, group: Int64Array, time: Int64Array) -> Int64Array:
+        """Position one past the last entry of ``group`` with a time at or before ``time``; groups must be >= 0."""
+        rank = np.searchsorted(self._distinct, time, side="right")
+        return np.searchsorted(self._key, group.astype(np.int64) * self._width + rank, side="right")
+
+    def last(self, group: Int64Array, time: Int64Array) -> Int64Array:
+        """Index of the last entry of ``group`` at or before ``time``; -1 if there is none or the group is negative."""
+        return self._ask(group, time, step=-1)
+
+    def next(self, group: Int64Array, time: Int64Array) -> Int64Array:
+        """Index of the first entry of ``group`` after ``time`` (not at it); -1 if none or the group is negative."""
+        return self._ask(group, time, step=0)
+
+    def _ask(self, group: Int64Array, time: Int64Array, step: int) -> Int64Array:
+        known = np.maximum(group, 0)
+        if not len(self._key):
+            return np.full(len(group), -1, dtype=np.int64)
+        at = self.upto(known, time) + step
+        inside = (group >= 0) & (at >= self._offsets[known]) & (at < self._offsets[known + 1])
+        return np.where(inside, at, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Stays:
+    """An inventory as arrays, one entry a stay, sorted by (unit, installed_at).
+
+    ``units``: distinct unit names, sorted; a unit's code is its position here.
+    ``unit``, ``installed``, ``removed``: unit code, and when the stay began and ended (ms; :data:`NEVER` while it
+    lasts).
+    ``node``, ``slot``, ``gpu``: where the unit sat (slot None where not given); its GPU (None for a node without GPUs).
+    """
+
+    units: NDArray[np.object_]
+    unit: Int64Array
+    installed: Int64Array
+    removed: Int64Array
+    node: NDArray[np.object_]
+    slot: NDArray[np.object_]
+    gpu: NDArray[np.object_]
+
+    @classmethod
+    def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> Stays:
+        """Read an inventory as it was known at a time: later stays are absent, later removals have not happened."""
+        names = units_of(inventory)
+        if absent(names).any():
+            row = int(np.flatnonzero(absent(names))[0])
+            raise InputError(
+                "neither a GPU nor a node is named", f"inventory row {row}", "Fill the column gpu or the column node."
+            )
+        installed = milliseconds(inventory["installed_at"], "installed_at")
+        removed = milliseconds(inventory["removed_at"], "removed_at")
+        # A stay without a beginning has always been there.
+        installed = np.where(installed == NEVER, -NEVER, installed)
+        removed = np.where(removed > as_of_ms, NEVER, removed)
+        kept = installed <= as_of_ms
+        slots = inventory["slot"] if "slot" in inventory.columns else pd.Series([None] * len(inventory))
+        units, code = _factorize(names)
+        order = np.lexsort((removed, installed, code))
+        order = order[kept[order]]
+        return cls(
+            units=units,
+            unit=code[order],
+            installed=installed[order],
+            removed=removed[order],
+            node=text(inventory["node"])[order],
+            slot=text(slots)[order],
+            gpu=text(inventory["gpu"])[order],
+        )
+
+    def codes(self, names: Any) -> Int64Array:
+        """Give the unit codes of unit names; -1 for a name that the inventory does not hold."""
+        return pd.Index(self.units, dtype=object).get_indexer(pd.Index(names, dtype=object)).astype(np.int64)
+
+    def timeline(self) -> Timeline:
+        """Stays by (unit, installed)."""
+        return Timeline(self.unit, self.installed, len(self.units))
+
+    def leaves(self) -> tuple[Int64Array, Int64Array]:
+        """Give the unit codes and times at which a unit left service.
+
+        A stay that is followed at once by another of the same unit (a move, or a row rewritten) is not a leave.
+        """
+        unit, time = [], []
+        for first, last in _runs(self.unit):
+            latest = -NEVER
+            for i in range(first, last):
+                latest = max(latest, int(self.removed[i]))
+                followed = i + 1 < last and self.installed[i + 1] <= latest
+                if latest < NEVER and not followed:
+                    unit.append(int(self.unit[i]))
+                    time.append(latest)
+        return np.asarray(unit, dtype=np.int64), np.asarray(time, dtype=np.int64)
+
+    def on_node(self, node: NDArray[np.object_], time: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Pairs (position in ``node``, unit code) of the units on each node at each time, both ends included."""
+        asked = pd.DataFrame({"node": node, "time": time, "position": np.arange(len(node))})
+        held = pd.DataFrame(
+            {"node": self.node, "unit": self.unit, "installed": self.installed, "removed": self.removed}
+        )
+        both = asked.merge(held, on="node", how="inner")
+        both = both[(both["installed"] <= both["time"]) & (both["time"] <= both["removed"])]
+        both = both[["position", "unit"]].drop_duplicates().sort_values(["position", "unit"])
+        return both["position"].to_numpy(np.int64), both["unit"].to_numpy(np.int64)
+
+
+def _factorize(names: NDArray[np.object_]) -> tuple[NDArray[np.object_], Int64Array]:
+    code, units = pd.factorize(names, sort=True)
+    return np.asarray(units, dtype=object), code.astype(np.int64)
+
+
+def _runs(sorted_codes: Int64Array) -> list[tuple[int, int]]:
+    if not len(sorted_codes):
+        return []
+    starts = np.flatnonzero(np.r_[True, sorted_codes[1:] != sorted_codes[:-1]]).tolist()
+    return list(zip(starts, [*starts[1:], len(sorted_codes)], strict=True))
+
+
+def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
+    """Give events their known-at times under a reporting delay.
+
+    A dataset fixes ``known_at`` when it is imported. A ticket's entry time stands; but nothing is known earlier than
+    the delay of now after it happened, whatever the delay was at the import.
+
+    ``delay``: ``features.delay``.
+    Returns: a copy with ``known_at`` at least ``timestamp + delay``.
+    """
+    earliest = events["timestamp"] + delay
+    later = events["known_at"].where(events["known_at"] >= earliest, earliest)
+    return events.assign(known_at=later.astype(events["known_at"].dtype))

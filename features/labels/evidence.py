@@ -1,0 +1,351 @@
+"""What each event says about a unit (a failure, a doubtful sign, a repair) and from when that is known."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from features.config import FAILURE_CLASSES, LabelSection
+from features.errors import InputError
+from features.installations import Stays
+from features.times import (
+    NEVER,
+    BoolArray,
+    Int64Array,
+    absent,
+    duration_ms,
+    milliseconds,
+    text,
+)
+
+SUBCODE_XIDS = frozenset(range(144, 151))
+"""NVLink 5 errors whose sub-code, spelled out in the log line, says whether they are fatal (NVIDIA's XID catalogue)."""
+
+CONDITIONAL_XIDS = SUBCODE_XIDS | {74, 157}
+"""Interconnect errors that most GPUs survive; alone they are no incident (DESIGN 3.2)."""
+
+CONFIRMED_WITHIN = timedelta(hours=1)
+"""A conditional error counts when a repair, reset, drain or loss follows within this span (DESIGN 3.2)."""
+
+REPEATS = 3
+"""A conditional error counts when it is one of this many ... (DESIGN 3.2)."""
+
+REPEATED_WITHIN = timedelta(hours=24)
+"""... within this span."""
+
+RESET_CODES = frozenset({"boot", "reset", "gpu_reset", "node_reset", "reboot", "node_reboot", "power_cycle"})
+"""Codes (without case) of ``other`` events that end an incident as a repair does."""
+
+RELEASE_CODES = frozenset({"release", "released", "undrain", "undrained", "uncordon", "resume"})
+"""Codes (without case) of ``drain`` events that take a drain back."""
+
+OWN_SOURCE = "predrain"
+"""Sources that begin so are our own actions; they prove nothing about the hardware."""
+
+_FATAL = re.compile(r"(?<![a-z])(?<!non[- _])fatal(?![a-z])", re.IGNORECASE)
+_LEADING_NUMBER = re.compile(r"\s*(\d+)")
+_PASSED = re.compile(r"(?<![a-z])(pass|passed|ok|success|succeeded|healthy)(?![a-z])", re.IGNORECASE)
+_FAILED = re.compile(r"(?<![a-z])(fail|failed|failure|error|unhealthy)(?![a-z])", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """Events as arrays, one entry an event, in a fixed order that depends on their content only.
+
+    ``time``, ``known``: when it happened and from when it is known (ms); nothing is known before it happened.
+    ``unit``: unit code (see :class:`features.times.Stays`); -1 for a whole node of GPUs and for unknown devices.
+    ``node_wide``: the event names a node and no GPU.
+    ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
+    ``xid``: XID number of ``xid`` events, -1 for every other event.
+    """
+
+    time: Int64Array
+    known: Int64Array
+    unit: Int64Array
+    node_wide: BoolArray
+    node: NDArray[np.object_]
+    type: NDArray[np.object_]
+    code: NDArray[np.object_]
+    detail: NDArray[np.object_]
+    source: NDArray[np.object_]
+    xid: Int64Array
+
+    @classmethod
+    def of(cls, events: pd.DataFrame, stays: Stays, *, as_of_ms: int = NEVER) -> Facts:
+        """Read events, leaving out those not known at ``as_of_ms``.
+
+        Raises ``InputError`` if an event has no time or no known-at time.
+        """
+        time = milliseconds(events["timestamp"], "timestamp")
+        known = milliseconds(events["known_at"], "known_at")
+        for column, values in (("timestamp", time), ("known_at", known)):
+            if (values == NEVER).any():
+                raise InputError(
+                    f"an event without {column}",
+                    f"events row {int(np.argmax(values == NEVER))}",
+                    f"Fill {column}; `predrain import` does so.",
+                )
+        # A ticket may be dated later than it was entered; it must not be used before the time it speaks of.
+        known = np.maximum(known, time)
+        gpu, node = text(events["gpu"]), text(events["node"])
+        kind, code, detail, source = (_filled(events, name) for name in ("type", "code", "detail", "source"))
+        named = ~absent(gpu)
+        unit = np.where(named, stays.codes(gpu), -1)
+        unit = np.where(unit < 0, stays.codes(node), unit)
+        node_wide = ~named & (unit < 0)
+        # What is dated before a unit's first installation happened to something else.
+        unit = np.where(stays.timeline().last(unit, time) < 0, -1, unit)
+        xid = np.where(kind == "xid", _mapped(code, _leading_number).astype(np.int64), -1)
+        words = [pd.factorize(values, sort=True)[0] for values in (source, detail, code, kind, text(node))]
+        order = np.lexsort((*words, unit, time, known))
+        order = order[known[order] <= as_of_ms]
+        return cls(
+            time=time[order],
+            known=known[order],
+            unit=unit[order],
+            node_wide=node_wide[order],
+            node=node[order],
+            type=kind[order],
+            code=code[order],
+            detail=detail[order],
+            source=source[order],
+            xid=xid[order],
+        )
+
+    def own(self) -> BoolArray:
+        """Events that our own controller caused."""
+        return _test(self.source, lambda value: value.casefold().startswith(OWN_SOURCE))
+
+    def releases(self) -> BoolArray:
+        """Drains taken back."""
+        return (self.type == "drain") & _test(self.code, lambda code: folded(code) in RELEASE_CODES)
+
+    def drains(self) -> BoolArray:
+        """Drains begun."""
+        return (self.type == "drain") & ~self.releases()
+
+    def ends(self) -> BoolArray:
+        """Repairs, replacements and resets: after any of them the unit is taken to be sound."""
+        reset = (self.type == "other") & _test(self.code, lambda code: folded(code) in RESET_CODES)
+        return (self.type == "repair") | (self.type == "replacement") | reset
+
+    def diagnostics(self, *, passed: bool) -> BoolArray:
+        """Diagnostics that passed, or that failed, by their code or, where that says neither, their detail."""
+        chosen = self.type == "diagnostic"
+        out = np.zeros(len(self.time), dtype=bool)
+        for i in np.flatnonzero(chosen).tolist():
+            outcome = diagnostic_outcome(self.code[i], self.detail[i])
+            out[i] = outcome is passed
+        return out
+
+    def at_units(self, chosen: BoolArray, stays: Stays) -> tuple[Int64Array, Int64Array]:
+        """Pairs (position of the fact, unit code); a fact about a node of GPUs stands once for each GPU then on it."""
+        direct = np.flatnonzero(chosen & (self.unit >= 0))
+        wide = np.flatnonzero(chosen & self.node_wide)
+        position, unit = stays.on_node(self.node[wide], self.time[wide])
+        return np.r_[direct, wide[position]], np.r_[self.unit[direct], unit]
+
+
+def diagnostic_outcome(code: str, detail: str) -> bool | None:
+    """Whether a diagnostic passed (True) or failed (False); None if neither its code nor its detail says so."""
+    if folded(code) == "inconclusive":  # whatever words its detail uses
+        return None
+    for value in (code, detail):
+        if _FAILED.search(value):
+            return False
+        if _PASSED.search(value):
+            return True
+    return None
+
+
+def is_fatal(detail: str) -> bool:
+    """Whether the log line of an NVLink 5 error calls it fatal (``Nonfatal`` and ``non-fatal`` do not)."""
+    return _FATAL.search(detail) is not None
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sign:
+    """One label-worthy event of a unit: when it happened, and from when it is established that it counts."""
+
+    time: int
+    established: int
+    class_index: int
+    code: str
+    node: str
+
+
+@dataclass(slots=True)
+class UnitEvidence:
+    """The facts of one unit that make and end its incidents, each list in ascending order.
+
+    ``ends``: Repairs, replacements, resets and removals.
+    ``own_ends``: those of ``ends`` that name the unit itself and take it out of the node or mend it (no resets).
+    """
+
+    signs: list[Sign] = field(default_factory=list)
+    ends: list[tuple[int, int]] = field(default_factory=list)
+    own_ends: list[int] = field(default_factory=list)
+
+
+def xid_classes(labels: LabelSection) -> dict[int, int]:
+    """Failure class, as an index into :data:`features.config.FAILURE_CLASSES`, by label-worthy XID."""
+    table: dict[int, int] = {}
+    for index, name in enumerate(FAILURE_CLASSES):
+        for xid in labels.xids.get(name, ()):
+            table.setdefault(xid, index)
+    return table
+
+
+def gather(facts: Facts, stays: Stays, labels: LabelSection) -> dict[int, UnitEvidence]:
+    """Collect the evidence of every unit that has any label-worthy event, by unit code in ascending order."""
+    table = xid_classes(labels)
+    classes = {folded(code): FAILURE_CLASSES.index(name) for code, name in labels.classes.items()}
+    other = FAILURE_CLASSES.index("other")
+    listed = np.isin(facts.xid, list(table))
+    conditional = listed & np.isin(facts.xid, list(CONDITIONAL_XIDS))
+    for i in np.flatnonzero(conditional & np.isin(facts.xid, list(SUBCODE_XIDS))).tolist():
+        conditional[i] = is_fatal(facts.detail[i])
+    failure = facts.type == "failure"
+    certain = failure | (listed & ~np.isin(facts.xid, list(CONDITIONAL_XIDS)))
+
+    def sign(i: int, established: int) -> Sign:
+        index = classes.get(folded(facts.code[i]), other) if failure[i] else table[int(facts.xid[i])]
+        return Sign(int(facts.time[i]), established, index, facts.code[i], facts.node[i] or "")
+
+    out: dict[int, UnitEvidence] = {}
+    candidates: dict[int, list[int]] = {}
+    for i in np.flatnonzero((certain | conditional) & (facts.unit >= 0)).tolist():
+        unit = int(facts.unit[i])
+        evidence = out.setdefault(unit, UnitEvidence())
+        if conditional[i]:
+            candidates.setdefault(unit, []).append(i)
+        else:
+            evidence.signs.append(sign(i, int(facts.known[i])))
+
+    confirmers: dict[int, list[tuple[int, int]]] = {}
+    _collect_ends(facts, stays, out, confirmers)
+    # Our own drains follow our own alerts: taken as proof, the model would confirm itself.
+    proofs = failure | (facts.drains() & ~facts.own())
+    for i, unit in zip(*facts.at_units(proofs, stays), strict=True):
+        if int(unit) in candidates:
+            confirmers.setdefault(int(unit), []).append((int(facts.time[i]), int(facts.known[i])))
+    for unit, positions in candidates.items():
+        times = [(int(facts.time[i]), int(facts.known[i])) for i in positions]
+        for i, established in zip(positions, established_at(times, sorted(confirmers.get(unit, []))), strict=True):
+            if established < NEVER:
+                out[unit].signs.append(sign(i, established))
+    for evidence in out.values():
+        evidence.signs.sort()
+        evidence.ends.sort()
+        evidence.own_ends.sort()
+    return {unit: out[unit] for unit in sorted(out) if out[unit].signs}
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What events say of the units of an inventory, read once for all who ask.
+
+    ``evidence``: from :func:`gather`.
+    """
+
+    stays: Stays
+    facts: Facts
+    evidence: Mapping[int, UnitEvidence]
+
+    @classmethod
+    def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> Record:
+        """Read events and inventory as a dataset holds them."""
+        stays = Stays.of(inventory)
+        facts = Facts.of(events, stays)
+        return cls(stays, facts, gather(facts, stays, labels))
+
+
+def _collect_ends(
+    facts: Facts,
+    stays: Stays,
+    out: Mapping[int, UnitEvidence],
+    confirmers: dict[int, list[tuple[int, int]]],
+) -> None:
+    ends = facts.ends()
+    for i, code in zip(*facts.at_units(ends, stays), strict=True):
+        unit = int(code)
+        if unit in out:
+            moment = (int(facts.time[i]), int(facts.known[i]))
+            out[unit].ends.append(moment)
+            confirmers.setdefault(unit, []).append(moment)
+            if facts.type[i] != "other" and folded(facts.code[i]) not in RESET_CODES and not facts.node_wide[i]:
+                out[unit].own_ends.append(moment[0])
+    for code, time in zip(*stays.leaves(), strict=True):
+        unit = int(code)
+        if unit in out:
+            out[unit].ends.append((int(time), int(time)))
+            out[unit].own_ends.append(int(time))
+            confirmers.setdefault(unit, []).append((int(time), int(time)))
+
+
+def established_at(candidates: list[tuple[int, int]], confirmers: list[tuple[int, int]]) -> list[int]:
+    """From when each conditional error of one unit is known to count.
+
+    ``candidates``: the unit's conditional errors (ms).
+    ``confirmers``: Repairs, resets, drains, losses (ms).
+    Returns: for each candidate the earliest time (ms) at which the known facts hold a confirmer within
+    :data:`CONFIRMED_WITHIN` after it, or :data:`REPEATS` candidates, it among them, within :data:`REPEATED_WITHIN`;
+    :data:`features.times.NEVER` if they never do.
+    """
+    within, span = duration_ms(CONFIRMED_WITHIN), duration_ms(REPEATED_WITHIN)
+    out: list[int] = []
+    for time, known in candidates:
+        first = bisect_left(confirmers, (time, -NEVER))
+        last = bisect_right(confirmers, (time + within, NEVER))
+        proofs = [moment[1] for moment in confirmers[first:last]]
+        out.append(max(known, min(proofs)) if proofs else NEVER)
+    # In the order in which they become known: whatever makes a candidate one of three is, together with the
+    # newcomer, among its nearest neighbours in time, since with one more between them it was one of three before.
+    placed: list[tuple[int, int]] = []
+    for i in sorted(range(len(candidates)), key=lambda k: (candidates[k][1], candidates[k][0], k)):
+        time, known = candidates[i]
+        at = bisect_left(placed, (time, i))
+        placed.insert(at, (time, i))
+        for first in range(max(0, at - REPEATS + 1), min(at, len(placed) - REPEATS) + 1):
+            group = placed[first : first + REPEATS]
+            if group[-1][0] - group[0][0] <= span:
+                for _, member in group:
+                    out[member] = min(out[member], known)
+    return out
+
+
+def folded(code: str) -> str:
+    """Give a code as it is compared: without surrounding blanks and case."""
+    return code.strip().casefold()
+
+
+def _filled(events: pd.DataFrame, column: str) -> NDArray[np.object_]:
+    if column not in events.columns:
+        return np.full(len(events), "", dtype=object)
+    values = text(events[column])
+    return np.where(absent(values), "", values)
+
+
+def _mapped(values: NDArray[np.object_], change: Callable[[str], Any]) -> NDArray[np.object_]:
+    # Events hold few distinct values, so the change is made once for each.
+    code, distinct = pd.factorize(values)
+    changed = np.empty(len(distinct), dtype=object)
+    changed[:] = [change(value) for value in distinct]
+    return np.asarray(changed[code], dtype=object)
+
+
+def _test(values: NDArray[np.object_], holds: Callable[[str], bool]) -> BoolArray:
+    return _mapped(values, holds).astype(bool)
+
+
+def _leading_number(code: str) -> int:
+    match = _LEADING_NUMBER.match(code)
+    return int(match.group(1)) if match else -1

@@ -1,0 +1,255 @@
+"""Incidents: bursts of label-worthy events of one unit, as the truth and as they came to be known.
+
+Two views are kept apart. :func:`find_incidents` looks back from one instant and gives each incident its true start and
+end; labels and evaluation use it. :func:`known_onsets` and :func:`down_intervals` walk forward and say what could be
+known at each time; features and the decision grid use them.
+
+A ``failure`` or XID event that names a node of GPUs but none of its GPUs is no incident: to make it one of every GPU
+there would count one fault eight times. It is part of the node's history. Where the nodes are the units (no GPUs in
+the inventory) it is the node's incident.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from datetime import datetime, timedelta
+
+import numpy as np
+import pandas as pd
+
+from features.config import FAILURE_CLASSES, LabelSection
+from features.installations import Stays
+from features.labels.evidence import (
+    Facts,
+    Record,
+    Sign,
+    UnitEvidence,
+    gather,
+)
+from features.times import (
+    NEVER,
+    duration_ms,
+    instant_ms,
+    instants,
+)
+
+LATE_REPAIR = timedelta(days=30)
+"""A repair or removal of the unit itself this long after the last event is still the incident's, even after
+``labels.quiet``. 95 % of the repairs in StepFun's InfiniteHBD trace end within 31 days, half of them after more than
+20 hours; a unit that waits for its repair is no negative example. Only the true end moves, not what is known."""
+
+INCIDENT_COLUMNS = ("incident", "unit", "gpu", "node", "start", "end", "failure_class", "code", "known_at")
+"""Columns of the frame that :func:`find_incidents` returns."""
+
+_OTHER = FAILURE_CLASSES.index("other")
+
+
+def find_incidents(
+    events: pd.DataFrame,
+    inventory: pd.DataFrame,
+    labels: LabelSection,
+    *,
+    as_of: datetime | None = None,
+    data_end: datetime | None = None,
+) -> pd.DataFrame:
+    """Find the incidents that the events show.
+
+    Label-worthy events of one unit belong to one incident if they lie within ``labels.coalesce`` of each other, or if
+    the earlier one's incident has not ended yet. An incident ends at the first repair, replacement, reset or removal
+    at or after its last event, or ``labels.quiet`` after that event; a repair or removal of the unit itself that comes
+    later still ends it if nothing label-worthy lies between and at most :data:`LATE_REPAIR` has passed.
+
+    ``events``, ``inventory``: as a dataset holds them (DESIGN 3.1).
+    ``as_of``: use only what was known then: events with ``known_at <= as_of``, stays begun and removals made by then.
+    ``data_end``: end of the data; by default the latest time in events and inventory. An incident whose quiet span ends
+    after this (or after ``as_of``) is open.
+    Returns: columns ``incident`` (0, 1, ... by start, then unit), ``unit``, ``gpu`` (null for a node), ``node``,
+    ``start``, ``end`` (NaT: open), ``failure_class`` (of its first event that is not ``other``), ``code`` (of that
+    event), ``known_at`` (when it was first established). Times are ``datetime64[ms, UTC]``. No two incidents of a unit
+    overlap.
+    """
+    as_of_ms = instant_ms(as_of)
+    stays = Stays.of(inventory, as_of_ms=as_of_ms)
+    facts = Facts.of(events, stays, as_of_ms=as_of_ms)
+    seen_until = min(as_of_ms, instant_ms(data_end))
+    if seen_until == NEVER:
+        removals = stays.removed[stays.removed < NEVER]
+        seen_until = max([-NEVER, *(int(a.max()) for a in (facts.known, stays.installed, removals) if len(a))])
+    found: list[tuple[int, int, int, int, Sign]] = []
+    for unit, evidence in gather(facts, stays, labels).items():
+        signs = evidence.signs
+        for first, last in _bursts(signs, evidence.ends, labels):
+            end = _end(signs, first, last, evidence, labels, seen_until)
+            members = signs[first : last + 1]
+            shown = next((sign for sign in members if sign.class_index != _OTHER), members[0])
+            found.append((members[0].time, unit, end, min(sign.established for sign in members), shown))
+    found.sort(key=lambda row: row[:2])
+    return _incident_frame(found, stays)
+
+
+def known_onsets(
+    events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection, *, record: Record | None = None
+) -> pd.DataFrame:
+    """Incident onsets as they came to be known: what features may count.
+
+    Facts are taken in the order in which they were known. A label-worthy event opens an onset unless, by what is known
+    then, it belongs to the same incident as another known one. An onset once given never changes, so that those
+    known at or before any time depend only on facts known at or before it.
+
+    ``record``: of the same, where it has been read already.
+    Returns: columns ``unit``, ``gpu``, ``node``, ``timestamp`` (of the event that opened it), ``known_at``,
+    ``failure_class``, ``code``; sorted by (known_at, timestamp, unit).
+    """
+    record = record or Record.of(events, inventory, labels)
+    stays = record.stays
+    found: list[tuple[int, int, int, Sign]] = []
+    for unit, evidence in record.evidence.items():
+        found += [(sign.established, sign.time, unit, sign) for sign in _openings(evidence, labels)]
+    found.sort(key=lambda row: row[:3])
+    codes = np.asarray([row[2] for row in found], dtype=np.int64)
+    names = stays.units[codes] if found else np.zeros(0, dtype=object)
+    gpu = _gpus(stays)[codes] if found else np.zeros(0, dtype=object)
+    return pd.DataFrame(
+        {
+            "unit": pd.array(names, dtype="str"),
+            "gpu": pd.array(gpu, dtype="str"),
+            "node": pd.array([row[3].node for row in found], dtype="str"),
+            "timestamp": instants(np.asarray([row[1] for row in found], dtype=np.int64)),
+            "known_at": instants(np.asarray([row[0] for row in found], dtype=np.int64)),
+            "failure_class": pd.array([FAILURE_CLASSES[row[3].class_index] for row in found], dtype="str"),
+            "code": pd.array([row[3].code for row in found], dtype="str"),
+        }
+    )
+
+
+def down_intervals(
+    events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection, *, record: Record | None = None
+) -> pd.DataFrame:
+    """When each unit was known to be down.
+
+    A unit is known to be down at t if, of the facts known at t, its last label-worthy event is followed by no repair,
+    replacement, reset or removal and is less than ``labels.quiet`` ago.
+
+    ``record``: of the same, where it has been read already.
+    Returns: columns ``unit``, ``down_from`` (included), ``down_until`` (excluded); sorted by (unit, down_from),
+    disjoint. Whether a time lies in an interval depends only on facts known at that time.
+    """
+    record = record or Record.of(events, inventory, labels)
+    rows: list[tuple[int, int, int]] = []
+    quiet = duration_ms(labels.quiet)
+    for unit, evidence in record.evidence.items():
+        moments = [(sign.established, sign.time, True) for sign in evidence.signs]
+        moments += [(known, time, False) for time, known in evidence.ends]
+        moments.sort()
+        last_sign, last_end = -NEVER, -NEVER
+        for position, (known, time, is_sign) in enumerate(moments):
+            if is_sign:
+                last_sign = max(last_sign, time)
+            else:
+                last_end = max(last_end, time)
+            following = moments[position + 1][0] if position + 1 < len(moments) else NEVER
+            until = min(following, last_sign + quiet)
+            if last_end < last_sign and known < until:
+                if rows and rows[-1][0] == unit and rows[-1][2] == known:
+                    rows[-1] = (unit, rows[-1][1], until)
+                else:
+                    rows.append((unit, known, until))
+    codes = np.asarray([row[0] for row in rows], dtype=np.int64)
+    return pd.DataFrame(
+        {
+            "unit": pd.array(record.stays.units[codes] if rows else [], dtype="str"),
+            "down_from": instants(np.asarray([row[1] for row in rows], dtype=np.int64)),
+            "down_until": instants(np.asarray([row[2] for row in rows], dtype=np.int64)),
+        }
+    )
+
+
+def _bursts(signs: list[Sign], ends: list[tuple[int, int]], labels: LabelSection) -> list[tuple[int, int]]:
+    """First and last position of each incident's events; ``signs`` and ``ends`` are sorted by time."""
+    coalesce, quiet = duration_ms(labels.coalesce), duration_ms(labels.quiet)
+    bursts: list[tuple[int, int]] = []
+    for i, sign in enumerate(signs):
+        if bursts:
+            first, last = bursts[-1]
+            since = sign.time - signs[last].time
+            if since <= coalesce or (since < quiet and not _ended(ends, signs[last].time, sign.time)):
+                bursts[-1] = (first, i)
+                continue
+        bursts.append((i, i))
+    return bursts
+
+
+def _ended(ends: list[tuple[int, int]], first: int, last: int) -> bool:
+    """Whether an end lies in [first, last]."""
+    at = bisect_left(ends, (first, -NEVER))
+    return at < len(ends) and ends[at][0] <= last
+
+
+def _end(
+    signs: list[Sign], first: int, last: int, evidence: UnitEvidence, labels: LabelSection, seen_until: int
+) -> int:
+    assert first <= last
+    latest = signs[last].time
+    quiet_at = latest + duration_ms(labels.quiet)
+    at = bisect_left(evidence.ends, (latest, -NEVER))
+    if at < len(evidence.ends) and evidence.ends[at][0] <= quiet_at:
+        return evidence.ends[at][0]
+    limit = latest + duration_ms(LATE_REPAIR)
+    if last + 1 < len(signs):
+        limit = min(limit, signs[last + 1].time - 1)
+    at = bisect_left(evidence.own_ends, latest)
+    if at < len(evidence.own_ends) and evidence.own_ends[at] <= limit:
+        return evidence.own_ends[at]
+    return quiet_at if quiet_at <= seen_until else NEVER
+
+
+def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
+    coalesce, quiet = duration_ms(labels.coalesce), duration_ms(labels.quiet)
+    ends_by_known = sorted((known, time) for time, known in evidence.ends)
+    ends: list[tuple[int, int]] = []
+    times: list[int] = []
+    taken = 0
+    openings: list[Sign] = []
+
+    def together(earlier: int, later: int) -> bool:
+        since = later - earlier
+        return since <= coalesce or (since < quiet and not _ended(ends, earlier, later))
+
+    for sign in sorted(evidence.signs, key=lambda s: (s.established, s)):
+        while taken < len(ends_by_known) and ends_by_known[taken][0] <= sign.established:
+            known, time = ends_by_known[taken]
+            insort(ends, (time, known))
+            taken += 1
+        at = bisect_right(times, sign.time)
+        before = at > 0 and together(times[at - 1], sign.time)
+        after = at < len(times) and together(sign.time, times[at])
+        if not (before or after):
+            openings.append(sign)
+        times.insert(at, sign.time)
+    return openings
+
+
+def _gpus(stays: Stays) -> np.ndarray:
+    """GPU name of each unit code; None where the unit is a node."""
+    gpu = np.full(len(stays.units), None, dtype=object)
+    gpu[stays.unit] = stays.gpu
+    return gpu
+
+
+def _incident_frame(found: list[tuple[int, int, int, int, Sign]], stays: Stays) -> pd.DataFrame:
+    unit = np.asarray([row[1] for row in found], dtype=np.int64)
+    names = stays.units[unit] if found else np.zeros(0, dtype=object)
+    gpu = _gpus(stays)[unit] if found else np.zeros(0, dtype=object)
+    return pd.DataFrame(
+        {
+            "incident": np.arange(len(found), dtype=np.int64),
+            "unit": pd.array(names, dtype="str"),
+            "gpu": pd.array(gpu, dtype="str"),
+            "node": pd.array([row[4].node for row in found], dtype="str"),
+            "start": instants(np.asarray([row[0] for row in found], dtype=np.int64)),
+            "end": instants(np.asarray([row[2] for row in found], dtype=np.int64)),
+            "failure_class": pd.array([FAILURE_CLASSES[row[4].class_index] for row in found], dtype="str"),
+            "code": pd.array([row[4].code for row in found], dtype="str"),
+            "known_at": instants(np.asarray([row[3] for row in found], dtype=np.int64)),
+        }
+    )

@@ -1,0 +1,184 @@
+"""Labels: whether an incident of the unit starts in (t + gap, t + gap + horizon], as far as can be told."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from features.config import LabelSection
+from features.installations import Stays, Timeline
+from features.labels.evidence import Facts
+from features.times import (
+    NEVER,
+    BoolArray,
+    Int64Array,
+    duration_ms,
+    instant_ms,
+    instants,
+    milliseconds,
+    text,
+)
+
+
+def label_rows(
+    rows: pd.DataFrame,
+    incidents: pd.DataFrame,
+    inventory: pd.DataFrame,
+    labels: LabelSection,
+    *,
+    data_end: datetime,
+    as_of: datetime | None = None,
+    events: pd.DataFrame | None = None,
+    units: tuple[Int64Array, NDArray[np.object_]] | None = None,
+) -> pd.DataFrame:
+    """Label decision rows.
+
+    The label is 1 if an incident of the row's unit starts in (t + gap, t + gap + horizon], else 0; null (censored or
+    not yet known) in these cases, of which the first two also beat a 1:
+
+    * the unit is inside an incident at t, even if that was not known at t;
+    * the horizon ends after ``data_end`` or ``as_of``: a failure that is known already says nothing about the rows
+      beside it, and counting it alone would make every ranking of those times look better than it was;
+    * ``labels.censor_leavers``, and the unit leaves service in (t, t + gap + horizon] with no incident begun after t
+      and by then;
+    * our own controller drained the unit or its node (``drain`` events whose source begins ``predrain``), so that it
+      was out of use at some time in (t, t + gap + horizon], and it neither failed nor passed a diagnostic after that
+      and within the horizon: nobody can say what would have happened.
+
+    ``rows``: columns ``decision_time`` and ``unit``; any order, millions of them.
+    ``incidents``: from :func:`features.labels.incidents.find_incidents`, called with the same ``as_of``.
+    ``inventory``: as a dataset holds it; with ``as_of``, removals after that are not used.
+    ``events``: as a dataset holds them, for our own drains; without them there are none.
+    ``units``: what :func:`unit_positions` gives for these rows, for one who labels them again and again.
+    Returns: aligned with ``rows`` (same index): ``label`` (Int8), ``incident`` (Int64), ``incident_start`` and
+    ``failure_class`` of the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
+    """
+    as_of_ms = instant_ms(as_of)
+    stays = Stays.of(inventory, as_of_ms=as_of_ms)
+    decided = milliseconds(rows["decision_time"], "decision_time")
+    position, names = unit_positions(rows) if units is None else units
+    unit = stays.codes(names)[position] if len(names) else np.zeros(0, dtype=np.int64)
+    too_soon = decided + duration_ms(labels.gap)
+    complete = too_soon + duration_ms(labels.horizon)
+
+    onset = _Onsets.of(incidents, stays)
+    following = onset.timeline.next(unit, too_soon)
+    starts = np.append(onset.start, NEVER)
+    positive = starts[following] <= complete
+
+    inside = onset.last_end(unit, decided) > decided
+    next_start = starts[onset.timeline.next(unit, decided)]
+    incomplete = complete > min(instant_ms(data_end), as_of_ms)
+    unknown = np.zeros(len(decided), dtype=bool)
+    if labels.censor_leavers:
+        left = _next_leave(stays, unit, decided)
+        unknown |= (left <= complete) & (next_start > left)
+    if events is not None:
+        facts = Facts.of(events, stays, as_of_ms=as_of_ms)
+        unknown |= _drained_by_us(facts, stays, onset, unit, decided, complete)
+
+    null = inside | incomplete | (unknown & ~positive)
+    caught = np.where(positive & ~null, following, -1)
+    numbers = np.append(incidents["incident"].to_numpy(np.int64)[onset.order], 0)
+    classes = pd.array(incidents["failure_class"].iloc[onset.order], dtype="str")
+    return pd.DataFrame(
+        {
+            "label": pd.arrays.IntegerArray(positive.astype(np.int8), null),
+            "incident": pd.arrays.IntegerArray(numbers[caught], caught < 0),
+            "incident_start": instants(np.where(caught < 0, NEVER, starts[caught])),
+            "failure_class": classes.take(caught, allow_fill=True),
+            "complete_at": instants(complete),
+        },
+        index=rows.index,
+    )
+
+
+def unit_positions(rows: pd.DataFrame) -> tuple[Int64Array, NDArray[np.object_]]:
+    """Find the distinct units of rows: they repeat few, so that names are looked up once each.
+
+    ``rows``: column ``unit``.
+    Returns ``position``: of each row's unit among the names; shape (n_rows,).
+    Returns ``names``: distinct units, in order of appearance.
+    """
+    position, names = pd.factorize(rows["unit"])
+    return position.astype(np.int64), np.asarray(names, dtype=object)
+
+
+class _Onsets:
+    """Incidents by (unit, start)."""
+
+    __slots__ = ("end", "order", "start", "timeline", "unit")
+
+    def __init__(self, unit: Int64Array, start: Int64Array, end: Int64Array, order: Int64Array, units: int) -> None:
+        self.unit, self.start, self.end, self.order = unit, start, end, order
+        self.timeline = Timeline(unit, start, units)
+
+    @classmethod
+    def of(cls, incidents: pd.DataFrame, stays: Stays) -> _Onsets:
+        unit = stays.codes(text(incidents["unit"]))
+        start = milliseconds(incidents["start"], "start")
+        end = milliseconds(incidents["end"], "end")
+        order = np.lexsort((end, start, unit))
+        order = order[unit[order] >= 0]
+        return cls(unit[order], start[order], end[order], order, len(stays.units))
+
+    def last_end(self, unit: Int64Array, time: Int64Array) -> Int64Array:
+        """End of the last incident of each unit that started at or before each time."""
+        return np.append(self.end, -NEVER)[self.timeline.last(unit, time)]
+
+
+def _next_leave(stays: Stays, unit: Int64Array, time: Int64Array) -> Int64Array:
+    leaver, left = stays.leaves()
+    return np.append(left, NEVER)[Timeline(leaver, left, len(stays.units)).next(unit, time)]
+
+
+def _drained_by_us(
+    facts: Facts, stays: Stays, onset: _Onsets, unit: Int64Array, decided: Int64Array, complete: Int64Array
+) -> BoolArray:
+    """Rows whose outcome our own drain hides."""
+    position, drained = facts.at_units(facts.drains() & facts.own(), stays)
+    out = np.zeros(len(unit), dtype=bool)
+    if not len(position):
+        return out
+    back = _Moments(facts, facts.releases() | facts.ends() | facts.diagnostics(passed=True), stays, onset)
+    passed = _Moments(facts, facts.diagnostics(passed=True), stays, onset)
+    by_unit = np.argsort(unit, kind="stable")
+    first = np.searchsorted(unit[by_unit], drained, side="left")
+    last = np.searchsorted(unit[by_unit], drained, side="right")
+    for fact, code, begin, end in zip(position, drained, first, last, strict=True):
+        chosen = by_unit[begin:end]
+        since = int(facts.time[fact])
+        returned, cleared = back.after(int(code), since), passed.after(int(code), since)
+        # Either the drain begins inside the horizon, or it began before t and the unit was still out of use at t.
+        begins = (since > decided[chosen]) & (since <= complete[chosen])
+        lasts = (since <= decided[chosen]) & (returned > decided[chosen])
+        failed_before = _failed_between(onset, code, decided[chosen], since)
+        out[chosen] |= ((begins & ~failed_before) | lasts) & (cleared > complete[chosen])
+    return out
+
+
+class _Moments:
+    """Times of chosen facts and of incident starts, by unit."""
+
+    __slots__ = ("timeline", "times")
+
+    def __init__(self, facts: Facts, chosen: BoolArray, stays: Stays, onset: _Onsets) -> None:
+        position, unit = facts.at_units(chosen, stays)
+        unit, time = np.r_[unit, onset.unit], np.r_[facts.time[position], onset.start]
+        order = np.lexsort((time, unit))
+        self.times = np.append(time[order], NEVER)
+        self.timeline = Timeline(unit[order], time[order], len(stays.units))
+
+    def after(self, unit: int, time: int) -> int:
+        """Time of the first one of a unit after a time; :data:`NEVER` if there is none."""
+        at = self.timeline.next(np.asarray([unit], dtype=np.int64), np.asarray([time], dtype=np.int64))
+        return int(self.times[at[0]])
+
+
+def _failed_between(onset: _Onsets, unit: int, after: Int64Array, until: int) -> BoolArray:
+    """Whether an incident of the unit started in (after, until]."""
+    starts = np.append(onset.start, NEVER)
+    return starts[onset.timeline.next(np.full(len(after), unit, dtype=np.int64), after)] <= until

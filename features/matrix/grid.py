@@ -1,0 +1,283 @@
+"""Decision rows: which units are scored at which times, and the extra training rows off the decision grid."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import datetime, timedelta
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from features.config import DecisionSection, LabelSection
+from features.errors import InputError
+from features.installations import Stays, Timeline
+from features.labels.evidence import Record
+from features.labels.incidents import known_onsets
+from features.labels.outages import out_of_use
+from features.times import (
+    NEVER,
+    Int64Array,
+    duration_ms,
+    instant_ms,
+    instants,
+    milliseconds,
+    text,
+)
+from telemetry.store import Dataset
+
+
+def rows_of(
+    dataset: Dataset,
+    events: pd.DataFrame,
+    inventory: pd.DataFrame,
+    *,
+    decision: DecisionSection,
+    labels: LabelSection,
+    augmentation: int,
+    negative_ratio: int,
+    seed: int,
+    since: int | None,
+    record: Record,
+) -> pd.DataFrame:
+    """List rows of a dataset, on the decision grid and off it.
+
+    ``events``: from :func:`features.times.reported`.
+    ``since``: only rows decided, or established, at this instant (ms) or later; of the times off the grid among them
+    that are older, also the fleet at the last time of the grid before, which they are held against.
+    Returns: key columns, sorted by (decision_time, augmented, unit).
+    Raises ``InputError`` if all rows are asked for and no unit is in service at any decision time.
+    """
+    span = dataset.meta.span
+    down = out_of_use(events, inventory, labels, record=record)
+    times = decision_times(decision, span)
+    extra = None
+    if augmentation:  # finding the onsets is a tenth of a small build
+        onsets = known_onsets(events, inventory, labels, record=record)
+        if since is not None:
+            onsets = onsets[milliseconds(onsets["known_at"], "known_at") >= since]
+        if len(onsets):
+            extra = augmented_rows(
+                onsets,
+                inventory,
+                down,
+                decision=decision,
+                labels=labels,
+                step=dataset.meta.step,
+                span=span,
+                augmentation=augmentation,
+                negative_ratio=negative_ratio,
+                seed=seed,
+            )
+    if since is not None:
+        at = milliseconds(times, "decision time")
+        wanted = at >= since
+        if extra is not None:
+            wanted |= np.isin(at, grid_time(decision, milliseconds(extra["decision_time"], "decision_time")))
+        times = instants(at[wanted])
+    grid = decision_rows(times, inventory, down)
+    if not len(grid) and since is None:
+        raise InputError(
+            f"no unit is in service at any decision time from {span[0].isoformat()} to {span[1].isoformat()}",
+            f"dataset {dataset.place}",
+            "Check the inventory's installed_at and removed_at, and decision.every against the dataset's length.",
+        )
+    if extra is None or not len(extra):
+        return grid  # sorted as it is
+    both = pd.concat([grid, extra], ignore_index=True)
+    return both.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
+
+
+MIN_COMPANIONS = 4
+"""At least this many units without the onset join an augmented row, so that its time never betrays its label."""
+
+_PAIRS = 65_536
+"""Units and times that are looked up together: the cross product of a year and ten thousand units is never held."""
+
+
+def decision_times(decision: DecisionSection, span: tuple[datetime, datetime]) -> pd.DatetimeIndex:
+    """All decision times of the grid between two instants, both included, as ``datetime64[ms, UTC]``."""
+    every, origin = duration_ms(decision.every), instant_ms(decision.origin)
+    first, last = instant_ms(span[0]), instant_ms(span[1])
+    start = origin - (origin - first) // every * every
+    return instants(np.arange(start, last + 1, every, dtype=np.int64))
+
+
+def grid_time(decision: DecisionSection, times: Int64Array) -> Int64Array:
+    """Return the last decision time of the grid that is not later than each instant; all in milliseconds."""
+    return times - (times - instant_ms(decision.origin)) % duration_ms(decision.every)
+
+
+def decision_rows(times: pd.DatetimeIndex, inventory: pd.DataFrame, down: pd.DataFrame) -> pd.DataFrame:
+    """List the units to score at each time: in service then, and not known then to be down.
+
+    ``times``: decision times, ascending.
+    ``inventory``: as a dataset holds it. A stay counts from ``installed_at`` (included) to ``removed_at`` (excluded),
+    so that a row depends on no removal after its time.
+    ``down``: from :func:`features.labels.incidents.down_intervals`.
+    Returns: ``decision_time``, ``node``, ``gpu`` (null for a node), ``unit``, ``augmented`` (False), ``established_at``
+    (the decision time: that is when the row is known to exist); sorted by (decision_time, unit).
+    """
+    population = _Population(inventory, down)
+    at = milliseconds(times, "decision time")
+    units = len(population.stays.units)
+    together = max(1, _PAIRS // max(units, 1))
+    pieces = [_in_service(population, at[first : first + together]) for first in range(0, len(at), together)]
+    empty = np.zeros(0, dtype=np.int64)
+    stay, decided = (np.concatenate([empty, *(piece[k] for piece in pieces)]) for k in range(2))
+    return population.frame(decided, stay, augmented=False, established=decided)
+
+
+def augmented_rows(
+    onsets: pd.DataFrame,
+    inventory: pd.DataFrame,
+    down: pd.DataFrame,
+    *,
+    decision: DecisionSection,
+    labels: LabelSection,
+    step: timedelta,
+    span: tuple[datetime, datetime],
+    augmentation: int,
+    negative_ratio: int,
+    seed: int,
+) -> pd.DataFrame:
+    """Extra training rows at times off the decision grid, in the horizon before each known onset, with companions.
+
+    For each onset up to ``augmentation`` times are taken, spread evenly over the multiples of ``step`` at which the
+    onset lies in (t + gap, t + gap + horizon], leaving out the grid's own times. At each the failing unit gets a row,
+    and so do ``max(MIN_COMPANIONS, negative_ratio)`` other units in service: as many as a training set keeps for a
+    positive, so that none need be thrown away, and so that a model cannot learn that an hour off the grid means a
+    failure. Companions are drawn by a seeded hash of unit and time. Labels are not looked at; a companion may prove
+    positive or censored.
+
+    The rows are derived from *known onsets*, not from incidents, because those never change after they are known: the
+    rows with ``established_at <= R`` depend only on facts known at R. A training set as of R must take only those.
+
+    ``onsets``: from :func:`features.labels.incidents.known_onsets`.
+    ``inventory``, ``down``: as for :func:`decision_rows`.
+    ``step``: the dataset's step; extra times are multiples of it from 00:00 UTC.
+    ``span``: first and last instant at which a row may stand.
+    ``augmentation``, ``negative_ratio``: ``training.augmentation`` and ``training.negative_ratio``.
+    Returns: as :func:`decision_rows` with ``augmented`` True; ``established_at`` is when the first onset that asks for
+    the row was known. No (decision_time, unit) stands twice; sorted by (decision_time, unit).
+    """
+    population = _Population(inventory, down)
+    decided, unit, known = _extra_times(onsets, population, decision, labels, step, span, augmentation)
+    companions = max(MIN_COMPANIONS, negative_ratio)
+    keys = _unit_hashes(population.stays.units, seed)
+    parts: list[tuple[Int64Array, Int64Array, Int64Array]] = []
+    drawn_at: dict[int, Int64Array] = {}
+    for time, failing, established in zip(decided.tolist(), unit.tolist(), known.tolist(), strict=True):
+        if time not in drawn_at:
+            stay, _ = _in_service(population, np.asarray([time], dtype=np.int64))
+            rank = _mix(keys[population.stays.unit[stay]] ^ _mix(np.asarray([time], dtype=np.uint64)))
+            drawn_at[time] = stay[np.argsort(rank, kind="stable")]
+        drawn = drawn_at[time]
+        is_failing = population.stays.unit[drawn] == failing
+        stay = np.r_[drawn[is_failing], drawn[~is_failing][:companions]]
+        parts.append((np.full(len(stay), time, dtype=np.int64), stay, np.full(len(stay), established, dtype=np.int64)))
+    empty = np.zeros(0, dtype=np.int64)
+    times, stays, since = (np.concatenate([empty, *(part[k] for part in parts)]) for k in range(3))
+    order = np.lexsort((since, population.stays.unit[stays], times))
+    times, stays, since = times[order], stays[order], since[order]
+    units = population.stays.unit[stays]
+    fresh = np.r_[True, (times[1:] != times[:-1]) | (units[1:] != units[:-1])][: len(times)]
+    return population.frame(times[fresh], stays[fresh], augmented=True, established=since[fresh])
+
+
+class _Population:
+    """Who is in service, and not known to be down, at any time."""
+
+    __slots__ = ("_down", "_down_until", "_timeline", "stays")
+
+    def __init__(self, inventory: pd.DataFrame, down: pd.DataFrame) -> None:
+        self.stays = Stays.of(inventory)
+        self._timeline = self.stays.timeline()
+        unit = self.stays.codes(text(down["unit"]))
+        start, until = milliseconds(down["down_from"], "down_from"), milliseconds(down["down_until"], "down_until")
+        order = np.lexsort((start, unit))
+        order = order[unit[order] >= 0]
+        self._down = Timeline(unit[order], start[order], len(self.stays.units))
+        self._down_until = np.append(until[order], -NEVER)
+
+    def stay(self, unit: Int64Array, time: Int64Array) -> Int64Array:
+        """Stay in which each unit is in service and not known to be down at each time; -1 if there is none."""
+        stay = self._timeline.last(unit, time)
+        here = (stay >= 0) & (np.append(self.stays.removed, -NEVER)[stay] > time)
+        up = self._down_until[self._down.last(unit, time)] <= time
+        return np.where(here & up, stay, -1)
+
+    def frame(self, decided: Int64Array, stay: Int64Array, *, augmented: bool, established: Int64Array) -> pd.DataFrame:
+        stays = self.stays
+
+        def names(values: NDArray[np.object_], at: Int64Array) -> pd.api.extensions.ExtensionArray:
+            return pd.array(values, dtype="str").take(at)
+
+        return pd.DataFrame(
+            {
+                "decision_time": instants(decided),
+                "node": names(stays.node, stay),
+                "gpu": names(stays.gpu, stay),
+                "unit": names(stays.units, stays.unit[stay]),
+                "augmented": np.full(len(stay), augmented),
+                "established_at": instants(established),
+            }
+        )
+
+
+def _in_service(population: _Population, times: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the stays of all units that are in service and not known to be down, time by time, and those times."""
+    units = len(population.stays.units)
+    decided = np.repeat(times, units)
+    stay = population.stay(np.tile(np.arange(units, dtype=np.int64), len(times)), decided)
+    here = stay >= 0
+    return stay[here], decided[here]
+
+
+def _extra_times(
+    onsets: pd.DataFrame,
+    population: _Population,
+    decision: DecisionSection,
+    labels: LabelSection,
+    step: timedelta,
+    span: tuple[datetime, datetime],
+    augmentation: int,
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Find the times, units and known-at times of the rows that the onsets ask for."""
+    every, origin, step_ms = duration_ms(decision.every), instant_ms(decision.origin), duration_ms(step)
+    gap, horizon = duration_ms(labels.gap), duration_ms(labels.horizon)
+    first, last = instant_ms(span[0]), instant_ms(span[1])
+    onset_unit = population.stays.codes(text(onsets["unit"]))
+    starts, knowns = milliseconds(onsets["timestamp"]), milliseconds(onsets["known_at"], "known_at")
+    rows: list[tuple[int, int, int]] = []
+    for unit, start, known in zip(onset_unit.tolist(), starts.tolist(), knowns.tolist(), strict=True):
+        low, high = max(start - gap - horizon, first), min(start - gap - 1, last)
+        times = np.arange(-(-low // step_ms) * step_ms, high + 1, step_ms, dtype=np.int64)
+        times = times[(times - origin) % every != 0]
+        if unit < 0 or not augmentation or not len(times):
+            continue
+        times = times[population.stay(np.full(len(times), unit, dtype=np.int64), times) >= 0]
+        times = times[_spread(len(times), augmentation)]
+        rows += [(int(time), unit, known) for time in times]
+    table = np.asarray(rows, dtype=np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _spread(available: int, wanted: int) -> Int64Array:
+    """Up to ``wanted`` positions out of ``available``, in the middles of equal parts."""
+    count = min(available, wanted)
+    return ((2 * np.arange(count) + 1) * available) // (2 * max(count, 1))
+
+
+def _unit_hashes(units: NDArray[np.object_], seed: int) -> NDArray[np.uint64]:
+    def digest(unit: str) -> int:
+        return int.from_bytes(hashlib.blake2b(f"{seed}:{unit}".encode(), digest_size=8).digest(), "big")
+
+    return np.asarray([digest(unit) for unit in units], dtype=np.uint64)
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    # The finaliser of splitmix64 (Steele, Lea, Flood 2014): a fixed bijection whose output bits look independent.
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

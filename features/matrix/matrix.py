@@ -1,0 +1,240 @@
+"""The feature matrix as an artefact: a folder that holds rows, values, and all that its labels need.
+
+::
+
+    MATRIX/
+      part-TIME.parquet    keys and float32 features of a stretch of decision times
+      events.parquet       the dataset's events and inventory, so that labels as of any time can be
+      inventory.parquet    told from this folder alone
+      sequences.npy, .json raw windows, where features.sequence asks for them
+      built-from.json      what its samples were, so that a longer dataset extends it
+      matrix.json          columns, settings, provenance; written last
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from features.errors import InputError
+from features.labels.incidents import find_incidents
+from features.labels.labelling import label_rows, unit_positions
+from features.matrix.meta import (
+    EVENTS_NAME,
+    INVENTORY_NAME,
+    ROW_COLUMNS,
+    MatrixConfig,
+    MatrixMeta,
+    read_meta,
+)
+from features.matrix.part_files import read_file, read_frame
+from features.sequences import Sequences, open_sequences
+from features.times import UnitKind, milliseconds
+from features.vocabulary import FeatureColumn
+from telemetry.atomic import recover_folder
+
+_TILE = 4096
+
+
+class FeatureMatrix:
+    """A feature matrix on disk; :func:`~features.matrix.building.build_matrix` makes it, :meth:`open` opens it."""
+
+    def __init__(self, path: Path, meta: MatrixMeta) -> None:
+        self.path = path
+        self.meta = meta
+
+    @classmethod
+    def open(cls, path: Path) -> FeatureMatrix:
+        """Open the matrix at ``path``; a swap that a killed writer left half done is undone first.
+
+        Raises ``InputError`` if there is no matrix at ``path``, or it is damaged.
+        """
+        path = Path(path)
+        recover_folder(path)
+        return cls(path, read_meta(path))
+
+    @property
+    def config(self) -> MatrixConfig:
+        """The settings it was made with."""
+        return self.meta.config
+
+    @property
+    def columns(self) -> list[FeatureColumn]:
+        """The feature columns, in the order of :meth:`values`."""
+        return list(self.config.columns)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the dataset's content, the settings and the code of this room, as hexadecimal text."""
+        return self.meta.digest
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        """First and last instant of anything in the dataset, aware UTC."""
+        return self.config.span
+
+    @property
+    def step(self) -> timedelta:
+        """The dataset's nominal sample interval."""
+        return self.config.step
+
+    @property
+    def unit(self) -> UnitKind:
+        """What a row is about: ``gpu`` or ``node``."""
+        return self.config.unit
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The rows' keys, sorted by (decision_time, augmented, unit).
+
+        Columns ``decision_time``, ``node``, ``gpu`` (null where the unit is the node), ``unit``, ``augmented`` (True
+        for training rows off the decision grid) and ``established_at`` (when the row was first known to exist: the
+        decision time on the grid; a training set as of R takes only rows established by R).
+        """
+        parts = [read_file(self.path / part.file, columns=list(ROW_COLUMNS)) for part in self.meta.parts]
+        table = pa.concat_tables(parts)
+        for name in ("node", "gpu", "unit"):
+            # each part has codes of its own: as categories they would meet as Python objects, ten times as large
+            table = table.set_column(table.column_names.index(name), name, table[name].cast(pa.large_string()))
+        frame: pd.DataFrame = table.to_pandas()
+        return frame
+
+    @cached_property
+    def events(self) -> pd.DataFrame:
+        """The dataset's events."""
+        return read_frame(self.path / EVENTS_NAME)
+
+    @cached_property
+    def inventory(self) -> pd.DataFrame:
+        """The dataset's inventory."""
+        return read_frame(self.path / INVENTORY_NAME)
+
+    def values(
+        self,
+        row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """Read values.
+
+        ``row_indices``: positions in :attr:`rows`, in any order, repeats allowed; default: all. Files without any are
+        not read.
+        ``columns``: names of the columns to read, in the order wanted; default: all.
+        Returns: NaN where a value is unknown; shape (rows, columns).
+        Raises ``KeyError`` if a column is not in the matrix.
+        Raises ``IndexError`` if a row index is outside the matrix.
+        """
+        known = [column.name for column in self.config.columns]
+        names = known if columns is None else list(columns)
+        for name in names:
+            if name not in set(known):
+                raise KeyError(f"the matrix has no column {name!r}")
+        total = self.meta.counts["rows"]
+        wanted = None if row_indices is None else np.asarray(row_indices, dtype=np.int64)
+        if wanted is not None and wanted.size and not (wanted.min() >= 0 and wanted.max() < total):
+            raise IndexError(f"row indices must lie in 0 .. {total - 1}")
+        order = None if wanted is None else np.argsort(wanted, kind="stable")
+        sorted_wanted = None if wanted is None or order is None else wanted[order]
+        out = np.empty((total if wanted is None else wanted.size, len(names)), dtype=np.float32)
+        begin = 0
+        for each in self.meta.parts:
+            end = begin + each.rows
+            if sorted_wanted is None or order is None:
+                _read_part(self.path / each.file, names, None, out[begin:end])
+            else:
+                low, high = np.searchsorted(sorted_wanted, [begin, end])
+                if high > low:
+                    part = np.empty((int(high - low), len(names)), dtype=np.float32)
+                    _read_part(self.path / each.file, names, sorted_wanted[low:high] - begin, part)
+                    out[order[low:high]] = part
+            begin = end
+        return out
+
+    @cached_property
+    def sequences(self) -> Sequences | None:
+        """The raw windows, where ``features.sequence`` asked for them when the matrix was built; else None.
+
+        Raises ``InputError`` if their files are missing, damaged, or another matrix's.
+        """
+        features = self.config.features
+        if not features.sequence.channels:
+            return None
+        return open_sequences(
+            self.path,
+            features.sequence,
+            self.config.channels,
+            self.inventory,
+            delay=features.delay,
+            digest=self.digest,
+        )
+
+    @cached_property
+    def _unit_positions(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.object_]]:
+        return unit_positions(self.rows)
+
+    @cached_property
+    def _row_pairs(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        assert self.sequences is not None
+        rows = self.rows
+        pair = self.sequences.pairs(rows["node"].tolist(), rows["unit"].tolist())
+        return pair, milliseconds(rows["decision_time"], "decision_time")
+
+    def windows(self, row_indices: npt.NDArray[np.integer] | Sequence[int] | None = None) -> npt.NDArray[np.float32]:
+        """Read the raw windows of rows.
+
+        ``row_indices``: positions in :attr:`rows`, in any order, repeats allowed; default: all.
+        Returns: oldest step first; NaN where nothing was known; shape (rows, steps, channels).
+        Raises ``InputError`` if the matrix has none (``features.sequence`` was off) or they cannot be read.
+        """
+        if self.sequences is None:
+            raise InputError(
+                "the matrix has no raw windows",
+                f"matrix {self.path}, parameter features.sequence.channels",
+                "Set it to 'auto' and run the features stage again.",
+            )
+        pair, time = self._row_pairs
+        chosen = slice(None) if row_indices is None else np.asarray(row_indices, dtype=np.int64)
+        return self.sequences.windows(pair[chosen], time[chosen])
+
+    def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
+        """Find the incidents, as they were known at ``as_of`` (None: by everything the dataset knows).
+
+        See :func:`features.labels.incidents.find_incidents`.
+        """
+        return find_incidents(self.events, self.inventory, self.config.labels, as_of=as_of, data_end=self.span[1])
+
+    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
+        """Label the rows, as could be told at ``as_of`` (None: by everything the dataset knows).
+
+        ``horizon``: another horizon than ``labels.horizon``.
+        Returns: aligned with :attr:`rows`; see :func:`features.labels.labelling.label_rows`.
+        """
+        return label_rows(
+            self.rows,
+            self.incidents(as_of),
+            self.inventory,
+            self.config.labels if horizon is None else self.config.labels.model_copy(update={"horizon": horizon}),
+            data_end=self.span[1],
+            as_of=as_of,
+            events=self.events,
+            units=self._unit_positions,
+        )
+
+
+def _read_part(
+    path: Path, names: Sequence[str], chosen: npt.NDArray[np.int64] | None, out: npt.NDArray[np.float32]
+) -> None:
+    distinct = list(dict.fromkeys(names))
+    table = read_file(path, columns=distinct)
+    arrays = {name: table.column(name).to_numpy() for name in distinct}
+    for begin in range(0, out.shape[0], _TILE):
+        end = min(begin + _TILE, out.shape[0])
+        for j, name in enumerate(names):
+            source = arrays[name]
+            out[begin:end, j] = source[begin:end] if chosen is None else source[chosen[begin:end]]

@@ -1,0 +1,76 @@
+"""Times as int64 milliseconds since 1970 UTC, and columns of text with nulls."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from features.errors import InputError
+
+NEVER = 2**62
+"""Milliseconds since the epoch of something that has not happened (a null time)."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+Int64Array = NDArray[np.int64]
+BoolArray = NDArray[np.bool_]
+UnitKind = Literal["gpu", "node"]
+
+
+def milliseconds(values: Any, column: str = "timestamp") -> Int64Array:
+    """Read times as int64 milliseconds since the epoch, null as :data:`NEVER`.
+
+    ``column``: name of the column, for the error.
+    Raises ``InputError`` if the values are not times with a time zone.
+    """
+    series = pd.Series(values)
+    if not isinstance(series.dtype, pd.DatetimeTZDtype):
+        if len(series) == 0 or series.isna().all():
+            return np.full(len(series), NEVER, dtype=np.int64)
+        raise InputError(
+            f"{series.dtype} where times with a time zone are needed",
+            f"column {column}",
+            "Give the column as datetime64[ms, UTC].",
+        )
+    missing = series.isna().to_numpy()
+    out = series.dt.as_unit("ms").astype("int64").to_numpy().copy()
+    out[missing] = NEVER
+    return out.astype(np.int64, copy=False)
+
+
+def instants(ms: Int64Array) -> pd.DatetimeIndex:
+    """Undo :func:`milliseconds`: give ``datetime64[ms, UTC]``, :data:`NEVER` as NaT."""
+    values = np.asarray(ms, dtype=np.int64).view("datetime64[ms]").copy()
+    values[np.asarray(ms) >= NEVER] = np.datetime64("NaT", "ms")
+    return pd.DatetimeIndex(values).tz_localize("UTC")
+
+
+def instant_ms(value: datetime | None) -> int:
+    """Read one aware time as milliseconds since the epoch, None as :data:`NEVER`."""
+    if value is None:
+        return NEVER
+    if value.tzinfo is None:
+        raise InputError(f"{value.isoformat()} has no time zone", "a time given to features", "Give an aware time.")
+    return (value - _EPOCH) // timedelta(milliseconds=1)
+
+
+def duration_ms(value: timedelta) -> int:
+    """Give a duration in whole milliseconds."""
+    return value // timedelta(milliseconds=1)
+
+
+def text(values: Any) -> NDArray[np.object_]:
+    """Read a string column as objects, null as None."""
+    series = pd.Series(values).astype(object)
+    if not series.hasnans:
+        return np.asarray(series.to_numpy(), dtype=object)
+    return np.asarray(series.where(series.notna(), None).to_numpy(), dtype=object)
+
+
+def absent(values: NDArray[np.object_]) -> BoolArray:
+    """Where a column read by :func:`text` is null."""
+    return np.asarray(pd.isna(values), dtype=bool)

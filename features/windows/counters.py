@@ -1,0 +1,353 @@
+"""Window statistics of counters and enums: what happened between one sample and the next.
+
+The step between two consecutive known values belongs to the newer one's time, so a window's rise includes the step from
+the last value before the window if that value lies in the look-back. A fall is a reset: the new value counts as the
+rise. Where a sample has its own rise within the step (``X_rise``, from a roll-up), that is taken instead. A rise is NaN
+if no step ended in the window; changes are NaN if no value is known in it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from features.windows.blocks import FloatArray, IntArray
+from features.windows.pane_index import PaneIndex, Visits, level_offset
+
+COUNTER_STATISTICS = ("last", "rise", "rise_delta")
+ENUM_STATISTICS = ("last", "changes")
+
+# What a counter's node holds: the newest and the oldest known value (NaN: none); whether the oldest one's own rise is
+# unknown, so that the step to it from an older value is still to be counted; amount and number of the steps at samples
+# without a value that are newer than the newest value (they count only where no newer value waits for its step); amount
+# and number of the steps from the newest value on.
+_NEWEST, _OLDEST, _PENDING, _HEAD, _HEAD_STEPS, _AMOUNT, _STEPS, _FIELDS = range(8)
+
+# What an enum's node holds: newest and oldest known value (NaN: none), known values, changes among them.
+_ENUM_NEWEST, _ENUM_OLDEST, _ENUM_KNOWN, _ENUM_CHANGES, _ENUM_FIELDS = range(5)
+
+
+@njit(cache=True, nogil=True)
+def _rise(newer: float, older: float) -> float:
+    return newer - older if newer >= older else newer
+
+
+@njit(cache=True, nogil=True)
+def _sum_counter(series: FloatArray, rises: FloatArray, first: int, last: int, into: FloatArray) -> None:
+    """Sum up the samples ``first`` to ``last - 1``, the newest first; ``rises`` is empty where there are none."""
+    newest = np.nan
+    oldest = np.nan
+    pending = False
+    head = 0.0
+    head_steps = 0.0
+    amount = 0.0
+    steps = 0.0
+    for at in range(last - 1, first - 1, -1):
+        value = series[at]
+        rise = rises[at] if rises.size > 0 else np.nan
+        if not np.isnan(value):
+            if pending:
+                amount += _rise(oldest, value)
+                steps += 1.0
+            if np.isnan(newest):
+                newest = value
+            oldest = value
+            pending = np.isnan(rise)
+            if not pending:
+                amount += rise
+                steps += 1.0
+        elif not np.isnan(rise) and not pending:  # a pending step spans this sample, its rise included
+            if np.isnan(newest):
+                head += rise
+                head_steps += 1.0
+            else:
+                amount += rise
+                steps += 1.0
+    into[_NEWEST] = newest
+    into[_OLDEST] = oldest
+    into[_PENDING] = 1.0 if pending else 0.0
+    into[_HEAD] = head
+    into[_HEAD_STEPS] = head_steps
+    into[_AMOUNT] = amount
+    into[_STEPS] = steps
+
+
+@njit(cache=True, nogil=True)
+def _take_counter(nodes: FloatArray, node: int, into: FloatArray) -> None:
+    for field in range(_FIELDS):  # as in _join_counters
+        into[field] = nodes[node, field]
+
+
+@njit(cache=True, nogil=True)
+def _join_counters(newer: FloatArray, older: FloatArray, into: FloatArray) -> None:
+    has_newer = not np.isnan(newer[_NEWEST])
+    has_older = not np.isnan(older[_NEWEST])
+    for field in range(_FIELDS):  # a slice is taken for one that may overlap, which costs ten times as much
+        into[field] = newer[field]
+    if not has_newer:
+        into[_HEAD] += older[_HEAD]
+        into[_HEAD_STEPS] += older[_HEAD_STEPS]
+        into[_AMOUNT] = older[_AMOUNT]
+        into[_STEPS] = older[_STEPS]
+        into[_NEWEST] = older[_NEWEST]
+    elif newer[_PENDING] == 0.0:
+        into[_AMOUNT] += older[_HEAD] + older[_AMOUNT]
+        into[_STEPS] += older[_HEAD_STEPS] + older[_STEPS]
+    elif has_older:
+        into[_AMOUNT] += _rise(newer[_OLDEST], older[_NEWEST]) + older[_AMOUNT]
+        into[_STEPS] += 1.0 + older[_STEPS]
+    if has_older:
+        into[_OLDEST] = older[_OLDEST]
+        into[_PENDING] = older[_PENDING]
+
+
+@njit(cache=True, nogil=True)
+def counter_nodes(values: FloatArray, counter_at: int, rise_at: IntArray, index: PaneIndex, levels: int) -> FloatArray:
+    """Sum up the panes of counters, and join them level by level.
+
+    ``values``: NaN where a value is missing; shape (series, n).
+    ``counter_at``: row of ``values`` with the first counter.
+    ``rise_at``: row of ``values`` with each counter's rise within a sample's step; -1: it has none; shape (counters,).
+    ``levels``: levels to fill, at most the index's.
+    Returns shape (counters, nodes, fields).
+    """
+    nodes = np.empty((rise_at.size, index.nodes, _FIELDS))
+    for c in range(rise_at.size):
+        series = values[counter_at + c]
+        rises = values[rise_at[c]] if rise_at[c] >= 0 else values[0, :0]
+        for run in range(index.run_first.size):
+            base = index.run_node[run]
+            start = index.run_start[run]
+            panes = index.run_panes[run]
+            for pane in range(panes):
+                _sum_counter(
+                    series,
+                    rises,
+                    index.starts[start + pane],
+                    index.starts[start + pane + 1],
+                    nodes[c, base + pane],
+                )
+            for level in range(1, levels):
+                own = base + level_offset(panes, level)
+                below = base + level_offset(panes, level - 1)
+                for pane in range(panes >> level):
+                    _join_counters(nodes[c, below + 2 * pane + 1], nodes[c, below + 2 * pane], nodes[c, own + pane])
+    return nodes
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def counter_windows(
+    values: FloatArray,
+    counter_at: int,
+    rise_at: IntArray,
+    nodes: FloatArray,
+    visits: Visits,
+    window_edge: IntArray,
+    table: IntArray,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Fill the statistics of counters.
+
+    ``values``, ``counter_at``, ``rise_at``, ``nodes``: as for :func:`counter_nodes`, and what it gave.
+    ``visits``, ``window_edge``, ``out``: as for :func:`features.windows.gauges.gauge_windows`.
+    ``table``: column of ``out`` for each of ``COUNTER_STATISTICS``, window and counter; -1: not wanted. The last value
+    of a counter has no age limit within the look-back: only levels that persist are asked for; shape (3, w, counters).
+    """
+    rows, edges = visits.stops.shape
+    amount = np.empty(edges)
+    steps = np.empty(edges)
+    piece = np.empty(_FIELDS)
+    for c in range(rise_at.size):
+        columns = table[:, :, c].copy()
+        if not np.any(columns >= 0):
+            continue
+        own = nodes[c] if nodes.shape[0] > 0 else nodes[:, :, 0]
+        series = values[counter_at + c]
+        rises = values[rise_at[c]] if rise_at[c] >= 0 else values[0, :0]
+        for row in range(rows):
+            newest = np.nan
+            waiting = np.nan  # the value whose step from an older one is still to be counted, in its own stretch
+            waiting_edge = 0
+            pending = False
+            at = visits.begin[row]
+            for edge in range(edges):
+                amount[edge] = 0.0
+                steps[edge] = 0.0
+                while at < visits.stops[row, edge]:
+                    node = visits.node[at]
+                    if node >= 0:
+                        _take_counter(own, node, piece)
+                    else:
+                        _sum_counter(series, rises, visits.first[at], visits.last[at], piece)
+                    at += 1
+                    known = not np.isnan(piece[_NEWEST])
+                    if pending:
+                        if known:
+                            amount[waiting_edge] += _rise(waiting, piece[_NEWEST])
+                            steps[waiting_edge] += 1.0
+                    else:
+                        amount[edge] += piece[_HEAD]
+                        steps[edge] += piece[_HEAD_STEPS]
+                    if known:
+                        amount[edge] += piece[_AMOUNT]
+                        steps[edge] += piece[_STEPS]
+                        if np.isnan(newest):
+                            newest = piece[_NEWEST]
+                        waiting = piece[_OLDEST]
+                        waiting_edge = edge
+                        pending = piece[_PENDING] > 0.0
+            _emit_counter(amount, steps, newest, window_edge, columns, row, out)
+
+
+@njit(cache=True, nogil=True)
+def _within(bins: FloatArray, low: int, high: int) -> float:
+    total = 0.0
+    for e in range(low, high):
+        total += bins[e]
+    return total
+
+
+@njit(cache=True, nogil=True)
+def _emit_counter(
+    amount: FloatArray,
+    steps: FloatArray,
+    newest: float,
+    window_edge: IntArray,
+    columns: IntArray,
+    row: int,
+    out: npt.NDArray[np.float32],
+) -> None:
+    for w in range(window_edge.shape[0]):
+        own = window_edge[w, 0] + 1
+        if columns[0, w] >= 0:
+            out[row, columns[0, w]] = newest
+        if columns[1, w] >= 0 or columns[2, w] >= 0:
+            rise = _within(amount, 0, own) if _within(steps, 0, own) > 0.0 else np.nan
+            if columns[1, w] >= 0:
+                out[row, columns[1, w]] = rise
+            if columns[2, w] >= 0:
+                double = window_edge[w, 1] + 1
+                known = _within(steps, own, double) > 0.0
+                out[row, columns[2, w]] = rise - _within(amount, own, double) if known else np.nan
+
+
+@njit(cache=True, nogil=True)
+def _sum_enum(series: FloatArray, first: int, last: int, into: FloatArray) -> None:
+    newest = np.nan
+    oldest = np.nan
+    known = 0.0
+    changes = 0.0
+    for at in range(last - 1, first - 1, -1):
+        value = series[at]
+        if not np.isnan(value):
+            if known == 0.0:
+                newest = value
+            elif value != oldest:
+                changes += 1.0
+            oldest = value
+            known += 1.0
+    into[_ENUM_NEWEST] = newest
+    into[_ENUM_OLDEST] = oldest
+    into[_ENUM_KNOWN] = known
+    into[_ENUM_CHANGES] = changes
+
+
+@njit(cache=True, nogil=True)
+def _take_enum(nodes: FloatArray, node: int, into: FloatArray) -> None:
+    for field in range(_ENUM_FIELDS):
+        into[field] = nodes[node, field]
+
+
+@njit(cache=True, nogil=True)
+def enum_nodes(values: FloatArray, enum_at: int, n_enums: int, index: PaneIndex, levels: int) -> FloatArray:
+    """Sum up the panes of enums as :func:`counter_nodes` does those of counters; shape (enums, nodes, fields)."""
+    nodes = np.empty((n_enums, index.nodes, _ENUM_FIELDS))
+    for c in range(n_enums):
+        for run in range(index.run_first.size):
+            base = index.run_node[run]
+            start = index.run_start[run]
+            panes = index.run_panes[run]
+            for pane in range(panes):
+                _sum_enum(
+                    values[enum_at + c], index.starts[start + pane], index.starts[start + pane + 1],
+                    nodes[c, base + pane],
+                )  # fmt: skip
+            for level in range(1, levels):
+                own = base + level_offset(panes, level)
+                below = base + level_offset(panes, level - 1)
+                for pane in range(panes >> level):
+                    newer = nodes[c, below + 2 * pane + 1]
+                    older = nodes[c, below + 2 * pane]
+                    into = nodes[c, own + pane]
+                    for field in range(_ENUM_FIELDS):
+                        into[field] = newer[field]
+                    if newer[_ENUM_KNOWN] == 0.0:
+                        for field in range(_ENUM_FIELDS):
+                            into[field] = older[field]
+                    elif older[_ENUM_KNOWN] > 0.0:
+                        changed = 1.0 if newer[_ENUM_OLDEST] != older[_ENUM_NEWEST] else 0.0
+                        into[_ENUM_CHANGES] += older[_ENUM_CHANGES] + changed
+                        into[_ENUM_KNOWN] += older[_ENUM_KNOWN]
+                        into[_ENUM_OLDEST] = older[_ENUM_OLDEST]
+    return nodes
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def enum_windows(
+    values: FloatArray,
+    enum_at: int,
+    n_enums: int,
+    nodes: FloatArray,
+    visits: Visits,
+    window_edge: IntArray,
+    table: IntArray,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Fill the statistics of enums.
+
+    ``enum_at``, ``n_enums``: first row of ``values`` with an enum, and their number.
+    ``values``, ``nodes``, ``visits``, ``window_edge``, ``out``: as for :func:`counter_windows`.
+    ``table``: column of ``out`` for each of ``ENUM_STATISTICS``, window and enum; -1: not wanted; shape (2, w, enums).
+    """
+    rows, edges = visits.stops.shape
+    changes = np.empty(edges)
+    known = np.empty(edges)
+    piece = np.empty(_ENUM_FIELDS)
+    for c in range(n_enums):
+        own = nodes[c] if nodes.shape[0] > 0 else nodes[:, :, 0]
+        series = values[enum_at + c]
+        for row in range(rows):
+            newest = np.nan
+            newest_edge = edges
+            oldest = np.nan
+            oldest_edge = 0
+            at = visits.begin[row]
+            for edge in range(edges):
+                changes[edge] = 0.0
+                known[edge] = 0.0
+                while at < visits.stops[row, edge]:
+                    node = visits.node[at]
+                    if node >= 0:
+                        _take_enum(own, node, piece)
+                    else:
+                        _sum_enum(series, visits.first[at], visits.last[at], piece)
+                    at += 1
+                    if piece[_ENUM_KNOWN] == 0.0:
+                        continue
+                    if newest_edge == edges:
+                        newest = piece[_ENUM_NEWEST]
+                        newest_edge = edge
+                    elif oldest != piece[_ENUM_NEWEST]:
+                        changes[oldest_edge] += 1.0
+                    changes[edge] += piece[_ENUM_CHANGES]
+                    known[edge] += piece[_ENUM_KNOWN]
+                    oldest = piece[_ENUM_OLDEST]
+                    oldest_edge = edge
+            for w in range(window_edge.shape[0]):
+                within = window_edge[w, 0]
+                if table[0, w, c] >= 0:
+                    out[row, table[0, w, c]] = newest if newest_edge <= within else np.nan
+                if table[1, w, c] >= 0:
+                    counted = _within(known, 0, within + 1) > 0.0
+                    out[row, table[1, w, c]] = _within(changes, 0, within + 1) if counted else np.nan

@@ -1,0 +1,309 @@
+"""Window statistics of gauges, from panes and single samples.
+
+Statistics are taken in float64 and narrowed at the very end. Sums are of differences from the newest value of a pane,
+and then of a row's look-back: that value is itself a member of the window, so the standard deviation has no
+cancellation to fear, whatever the level.
+
+Nodes hold all gauges of a field side by side: a row's visits are gone through once, and each node is joined for all
+gauges in one loop without branches. Where a gauge has no known value, choices between two numbers stand in for them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import njit
+
+from features.windows.blocks import FloatArray, IntArray
+from features.windows.pane_index import PaneIndex, Visits, level_offset
+
+GAUGE_STATISTICS = ("last", "mean", "std", "min", "max", "slope", "delta")
+_LAST, _MEAN, _STD, _MIN, _MAX, _SLOPE, _DELTA = range(7)
+
+_PER_HOUR = 1.0 / 3_600_000.0
+
+_TOGETHER = 16
+"""Panes whose nodes are filled gauge by gauge before the next ones: few enough for the nearest cache."""
+
+# What a node holds: known values, sum and sum of squares of (value - newest value), sum and sum of squares of hours
+# before the newest value's time, sum of their products, lowest and highest value, newest value, its time (ms).
+_COUNT, _TOTAL, _SQUARE, _HOURS, _HOURS_SQUARE, _PRODUCT, _LOW, _HIGH, _NEWEST, _TIME, _FIELDS = range(11)
+
+
+@njit(cache=True, nogil=True)
+def _empty(into: FloatArray) -> None:
+    into[:] = 0.0
+    into[_LOW] = np.inf
+    into[_HIGH] = -np.inf
+
+
+@njit(cache=True, nogil=True)
+def _add_samples(
+    times: IntArray, values: FloatArray, c: int, low_at: int, high_at: int, first: int, last: int, into: FloatArray
+) -> None:
+    """Add samples to one gauge, the newest first. Rows are given by number: slices cost more than few samples."""
+    count = into[_COUNT]
+    total = into[_TOTAL]
+    square = into[_SQUARE]
+    hours = into[_HOURS]
+    hours_square = into[_HOURS_SQUARE]
+    product = into[_PRODUCT]
+    low = into[_LOW]
+    high = into[_HIGH]
+    newest = into[_NEWEST]
+    time = into[_TIME]
+    if count == 0.0:  # before the loop, which is faster for not asking
+        for at in range(last - 1, first - 1, -1):
+            if not np.isnan(values[c, at]):
+                newest = values[c, at]
+                time = np.float64(times[at])
+                break
+    for at in range(last - 1, first - 1, -1):
+        value = values[c, at]
+        if not np.isnan(value):
+            moved = value - newest
+            back = (time - times[at]) * _PER_HOUR
+            count += 1.0
+            total += moved
+            square += moved * moved
+            hours += back
+            hours_square += back * back
+            product += moved * back
+            low = min(low, value)
+            high = max(high, value)
+        if low_at >= 0 and values[low_at, at] < low:
+            low = values[low_at, at]
+        if high_at >= 0 and values[high_at, at] > high:
+            high = values[high_at, at]
+    into[_COUNT] = count
+    into[_TOTAL] = total
+    into[_SQUARE] = square
+    into[_HOURS] = hours
+    into[_HOURS_SQUARE] = hours_square
+    into[_PRODUCT] = product
+    into[_LOW] = low
+    into[_HIGH] = high
+    into[_NEWEST] = newest
+    into[_TIME] = time
+
+
+@njit(cache=True, nogil=True)
+def _add_means(values: FloatArray, c: int, first: int, last: int, into: FloatArray) -> None:
+    """Add samples of which only the mean is wanted to one gauge."""
+    count = into[_COUNT]
+    total = into[_TOTAL]
+    newest = into[_NEWEST]
+    for at in range(last - 1, first - 1, -1):
+        value = values[c, at]
+        if not np.isnan(value):
+            if count == 0.0:
+                newest = value
+            count += 1.0
+            total += value - newest
+    into[_COUNT] = count
+    into[_TOTAL] = total
+    into[_NEWEST] = newest
+
+
+@njit(cache=True, nogil=True)
+def _add_node(node: FloatArray, into: FloatArray) -> None:
+    """Add a node that is older than everything added before, for all gauges."""
+    for c in range(into.shape[1]):
+        count = node[_COUNT, c]
+        total = node[_TOTAL, c]
+        hours = node[_HOURS, c]
+        begins = into[_COUNT, c] == 0.0  # newest and time of a node without known values are 0, as where nothing is yet
+        newest = node[_NEWEST, c] if begins else into[_NEWEST, c]
+        time = node[_TIME, c] if begins else into[_TIME, c]
+        moved = node[_NEWEST, c] - newest if count > 0.0 else 0.0
+        back = (time - node[_TIME, c]) * _PER_HOUR if count > 0.0 else 0.0
+        into[_NEWEST, c] = newest
+        into[_TIME, c] = time
+        into[_COUNT, c] += count
+        into[_TOTAL, c] += total + count * moved
+        into[_SQUARE, c] += node[_SQUARE, c] + moved * (2.0 * total + count * moved)
+        into[_HOURS, c] += hours + count * back
+        into[_HOURS_SQUARE, c] += node[_HOURS_SQUARE, c] + back * (2.0 * hours + count * back)
+        into[_PRODUCT, c] += node[_PRODUCT, c] + back * total + moved * (hours + count * back)
+        into[_LOW, c] = min(into[_LOW, c], node[_LOW, c])
+        into[_HIGH, c] = max(into[_HIGH, c], node[_HIGH, c])
+
+
+@njit(cache=True, nogil=True)
+def _add_node_mean(node: FloatArray, into: FloatArray) -> None:
+    """Add a node of which only the mean is wanted, for all gauges."""
+    for c in range(into.shape[1]):
+        count = node[_COUNT, c]
+        newest = node[_NEWEST, c] if into[_COUNT, c] == 0.0 else into[_NEWEST, c]
+        moved = node[_NEWEST, c] - newest if count > 0.0 else 0.0
+        into[_NEWEST, c] = newest
+        into[_COUNT, c] += count
+        into[_TOTAL, c] += node[_TOTAL, c] + count * moved
+
+
+@njit(cache=True, nogil=True)
+def gauge_nodes(
+    times: IntArray, values: FloatArray, low_at: IntArray, high_at: IntArray, index: PaneIndex, levels: int
+) -> FloatArray:
+    """Sum up the panes of gauges, and join them level by level.
+
+    ``times``: sample times in milliseconds; shape (n,).
+    ``values``: gauges first; NaN where a value is missing; shape (series, n).
+    ``low_at``, ``high_at``: row of ``values`` with each gauge's lowest (highest) value within a sample's step; -1: it
+    has none; shape (gauges,).
+    ``levels``: levels to fill, at most the index's.
+    Returns shape (nodes, fields, gauges).
+    """
+    nodes = np.empty((index.nodes, _FIELDS, low_at.size))
+    one = np.empty(_FIELDS)
+    for run in range(index.run_first.size):
+        base = index.run_node[run]
+        start = index.run_start[run]
+        panes = index.run_panes[run]
+        for begin in range(0, panes, _TOGETHER):
+            for c in range(low_at.size):
+                for pane in range(begin, min(begin + _TOGETHER, panes)):
+                    first, last = index.starts[start + pane], index.starts[start + pane + 1]
+                    _empty(one)
+                    _add_samples(times, values, c, low_at[c], high_at[c], first, last, one)
+                    for field in range(_FIELDS):
+                        nodes[base + pane, field, c] = one[field]
+        for level in range(1, levels):
+            at = base + level_offset(panes, level)
+            below = base + level_offset(panes, level - 1)
+            for pane in range(panes >> level):
+                sums = nodes[at + pane]
+                _empty(sums)
+                _add_node(nodes[below + 2 * pane + 1], sums)
+                _add_node(nodes[below + 2 * pane], sums)
+    return nodes
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def gauge_windows(
+    times: IntArray,
+    values: FloatArray,
+    low_at: IntArray,
+    high_at: IntArray,
+    nodes: FloatArray,
+    visits: Visits,
+    window_edge: IntArray,
+    table: IntArray,
+    out: npt.NDArray[np.float32],
+) -> None:
+    """Fill the statistics of gauges.
+
+    ``times``, ``values``, ``low_at``, ``high_at``: as for :func:`gauge_nodes`.
+    ``nodes``: from :func:`gauge_nodes`, with the levels that the visits use.
+    ``visits``: of the rows, with the edges that ``window_edge`` speaks of.
+    ``window_edge``: for each window the edges at its own age and at its double; -1 where the double is not wanted;
+    shape (w, 2).
+    ``table``: column of ``out`` for each of ``GAUGE_STATISTICS``, window and gauge; -1: not wanted; shape (7, w,
+    gauges).
+    ``out``: filled in place; NaN where a statistic is unknown; shape (rows, columns).
+    """
+    gauges = low_at.size
+    windows = window_edge.shape[0]
+    last_full, last_mean = _reaches(window_edge, table)
+    sums = np.empty((_FIELDS, gauges))
+    one = np.empty(_FIELDS)
+    own_count = np.zeros((windows, gauges))
+    own_total = np.zeros((windows, gauges))
+    found = np.empty((len(GAUGE_STATISTICS), gauges))
+    for row in range(visits.begin.size):
+        _empty(sums)
+        at = visits.begin[row]
+        for edge in range(last_mean + 1):
+            while at < visits.stops[row, edge]:
+                node = visits.node[at]
+                if node >= 0 and edge <= last_full:
+                    _add_node(nodes[node], sums)
+                elif node >= 0:
+                    _add_node_mean(nodes[node], sums)
+                else:
+                    stretch = (visits.first[at], visits.last[at])
+                    _add_stretch(times, values, low_at, high_at, stretch, edge <= last_full, sums, one)
+                at += 1
+            for w in range(windows):
+                if window_edge[w, 0] == edge:
+                    own_count[w] = sums[_COUNT]
+                    own_total[w] = sums[_TOTAL]
+                    _statistics(sums, found)
+                    _emit(found, table[:_DELTA, w], row, out)
+                if window_edge[w, 1] == edge:
+                    _delta(sums, own_count[w], own_total[w], found[_DELTA])
+                    _emit(found[_DELTA:], table[_DELTA:, w], row, out)
+
+
+@njit(cache=True, nogil=True)
+def _add_stretch(
+    times: IntArray,
+    values: FloatArray,
+    low_at: IntArray,
+    high_at: IntArray,
+    stretch: tuple[int, int],
+    full: bool,
+    sums: FloatArray,
+    one: FloatArray,
+) -> None:
+    """Add samples that stand in no node, for all gauges; ``one`` is room for a gauge's sums."""
+    for c in range(low_at.size):
+        for field in range(_FIELDS):
+            one[field] = sums[field, c]
+        if full:
+            _add_samples(times, values, c, low_at[c], high_at[c], stretch[0], stretch[1], one)
+        else:
+            _add_means(values, c, stretch[0], stretch[1], one)
+        for field in range(_FIELDS):
+            sums[field, c] = one[field]
+
+
+@njit(cache=True, nogil=True)
+def _reaches(window_edge: IntArray, table: IntArray) -> tuple[int, int]:
+    """Return the last edge of any window, and the last one up to which the mean of the window before is wanted."""
+    last_full = 0
+    last_mean = 0
+    for w in range(window_edge.shape[0]):
+        if np.any(table[:, w] >= 0):
+            last_full = max(last_full, window_edge[w, 0])
+            last_mean = max(last_mean, window_edge[w, 1 if np.any(table[_DELTA, w] >= 0) else 0])
+    return last_full, last_mean
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _statistics(sums: FloatArray, found: FloatArray) -> None:
+    """Work out what needs one window alone, for all gauges."""
+    for c in range(sums.shape[1]):
+        n = sums[_COUNT, c]
+        newest = sums[_NEWEST, c]
+        total = sums[_TOTAL, c]
+        mean = total / n if n > 0.0 else np.nan
+        found[_LAST, c] = newest if n > 0.0 else np.nan
+        found[_MEAN, c] = newest + mean
+        spread = max(sums[_SQUARE, c] - total * mean, 0.0)
+        found[_STD, c] = np.sqrt(spread / (n - 1.0)) if n > 1.0 else np.nan
+        low = sums[_LOW, c]  # from roll-ups also where the value itself is missing
+        found[_MIN, c] = low if low < np.inf else np.nan
+        high = sums[_HIGH, c]
+        found[_MAX, c] = high if high > -np.inf else np.nan
+        hours = sums[_HOURS, c]
+        below = sums[_HOURS_SQUARE, c] - hours * hours / n if n > 1.0 else 0.0
+        found[_SLOPE, c] = -(sums[_PRODUCT, c] - hours * mean) / below if below > 0.0 else np.nan
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _delta(sums: FloatArray, own_count: FloatArray, own_total: FloatArray, found: FloatArray) -> None:
+    """Work out the mean of a window less that of the window before, for all gauges."""
+    for c in range(sums.shape[1]):
+        n = own_count[c]
+        before = sums[_COUNT, c] - n
+        delta = own_total[c] / n - (sums[_TOTAL, c] - own_total[c]) / before
+        found[c] = delta if n > 0.0 and before > 0.0 else np.nan
+
+
+@njit(cache=True, nogil=True)
+def _emit(found: FloatArray, columns: IntArray, row: int, out: npt.NDArray[np.float32]) -> None:
+    for k in range(columns.shape[0]):
+        for c in range(columns.shape[1]):
+            if columns[k, c] >= 0:
+                out[row, columns[k, c]] = found[k, c]

@@ -1,0 +1,263 @@
+"""Panes: stretches of absolute time whose samples are summed up once, so that long windows need not read them again.
+
+A pane is ``(phase + k * length, phase + (k + 1) * length]``. Panes are joined two by two into nodes, level by level; a
+window is then made of few nodes and, at its ends, of single samples. Which nodes make a window depends on time alone,
+never on where a dataset begins, so a live row that is given only the samples of its look-back sums in the same order as
+a training row and is bit-identical with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from features.windows.blocks import IntArray
+
+LEAST_STEPS = 6
+"""A pane is at least so many steps of the dataset long: shorter ones cost more than the samples they stand for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PaneSpec:
+    """How time is cut.
+
+    ``phase``: where panes end: at ``phase`` plus multiples of the length, milliseconds since 1970.
+    ``reach``: largest age that any window asks for, milliseconds. Samples further apart than this never meet in a
+    window.
+    """
+
+    length: int
+    phase: int
+    reach: int
+
+    @classmethod
+    def of(cls, *, every: int, origin: int, delay: int, step: int, reach: int) -> PaneSpec:
+        """Choose panes for a decision grid: rows of the grid begin and, where windows allow, end at their borders.
+
+        ``every``, ``origin``: ``decision.every`` and ``decision.origin``, milliseconds.
+        ``delay``, ``step``: ``features.delay`` and the dataset's step, milliseconds.
+        """
+        length = every * max(1, -(-LEAST_STEPS * step // every))
+        return cls(length, (origin - delay) % length, reach)
+
+    @property
+    def levels(self) -> int:
+        """Levels of nodes that the longest window can use; 0 where no window holds a pane."""
+        return levels_of(self.reach, self.length)
+
+
+def levels_of(reach: int, length: int) -> int:
+    """Return how many levels of nodes fit into a window of ``reach``; 0 where it is shorter than a pane."""
+    return (reach // length).bit_length()
+
+
+class PaneIndex(NamedTuple):
+    """Where each pane's samples stand in a block, and where its nodes stand in tables of nodes.
+
+    Samples of a unit form a run until they are further apart than the reach; each run has its own panes, so that a
+    silence of years costs nothing.
+
+    ``length``, ``phase``: as :class:`PaneSpec` has them.
+    ``run_first``: first sample of each run, ascending; shape (runs,).
+    ``run_pane``: number k of each run's first pane, a multiple of ``2 ** (levels - 1)``; shape (runs,).
+    ``run_panes``: panes of each run, a multiple of the same; shape (runs,).
+    ``run_node``: first node of each run; shape (runs,).
+    ``run_start``: where each run's entries in ``starts`` begin; it has one more than panes; shape (runs,).
+    ``starts``: first sample of each pane.
+    """
+
+    length: int
+    phase: int
+    levels: int
+    run_first: IntArray
+    run_pane: IntArray
+    run_panes: IntArray
+    run_node: IntArray
+    run_start: IntArray
+    starts: IntArray
+    nodes: int
+
+
+def index_panes(times: IntArray, begins: IntArray, ends: IntArray, spec: PaneSpec) -> PaneIndex:
+    """Index the panes of a block.
+
+    ``times``: sample times in milliseconds, ascending within each unit; shape (n,).
+    ``begins``, ``ends``: samples of each unit, ascending and apart from each other; units without samples may be among
+    them; shape (units,).
+    """
+    levels = spec.levels
+    if levels == 0:
+        none = np.zeros(0, dtype=np.int64)
+        return PaneIndex(spec.length, spec.phase, 0, none, none, none, none, none, none, 0)
+    held = ends > begins
+    begins, ends = begins[held], ends[held]
+    if times.size:
+        far = np.flatnonzero(np.diff(times) > spec.reach) + 1
+        run_first = np.unique(np.concatenate((begins, far)))
+        last_of_unit = ends[np.searchsorted(begins, run_first, side="right") - 1]
+        run_last = np.minimum(last_of_unit, np.append(run_first[1:], times.size))
+    else:
+        run_first = run_last = np.zeros(0, dtype=np.int64)
+    whole = 1 << (levels - 1)
+    first_pane = (times[run_first] - spec.phase - 1) // spec.length // whole * whole
+    last_pane = -(-((times[run_last - 1] - spec.phase - 1) // spec.length + 1) // whole) * whole
+    panes = last_pane - first_pane
+    nodes = 2 * (panes - (panes >> levels)) if levels > 1 else panes
+    run_node = np.concatenate(([0], np.cumsum(nodes)))
+    run_start = np.concatenate(([0], np.cumsum(panes + 1)))
+    starts = np.empty(int(run_start[-1]), dtype=np.int64)
+    _find_starts(times, run_first, run_last, first_pane, panes, run_start, spec.length, spec.phase, starts)
+    return PaneIndex(
+        spec.length, spec.phase, levels, run_first, first_pane, panes, run_node[:-1], run_start[:-1], starts,
+        int(run_node[-1]),
+    )  # fmt: skip
+
+
+@njit(cache=True, nogil=True)
+def _find_starts(
+    times: IntArray,
+    run_first: IntArray,
+    run_last: IntArray,
+    run_pane: IntArray,
+    run_panes: IntArray,
+    run_start: IntArray,
+    length: int,
+    phase: int,
+    starts: IntArray,
+) -> None:
+    for run in range(run_first.size):
+        at = run_first[run]
+        for pane in range(run_panes[run] + 1):
+            begin = phase + (run_pane[run] + pane) * length
+            while at < run_last[run] and times[at] <= begin:
+                at += 1
+            starts[run_start[run] + pane] = at
+
+
+@njit(cache=True, nogil=True)
+def level_offset(panes: int, level: int) -> int:
+    """Return where a level's nodes begin among a run's, given its number of panes."""
+    return 2 * (panes - (panes >> level))
+
+
+@njit(cache=True, nogil=True)
+def newest_usable(times: IntArray, begin: int, end: int, border: int) -> int:
+    """Return the position of the newest of ``times[begin:end]`` (ascending) at or before ``border``, or begin - 1."""
+    low = begin
+    high = end
+    while low < high:
+        middle = (low + high) // 2
+        if times[middle] <= border:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+class Visits(NamedTuple):
+    """What the windows of some rows are made of: nodes and ranges of single samples, from the newest to the oldest.
+
+    A sample at time s has the age ``border - s``; it is usable if that is zero or more, and lies in the stretch ``e``
+    if ``edges[e - 1] <= age < edges[e]`` (from zero for the first).
+
+    ``node``: node of each visit, or -1 for a range of samples; shape (visits,).
+    ``first``, ``last``: the samples of each visit, a node's too: first and one past the last; shape (visits,).
+    ``begin``: first visit of each row; shape (rows,).
+    ``stops``: one past the last visit of each row's stretches; shape (rows, edges).
+    """
+
+    node: IntArray
+    first: IntArray
+    last: IntArray
+    begin: IntArray
+    stops: IntArray
+
+
+@njit(cache=True, nogil=True)
+def visit_windows(
+    times: IntArray,
+    begins: IntArray,
+    ends: IntArray,
+    borders: IntArray,
+    edges: IntArray,
+    index: PaneIndex,
+    levels: int,
+) -> Visits:
+    """List what rows' windows are made of.
+
+    ``begins``, ``ends``: samples of each row's unit; shape (rows,).
+    ``borders``: newest usable time of each row: decision time minus reporting delay, milliseconds; shape (rows,).
+    ``edges``: Ages, ascending, milliseconds.
+    ``levels``: levels of nodes to use, at most the index's; 0: samples alone.
+    """
+    rows = borders.size
+    begin = np.empty(rows, dtype=np.int64)
+    stops = np.empty((rows, edges.size), dtype=np.int64)
+    most = edges[edges.size - 1] // index.length + 3 * edges.size + 2  # of one row
+    room = most + rows * (2 * edges.size + 2)
+    node = np.empty(room, dtype=np.int64)
+    first = np.empty(room, dtype=np.int64)
+    last = np.empty(room, dtype=np.int64)
+    visits = 0
+    for row in range(rows):
+        if visits + most > room:
+            room = 2 * room
+            node = _grown(node, room)
+            first = _grown(first, room)
+            last = _grown(last, room)
+        begin[row] = visits
+        border = borders[row]
+        rest = newest_usable(times, begins[row], ends[row], border) + 1
+        oldest = begins[row]
+        run = 0
+        if levels > 0 and rest > oldest:
+            run = np.searchsorted(index.run_first, rest - 1, side="right") - 1
+            oldest = max(oldest, index.run_first[run])
+        high = border
+        for e in range(edges.size):
+            low = border - edges[e]
+            while rest > oldest and high > low:
+                newest = times[rest - 1]
+                if newest <= low:
+                    high = low
+                    break
+                k = (newest - index.phase - 1) // index.length + 1  # of the pane after that of the newest sample left
+                pane_end = index.phase + k * index.length
+                if levels > 0 and pane_end <= high and pane_end - index.length >= low:
+                    level = _level(k, levels, (pane_end - low) // index.length)
+                    local = k - index.run_pane[run]
+                    offset = level_offset(index.run_panes[run], level)
+                    node[visits] = index.run_node[run] + offset + (local >> level) - 1
+                    first[visits] = index.starts[index.run_start[run] + local - (1 << level)]
+                    high = pane_end - (index.length << level)
+                else:
+                    high = max(low, pane_end - index.length) if levels > 0 else low
+                    at = rest - 1
+                    while at > oldest and times[at - 1] > high:
+                        at -= 1
+                    node[visits] = -1
+                    first[visits] = at
+                last[visits] = rest
+                rest = first[visits]
+                visits += 1
+            stops[row, e] = visits
+    return Visits(node, first, last, begin, stops)
+
+
+@njit(cache=True, nogil=True)
+def _level(k: int, levels: int, room: int) -> int:
+    """Return the highest level whose node ends before pane ``k`` and is no more than ``room`` panes long."""
+    level = 0
+    while level + 1 < levels and k & ((2 << level) - 1) == 0 and (2 << level) <= room:
+        level += 1
+    return level
+
+
+@njit(cache=True, nogil=True)
+def _grown(array: IntArray, room: int) -> IntArray:
+    wider = np.empty(room, dtype=np.int64)
+    wider[: array.size] = array
+    return wider

@@ -1,0 +1,255 @@
+"""Which statistics a channel gets, by its kind, and the tables that tell the kernel so."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+
+from features.vocabulary import FeatureColumn
+from features.windows.blocks import IntArray, RowSpans
+from features.windows.counters import (
+    COUNTER_STATISTICS,
+    ENUM_STATISTICS,
+    counter_windows,
+    enum_windows,
+)
+from features.windows.flags import flag_windows
+from features.windows.gauges import GAUGE_STATISTICS, gauge_windows
+from features.windows.layout import ChannelLayout
+from features.windows.panes import Panes
+from telemetry.channel import Channel
+from telemetry.channels import CATALOGUE
+
+FLAG_PARTS: dict[str, tuple[tuple[str, int], ...]] = {
+    "clocks_event_reasons": (
+        ("hw_slowdown", 0x8),
+        ("sw_thermal", 0x20),
+        ("hw_thermal", 0x40),
+        ("power_brake", 0x80),
+    ),
+}
+"""Bits of a known bitmask that are worth a column of their own (nvml.h, nvmlClocksEventReasons): clocks lowered by the
+hardware, by software and by hardware for temperature, and by the power brake. The other bits are set in healthy use:
+idle (0x1), application clocks (0x2) and the power cap (0x4) say nothing of a fault."""
+
+PERSISTENT_COUNTERS = frozenset(
+    {
+        "ecc_sbe_aggregate_total",
+        "ecc_dbe_aggregate_total",
+        "retired_pages_sbe_total",
+        "retired_pages_dbe_total",
+        "row_remap_correctable_total",
+        "row_remap_uncorrectable_total",
+    }
+)
+"""Counters of the catalogue whose level itself means something: they are kept on the board and never reset."""
+
+_ALL_BITS = 0xFFFFFFFFFFFFFFFF
+_Wanted = tuple[str, Sequence[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlan:
+    """The window statistics of a layout: their columns, and how the kernel fills them.
+
+    ``columns``: the columns, in the order in which :meth:`fill` writes them.
+    ``edges``: every window and, where anything older than a window matters to it, its double, in milliseconds,
+    ascending.
+    ``window_edge``: positions of each window and its double in ``edges``; -1 where there are no doubles; shape
+    (windows, 2).
+    ``gauge_table``, ``counter_table``, ``enum_table``: column of each statistic; -1 where it is not wanted; shape
+    (statistics, windows, channels).
+    ``flag_table``: column of each part's share; shape (windows, parts).
+    ``part_flag``, ``part_mask``: flags column and bits of each part; shape (parts,).
+    """
+
+    columns: tuple[FeatureColumn, ...]
+    layout: ChannelLayout
+    edges: IntArray
+    window_edge: IntArray
+    gauge_table: IntArray
+    counter_table: IntArray
+    enum_table: IntArray
+    flag_table: IntArray
+    part_flag: IntArray
+    part_mask: npt.NDArray[np.uint64]
+
+    @classmethod
+    def telemetry(cls, layout: ChannelLayout, windows: Sequence[timedelta]) -> WindowPlan:
+        """Plan the ``telemetry`` group.
+
+        The smallest window sees few samples, so only what few samples can carry is taken over it; spread, extremes and
+        trends are taken over the larger ones ("larger": all but the smallest, or the only one).
+
+        ========  =====================================================================================
+        gauge     last (no older than the smallest window), mean (each window); std, min, max, slope an
+                  hour, delta against the window before (larger windows)
+        gauge     of unit ``bool``: last, and max (larger windows): the rest says nothing more
+        counter   reset-aware rise (each window); rise_delta against the rise of the window before (larger
+                  windows; the step into the oldest sample of the window before the largest one is left out, for
+                  nothing older is looked at); last, the level, where it persists on the board or the catalogue
+                  does not know
+        flags     share of samples with the bit set (larger windows), for the bits of ``FLAG_PARTS``; any bit
+                  for bitmasks that the catalogue does not know
+        enum      last (no older than the smallest window), number of changes (larger windows)
+        ========  =====================================================================================
+
+        ``layout``: Channels; one with only nulls in the data still has its columns.
+        ``windows``: trailing windows, ascending.
+        """
+        every = range(len(windows))
+        larger = range(1, len(windows)) if len(windows) > 1 else range(1)
+        usual: list[_Wanted] = [("last", (0,)), ("mean", every)]
+        usual += [(statistic, larger) for statistic in ("std", "min", "max", "slope", "delta")]
+        state: list[_Wanted] = [("last", (0,)), ("max", larger)]
+        counter: list[_Wanted] = [("rise", every), ("rise_delta", larger)]
+        enum: list[_Wanted] = [("last", (0,)), ("changes", larger)]
+        return cls._build(
+            layout,
+            windows,
+            gauges=[state if channel.unit == "bool" else usual for channel in layout.gauges],
+            counters=[
+                [("last", (0,)), *counter] if _level_matters(channel) else counter for channel in layout.counters
+            ],
+            enums=[enum for _ in layout.enums],
+            flag_windows=larger,
+        )
+
+    @classmethod
+    def peers(cls, layout: ChannelLayout, window: timedelta) -> WindowPlan:
+        """Plan the first pass of the ``peers`` group: each gauge's mean and each counter's rise over one window."""
+        return cls._build(
+            layout,
+            (window,),
+            gauges=[[] if channel.unit == "bool" else [("mean", (0,))] for channel in layout.gauges],
+            counters=[[("rise", (0,))] for _ in layout.counters],
+            enums=[[] for _ in layout.enums],
+            flag_windows=(),
+        )
+
+    @classmethod
+    def amounts(cls, layout: ChannelLayout, windows: Sequence[timedelta], counters: Collection[str]) -> WindowPlan:
+        """Plan the amounts of the ``onset`` group: rises of the named counters and shares of known bits, each window.
+
+        Parameters
+        ----------
+        layout : ChannelLayout
+        windows : sequence of timedelta
+            Ascending.
+        counters : collection of str
+            Names of the counters to take.
+        """
+        return cls._build(
+            layout,
+            windows,
+            gauges=[[] for _ in layout.gauges],
+            counters=[[("rise", range(len(windows)))] if each.name in counters else [] for each in layout.counters],
+            enums=[[] for _ in layout.enums],
+            flag_windows=range(len(windows)),
+            look_further=False,
+        )
+
+    @classmethod
+    def _build(
+        cls,
+        layout: ChannelLayout,
+        windows: Sequence[timedelta],
+        *,
+        gauges: Sequence[Sequence[_Wanted]],
+        counters: Sequence[Sequence[_Wanted]],
+        enums: Sequence[Sequence[_Wanted]],
+        flag_windows: Sequence[int],
+        look_further: bool = True,
+    ) -> WindowPlan:
+        columns: list[FeatureColumn] = []
+
+        def add(channel: str, statistic: str, window: int, unit: str) -> int:
+            columns.append(FeatureColumn.of("telemetry", channel, statistic, window=windows[window], unit=unit))
+            return len(columns) - 1
+
+        def fill(channels: Sequence[Channel], wanted: Sequence[Sequence[_Wanted]], names: tuple[str, ...]) -> IntArray:
+            table = np.full((len(names), len(windows), len(channels)), -1, dtype=np.int64)
+            for c, channel in enumerate(channels):
+                for statistic, over in wanted[c]:
+                    for w in over:
+                        table[names.index(statistic), w, c] = add(channel.name, statistic, w, channel.unit)
+            return table
+
+        gauge_table = fill(layout.gauges, gauges, GAUGE_STATISTICS)
+        counter_table = fill(layout.counters, counters, COUNTER_STATISTICS)
+        enum_table = fill(layout.enums, enums, ENUM_STATISTICS)
+        parts = [(f, name, bits) for f, channel in enumerate(layout.flags) for name, bits in _parts(channel)]
+        flag_table = np.full((len(windows), len(parts)), -1, dtype=np.int64)
+        for p, (_, name, _) in enumerate(parts):
+            for w in flag_windows:
+                flag_table[w, p] = add(name, "share", w, "")
+        spans = [_milliseconds(window) for window in windows]
+        edges = sorted({*spans, *(2 * span for span in spans)} if look_further else spans)
+        return cls(
+            columns=tuple(columns),
+            layout=layout,
+            edges=np.array(edges, dtype=np.int64),
+            window_edge=np.array(
+                [[edges.index(span), edges.index(2 * span) if look_further else -1] for span in spans], dtype=np.int64
+            ),
+            gauge_table=gauge_table,
+            counter_table=counter_table,
+            enum_table=enum_table,
+            flag_table=flag_table,
+            part_flag=np.array([part[0] for part in parts], dtype=np.int64),
+            part_mask=np.array([part[2] for part in parts], dtype=np.uint64),
+        )
+
+    def fill(self, panes: Panes, rows: RowSpans, out: npt.NDArray[np.float32], offset: int = 0) -> None:
+        """Write the statistics of ``rows`` into ``out[:, offset:]``.
+
+        ``rows``: for each row its unit's samples and its border in time.
+        ``out``: filled in place; shape (rows, columns).
+        ``offset``: column of ``out`` at which this plan's columns begin.
+        """
+        block, layout, doubles = panes.block, self.layout, self.window_edge
+        visits, levels = panes.visits(rows, self.edges)
+        values = block.values
+        if _any(self.gauge_table):
+            ends = (layout.low_at, layout.high_at)
+            table = _shift(self.gauge_table, offset)
+            gauge_windows(block.times, values, *ends, panes.gauges(levels, *ends), visits, doubles, table, out)
+        if _any(self.counter_table):
+            own = (layout.offset("counters"), layout.rise_at)
+            table = _shift(self.counter_table, offset)
+            counter_windows(values, *own, panes.counters(levels, *own), visits, doubles, table, out)
+        if _any(self.enum_table):
+            enums = (layout.offset("enums"), len(layout.enums))
+            table = _shift(self.enum_table, offset)
+            enum_windows(values, *enums, panes.enums(levels, *enums), visits, doubles, table, out)
+        if _any(self.flag_table):
+            parts = (self.part_flag, self.part_mask)
+            table = _shift(self.flag_table, offset)
+            nodes = panes.flags(levels, *parts)
+            flag_windows(block.flags, block.flags_known, *parts, nodes, visits, doubles, table, out)
+
+
+def _any(table: IntArray) -> bool:
+    return bool((table >= 0).any())
+
+
+def _milliseconds(window: timedelta) -> int:
+    return round(window.total_seconds() * 1000)
+
+
+def _shift(table: IntArray, offset: int) -> IntArray:
+    return np.where(table >= 0, table + offset, -1)
+
+
+def _level_matters(channel: Channel) -> bool:
+    return channel.name in PERSISTENT_COUNTERS or channel.name not in CATALOGUE
+
+
+def _parts(channel: Channel) -> list[tuple[str, int]]:
+    if channel.name in FLAG_PARTS:
+        return [(f"{channel.name}_{part}", bits) for part, bits in FLAG_PARTS[channel.name]]
+    return [(channel.name, _ALL_BITS)]

@@ -1,0 +1,224 @@
+"""History features: counts, ages and weights of what was known, for the device, its slot and its node."""
+
+import math
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from features.config import FeatureSection, LabelSection
+from features.groups.history import (
+    APP_XIDS,
+    PRECURSOR_XIDS,
+    RECENCY_HALF_LIFE,
+    History,
+    history_columns,
+    history_values,
+)
+from tests.features import oracle
+from tests.features.builders import at, event, events, inventory, rows, stay
+from tests.features.history_oracle import facts_of, plain_value
+from tests.features.worlds import twins, worlds
+
+LABELS = LabelSection()
+FEATURES = FeatureSection(history_windows=(timedelta(hours=12), timedelta(days=3)))
+SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+UNITS = {"g0": "n0", "g1": "n0", "g2": "n1", "g3": "n0"}
+
+
+def value(name, time, *happened, stays=None, unit="g0", node="n0", labels=LABELS):
+    """One value of one row, by the name of its column without the group."""
+    held = inventory(*(stays or [stay(), stay("g1", slot="1")]))
+    found = history_values(rows((time, unit), node=node), events(*happened), held, FEATURES, labels)
+    names = [column.name for column in history_columns(FEATURES, labels)]
+    assert found.shape == (1, len(names))
+    return float(found[0, names.index(f"history__{name}")])
+
+
+def test_columns_are_named_by_scope_and_window_and_are_unique():
+    columns = history_columns(FeatureSection(), LABELS)
+    names = [column.name for column in columns]
+    assert len(set(names)) == len(names)
+    assert "history__node_xid_bus__count__7d" in names
+    assert "history__gpu_incident__since" in names
+    assert "history__slot_xid__distinct__30d" in names
+    assert all(column.group == "history" and column.scope for column in columns)
+    gpu_only = history_columns(FeatureSection(history_scopes=("gpu",)), LABELS)
+    assert {column.scope for column in gpu_only} == {"gpu"}
+    assert {column.scope for column in history_columns(FEATURES, LABELS, unit="node")} == {"node"}
+
+
+def test_an_event_counts_once_it_is_known_and_while_its_window_lasts():
+    late = event(at(0), code="79", known=at(5))
+    assert value("gpu_xid_bus__count__12h", at(4.99), late) == 0
+    assert value("gpu_xid_bus__count__12h", at(5), late) == 1
+    assert value("gpu_xid_bus__count__12h", at(11.99), late) == 1
+    assert value("gpu_xid_bus__count__12h", at(12), late) == 0
+    assert value("gpu_xid_bus__count__3d", at(12), late) == 1
+    assert value("gpu_xid_bus__count__12h", at(20), event(at(0), code="79", known=at(15))) == 0
+
+
+def test_a_ticket_dated_after_its_entry_counts_only_from_the_time_it_speaks_of():
+    ticket = event(at(5), "failure", "DBE", known=at(0))
+    assert value("gpu_incident__count__12h", at(4.9), ticket) == 0
+    assert value("gpu_incident__since", at(5), ticket) == 0
+
+
+def test_ages_are_measured_from_the_event_and_nothing_is_nan():
+    late = event(at(0), code="79", known=at(5))
+    assert math.isnan(value("gpu_incident__since", at(4), late))
+    assert value("gpu_incident__since", at(6), late) == 6
+    assert value("gpu_xid_hardware__since", at(100), late) == 100
+    assert math.isnan(value("gpu_repair__since", at(6), late))
+    assert value("gpu_repair__since", at(6), event(at(2), "other", "reboot")) == 4
+    older = event(at(-9), code="48", known=at(5.5))
+    assert value("gpu_incident__since", at(6), late, older) == 6
+
+
+def test_recency_halves_with_each_half_life():
+    happened = [event(at(0), code="63"), event(at(days=7), code="63")]
+    assert value("gpu_xid_precursor__recency", at(days=7, minutes=10), *happened) == pytest.approx(
+        sum(0.5 ** ((7 * 86400 * k + 600) / RECENCY_HALF_LIFE.total_seconds()) for k in (0, 1)), rel=1e-6
+    )
+    assert value("gpu_xid_precursor__recency", at(0), *happened) == 0
+
+
+@pytest.mark.parametrize(
+    ("code", "group"),
+    [("48", "memory"), ("79", "bus"), ("119", "firmware"), ("74", "interconnect"), ("150", "interconnect"),
+     ("63", "precursor"), ("46", "watch"), ("158", "watch"), ("99999", "watch"), ("31", "app")],
+)  # fmt: skip
+def test_each_xid_is_in_one_group(code, group):
+    groups = ("memory", "bus", "firmware", "interconnect", "precursor", "watch", "app")
+    found = [g for g in groups if value(f"gpu_xid_{g}__count__12h", at(1), event(at(0), code=code))]
+    assert found == [group]
+    hardware = value("gpu_xid_hardware__since", at(1), event(at(0), code=code))
+    assert math.isnan(hardware) == (group == "app")
+
+
+def test_params_move_an_xid_to_the_group_of_its_class():
+    labels = LabelSection(xids={"firmware": (46, 43)})
+    assert value("gpu_xid_firmware__count__12h", at(1), event(at(0), code="43"), labels=labels) == 1
+    assert value("gpu_incident__count__12h", at(1), event(at(0), code="43"), labels=labels) == 1
+
+
+def test_a_burst_is_one_incident_and_many_xids():
+    burst = [event(at(0, minutes=m), code="48") for m in (0, 1, 2)]
+    assert value("gpu_incident__count__12h", at(1), *burst) == 1
+    assert value("gpu_xid_memory__count__12h", at(1), *burst) == 3
+
+
+def test_the_node_counts_its_other_gpus_and_what_concerns_all_of_it():
+    happened = [
+        event(at(0), code="79", gpu="g1"),
+        event(at(0), "failure", "psu", gpu=None),
+        event(at(0), "driver", "550", gpu=None),
+        event(at(0), "diagnostic", "failed", gpu=None),
+        event(at(0), code="79", gpu="g7", node="n7"),
+    ]
+    assert value("gpu_xid_bus__count__12h", at(1), *happened) == 0
+    assert value("gpu_diagnostic_failed__count__12h", at(1), *happened) == 0
+    assert value("node_xid_bus__count__12h", at(1), *happened) == 1
+    assert value("node_incident__count__12h", at(1), *happened) == 1
+    assert value("node_failure__count__12h", at(1), *happened) == 1
+    assert value("node_driver__count__12h", at(1), *happened) == 1
+    assert value("node_diagnostic_failed__count__12h", at(1), *happened) == 1
+    assert value("node_diagnostic_failed__count__12h", at(1), event(at(0), "diagnostic", "passed", gpu=None)) == 0
+
+
+def test_a_slot_remembers_its_replaced_device_and_the_new_device_starts_clean():
+    stays = [stay("g0", until=at(2)), stay("g5", since=at(3)), stay("g1", slot="1")]
+    happened = [event(at(0), code="79", gpu="g0"), event(at(2), "replacement", gpu="g0")]
+    asked = {"stays": stays, "unit": "g5"}
+    assert value("gpu_incident__count__12h", at(4), *happened, **asked) == 0
+    assert math.isnan(value("gpu_incident__since", at(4), *happened, **asked))
+    assert value("slot_incident__count__12h", at(4), *happened, **asked) == 1
+    assert value("slot_repair__since", at(4), *happened, **asked) == 2
+    assert value("slot_incident__count__12h", at(4), *happened, stays=stays, unit="g1") == 0
+
+
+def test_a_device_takes_its_own_history_along_and_leaves_the_slots_behind():
+    stays = [stay("g0", until=at(2)), stay("g0", "n1", "4", since=at(3))]
+    happened = [event(at(0), code="79", gpu="g0")]
+    asked = {"stays": stays, "node": "n1"}
+    assert value("gpu_incident__count__12h", at(4), *happened, **asked) == 1
+    assert value("slot_incident__count__12h", at(4), *happened, **asked) == 0
+    assert value("node_incident__count__12h", at(4), *happened, **asked) == 0
+
+
+def test_slots_that_the_inventory_does_not_name_have_no_history():
+    stays = [stay("g0", slot=None), stay("g1", slot=None)]
+    assert value("slot_incident__count__12h", at(1), event(at(0), code="79"), stays=stays) == 0
+
+
+def test_distinct_xids_are_counted_over_thirty_days():
+    happened = [event(at(0), code=c) for c in ("79", "48", "48", "31")] + [event(at(days=10), code="48")]
+    assert value("gpu_xid__distinct__30d", at(1), *happened) == 3
+    assert value("gpu_xid__distinct__30d", at(days=30), *happened) == 1
+    assert value("gpu_xid__distinct__30d", at(days=40), *happened) == 0
+
+
+def test_no_events_no_units_and_no_rows():
+    held = inventory(stay())
+    assert history_values(rows(), events(), held, FEATURES, LABELS).shape == (0, len(history_columns(FEATURES, LABELS)))
+    found = history_values(rows((at(0), "gX"), node="nX"), events(event(at(-1), code="79")), held, FEATURES, LABELS)
+    assert set(np.unique(found[~np.isnan(found)])) == {0}
+
+
+def test_nodes_without_gpus_have_the_history_of_the_node():
+    held = inventory(stay(None, "n0", None))
+    frame = events(event(at(0), "failure", "fan", gpu=None), event(at(2), "repair", gpu=None))
+    asked = rows((at(5), "n0"))
+    found = history_values(asked, frame, held, FEATURES, LABELS, unit="node")
+    names = [column.name for column in history_columns(FEATURES, LABELS, unit="node")]
+    assert found[0, names.index("history__node_incident__since")] == 5
+    assert found[0, names.index("history__node_failure__count__12h")] == 1
+    assert found[0, names.index("history__node_repair__since")] == 3
+
+
+@SLOW
+@given(worlds(most=20))
+def test_values_are_as_the_plain_reading_says(world):
+    asked = rows(*((at(11.25 * k), unit) for k in range(0, 16) for unit in UNITS))
+    asked["node"] = asked["unit"].map(UNITS).astype("str")
+    found = history_values(asked, world.events, world.inventory, FEATURES, LABELS)
+    columns, facts = history_columns(FEATURES, LABELS), facts_of(world.events, world.inventory, LABELS)
+    held = oracle.records(world.inventory)
+    some = np.random.default_rng(0).permutation(len(asked))[:12]
+    for i in some:
+        row = asked.iloc[i]
+        for j, column in enumerate(columns):
+            expected = plain_value(column, row["decision_time"], row["unit"], row["node"], facts, held)
+            np.testing.assert_allclose(found[i, j], expected, rtol=1e-6, atol=1e-9, err_msg=column.name)
+
+
+@SLOW
+@given(twins(most=20), st.integers(0, 10))
+def test_a_poisoned_future_leaves_every_value_bit_identical(pair, hours_ago):
+    r = pair[0].r
+    asked = rows(*((r - timedelta(hours=h), unit) for h in (0, hours_ago, 30) for unit in UNITS))
+    asked["node"] = asked["unit"].map(UNITS).astype("str")
+    one, two = (history_values(asked, w.events, w.inventory, FEATURES, LABELS) for w in pair)
+    np.testing.assert_array_equal(one.view(np.uint32), two.view(np.uint32))
+
+
+@SLOW
+@given(worlds(most=20), st.randoms(use_true_random=False))
+def test_a_row_alone_equals_the_row_among_others_in_any_order(world, random):
+    pairs = [(at(7 * k), unit) for k in range(20) for unit in UNITS]
+    random.shuffle(pairs)
+    asked = rows(*pairs)
+    asked["node"] = asked["unit"].map(UNITS).astype("str")
+    history = History.of(world.events, world.inventory, FEATURES, LABELS)
+    together = history.values(asked)
+    for i in (0, 17, 42):
+        alone = history.values(asked.iloc[[i]])
+        np.testing.assert_array_equal(alone.view(np.uint32), together[[i]].view(np.uint32))
+
+
+def test_the_groups_of_xids_do_not_overlap():
+    labelled = {xid for xids in LABELS.xids.values() for xid in xids}
+    assert not labelled & (PRECURSOR_XIDS | APP_XIDS)
+    assert not PRECURSOR_XIDS & APP_XIDS

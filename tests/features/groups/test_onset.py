@@ -1,0 +1,206 @@
+"""The group ``onset``: surges against the fleet and against the unit's own past."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from features.config import DecisionSection, FeatureSection, LabelSection
+from features.fleet_percentile import Standing, describe_standing
+from features.groups.onset import MIN_UNITS, QUANTILE, OnsetPlan
+from features.matrix.building import build_matrix
+from features.matrix.live_rows import fleet_reference, live_rows, look_back
+from features.matrix.meta import ROW_COLUMNS
+from features.vocabulary import amount, describe
+from features.windows.layout import ChannelLayout
+from models.config import TrainingSection
+from simulator.simulate import simulate
+from telemetry.channels import CATALOGUE
+from telemetry.store import Dataset
+
+HOUR = timedelta(hours=1)
+DELAY = timedelta(minutes=10)
+LOOK_BACK = 48 * HOUR
+FEATURES = FeatureSection(
+    groups=("peers", "onset"), windows=(HOUR, 6 * HOUR), onset=((HOUR, 12 * HOUR), (6 * HOUR, 48 * HOUR))
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("onset")
+    simulate(folder / "fleet", gpus=64, days=8, seed=117, scenario="base", acceleration=60.0)
+    dataset = Dataset.open(folder / "fleet")
+    matrix = build_matrix(
+        dataset,
+        folder / "matrix",
+        decision=DecisionSection(),
+        labels=LabelSection(),
+        features=FEATURES,
+        training=TrainingSection(augmentation=2, negative_ratio=4),
+        seed=1,
+    )
+    samples = pd.concat([dataset.read_bucket(bucket).to_pandas() for bucket in dataset.buckets()], ignore_index=True)
+    frame = pd.concat(
+        [matrix.rows, pd.DataFrame(matrix.values(), columns=[column.name for column in matrix.columns])], axis=1
+    )
+    return matrix, frame, samples, dataset.events(), dataset.inventory()
+
+
+def rise(samples, channel, t, window):
+    """Slow oracle: what a counter rose by from sample to sample in a trailing window, from the look-back's samples."""
+    samples = samples[samples["timestamp"] > t - DELAY - LOOK_BACK]
+    seen = samples[(samples["timestamp"] > t - DELAY - window) & (samples["timestamp"] <= t - DELAY)]
+    before = samples[samples["timestamp"] <= t - DELAY - window][channel].dropna().tail(1)
+    values = pd.concat([before, seen[channel].dropna()]).to_numpy(np.float64)
+    if not seen[channel].notna().any():
+        return math.nan
+    steps = np.diff(values)
+    return float(np.where(steps >= 0, steps, values[1:]).sum()) if len(values) > 1 else 0.0
+
+
+def driver(gpu, node, t, events, inventory):
+    """Slow oracle: the newest driver change of the node that was known, or the driver at installation."""
+    stay = inventory[(inventory["gpu"] == gpu) & (inventory["installed_at"] <= t)].iloc[-1]
+    changes = events[(events["type"] == "driver") & (events["node"] == node) & (events["known_at"] <= t)]
+    changes = changes[changes["timestamp"] >= stay["installed_at"]].sort_values("timestamp")
+    return stay["driver"] if changes.empty else changes["code"].iloc[-1]
+
+
+def test_a_surge_is_the_smaller_of_two_log_ratios_told_by_a_slow_oracle(world):
+    _, frame, samples, events, inventory = world
+    channel, window, past = "ecc_sbe_volatile_total", 6 * HOUR, 48 * HOUR
+    grid = frame[~frame["augmented"]]
+    t = grid["decision_time"].max()
+    rows = grid[grid["decision_time"] == t]
+    model = inventory.drop_duplicates("gpu").set_index("gpu")["model"]
+    by_gpu = {gpu: part.sort_values("timestamp") for gpu, part in samples.groupby("gpu", observed=True)}
+    column = f"telemetry__{channel}"
+    assert column not in frame  # the group needs no other group's columns
+    found, told = [], []
+    for _, row in rows.iterrows():
+        mine = by_gpu.get(row["gpu"])
+        amount = math.nan if mine is None else rise(mine, channel, t, window)
+        before = math.nan if mine is None else max(rise(mine, channel, t, past) - amount, 0.0)
+        found.append((model[row["gpu"]], amount, before))
+        told.append(row[f"onset__{channel}__surge__6h"])
+    logs = pd.Series([math.log1p(amount) for _, amount, _ in found])
+    models = pd.Series([name for name, _, _ in found])
+    versions = pd.Series([driver(row["gpu"], row["node"], t, events, inventory) for _, row in rows.iterrows()])
+    checked = 0
+    for at, (name, amount, before) in enumerate(found):
+        alike = logs[(models == name) & (versions == versions[at])].dropna()
+        like = logs[models == name].dropna()
+        usual = alike if len(alike) >= MIN_UNITS else like if len(like) >= MIN_UNITS else logs.dropna()
+        excess = logs[at] - np.quantile(usual, QUANTILE)
+        own = math.log1p(amount) - math.log1p(before / 42 * 6)
+        if math.isnan(amount):
+            assert math.isnan(told[at])
+        else:
+            assert told[at] == pytest.approx(min(excess, own), abs=1e-5)
+            checked += 1
+    assert checked > 40
+
+
+def test_the_joined_columns_join_all_counters(world):
+    matrix, frame, *_ = world
+    surges = [column.name for column in matrix.columns if column.statistic == "surge" and column.window == HOUR]
+    assert len(surges) > 3
+    values = frame[surges].to_numpy(np.float64)
+    known = ~np.isnan(values).all(axis=1)
+    assert known.any()
+    most = np.nanmax(values[known], axis=1)
+    np.testing.assert_allclose(frame["onset__errors__surge_max__1h"].to_numpy()[known], most, rtol=1e-5, atol=1e-6)
+    total = np.nansum(np.maximum(values[known], 0), axis=1)
+    np.testing.assert_allclose(frame["onset__errors__surge_sum__1h"].to_numpy()[known], total, rtol=1e-4, atol=1e-5)
+    assert np.isnan(frame["onset__errors__surge_max__1h"].to_numpy()[~known]).all()
+
+
+def as_known(t, samples, events, inventory, config):
+    recent = samples[(samples["timestamp"] <= t) & (samples["timestamp"] > t - look_back(config))]
+    return recent, events[events["known_at"] <= t], inventory[inventory["installed_at"] <= t]
+
+
+def test_live_rows_are_the_matrix_rows_on_and_off_the_grid(world):
+    matrix, frame, *data = world
+    names = [column.name for column in matrix.columns]
+    augmented = sorted(frame[frame["augmented"]]["decision_time"].unique())
+    grid = sorted(frame[~frame["augmented"]]["decision_time"].unique())
+    assert augmented
+    for t in [grid[4], grid[-1], *augmented[-3:]]:
+        live = live_rows(*as_known(t, *data, matrix.config), t, matrix.config).set_index("unit")
+        stored = frame[frame["decision_time"] == t].set_index("unit")
+        assert len(stored)
+        np.testing.assert_array_equal(live.loc[stored.index, names].to_numpy(), stored[names].to_numpy())
+
+
+def test_off_the_grid_a_fleet_that_was_not_there_at_the_last_decision_is_held_against_nothing(world):
+    matrix, frame, samples, events, inventory = world
+    t = sorted(frame[~frame["augmented"]]["decision_time"].unique())[4]
+    later = t + timedelta(minutes=30)
+    new = inventory.assign(installed_at=t + timedelta(minutes=1))
+    recent = samples[(samples["timestamp"] <= later) & (samples["timestamp"] > later - look_back(matrix.config))]
+    live = live_rows(recent, events[events["known_at"] <= later], new, later, matrix.config)
+    assert len(live) == inventory["gpu"].nunique()
+    assert live["onset__errors__surge_max__1h"].isna().all()
+
+
+def test_one_node_needs_only_its_own_samples_and_the_fleets_reference(world):
+    matrix, frame, *data = world
+    t = sorted(frame[~frame["augmented"]]["decision_time"].unique())[-2]
+    samples, events, inventory = as_known(t, *data, matrix.config)
+    reference = fleet_reference(samples, events, inventory, t, matrix.config)
+    node = str(frame["node"].iloc[0])
+    live = live_rows(samples[samples["node"] == node], events, inventory, t, matrix.config, reference, nodes={node})
+    stored = frame[(frame["decision_time"] == t) & ~frame["augmented"] & (frame["node"] == node)]
+    assert len(live) == len(stored)
+    names = [name for name in live.columns if name not in ROW_COLUMNS]
+    np.testing.assert_array_equal(live[names].to_numpy(), stored[names].to_numpy())
+
+
+def test_the_future_changes_nothing(world):
+    matrix, frame, samples, events, inventory = world
+    t = sorted(frame[~frame["augmented"]]["decision_time"].unique())[6]
+    poisoned = samples.copy()
+    later = poisoned["timestamp"] > t - DELAY
+    counters = [name for name in poisoned.columns if name.endswith("_total") or name.endswith("_total_rise")]
+    poisoned.loc[later, counters] = poisoned.loc[later, counters] * 7 + 1e6
+    live = live_rows(
+        poisoned[poisoned["timestamp"] > t - look_back(matrix.config)], events, inventory, t, matrix.config
+    )
+    stored = frame[(frame["decision_time"] == t) & ~frame["augmented"]]
+    names = [column.name for column in matrix.columns if column.group == "onset"]
+    np.testing.assert_array_equal(
+        live.set_index("unit").loc[stored["unit"], names].to_numpy(), stored[names].to_numpy()
+    )
+
+
+def test_traffic_energy_and_time_are_no_errors():
+    channels = {
+        "energy_mj": CATALOGUE["energy_mj"],
+        "wear_total": replace(CATALOGUE["pcie_replay_total"], name="wear_total"),
+    }
+    plan = OnsetPlan.of(ChannelLayout.of(channels), FEATURES.onset, step=DELAY)
+    assert {column.channel for column in plan.columns} == {"wear_total", "errors"}
+    assert OnsetPlan.of(ChannelLayout.of({"energy_mj": channels["energy_mj"]}), FEATURES.onset, step=DELAY) is None
+
+
+def test_a_surge_is_told_in_words(world):
+    matrix, *_ = world
+    by_name = {column.name: column for column in matrix.columns}
+    surge = by_name["onset__pcie_replay_total__surge__6h"]
+    assert describe(surge, math.log(12)) == (
+        "PCIe replays rose 12.0 times as much in the last 6 h as before and as 95% of like units"
+    )
+    assert describe(surge, -0.5) == "PCIe replays did not rise beyond the usual in the last 6 h"
+    assert describe(surge, math.log(12), math.log(0.5)).endswith("(usual: 0.5 times)")
+    assert amount(surge, math.log(12)) == "12.0 times"
+    standing = Standing(math.log(0.2), math.log(0.4), math.log(1.4), 0, 99, 1, 100, 100)
+    assert describe_standing(surge, math.log(12), standing) == (
+        "fleet at that time: median 0.4 times, 99th percentile 1.4 times; the highest of 100 GPUs"
+    )

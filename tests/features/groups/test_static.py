@@ -1,0 +1,113 @@
+"""Static features: what is known of a unit at the decision."""
+
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from features.errors import InputError
+from features.fleet import Fleet
+from features.groups.static import StaticPlan
+from tests.features.small_fleet import HOUR, T0, events_of, gpus, inventory_of, stamps
+
+DAY = timedelta(days=1)
+
+
+def values(inventory, events, wanted, asked):
+    plan = StaticPlan.of(inventory, events, wanted)
+    fleet = Fleet.of(inventory)
+    pair = fleet.numbers([node for node, _, _ in asked], [gpu for _, gpu, _ in asked])
+    time = pd.DatetimeIndex(stamps([at for *_, at in asked])).astype("int64").to_numpy()
+    found = plan.values(fleet, inventory, events, pair, time)
+    return plan, pd.DataFrame(found, columns=[str(column.channel) for column in plan.columns])
+
+
+def driver(hours, version, *, node="node0", gpu=None, known=None):
+    at = T0 + hours * HOUR
+    row = {"timestamp": at, "node": node, "gpu": gpu, "type": "driver", "code": version}
+    return row | ({"known_at": T0 + known * HOUR} if known is not None else {})
+
+
+def test_codes_number_values_in_the_order_they_were_known():
+    inventory = inventory_of(gpus(6))
+    plan, found = values(inventory, events_of([]), "auto", [("node0", "gpu00", T0), ("node0", "gpu01", T0)])
+    model = {str(column.channel): column for column in plan.columns}["model"]
+    assert model.categories == ("A100", "H100")  # gpu05, the oldest, is an A100
+    assert found["model"].tolist() == [1.0, 0.0]
+    later = pd.concat(
+        [inventory, inventory_of([{**gpus(1)[0], "gpu": "new", "model": "A000", "installed_at": T0 + DAY}])]
+    )
+    again = {str(column.channel): column for column in StaticPlan.of(later, events_of([]), "auto").columns}["model"]
+    assert again.categories == ("A100", "H100", "A000")
+
+
+def test_the_driver_follows_what_was_known_at_the_decision():
+    events = events_of(
+        [
+            driver(-2000, "470"),  # before the installation: the inventory's driver is newer
+            driver(1, "550"),
+            driver(4, "560", gpu="gpu01"),
+            driver(3, "555", known=6),  # entered late, and older than what gpu01 already has
+        ]
+    )
+    asked = [("node0", gpu, T0 + h * HOUR) for gpu in ("gpu00", "gpu01") for h in (0, 1, 2, 5, 7)]
+    plan, found = values(inventory_of(gpus(2)), events, ("driver",), asked)
+    names = [plan.columns[0].categories[int(code)] for code in found["driver"]]
+    assert names == ["535.1", "535.1", "550", "550", "555", "535.1", "535.1", "550", "560", "560"]
+
+
+def test_age_counts_from_the_first_installation_anywhere():
+    rows = gpus(1)
+    rows[0]["removed_at"] = T0 + DAY
+    rows.append({**rows[0], "node": "node7", "installed_at": T0 + 2 * DAY, "removed_at": None})
+    _, found = values(
+        inventory_of(rows), events_of([]), ("age", "slot"), [("node0", "gpu00", T0), ("node7", "gpu00", T0 + 3 * DAY)]
+    )
+    assert found["age"].tolist() == [10.0, 13.0]
+    assert found["slot"].tolist() == [0.0, 0.0]
+
+
+def test_named_columns_are_taken_by_their_type():
+    rows = gpus(2)
+    for row, bin_number, vendor, made in zip(rows, (3, 7), ("x", None), (T0 - 5 * DAY, T0 + DAY), strict=True):
+        row |= {"bin": bin_number, "vendor": vendor, "made": made}
+    inventory = inventory_of(rows)
+    inventory["made"] = stamps(inventory["made"])
+    asked = [("node0", "gpu00", T0), ("node0", "gpu01", T0), ("node0", "nobody", T0)]
+    _, found = values(inventory, events_of([]), ("bin", "vendor", "made"), asked)
+    np.testing.assert_array_equal(found["bin"], [3, 7, np.nan])
+    np.testing.assert_array_equal(found["vendor"], [0, np.nan, np.nan])
+    np.testing.assert_array_equal(found["made"], [5, np.nan, np.nan])  # not yet made
+
+
+def test_an_unfilled_column_is_left_out_of_auto():
+    rows = [{key: value for key, value in row.items() if key != "rack"} | {"model": None} for row in gpus(2)]
+    names = [column.channel for column in StaticPlan.of(inventory_of(rows), events_of([]), "auto").columns]
+    assert names == ["driver", "age", "slot"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "removed_at",
+            "'removed_at' cannot be a feature (parameter features.static). "
+            "Leave it out: a removal is not known before it happens.",
+        ),
+        (
+            "installed_at",
+            "'installed_at' cannot be a feature (parameter features.static). "
+            "Name 'age' instead: days since the installation.",
+        ),
+        (
+            "colour",
+            "the inventory has no column 'colour' (parameter features.static). "
+            "Choose among: age, driver, gpu, model, node, rack, slot.",
+        ),
+    ],
+)
+def test_a_wrong_name_is_explained(name, message):
+    with pytest.raises(InputError) as error:
+        StaticPlan.of(inventory_of(gpus(2)), events_of([]), (name,))
+    assert str(error.value) == message

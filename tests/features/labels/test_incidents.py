@@ -1,0 +1,310 @@
+"""Incidents: coalescing, ends, conditions, and what was known when."""
+
+from datetime import timedelta
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from features.config import LabelSection
+from features.labels.evidence import diagnostic_outcome, is_fatal
+from features.labels.incidents import down_intervals, find_incidents, known_onsets
+from telemetry.errors import InputError
+from tests.features import oracle
+from tests.features.builders import at, event, events, inventory, stay
+from tests.features.worlds import twins, worlds
+
+LABELS = LabelSection()
+SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+
+
+def spans(found, unit="g0"):
+    return [
+        (row["start"], row["end"]) for row in oracle.records(found[["unit", "start", "end"]]) if row["unit"] == unit
+    ]
+
+
+def find(*rows, stays=None, labels=LABELS, data_end=None, as_of=None):
+    held = inventory(*(stays or [stay()]))
+    return find_incidents(events(*rows), held, labels, data_end=data_end or at(days=60), as_of=as_of)
+
+
+def test_events_within_the_coalescing_span_are_one_incident():
+    found = find(event(at(0), code="79"), event(at(1), code="48"), event(at(1.5), "failure", "DBE"))
+    assert spans(found) == [(at(0), at(25.5))]
+    assert found.loc[0, "failure_class"] == "bus"
+    assert found.loc[0, "code"] == "79"
+    assert found.loc[0, "known_at"] == at(minutes=10)
+
+
+def test_an_event_of_an_incident_that_has_not_ended_belongs_to_it():
+    assert spans(find(event(at(0), code="79"), event(at(23), code="79"))) == [(at(0), at(47))]
+
+
+def test_after_the_quiet_span_a_new_incident_starts():
+    assert spans(find(event(at(0), code="79"), event(at(24), code="79"))) == [(at(0), at(24)), (at(24), at(48))]
+
+
+@pytest.mark.parametrize(
+    ("type_", "code"),
+    [
+        ("repair", ""),
+        ("replacement", ""),
+        ("repair", "reset"),
+        ("other", "Reset"),
+        ("other", "reboot"),
+        ("other", "boot"),
+    ],
+)
+def test_a_repair_or_reset_ends_an_incident(type_, code):
+    found = find(event(at(0), code="79"), event(at(3), type_, code), event(at(5), code="79"))
+    assert spans(found) == [(at(0), at(3)), (at(5), at(29))]
+
+
+def test_a_repair_inside_a_burst_does_not_split_it():
+    found = find(event(at(0), code="79"), event(at(0.5), "repair"), event(at(0.9), code="79"), event(at(4), "repair"))
+    assert spans(found) == [(at(0), at(4))]
+
+
+def test_a_repair_of_the_whole_node_ends_the_incidents_of_its_gpus():
+    found = find(event(at(0), code="79"), event(at(2), "repair", gpu=None))
+    assert spans(found) == [(at(0), at(2))]
+    elsewhere = find(event(at(0), code="79"), event(at(2), "repair", gpu=None, node="n1"))
+    assert spans(elsewhere) == [(at(0), at(24))]
+
+
+def test_a_removal_ends_an_incident_and_a_move_without_a_gap_does_not():
+    assert spans(find(event(at(0), code="79"), stays=[stay(until=at(6))])) == [(at(0), at(6))]
+    moved = [stay(until=at(6)), stay(node="n1", since=at(6))]
+    assert spans(find(event(at(0), code="79"), stays=moved)) == [(at(0), at(24))]
+
+
+def test_a_late_repair_of_the_unit_moves_the_end_but_a_late_reset_or_one_after_another_failure_does_not():
+    assert spans(find(event(at(0), code="79"), event(at(days=9), "repair", "board"))) == [(at(0), at(days=9))]
+    assert spans(find(event(at(0), code="79"), event(at(days=9), "repair", "reset"))) == [(at(0), at(24))]
+    assert spans(find(event(at(0), code="79"), event(at(days=31), "repair", "board"))) == [(at(0), at(24))]
+    twice = find(event(at(0), code="79"), event(at(days=4), code="79"), event(at(days=9), "repair", "board"))
+    assert spans(twice) == [(at(0), at(24)), (at(days=4), at(days=9))]
+
+
+def test_an_incident_is_open_until_the_data_shows_its_end():
+    assert spans(find(event(at(0), code="79"), data_end=at(23))) == [(at(0), None)]
+    assert spans(find(event(at(0), code="79"), data_end=at(24))) == [(at(0), at(24))]
+    assert spans(find(event(at(0), code="79"), as_of=at(23))) == [(at(0), None)]
+    assert spans(find_incidents(events(event(at(0), code="79")), inventory(stay()), LABELS)) == [(at(0), None)]
+
+
+@pytest.mark.parametrize(
+    "code", ["13", "31", "43", "45", "63", "92", "94", "156", "46", "109", "110", "136", "99999", "x"]
+)
+def test_application_errors_precursors_and_unknown_codes_are_no_incidents(code):
+    assert find(event(at(0), code=code)).empty
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [("48", "memory"), ("64", "memory"), ("95", "memory"), ("140", "memory"), ("79", "bus"), ("143", "bus"),
+     ("62", "firmware"), ("119", "firmware"), ("120", "firmware"), ("158", "other")],
+)  # fmt: skip
+def test_each_label_worthy_xid_has_its_class(code, expected):
+    assert find(event(at(0), code=code))["failure_class"].tolist() == [expected]
+
+
+def test_params_decide_what_is_label_worthy():
+    labels = LabelSection(xids={"firmware": (46,)}, classes={"DBE": "memory"})
+    found = find(event(at(0), code="79"), event(at(5), code="46"), labels=labels)
+    assert spans(found) == [(at(5), at(29))]
+    found = find(event(at(0), "failure", " dbe "), event(at(48), "failure", "gone"), labels=labels)
+    assert found["failure_class"].tolist() == ["memory", "other"]
+
+
+def test_the_class_is_that_of_the_first_event_that_has_one():
+    found = find(event(at(0), "failure", "ticket"), event(at(0.5), code="119"), event(at(0.6), code="79"))
+    assert found[["failure_class", "code"]].to_numpy().tolist() == [["firmware", "119"]]
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        event(at(1), "repair"), event(at(1), "drain", "drain"), event(at(1), "other", "reset"),
+        event(at(1), "failure", "gone", gpu=None), event(at(0), "repair", gpu=None),
+    ],
+)  # fmt: skip
+def test_an_interconnect_error_counts_when_something_drastic_follows_within_an_hour(after):
+    assert spans(find(event(at(0), code="74"), after))[0][0] == at(0)
+    earlier = find(event(at(0), code="74"), {**after, "timestamp": at(1, seconds=0.001)})
+    assert at(0) not in [start for start, _ in spans(earlier)]
+
+
+def test_an_interconnect_error_counts_when_the_gpu_is_removed_within_an_hour():
+    found = find(event(at(0), code="74"), stays=[stay(until=at(1))])
+    assert spans(found) == [(at(0), at(1))]
+    assert found.loc[0, "known_at"] == at(1)
+    assert find(event(at(0), code="74"), stays=[stay(until=at(1.01))]).empty
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        event(at(0.5), "drain", "drain", source="predrain-controller"), event(at(0.5), "drain", "release"),
+        event(at(0.5), "repair", gpu="g1"), event(at(0.5), "diagnostic", "failed"), event(at(0.5), code="31"),
+    ],
+)  # fmt: skip
+def test_our_own_drain_and_what_happens_elsewhere_prove_no_interconnect_failure(after):
+    assert spans(find(event(at(0), code="74"), after, stays=[stay(), stay("g1", slot="1")])) == []
+
+
+def test_three_interconnect_errors_in_a_day_are_an_incident_from_the_first_and_known_with_the_third():
+    found = find(event(at(0), code="74"), event(at(12), code="157"), event(at(24), code="74"))
+    assert spans(found) == [(at(0), at(48))]
+    assert found.loc[0, "known_at"] == at(24, minutes=10)
+    assert find(event(at(0), code="74"), event(at(12), code="74"), event(at(24.01), code="74")).empty
+
+
+def test_only_fatal_sub_codes_of_nvlink_5_errors_can_count():
+    fatal, mild = "149, NETIR_LINK_EVT Fatal XC0 i0", "149, NETIR_BER_EVENT Nonfatal XC0 i0"
+    assert spans(find(event(at(0), code="149", detail=fatal), event(at(1), "repair"))) == [(at(0), at(1))]
+    assert find(event(at(0), code="149", detail=mild), event(at(1), "repair")).empty
+    assert [is_fatal(text) for text in ("FATAL", "non-fatal", "non fatal", "Nonfatal", "fatality", "")] == [
+        True, False, False, False, False, False,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("code", "detail", "passed"),
+    [
+        ("pass", "", True),
+        ("PASSED", "", True),
+        ("fail", "", False),
+        ("dcgm-r3", "result: failed", False),
+        ("r3", "", None),
+        ("inconclusive", "aborted with an error before it failed", None),
+    ],
+)
+def test_what_a_diagnostic_said(code, detail, passed):
+    assert diagnostic_outcome(code, detail) is passed
+
+
+def test_a_failure_of_a_whole_node_of_gpus_is_no_incident_of_its_gpus():
+    assert find(event(at(0), "failure", "gone", gpu=None)).empty
+
+
+def test_where_nodes_are_the_units_their_failures_are_incidents():
+    held = inventory(stay(None, "n0", None), stay(None, "n1", None))
+    found = find_incidents(events(event(at(0), "failure", "fan", gpu=None)), held, LABELS, data_end=at(30))
+    assert found[["unit", "node", "failure_class"]].to_numpy().tolist() == [["n0", "n0", "other"]]
+    assert found["gpu"].isna().all()
+
+
+def test_events_before_the_installation_and_of_unknown_gpus_make_no_incident():
+    assert find(event(at(0), code="79"), stays=[stay(since=at(1))]).empty
+    assert find(event(at(0), code="79", gpu="gX")).empty
+
+
+def test_an_event_without_known_at_or_time_zone_is_refused():
+    broken = events(event(at(0), code="79"))
+    broken["known_at"] = pd.DatetimeIndex([pd.NaT], tz="UTC").as_unit("ms")
+    with pytest.raises(InputError, match=r"^an event without known_at \(events row 0\)\. Fill known_at"):
+        find_incidents(broken, inventory(stay()), LABELS)
+    naive = events(event(at(0), code="79"))
+    naive["timestamp"] = naive["timestamp"].dt.tz_localize(None)
+    with pytest.raises(
+        InputError, match=r"datetime64\[ms\] where times with a time zone are needed \(column timestamp\)"
+    ):
+        find_incidents(naive, inventory(stay()), LABELS)
+
+
+def test_no_events_no_incidents():
+    assert find().empty
+    assert known_onsets(events(), inventory(stay()), LABELS).empty
+    assert down_intervals(events(), inventory(stay()), LABELS).empty
+    assert find().columns.tolist() == find(event(at(0), code="79")).columns.tolist()
+
+
+@SLOW
+@given(worlds(), st.sampled_from([1, 3, 30]))
+def test_incidents_are_as_the_plain_reading_says(world, quiet_hours):
+    labels = LabelSection(quiet=timedelta(hours=quiet_hours))
+    held, happened = oracle.records(world.inventory), oracle.records(world.events)
+    for as_of, data_end in ((None, at(days=7)), (world.r, at(days=7))):
+        r = as_of or oracle.FOR_EVER
+        found = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
+        for unit in ("g0", "g1", "g2", "g3"):
+            assert spans(found, unit) == oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
+        assert found["start"].is_monotonic_increasing
+
+
+@SLOW
+@given(worlds())
+def test_an_incident_is_known_from_the_first_time_at_which_looking_back_shows_part_of_it(world):
+    found = find_incidents(world.events, world.inventory, LABELS, data_end=at(days=9))
+    happened, held = oracle.records(world.events), oracle.records(world.inventory)
+    moments = sorted({oracle.known(row) for row in happened} | {row["removed_at"] for row in held if row["removed_at"]})
+    for row in oracle.records(found):
+        last = max(
+            sign["timestamp"] for sign in oracle.signs(row["unit"], happened, held, oracle.FOR_EVER)
+            if row["start"] <= sign["timestamp"] < (row["end"] or oracle.FOR_EVER) or sign["timestamp"] == row["start"]
+        )  # fmt: skip
+        shown = [
+            r for r in moments
+            if any(row["start"] <= s["timestamp"] <= last for s in oracle.signs(row["unit"], happened, held, r))
+        ]  # fmt: skip
+        assert row["known_at"] == min(shown)
+
+
+@SLOW
+@given(twins())
+def test_incidents_as_of_r_depend_only_on_what_was_known_at_r(pair):
+    one, two = (find_incidents(w.events, w.inventory, LABELS, as_of=w.r, data_end=at(days=9)) for w in pair)
+    pd.testing.assert_frame_equal(one, two)
+
+
+@SLOW
+@given(twins())
+def test_known_onsets_up_to_t_depend_only_on_what_was_known_at_t(pair):
+    one, two = (known_onsets(w.events, w.inventory, LABELS) for w in pair)
+    one, two = (f[f["known_at"] <= pair[0].r].reset_index(drop=True) for f in (one, two))
+    pd.testing.assert_frame_equal(one, two)
+
+
+@SLOW
+@given(worlds(kinds=("failure", "repair", "other", "diagnostic"), delay=st.just(timedelta(minutes=10))))
+def test_known_onsets_are_the_starts_of_incidents_where_all_is_known_after_one_delay(world):
+    found = find_incidents(world.events, world.inventory, LABELS)
+    onsets = known_onsets(world.events, world.inventory, LABELS)
+    expected = sorted(zip(found["unit"], found["start"], strict=True))
+    assert sorted(zip(onsets["unit"], onsets["timestamp"], strict=True)) == expected
+
+
+def test_an_old_repair_that_becomes_known_late_takes_nothing_back():
+    frame = events(
+        event(at(0), code="79"), event(at(2), "repair", known=at(3)), event(at(-1), "repair", known=at(4))
+    )  # fmt: skip
+    found = oracle.records(down_intervals(frame, inventory(stay()), LABELS))
+    assert [(row["down_from"], row["down_until"]) for row in found] == [(at(minutes=10), at(3))]
+
+
+@settings(SLOW, max_examples=25)
+@given(worlds(), st.sampled_from([2, 24]))
+def test_a_unit_is_known_down_when_looking_back_from_then_shows_an_incident_that_lasts(world, quiet_hours):
+    labels = LabelSection(quiet=timedelta(hours=quiet_hours))
+    down = oracle.records(down_intervals(world.events, world.inventory, labels))
+    for quarter in (0, 1, 97, 130, 200, 201, 303, 391, 460, 577, 640):
+        t = at(minutes=15 * quarter)
+        found = oracle.records(find_incidents(world.events, world.inventory, labels, as_of=t))
+        for unit in ("g0", "g1", "g2", "g3"):
+            expected = any(
+                row["unit"] == unit and row["start"] <= t and (row["end"] is None or row["end"] > t) for row in found
+            )
+            assert any(r["unit"] == unit and r["down_from"] <= t < r["down_until"] for r in down) == expected, (unit, t)
+
+
+@SLOW
+@given(worlds())
+def test_the_order_of_events_in_the_file_does_not_matter(world):
+    back = world.events.iloc[::-1].reset_index(drop=True)
+    for view in (find_incidents, known_onsets, down_intervals):
+        pd.testing.assert_frame_equal(
+            view(world.events, world.inventory, LABELS), view(back, world.inventory.iloc[::-1], LABELS)
+        )

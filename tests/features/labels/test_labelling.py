@@ -1,0 +1,224 @@
+"""Labels: borders of gap and horizon, censoring, and what could be told when."""
+
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from features.config import LabelSection
+from features.labels.incidents import find_incidents
+from features.labels.labelling import label_rows
+from tests.features import oracle
+from tests.features.builders import at, event, events, inventory, rows, stay
+from tests.features.worlds import twins, worlds
+
+LABELS = LabelSection()
+SLOW = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+MS = timedelta(milliseconds=1)
+LATE = at(days=60)
+
+
+def label(time, *happened, stays=None, labels=LABELS, data_end=LATE, as_of=None, unit="g0"):
+    """Label of one row: 0, 1 or None."""
+    held = inventory(*(stays or [stay()]))
+    frame = events(*happened)
+    found = find_incidents(frame, held, labels, as_of=as_of, data_end=data_end)
+    out = label_rows(rows((time, unit)), found, held, labels, data_end=data_end, as_of=as_of, events=frame)
+    value = out["label"].iloc[0]
+    return None if pd.isna(value) else int(value)
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        (at(minutes=10), 0), (at(minutes=10) + MS, 1), (at(24, minutes=10), 1), (at(24, minutes=10) + MS, 0),
+    ],
+)  # fmt: skip
+def test_the_horizon_is_open_at_the_gap_and_closed_at_its_end(start, expected):
+    assert label(at(0), event(start, code="79")) == expected
+
+
+def test_a_positive_row_names_its_incident():
+    held, frame = inventory(stay()), events(event(at(5), code="79"), event(at(9), "repair"), event(at(20), code="48"))
+    found = find_incidents(frame, held, LABELS, data_end=LATE)
+    asked = rows((at(0), "g0"), (at(19), "g0"), (at(40), "g0"), (at(19.9), "g0"))
+    asked.index = pd.Index([7, 3, 5, 1])
+    out = label_rows(asked, found, held, LABELS, data_end=LATE)
+    assert out.index.tolist() == [7, 3, 5, 1]
+    assert out["label"].tolist() == [1, 1, pd.NA, 0]
+    assert out["incident"].tolist() == [0, 1, pd.NA, pd.NA]
+    assert out["incident_start"].tolist() == [at(5), at(20), pd.NaT, pd.NaT]
+    assert out["failure_class"].fillna("-").tolist() == ["bus", "memory", "-", "-"]
+    assert out["complete_at"].iloc[0] == at(24, minutes=10)
+    assert out.dtypes.astype(str).tolist()[:3] == ["Int8", "Int64", "datetime64[ms, UTC]"]
+
+
+def test_a_row_inside_an_incident_has_no_label_even_if_that_was_not_known_then():
+    ticket = event(at(0), "failure", "DBE", known=at(50))
+    assert label(at(-1 / 60), ticket) == 0
+    assert label(at(0), ticket) is None
+    assert label(at(23.9), ticket) is None
+    assert label(at(24), ticket) == 0
+    assert label(at(2), ticket, event(at(3), "repair"), event(at(9), code="79")) is None
+
+
+def test_a_leaver_is_censored_unless_params_say_otherwise():
+    gone = [stay(until=at(5))]
+    assert label(at(0), stays=gone) is None
+    assert label(at(0), stays=gone, labels=LabelSection(censor_leavers=False)) == 0
+    assert label(at(0), stays=[stay(until=at(24, minutes=10))]) is None
+    assert label(at(0), stays=[stay(until=at(24, minutes=10) + MS)]) == 0
+
+
+def test_a_removal_after_the_failure_is_no_leave():
+    assert label(at(0), event(at(4), code="79"), stays=[stay(until=at(5))]) == 1
+    assert label(at(0), event(at(minutes=5), code="79"), stays=[stay(until=at(5))]) == 0
+    assert label(at(0), event(at(5), code="79"), stays=[stay(until=at(5))]) == 1
+
+
+def test_a_failure_dated_after_the_removal_still_counts():
+    assert label(at(0), event(at(6), "failure", "ticket"), stays=[stay(until=at(5))]) == 1
+
+
+def test_a_move_without_a_gap_is_no_leave():
+    assert label(at(0), stays=[stay(until=at(5)), stay(node="n1", since=at(5))]) == 0
+    assert label(at(0), stays=[stay(until=at(5)), stay(node="n1", since=at(6))]) is None
+
+
+def test_past_the_end_of_the_data_there_is_no_label_even_for_an_incident_that_was_seen():
+    assert label(at(0), data_end=at(24, minutes=10)) == 0
+    assert label(at(0), data_end=at(24)) is None
+    assert label(at(0), event(at(3), code="79"), data_end=at(24)) is None
+    assert label(at(0), as_of=at(24)) is None
+    assert label(at(0), as_of=at(24, minutes=10)) == 0
+
+
+def test_as_of_uses_only_incidents_and_removals_known_by_then():
+    late = event(at(3), "failure", "ticket", known=at(48))
+    assert label(at(0), late, as_of=at(47)) == 0
+    assert label(at(0), late, as_of=at(48)) == 1
+    gone = [stay(until=at(5))]
+    assert label(at(0), event(at(3), code="79", known=at(30)), stays=gone, as_of=at(29)) is None
+    assert label(at(0), event(at(3), code="79", known=at(30)), stays=gone, as_of=at(30)) == 1
+
+
+def own_drain(time, code="drain", gpu=None):
+    return event(time, "drain", code, gpu=gpu, source="predrain-controller")
+
+
+def test_a_drain_on_our_own_alert_hides_the_outcome():
+    assert label(at(0), own_drain(at(3))) is None
+    assert label(at(0), own_drain(at(3), gpu="g0")) is None
+    assert label(at(0), own_drain(at(3)), event(at(9), "diagnostic", "passed")) == 0
+    assert label(at(0), own_drain(at(3)), event(at(9), "diagnostic", "failed")) is None
+    assert label(at(0), own_drain(at(3)), event(at(30), "diagnostic", "passed")) is None
+    assert label(at(0), own_drain(at(3)), event(at(9), code="79")) == 1
+    assert label(at(0), event(at(minutes=5), code="79"), own_drain(at(3))) == 0
+    assert label(at(0), own_drain(at(25))) == 0
+    assert label(at(0), event(at(3), "drain", "drain", source="slurm", gpu=None)) == 0
+
+
+def test_after_our_own_drain_rows_have_no_label_until_the_unit_is_back():
+    back = own_drain(at(40), "release")
+    assert label(at(30), own_drain(at(3)), back) is None
+    assert label(at(41), own_drain(at(3)), back) == 0
+    assert label(at(41), own_drain(at(3)), event(at(40), "repair", gpu=None)) == 0
+
+
+def test_unknown_units_and_no_rows():
+    assert label(at(0), unit="gX") == 0
+    held = inventory(stay())
+    out = label_rows(rows(), find_incidents(events(), held, LABELS), held, LABELS, data_end=LATE)
+    assert len(out) == 0
+    assert out["label"].dtype == "Int8"
+
+
+def plain_label(row, world, labels, data_end, r):
+    held, happened = oracle.records(world.inventory), oracle.records(world.events)
+    t, unit = row["decision_time"], row["unit"]
+    low, high = t + labels.gap, t + labels.gap + labels.horizon
+    found = oracle.incidents(unit, happened, held, labels, r, min(r, data_end))
+    if any(start <= t and (end is None or end > t) for start, end in found):
+        return None
+    if high > min(r, data_end):
+        return None
+    if any(low < start <= high for start, _ in found):
+        return 1
+    for left in oracle.departures(unit, held, r):
+        if labels.censor_leavers and t < left <= high and not any(t < start <= left for start, _ in found):
+            return None
+    hidden = hidden_by_our_drain(t, high, unit, found, [e for e in happened if oracle.known(e) <= r], held)
+    return None if hidden else 0
+
+
+def hidden_by_our_drain(t, high, unit, found, happened, held):
+    mine = [row for row in happened if oracle.concerns(row, unit, held)]
+    failed = [start for start, _ in found]
+    passed = [row["timestamp"] for row in mine if row["type"] == "diagnostic" and row["code"] == "passed"]
+    returned = [
+        row["timestamp"] for row in mine if (row["type"] == "drain" and row["code"] == "release") or oracle.is_end(row)
+    ]
+    for row in mine:
+        drained = row["timestamp"]
+        if row["type"] != "drain" or row["code"] != "drain" or not oracle.is_own(row):
+            continue
+        if any(drained < time <= high for time in failed + passed):
+            continue
+        begins = t < drained <= high and not any(t < time <= drained for time in failed)
+        lasts = drained <= t and not any(drained < time <= t for time in failed + passed + returned)
+        if begins or lasts:
+            return True
+    return False
+
+
+@SLOW
+@given(worlds(), st.booleans(), st.sampled_from([6, 24]))
+def test_labels_are_as_the_plain_reading_says(world, censor, hours):
+    labels = LabelSection(censor_leavers=censor, horizon=timedelta(hours=hours), quiet=timedelta(hours=5))
+    data_end = at(days=6)
+    asked = rows(*((at(6 * k), unit) for k in range(24) for unit in ("g0", "g1", "g2", "g3")))
+    for as_of in (None, world.r):
+        found = find_incidents(world.events, world.inventory, labels, as_of=as_of, data_end=data_end)
+        out = label_rows(asked, found, world.inventory, labels, data_end=data_end, as_of=as_of, events=world.events)
+        expected = [
+            plain_label(row, world, labels, data_end, as_of or oracle.FOR_EVER) for row in oracle.records(asked)
+        ]
+        assert [None if pd.isna(value) else int(value) for value in out["label"]] == expected
+
+
+@SLOW
+@given(twins())
+def test_labels_as_of_r_depend_only_on_what_was_known_at_r(pair):
+    asked = rows(*((at(3 * k), unit) for k in range(48) for unit in ("g0", "g1", "g2", "g3")))
+    out = []
+    for world in pair:
+        found = find_incidents(world.events, world.inventory, LABELS, as_of=world.r, data_end=at(days=9))
+        out.append(
+            label_rows(asked, found, world.inventory, LABELS, data_end=at(days=9), as_of=world.r, events=world.events)
+        )
+    pd.testing.assert_frame_equal(*out)
+    done = (out[0]["complete_at"] <= pair[0].r).to_numpy()
+    assert not (out[0]["label"][~done] == 0).any()
+
+
+def test_a_million_rows_are_labelled_in_seconds():
+    rng = np.random.default_rng(1)
+    held = inventory(*(stay(f"g{i}", f"n{i // 8}", str(i % 8)) for i in range(200)))
+    frame = events(*(event(at(float(rng.uniform(0, 900))), code="79", gpu=f"g{rng.integers(200)}") for _ in range(50)))
+    found = find_incidents(frame, held, LABELS, data_end=LATE)
+    times = np.sort(rng.uniform(0, 900, 1_000_000))
+    unit = rng.integers(0, 200, 1_000_000)
+    asked = pd.DataFrame(
+        {
+            "decision_time": pd.Timestamp(at(0)).as_unit("ms") + pd.to_timedelta(times, unit="h").as_unit("ms"),
+            "unit": pd.array([f"g{i}" for i in range(200)], dtype="str").take(unit),
+        }
+    )
+    out = label_rows(asked, found, held, LABELS, data_end=LATE)
+    some = rng.integers(0, 1_000_000, 300)
+    again = label_rows(asked.iloc[some], found, held, LABELS, data_end=LATE)
+    pd.testing.assert_frame_equal(out.iloc[some], again)
+    assert 0 < out["label"].sum() < 1_000_000

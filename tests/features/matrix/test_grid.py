@@ -1,0 +1,191 @@
+"""Decision rows: who is scored when, and the training rows off the grid."""
+
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from features.config import DecisionSection, LabelSection
+from features.labels.incidents import down_intervals, known_onsets
+from features.matrix.grid import (
+    MIN_COMPANIONS,
+    augmented_rows,
+    decision_rows,
+    decision_times,
+)
+from tests.features import oracle
+from tests.features.builders import T0, at, event, events, inventory, stay
+from tests.features.worlds import twins, worlds
+
+DECISION, LABELS = DecisionSection(), LabelSection()
+SLOW = settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+SPAN = (at(0), at(days=6))
+
+
+def grid(frame, held, span=SPAN):
+    return decision_rows(decision_times(DECISION, span), held, down_intervals(frame, held, LABELS))
+
+
+def extra(frame, held, *, span=SPAN, augmentation=4, negative_ratio=2, seed=3, step=timedelta(minutes=10)):
+    return augmented_rows(
+        known_onsets(frame, held, LABELS),
+        held,
+        down_intervals(frame, held, LABELS),
+        decision=DECISION,
+        labels=LABELS,
+        step=step,
+        span=span,
+        augmentation=augmentation,
+        negative_ratio=negative_ratio,
+        seed=seed,
+    )
+
+
+def fleet(size=12):
+    return inventory(*(stay(f"g{i}", f"n{i // 4}", str(i % 4)) for i in range(size)))
+
+
+@pytest.mark.parametrize("shift", [0, 1, 5.99])
+def test_decision_times_are_the_multiples_of_the_spacing_from_the_origin(shift):
+    times = decision_times(DECISION, (at(shift), at(18)))
+    assert times.tolist() == [at(h) for h in (0, 6, 12, 18) if h >= shift]
+    other = DecisionSection(every=timedelta(hours=5), origin=at(1))
+    assert decision_times(other, (at(-5), at(7))).tolist() == [at(-4), at(1), at(6)]
+
+
+def test_an_empty_span_has_no_decision_times():
+    assert decision_times(DECISION, (at(1), at(5))).tolist() == []
+    assert grid(events(), fleet(), (at(1), at(5))).empty
+
+
+def test_a_row_exists_from_installation_to_removal():
+    held = inventory(stay("g0", since=at(6), until=at(18)), stay("g0", "n1", "7", since=at(20)))
+    found = grid(events(), held, (at(0), at(24)))
+    assert found["decision_time"].tolist() == [at(6), at(12), at(24)]
+    assert found["node"].tolist() == ["n0", "n0", "n1"]
+    assert found.columns.tolist() == ["decision_time", "node", "gpu", "unit", "augmented", "established_at"]
+
+
+def test_a_unit_that_is_known_to_be_down_has_no_row():
+    frame = events(event(at(1), code="79", known=at(7)), event(at(11), "repair", known=at(13)))
+    times = grid(frame, inventory(stay()), (at(0), at(24)))["decision_time"].tolist()
+    assert times == [at(0), at(6), at(18), at(24)]
+
+
+def test_nodes_without_gpus_have_rows_of_their_own():
+    held = inventory(stay(None, "n1", None), stay(None, "n0", None, since=at(3)))
+    found = grid(events(), held, (at(0), at(6)))
+    assert found[["decision_time", "node", "unit"]].to_numpy().tolist() == [
+        [at(0), "n1", "n1"], [at(6), "n0", "n0"], [at(6), "n1", "n1"],
+    ]  # fmt: skip
+    assert found["gpu"].isna().all()
+
+
+@SLOW
+@given(worlds())
+def test_rows_are_as_the_plain_reading_says(world):
+    down = oracle.records(down_intervals(world.events, world.inventory, LABELS))
+    held = oracle.records(world.inventory)
+    found = grid(world.events, world.inventory)
+    expected = []
+    for t in decision_times(DECISION, SPAN):
+        for unit in ("g0", "g1", "g2", "g3"):
+            here = [
+                row for row in oracle.stays_of(unit, held)
+                if row["installed_at"] <= t < (row["removed_at"] or oracle.FOR_EVER)
+            ]  # fmt: skip
+            if here and not any(row["unit"] == unit and row["down_from"] <= t < row["down_until"] for row in down):
+                expected.append((t, unit, here[-1]["node"]))
+    assert list(zip(found["decision_time"], found["unit"], found["node"], strict=True)) == expected
+
+
+@SLOW
+@given(twins())
+def test_rows_up_to_t_depend_only_on_what_was_known_at_t(pair):
+    one, two = (grid(w.events, w.inventory) for w in pair)
+    one, two = (f[f["decision_time"] <= pair[0].r].reset_index(drop=True) for f in (one, two))
+    pd.testing.assert_frame_equal(one, two)
+
+
+def test_extra_rows_stand_off_the_grid_inside_the_horizon_and_spread_over_it():
+    found = extra(events(event(at(60), code="79", gpu="g5")), fleet())
+    failing = found[found["unit"] == "g5"]
+    times = failing["decision_time"]
+    assert len(times) == 4
+    assert ((times + LABELS.gap < at(60)) & (at(60) <= times + LABELS.gap + LABELS.horizon)).all()
+    assert all((t - T0) % DECISION.every for t in times)
+    assert not any((t - T0) % timedelta(minutes=10) for t in times)
+    assert times.diff().dropna().between(timedelta(hours=5), timedelta(hours=7)).all()
+    assert (failing["established_at"] == at(60, minutes=10)).all()
+
+
+@pytest.mark.parametrize(("negative_ratio", "companions"), [(1, MIN_COMPANIONS), (7, 7), (50, 11)])
+def test_each_extra_time_has_units_without_the_failure_too(negative_ratio, companions):
+    found = extra(events(event(at(60), code="79", gpu="g5")), fleet(), negative_ratio=negative_ratio)
+    counts = found.groupby("decision_time")["unit"].agg(["size", "nunique", lambda units: "g5" in list(units)])
+    assert counts.to_numpy().tolist() == [[companions + 1, companions + 1, True]] * 4
+    assert found["augmented"].all()
+
+
+def test_companions_vary_with_time_and_seed_and_repeat_for_the_same():
+    frame = events(event(at(60), code="79", gpu="g5"))
+    one, again, other = extra(frame, fleet()), extra(frame, fleet()), extra(frame, fleet(), seed=4)
+    pd.testing.assert_frame_equal(one, again)
+    assert one["unit"].tolist() != other["unit"].tolist()
+    sets = {tuple(group) for _, group in one.groupby("decision_time")["unit"]}
+    assert len(sets) > 1
+
+
+def test_few_steps_give_few_rows_and_none_off_the_grid_gives_none():
+    frame = events(event(at(60), code="79", gpu="g5"))
+    assert extra(frame, fleet(), step=timedelta(hours=6)).empty
+    assert extra(frame, fleet(), augmentation=0).empty
+    assert (extra(frame, fleet(), step=timedelta(hours=12), span=(at(0), at(50)))).empty
+    found = extra(frame, fleet(), step=timedelta(hours=4))
+    assert sorted(set(found["decision_time"])) == [at(40), at(44), at(52), at(56)]
+    early = extra(frame, fleet(), span=(at(55), at(57)))
+    assert early["decision_time"].between(at(55), at(57)).all()
+    assert early["unit"].eq("g5").sum() == 4
+
+
+def test_a_unit_has_no_extra_row_while_it_is_not_there_or_known_to_be_down():
+    held = pd.concat([fleet(5), inventory(stay("g5", since=at(50)))], ignore_index=True)
+    found = extra(events(event(at(60), code="79", gpu="g5")), held)
+    assert (found.loc[found["unit"] == "g5", "decision_time"] >= at(50)).all()
+    down = extra(events(event(at(20), code="79", gpu="g5"), event(at(50), code="79", gpu="g5")), fleet())
+    late = down[(down["unit"] == "g5") & (down["decision_time"] > at(20))]["decision_time"]
+    assert len(late) > 0
+    assert (late >= at(44)).all()
+
+
+def test_a_row_asked_for_twice_stands_once_from_when_it_was_first_known():
+    frame = events(event(at(60), code="79", gpu="g5", known=at(90)), event(at(60), code="79", gpu="g6", known=at(70)))
+    found = extra(frame, fleet(), negative_ratio=50)
+    assert not found.duplicated(["decision_time", "unit"]).any()
+    assert len(found) == 4 * 12
+    assert (found["established_at"] == at(70)).all()
+
+
+@SLOW
+@given(worlds(kinds=("xid", "failure", "repair")), st.integers(1, 6))
+def test_extra_rows_never_double_and_are_in_service(world, augmentation):
+    found = extra(world.events, world.inventory, augmentation=augmentation)
+    assert not found.duplicated(["decision_time", "unit"]).any()
+    order = np.lexsort((found["unit"].to_numpy(object), found["decision_time"]))
+    np.testing.assert_array_equal(order, np.arange(len(found)))
+    assert found["decision_time"].between(*SPAN).all()
+    held = oracle.records(world.inventory)
+    for row in oracle.records(found):
+        stays = oracle.stays_of(row["unit"], held)
+        assert any(s["installed_at"] <= row["decision_time"] < (s["removed_at"] or oracle.FOR_EVER) for s in stays)
+
+
+@SLOW
+@given(twins(kinds=("xid", "failure", "repair", "replacement", "drain")))
+def test_extra_rows_established_at_r_depend_only_on_what_was_known_at_r(pair):
+    one, two = (extra(w.events, w.inventory) for w in pair)
+    one, two = (f[f["established_at"] <= pair[0].r].reset_index(drop=True) for f in (one, two))
+    pd.testing.assert_frame_equal(one, two)

@@ -1,0 +1,173 @@
+"""A live row equals the training row."""
+
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from features.errors import InputError
+from features.matrix.live_rows import (
+    fleet_reference,
+    live_plan,
+    live_rows,
+    look_back,
+)
+from features.matrix.meta import ROW_COLUMNS
+from features.windows.blocks import table_of
+from tests.features.small_fleet import (
+    HOUR,
+    T0,
+    events_of,
+    frame_of,
+    gpus,
+    inventory_of,
+    make_matrix,
+    samples_of,
+    write_dataset,
+    xid,
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    rows = gpus(10)
+    rows[3]["removed_at"] = T0 + 16 * HOUR
+    rows.append({**rows[3], "node": "node2", "slot": "7", "installed_at": T0 + 17 * HOUR, "removed_at": None})
+    inventory = inventory_of(rows)
+    events = events_of(
+        [
+            xid(13.2, "gpu01", "node0"),
+            xid(14.0, "gpu05", "node1", "63"),
+            {**xid(15, "gpu01", "node0", ""), "type": "repair"},
+            {"timestamp": T0 + 12.5 * HOUR, "node": "node1", "type": "driver", "code": "550"},
+            xid(21.2, "gpu06", "node1"),
+        ]
+    )
+    samples = samples_of(inventory, 24, seed=8)
+    path = tmp_path_factory.mktemp("live")
+    matrix = make_matrix(write_dataset(path / "data", inventory, samples=samples, events=events), path / "matrix")
+    return matrix, frame_of(matrix), samples, events, inventory
+
+
+def as_known(t, samples, events, inventory, config):
+    """What a live system holds at t: the look-back, what has happened, no removal to come."""
+    oldest = look_back(config)
+    recent = samples[(samples["timestamp"] <= t) & (samples["timestamp"] > t - oldest)]
+    stays = inventory[inventory["installed_at"] <= t].copy()
+    stays["removed_at"] = stays["removed_at"].where(stays["removed_at"] <= t)
+    return recent, events[events["known_at"] <= t], stays
+
+
+def same(live: pd.DataFrame, training: pd.DataFrame) -> None:
+    """Bit for bit, which is more than the 1e-6 that is asked."""
+    training = training.reset_index(drop=True)
+    pd.testing.assert_frame_equal(
+        live[["decision_time", "node", "gpu", "unit"]], training[["decision_time", "node", "gpu", "unit"]]
+    )
+    names = [name for name in training.columns if name not in ROW_COLUMNS]
+    assert live.columns.tolist() == training.columns.tolist()
+    for name in names:
+        np.testing.assert_array_equal(live[name].to_numpy(), training[name].to_numpy(), err_msg=name)
+
+
+@pytest.mark.parametrize("hour", range(0, 25, 3))
+def test_a_replayed_hour_gives_the_matrix_rows(world, hour):
+    matrix, frame, *data = world
+    t = T0 + hour * HOUR
+    live = live_rows(*as_known(t, *data, matrix.config), t, matrix.config)
+    same(live, frame[(frame["decision_time"] == t) & ~frame["augmented"]])
+
+
+def test_augmented_rows_can_be_replayed(world):
+    matrix, frame, *data = world
+    extra = frame[frame["augmented"]]
+    assert len(extra)
+    for t in extra["decision_time"].unique():
+        live = live_rows(*as_known(t, *data, matrix.config), t, matrix.config)
+        chosen = extra[extra["decision_time"] == t]
+        same(live[live["unit"].isin(chosen["unit"])].reset_index(drop=True), chosen)
+
+
+def test_one_node_needs_only_its_own_samples_and_the_fleets_medians(world):
+    matrix, frame, *data = world
+    t = T0 + 18 * HOUR
+    samples, events, inventory = as_known(t, *data, matrix.config)
+    reference = fleet_reference(samples, events, inventory, t, matrix.config)
+    assert reference.medians.index.tolist() == ["A100", "H100"]
+    live = live_rows(
+        samples[samples["node"] == "node1"], events, inventory, t, matrix.config, reference, nodes={"node1"}
+    )
+    same(live, frame[(frame["decision_time"] == t) & ~frame["augmented"] & (frame["node"] == "node1")])
+
+
+def test_more_history_and_disorder_change_nothing(world):
+    matrix, _, samples, events, inventory = world
+    t = T0 + 18 * HOUR
+    cut = live_rows(*as_known(t, samples, events, inventory, matrix.config), t, matrix.config)
+    shuffled = table_of(samples.sample(frac=1, random_state=1))
+    pd.testing.assert_frame_equal(live_rows(shuffled, events, inventory, t, matrix.config), cut)
+
+
+def test_a_sample_pushed_twice_counts_once(world):
+    matrix, _, *data = world
+    t = T0 + 18 * HOUR
+    samples, events, inventory = as_known(t, *data, matrix.config)
+    twice = pd.concat([samples, samples.iloc[::7]], ignore_index=True)
+    pd.testing.assert_frame_equal(
+        live_rows(twice, events, inventory, t, matrix.config), live_rows(samples, events, inventory, t, matrix.config)
+    )
+
+
+def test_a_category_not_seen_in_training_is_unknown(world):
+    matrix, _, *data = world
+    t = T0 + 18 * HOUR
+    samples, events, inventory = as_known(t, *data, matrix.config)
+    live = live_rows(samples, events, inventory.assign(model="B999"), t, matrix.config)
+    assert live["static__model__code"].isna().all()
+    assert live["static__driver__code"].notna().all()
+
+
+def test_a_silent_fleet_still_has_rows(world):
+    matrix, _, *data = world
+    t = T0 + 18 * HOUR
+    _, events, inventory = as_known(t, *data, matrix.config)
+    live = live_rows(None, events, inventory, t, matrix.config)
+    assert len(live)
+    assert (live["gaps__samples__missing__4h"].dropna() == 1).all()
+    assert live["telemetry__gpu_temp_c__mean__4h"].isna().all()
+
+
+def test_values_are_float32(world):
+    matrix, _, *data = world
+    t = T0 + 18 * HOUR
+    live = live_rows(*as_known(t, *data, matrix.config), t, matrix.config)
+    assert {str(live[column.name].dtype) for column in matrix.columns} == {"float32"}
+
+
+def test_unusable_samples_are_explained(world):
+    matrix, _, samples, events, inventory = world
+    t = T0 + 18 * HOUR
+    with pytest.raises(InputError) as error:
+        live_rows(samples.drop(columns="node"), events, inventory, t, matrix.config)
+    assert str(error.value) == "the samples have no column 'node' (live samples). Add it."
+    naive = table_of(samples)
+    naive = naive.set_column(0, "timestamp", naive.column("timestamp").cast(pa.timestamp("ms")))
+    with pytest.raises(InputError, match=r"timestamps of type timestamp\[ms\] have no time zone"):
+        live_rows(naive, events, inventory, t, matrix.config)
+
+
+def test_columns_of_another_version_are_refused(world):
+    from dataclasses import replace
+
+    config = world[0].config
+    with pytest.raises(InputError, match="this version of predrain makes other feature columns"):
+        live_plan(replace(config, columns=config.columns[1:]))
+
+
+def test_the_look_back_covers_windows_and_delay(world):
+    config = world[0].config
+    assert live_plan(config).look_back == timedelta(days=7, minutes=10)
+    # Off the grid the fleet is looked at as it was at the last decision time.
+    assert look_back(config) == timedelta(days=7, minutes=10) + config.decision.every

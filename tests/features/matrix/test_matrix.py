@@ -1,0 +1,443 @@
+"""The feature matrix as an artefact."""
+
+import errno
+import json
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from features.config import DecisionSection, FeatureSection, LabelSection
+from features.errors import InputError
+from features.labels.incidents import find_incidents
+from features.labels.labelling import label_rows
+from features.matrix import (
+    build_tasks,
+    building,
+    part_files,
+    slabs,
+    spill,
+)
+from features.matrix.matrix import FeatureMatrix
+from telemetry.channel import Channel
+from telemetry.store import Dataset
+from tests.features.small_fleet import (
+    CHANNELS,
+    HOUR,
+    SMALL,
+    T0,
+    Training,
+    events_of,
+    frame_of,
+    gpus,
+    inventory_of,
+    make_matrix,
+    samples_of,
+    write_dataset,
+    xid,
+)
+from tests.killed import die_at, exit_code_of
+
+EVENTS = [
+    xid(15.3, "gpu01", "node0"),
+    xid(15.4, "gpu01", "node0", "48"),
+    {**xid(18, "gpu01", "node0", ""), "type": "repair"},
+    xid(20.1, "gpu06", "node1", known_at=T0 + 21 * HOUR),
+]
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+    path = tmp_path_factory.mktemp("matrix")
+    inventory = inventory_of(gpus(8))
+    samples = samples_of(inventory, 24)
+    dataset = write_dataset(path / "data", inventory, samples=samples, events=events_of(EVENTS))
+    return dataset, make_matrix(dataset, path / "matrix")
+
+
+def test_rows_are_sorted_and_hold_grid_and_augmented_rows(small):
+    rows = small[1].rows
+    assert rows.columns.tolist() == ["decision_time", "node", "gpu", "unit", "augmented", "established_at"]
+    expected = rows.sort_values(["decision_time", "augmented", "unit"], kind="stable", ignore_index=True)
+    pd.testing.assert_frame_equal(rows, expected)
+    assert rows["augmented"].any()
+    grid = rows[~rows["augmented"]]
+    assert (grid["decision_time"].dt.hour % 3 == 0).all()
+    assert not rows.duplicated(["decision_time", "unit"]).any()
+    assert str(rows["decision_time"].dtype) == "datetime64[ms, UTC]"
+
+
+def test_values_align_with_rows_and_columns(small):
+    matrix = small[1]
+    values = matrix.values()
+    assert values.dtype == np.float32
+    assert values.flags.c_contiguous
+    assert values.shape == (len(matrix.rows), len(matrix.columns))
+    assert {column.group for column in matrix.columns} == set(FeatureSection().groups)
+    assert matrix.meta.counts == {
+        "rows": len(matrix.rows),
+        "augmented": int(matrix.rows["augmented"].sum()),
+        "features": len(matrix.columns),
+    }
+
+
+def test_rows_and_columns_can_be_chosen(small, monkeypatch, tmp_path):
+    dataset, matrix = small
+    whole = matrix.values()
+    monkeypatch.setattr(slabs, "SLAB_ROWS", 10)
+    parted = make_matrix(dataset, tmp_path / "parted")
+    assert len(parted.meta.parts) > 3
+    np.testing.assert_array_equal(parted.values(), whole)
+    pd.testing.assert_frame_equal(parted.rows, matrix.rows)
+    chosen = np.array([40, 3, 3, len(whole) - 1, 0])
+    names = [matrix.columns[-1].name, matrix.columns[0].name]
+    np.testing.assert_array_equal(parted.values(chosen), whole[chosen])
+    np.testing.assert_array_equal(parted.values(chosen, names), whole[chosen][:, [-1, 0]])
+    assert parted.values([]).shape == (0, whole.shape[1])
+
+
+def test_a_damaged_file_is_named_with_what_to_do(small, tmp_path):
+    dataset, _ = small
+    matrix = make_matrix(dataset, tmp_path / "matrix")
+    part = matrix.path / matrix.meta.parts[0].file
+    for path in (part, matrix.path / "events.parquet"):
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-20])
+        opened = FeatureMatrix.open(matrix.path)
+        with pytest.raises(InputError, match=rf"the file is damaged: .*{path.name}.*build it again"):
+            opened.values() if path == part else opened.events
+        path.write_bytes(whole)
+    (matrix.path / "events.parquet").unlink()
+    (matrix.path / "events.parquet").mkdir()
+    with pytest.raises(OSError, match=r"Is a directory.*events\.parquet"):
+        opened = FeatureMatrix.open(matrix.path).events
+
+
+def test_a_wrong_row_or_column_is_named(small):
+    with pytest.raises(KeyError, match="the matrix has no column 'telemetry__nothing'"):
+        small[1].values(columns=["telemetry__nothing"])
+    with pytest.raises(IndexError, match="row indices must lie in 0"):
+        small[1].values([10**6])
+
+
+def test_the_same_inputs_build_nothing_again(small, monkeypatch):
+    dataset, matrix = small
+    before = {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()}
+    monkeypatch.setattr(building, "_write", lambda *args: pytest.fail("built again"))
+    again = make_matrix(dataset, matrix.path)
+    assert again.digest == matrix.digest
+    assert {path.name: path.stat().st_mtime_ns for path in matrix.path.iterdir()} == before
+
+
+def test_two_builds_are_identical_byte_for_byte(small, tmp_path):
+    dataset, matrix = small
+    again = make_matrix(dataset, tmp_path / "again")
+    names = sorted(path.name for path in matrix.path.iterdir())
+    assert names == ["built-from.json", "events.parquet", "inventory.parquet", "matrix.json", matrix.meta.parts[0].file]
+    assert names == sorted(path.name for path in again.path.iterdir())
+    for name in names:
+        assert (matrix.path / name).read_bytes() == (again.path / name).read_bytes(), name
+
+
+def test_other_settings_build_another_matrix(small, tmp_path):
+    dataset, matrix = small
+    other = make_matrix(dataset, tmp_path / "m", features=SMALL.model_copy(update={"groups": ("telemetry", "static")}))
+    assert other.digest != matrix.digest
+    assert {column.group for column in other.columns} == {"telemetry", "static"}
+    shared = [column.name for column in other.columns]
+    np.testing.assert_array_equal(other.values(), matrix.values(columns=shared))
+    assert make_matrix(dataset, tmp_path / "m").digest == matrix.digest
+
+
+def test_labels_are_told_from_the_matrix_alone(small):
+    dataset, matrix = small
+    opened = FeatureMatrix.open(matrix.path)
+    labels = LabelSection(horizon=6 * HOUR)
+    for as_of in (None, T0 + 17 * HOUR, T0 + 20.5 * HOUR):
+        incidents = find_incidents(
+            dataset.events(), dataset.inventory(), labels, as_of=as_of, data_end=dataset.meta.span[1]
+        )
+        pd.testing.assert_frame_equal(opened.incidents(as_of), incidents)
+        expected = label_rows(
+            opened.rows,
+            incidents,
+            dataset.inventory(),
+            labels,
+            data_end=dataset.meta.span[1],
+            as_of=as_of,
+            events=dataset.events(),
+        )
+        pd.testing.assert_frame_equal(opened.labels(as_of), expected)
+    assert (opened.labels()["label"] == 1).any()
+
+
+def test_the_configuration_survives_the_folder(small):
+    dataset, matrix = small
+    config = FeatureMatrix.open(matrix.path).config
+    assert config.features == SMALL
+    assert config.decision == DecisionSection(every=3 * HOUR)
+    assert config.channels == dataset.meta.channels
+    assert config.dataset_digest == dataset.digest
+    assert (matrix.span, matrix.step, matrix.unit) == (dataset.meta.span, timedelta(minutes=10), "gpu")
+
+
+def test_progress_is_told(small, tmp_path):
+    seen = []
+    building.build_matrix(
+        small[0],
+        tmp_path / "m",
+        decision=DecisionSection(),
+        labels=LabelSection(),
+        features=SMALL,
+        training=Training(),
+        seed=1,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    matrix = FeatureMatrix.open(tmp_path / "m")
+    total = small[0].meta.counts["samples"] + matrix.meta.counts["rows"]
+    done = [each for each, _ in seen]
+    assert done[0] == 0
+    assert {whole for _, whole in seen} == {total}
+    assert done == sorted(done)
+    assert done[-1] == total
+    assert len(done) == 1 + len(small[0].buckets()) + len(matrix.meta.parts)
+
+
+def test_a_failed_build_leaves_the_old_matrix(small, tmp_path, monkeypatch):
+    dataset, _ = small
+    old = make_matrix(dataset, tmp_path / "m").digest
+
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(part_files.pq, "ParquetWriter", full)
+        with pytest.raises(InputError, match=r"the disk is full \(while writing .*m\)"):
+            make_matrix(dataset, tmp_path / "m", labels=LabelSection(horizon=3 * HOUR))
+    assert FeatureMatrix.open(tmp_path / "m").digest == old
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_worker_that_fails_is_heard(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(build_tasks, "read_samples", lambda *args, **kwargs: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        make_matrix(small[0], tmp_path / "m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_build_goes_on_at_the_bucket(small, tmp_path, monkeypatch):
+    dataset, matrix = small
+    read, seen = Dataset.read_runs, []
+
+    def killed(self, bucket, columns=None):
+        if len(seen) == 1:
+            raise KeyboardInterrupt
+        seen.append(bucket)
+        return read(self, bucket, columns)
+
+    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(building, "HELD_ROWS", 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Dataset, "read_runs", killed)
+        with pytest.raises(KeyboardInterrupt):
+            make_matrix(dataset, tmp_path / "m")
+    again = []
+    with monkeypatch.context() as patched:
+        patched.setattr(Dataset, "read_runs", lambda self, *which: again.append(which[0]) or read(self, *which))
+        resumed = make_matrix(dataset, tmp_path / "m")
+    assert seen
+    assert not set(again) & set(seen)
+    assert len(again) == len(dataset.buckets()) - 1
+    np.testing.assert_array_equal(resumed.values(), matrix.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def build_until_death(dataset: str, out: str, at: int) -> None:
+    """Build with every bucket on disk, and die before one of the calls by which something gets its place."""
+    building.HELD_ROWS = 0
+    os.cpu_count = lambda: 1
+    die_at(at, [(spill.Spill, "keep"), (build_tasks, "write_part"), (building, "write_bytes")])
+    make_matrix(Dataset.open(Path(dataset)), Path(out))
+
+
+@pytest.mark.parametrize("at", [2, 3, 5])
+def test_a_process_that_dies_anywhere_leaves_a_build_that_goes_on(small, tmp_path, at):
+    dataset, matrix = small
+    assert exit_code_of(build_until_death, str(dataset.path), str(tmp_path / "m"), at) == 9
+    assert not (tmp_path / "m").exists()
+    again = make_matrix(dataset, tmp_path / "m")
+    for path in matrix.path.iterdir():
+        assert path.read_bytes() == (again.path / path.name).read_bytes(), path.name
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_small_build_writes_no_bucket_to_disk_and_gives_the_same(small, tmp_path, monkeypatch):
+    dataset, matrix = small
+    part, seen = build_tasks.Build.part, []
+
+    def looked(self, number):
+        seen.append(sorted(path.name for path in tmp_path.glob(".*.spill/*/bucket-*")))
+        part(self, number)
+
+    monkeypatch.setattr(build_tasks.Build, "part", looked)
+    held = make_matrix(dataset, tmp_path / "m")
+    assert seen
+    assert not any(seen)
+    monkeypatch.setattr(building, "HELD_ROWS", len(held.rows) - 1)
+    seen.clear()
+    spilled = make_matrix(dataset, tmp_path / "spilled")
+    assert all(seen)
+    assert {part.file for part in spilled.meta.parts} == {part.file for part in held.meta.parts}
+    for path in held.path.iterdir():
+        assert path.read_bytes() == (spilled.path / path.name).read_bytes(), path.name
+    np.testing.assert_array_equal(held.values(), matrix.values())
+
+
+def test_what_a_killed_build_of_other_settings_left_is_not_taken(small, tmp_path, monkeypatch):
+    dataset, matrix = small
+    monkeypatch.setattr(build_tasks.Build, "part", lambda *args: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        make_matrix(dataset, tmp_path / "m", decision=DecisionSection(every=6 * HOUR))
+    assert (tmp_path / ".m.spill").is_dir()
+    monkeypatch.undo()
+    np.testing.assert_array_equal(make_matrix(dataset, tmp_path / "m").values(), matrix.values())
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
+
+
+def test_a_slab_begins_with_the_grid(small, tmp_path, monkeypatch):
+    monkeypatch.setattr(slabs, "SLAB_ROWS", 7)
+    matrix = make_matrix(small[0], tmp_path / "m")
+    begins = np.cumsum([0, *(part.rows for part in matrix.meta.parts)])[:-1]
+    assert len(begins) > 3
+    assert not matrix.rows["augmented"].to_numpy()[begins[1:]].any()
+    np.testing.assert_array_equal(matrix.values(), small[1].values())
+
+
+def test_another_folder_is_never_replaced(small, tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "thesis.txt").write_text("x")
+    with pytest.raises(InputError, match="there is something here that is not a feature matrix"):
+        make_matrix(small[0], tmp_path / "m")
+    assert (tmp_path / "m" / "thesis.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "not a feature matrix: it has no matrix.json"),
+        ("{", "matrix.json is damaged"),
+        (json.dumps({"schema_version": 99}), "the matrix has schema version 99, this predrain reads 2"),
+    ],
+)
+def test_a_folder_that_is_no_matrix_is_explained(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "matrix.json").write_text(content)
+    with pytest.raises(InputError, match=message):
+        FeatureMatrix.open(tmp_path)
+
+
+def test_a_window_must_fit_the_datasets_step(small, tmp_path):
+    features = FeatureSection(windows=(timedelta(minutes=15), HOUR), peer_window=HOUR)
+    with pytest.raises(InputError) as error:
+        make_matrix(small[0], tmp_path / "m", features=features)
+    assert str(error.value).startswith("15m is not a multiple of the dataset's step of 10m (parameter features.windows")
+
+
+def test_an_empty_period_is_explained(tmp_path):
+    rows = [row | {"installed_at": T0 + 99 * HOUR} for row in gpus(2)]
+    dataset = write_dataset(tmp_path / "data", inventory_of(rows))
+    with pytest.raises(InputError, match="no unit is in service at any decision time"):
+        make_matrix(dataset, tmp_path / "m")
+
+
+def test_events_and_inventory_are_enough(tmp_path):
+    dataset = write_dataset(tmp_path / "data", inventory_of(gpus(8)), events=events_of(EVENTS))
+    matrix = make_matrix(dataset, tmp_path / "m")
+    assert {column.group for column in matrix.columns} == {"history", "static"}
+    frame = frame_of(matrix)
+    after = frame[(frame["decision_time"] == T0 + 18 * HOUR) & (frame["gpu"] == "gpu00")]
+    assert after["history__node_xid_bus__count__24h"].tolist() == [1.0]
+    assert (matrix.labels()["label"] == 1).any()
+
+
+def test_nodes_without_gpus_are_units(tmp_path):
+    rows = [{"gpu": None, "node": f"n{i}", "model": "x", "installed_at": T0 - HOUR * i} for i in range(5)]
+    inventory = inventory_of(rows)
+    inventory["gpu"] = pd.Series([None] * 5, dtype="object")
+    samples = samples_of(inventory, 24)
+    events = events_of([{"timestamp": T0 + 13 * HOUR, "node": "n3", "type": "failure", "code": "cooling"}])
+    dataset = write_dataset(tmp_path / "data", inventory, samples=samples, events=events, unit="node")
+    matrix = make_matrix(dataset, tmp_path / "m")
+    rows_frame = matrix.rows
+    assert rows_frame["gpu"].isna().all()
+    assert (rows_frame["unit"] == rows_frame["node"]).all()
+    names = {column.name for column in matrix.columns}
+    assert "peers__gpu_temp_c__fleet_deviation__2h" in names
+    assert not [name for name in names if "node_deviation" in name or "__fresh__" in name]
+    assert np.isfinite(frame_of(matrix)["telemetry__gpu_temp_c__mean__4h"].iloc[-5:]).all()
+    assert matrix.labels()["failure_class"].dropna().unique().tolist() == ["other"]
+
+
+def test_channels_that_nobody_knows_work_by_their_kind(tmp_path):
+    channels = {
+        "spindle_hz": Channel("spindle_hz", "gauge", "Hz", None, None, "declared"),
+        "reallocated_total": Channel("reallocated_total", "counter", "sectors", None, None, "declared"),
+        "alarm_bits": Channel("alarm_bits", "flags", "", None, None, "declared"),
+        "mode": Channel("mode", "enum", "", None, None, "declared"),
+    }
+    inventory = inventory_of(gpus(4))
+    dataset = write_dataset(
+        tmp_path / "data", inventory, samples=samples_of(inventory, 24, channels=channels), channels=channels
+    )
+    frame = frame_of(make_matrix(dataset, tmp_path / "m"))
+    for name in ("spindle_hz__std", "reallocated_total__rise", "alarm_bits__share", "mode__changes"):
+        assert frame[f"telemetry__{name}__4h"].iloc[-4:].notna().all()
+    assert not [name for name in frame.columns if name.startswith("workload")]
+
+
+def test_a_sample_a_day_is_taken_as_it_comes(tmp_path):
+    day = timedelta(days=1)
+    inventory = inventory_of(gpus(4))
+    samples = samples_of(inventory, 24 * 30, step=day, lost=0)
+    dataset = write_dataset(tmp_path / "data", inventory, hours=24 * 30, samples=samples)
+    features = FeatureSection(windows=(day, 7 * day), peer_window=7 * day)
+    frame = frame_of(make_matrix(dataset, tmp_path / "m", features=features, decision=DecisionSection(every=day)))
+    late = frame[frame["decision_time"] > T0 + 20 * day]
+    assert late["telemetry__gpu_temp_c__mean__7d"].notna().all()
+    assert late["gaps__samples__missing__7d"].between(0.99, 1).all()
+    assert late["gaps__samples__longest_gap__7d"].between(23, 24).all()
+    assert late["gaps__samples__age"].between(23, 25).all()
+
+
+def test_a_channel_of_nulls_is_still_a_column(tmp_path):
+    inventory = inventory_of(gpus(4))
+    samples = samples_of(inventory, 24).assign(
+        power_w=pd.array([None] * len(samples_of(inventory, 24)), dtype="Float32")
+    )
+    dataset = write_dataset(tmp_path / "data", inventory, samples=samples)
+    frame = frame_of(make_matrix(dataset, tmp_path / "m"))
+    assert frame["telemetry__power_w__mean__4h"].isna().all()
+    assert frame["workload__power_w__swing__1h"].isna().all()
+
+
+def test_a_node_without_samples_has_rows_that_say_so(tmp_path):
+    inventory = inventory_of(gpus(8))
+    samples = samples_of(inventory, 24)
+    dataset = write_dataset(tmp_path / "data", inventory, samples=samples[samples["node"] == "node0"])
+    frame = frame_of(make_matrix(dataset, tmp_path / "m"))
+    silent = frame[(frame["node"] == "node1") & (frame["decision_time"] > T0 + 9 * HOUR)]
+    assert len(silent)
+    assert (silent["gaps__samples__missing__4h"] == 1).all()
+    assert (silent["gaps__node_units__fresh__1h"] == 0).all()
+    assert silent["telemetry__gpu_temp_c__mean__4h"].isna().all()
+
+
+def test_parts_hold_keys_and_floats(small):
+    schema = pq.read_schema(small[1].path / small[1].meta.parts[0].file)
+    assert str(schema.field("decision_time").type) == "timestamp[ms, tz=UTC]"
+    assert {str(schema.field(column.name).type) for column in small[1].columns} == {"float"}
+    assert len(CHANNELS) == len(small[1].config.channels)

@@ -40,12 +40,12 @@ from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from pipeline.stages import train_bundle  # noqa: E402
 from predrain.score import scoring_settings  # noqa: E402
-from serving.batch import score_decision  # noqa: E402
-from serving.fleet_rows import fleet_rows  # noqa: E402
-from serving.live_config import live_config, window_plan  # noqa: E402
 from serving.model_source import FolderModel, ServedModel  # noqa: E402
-from serving.result import ScoringResult  # noqa: E402
-from serving.writing import ScoresFolder  # noqa: E402
+from serving.scores.batch import score_decision  # noqa: E402
+from serving.scores.feature_settings import live_config, window_plan  # noqa: E402
+from serving.scores.fleet_rows import fleet_rows  # noqa: E402
+from serving.scores.result import ScoringResult  # noqa: E402
+from serving.scores.writing import ScoresFolder  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 from telemetry.store import Dataset  # noqa: E402
 

@@ -40,7 +40,7 @@ from features.matrix.matrix import FeatureMatrix
 from models.bundle import load_bundle
 from models.light.bundle import load_light
 from policy.risk_record import ModelName, RiskRecord
-from serving.writing import ScoresFolder, write_decision
+from serving.scores.writing import ScoresFolder, write_decision
 
 BIN: Final = Path(sys.executable).parent
 LEARNER: Final = "lightgbm"

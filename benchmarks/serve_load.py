@@ -33,7 +33,7 @@ from benchmarks.local_ports import asked_once, free_port
 from policy.risk_record import ModelName, RiskRecord
 from serving.http.model import load_model
 from serving.http.rows import FeatureRows
-from serving.writing import ScoresFolder, write_decision
+from serving.scores.writing import ScoresFolder, write_decision
 
 NODES: Final = 200
 _SEED: Final = 140

@@ -57,10 +57,10 @@ def facts(scores: Path, dataset: Path, ledger: Path | None) -> dict[str, Any]:
     """Return where units stand, and what came of earlier alerts.
 
     Returns: JSON-able: ``places`` (by unit: cluster, group, rack, model), ``outcomes``
-    (:func:`serving.page.judging.outcomes_of`), ``data_end`` and ``made_at``.
+    (:func:`serving.pages.alert_outcomes.outcomes_of`), ``data_end`` and ``made_at``.
     Raises ``InputError`` if the dataset or the ledger cannot be read.
     """
-    from serving.page.judging import labels_of, outcomes_of
+    from serving.pages.alert_outcomes import labels_of, outcomes_of
     from telemetry.store import Dataset
 
     found = Dataset.open(dataset)
@@ -78,7 +78,7 @@ def facts(scores: Path, dataset: Path, ledger: Path | None) -> dict[str, Any]:
 
 def _places(inventory: pd.DataFrame) -> dict[str, list[str]]:
     from features.installations import units_of
-    from serving.page.places import FIELDS
+    from serving.pages.locations import FIELDS
 
     latest = inventory.assign(unit=units_of(inventory)).sort_values("installed_at", kind="stable")
     columns = [
@@ -108,7 +108,7 @@ def _with_our_own(events: pd.DataFrame, ledger: Path) -> pd.DataFrame:
 
 
 def _answer(dataset: Path) -> None:
-    from serving.page.channels import channels_of
+    from serving.pages.channels import channels_of
     from telemetry.errors import InputError
     from telemetry.store import Dataset
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from serving.page.reader import DatasetReader
+    from serving.pages.dataset_reader import DatasetReader
 
 
 def page_reader(scores: Path, dataset: Path, ledger: Path | None) -> DatasetReader:
@@ -16,7 +16,7 @@ def page_reader(scores: Path, dataset: Path, ledger: Path | None) -> DatasetRead
     Raises ``InputError`` if there is no dataset.
     """
     from predrain.page_reader import command
-    from serving.page.reader import DatasetReader
+    from serving.pages.dataset_reader import DatasetReader
     from telemetry.errors import InputError
 
     if not (dataset / "dataset.json").is_file():

@@ -18,10 +18,10 @@ from predrain.promote import DEFAULT_STORE
 
 if TYPE_CHECKING:
     from pipeline.params import Params
-    from serving.config import ScoringSettings
-    from serving.result import ScoringResult
-    from serving.status import Attempt
-    from serving.writing import ScoresFolder
+    from serving.scores.result import ScoringResult
+    from serving.scores.settings import ScoringSettings
+    from serving.scores.status import Attempt
+    from serving.scores.writing import ScoresFolder
     from telemetry.store import Place
 
 _SHORTEST = timedelta(seconds=1)
@@ -60,7 +60,7 @@ def score(
     with reported():
         from pipeline.params import load_params
         from predrain.collect_kernel_log import instant_option
-        from serving.writing import ScoresFolder
+        from serving.scores.writing import ScoresFolder
         from telemetry.object_store.place import refuse_storage
 
         refuse_storage(Path(model))
@@ -88,7 +88,7 @@ class _Rounds:
         self._source: Any = None
 
     def run(self, scores: ScoresFolder, settings: ScoringSettings, at: datetime | None) -> ScoringResult:
-        from serving.result import nothing_due
+        from serving.scores.result import nothing_due
         from telemetry.store import Dataset
 
         if at is None:
@@ -100,8 +100,8 @@ class _Rounds:
             )
             if standing is not None:
                 return standing  # so that a timer may fire every few minutes at little cost
-        from serving.batch import score_decision
         from serving.model_source import model_source
+        from serving.scores.batch import score_decision
 
         if self._source is None:
             # a registry that does not answer must not hold a round up for MLflow's default of many minutes
@@ -127,7 +127,7 @@ class _Rounds:
 @contextmanager
 def _failures_marked(scores: ScoresFolder) -> Iterator[None]:
     """Leave a mark of whatever goes wrong in the scores' status, and let it pass."""
-    from serving.status import Attempt
+    from serving.scores.status import Attempt
 
     began = _now()
     try:
@@ -138,7 +138,7 @@ def _failures_marked(scores: ScoresFolder) -> Iterator[None]:
 
 
 def _once(scores: ScoresFolder, work: Callable[[], ScoringResult], as_json: bool) -> bool:
-    from serving.status import Attempt, record_attempt
+    from serving.scores.status import Attempt, record_attempt
 
     began = _now()
     with _failures_marked(scores):
@@ -151,7 +151,7 @@ def _once(scores: ScoresFolder, work: Callable[[], ScoringResult], as_json: bool
 def _follow(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: timedelta, as_json: bool) -> bool:
     """Go round until a signal; a failed round is said and the next one tries again. True: the last one failed."""
     from predrain.stopping import until_stopped
-    from serving.status import Attempt
+    from serving.scores.status import Attempt
 
     failed = False
     noted: tuple[str, ...] | None = None  # nothing has been said yet of how it stands
@@ -175,7 +175,7 @@ def _follow(scores: ScoresFolder, work: Callable[[], ScoringResult], pause: time
 
 
 def _recorded(scores: ScoresFolder, attempt: Attempt) -> None:
-    from serving.status import record_attempt
+    from serving.scores.status import record_attempt
 
     try:
         record_attempt(scores, attempt)
@@ -213,7 +213,7 @@ def told(result: ScoringResult) -> dict[str, Any]:
 def scoring_settings(params: Params) -> ScoringSettings:
     """Take the settings of scoring out of the parameters."""
     from policy.tiers import TierThresholds
-    from serving.config import ScoringSettings
+    from serving.scores.settings import ScoringSettings
 
     given, tiers = params.serving, params.policy.tiers
     return ScoringSettings(

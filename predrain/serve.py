@@ -12,9 +12,9 @@ from predrain.console import reported
 from predrain.promote import DEFAULT_STORE
 
 if TYPE_CHECKING:
+    from serving.champion.sources import BundleSource
+    from serving.champion.state_folder import StateFolder
     from serving.http.tls import Tls
-    from serving.model_life.sources import BundleSource
-    from serving.state_folder import StateFolder
 
 REMOVED: Final = {
     "--params": "Leave it out: the service reads no parameters; `predrain score` does.",
@@ -143,7 +143,7 @@ def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
     if state is None:
         return None
     from features.errors import InputError
-    from serving.state_folder import StateFolder
+    from serving.champion.state_folder import StateFolder
 
     if model != "champion":
         raise InputError("only the champion's bundle is kept", "--state without --model champion", REMOVED["--state"])
@@ -153,7 +153,7 @@ def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
 def _source(
     model: str | None, registry: str, name: str, kept: StateFolder | None, champion_every: str
 ) -> BundleSource | None:
-    from serving.model_life.sources import FolderBundle
+    from serving.champion.sources import FolderBundle
 
     if model is None:
         return None
@@ -163,7 +163,7 @@ def _source(
     import shutil
     import tempfile
 
-    from serving.model_life.champion import ChampionBundle
+    from serving.champion.follower import ChampionBundle
 
     every_s = _seconds(champion_every, "--champion-every")
     if kept is not None:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from policy.risk_record import RiskReason
 from policy.tiers import RAISED, TierThresholds
-from serving.config import ScoringSettings
+from serving.scores.settings import ScoringSettings
 
 if TYPE_CHECKING:
-    from serving.fleet_rows import FleetRows
+    from serving.scores.fleet_rows import FleetRows
 
 
 @dataclass(frozen=True, slots=True)

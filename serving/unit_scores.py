@@ -12,11 +12,11 @@ from models.bundle import Bundle
 from models.ranking import name_hashes
 from policy.risk_record import RiskReason
 from policy.tiers import TierThresholds
-from serving.config import ScoringSettings
-from serving.fleet_rows import FleetRows
 from serving.model_source import profile_alone
 from serving.profile_scores import ProfileScores, UnitScore, plain, score_rows
 from serving.reasons import top_reasons
+from serving.scores.fleet_rows import FleetRows
+from serving.scores.settings import ScoringSettings
 
 __all__ = ["FullScorer", "UnitScore", "plain", "score_units"]
 

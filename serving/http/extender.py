@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
-from serving.http.fleet import Fleet, NodeState
+from serving.scores.fleet import Fleet, NodeState
 from telemetry.receiving.problems import Refused
 
 MOST_PRIORITY: Final = 10

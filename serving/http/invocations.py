@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from serving.http.asking import Asking
 from serving.http.model import LoadedModel
+from serving.http.query_routes import Asking
 from serving.http.request import JSON, Answer, Request, unknown_name
 from serving.http.routing import Route
 from serving.http.settings import ServiceSettings

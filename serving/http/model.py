@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from features.errors import InputError
-from serving.model_life.sources import BundleSource, FolderBundle, NotNamedYet
+from serving.champion.sources import BundleSource, FolderBundle, NotNamedYet
 
 if TYPE_CHECKING:
     from models.bundle import Bundle
     from models.light.bundle import LightBundle
     from serving.http.rows import FeatureRows
-    from serving.live_config import ReadBundle
     from serving.profile_scores import ProfileScorer
+    from serving.scores.feature_settings import ReadBundle
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from serving.http.asking import ARROW, SORTS
-from serving.http.fleet import ALL_TIERS
+from serving.http.query_routes import ARROW, SORTS
 from serving.http.request import JSON
 from serving.http.settings import ServiceSettings
-from serving.page.paths import page_paths
+from serving.pages.paths import page_paths
+from serving.scores.fleet import ALL_TIERS
 
 _PROBLEM = "application/problem+json"
 _WORDS = {

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from serving.http.request import unknown_name
-from serving.http.scores import parse_instant
 from serving.http.strict_json import shown
+from serving.scores.reading import parse_instant
 from telemetry.receiving.problems import Refused
 
 UNIT: Final = "unit"

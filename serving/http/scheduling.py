@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from serving.http.extender import Candidates, candidates, filter_result, no_preference, pass_all, priorities
-from serving.http.fleet import Fleet
-from serving.http.keeper import ScoreKeeper
 from serving.http.metrics import RequestCounts
 from serving.http.request import Answer, Request
 from serving.http.routing import Route
+from serving.http.score_cache import ScoreKeeper
 from serving.http.strict_json import read_json
 from serving.http.work import Work
+from serving.scores.fleet import Fleet
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE = 2**18  # bytes of a body that is read within a few milliseconds

@@ -8,30 +8,30 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from serving.champion.sources import BundleSource
 from serving.http.access_log import AccessLog
-from serving.http.asking import Asking
-from serving.http.fleet import Fleet
 from serving.http.hosts import AllowedHosts
 from serving.http.invocations import Invocations
-from serving.http.keeper import ScoreKeeper
 from serving.http.limits import RateLimit
 from serving.http.metrics import RequestCounts
 from serving.http.model import ModelHolder
 from serving.http.openapi import document
+from serving.http.query_routes import Asking
 from serving.http.request import Answer, Held, Request
 from serving.http.routing import Application, Route
 from serving.http.scheduling import Scheduling
-from serving.http.scores import parse_instant
+from serving.http.score_cache import ScoreKeeper
 from serving.http.settings import MIB, ServiceSettings
 from serving.http.strict_json import write_json
 from serving.http.tokens import ScopedTokens
 from serving.http.tracing import Tracing
 from serving.http.work import Work
-from serving.model_life.sources import BundleSource
-from serving.page.history import ScoreHistory
-from serving.page.pages import FleetPages, Health, LedgerPages
-from serving.page.reader import DatasetReader
-from serving.page.session import Sessions
+from serving.pages.dataset_reader import DatasetReader
+from serving.pages.history import ScoreHistory
+from serving.pages.routes import FleetPages, Health, LedgerPages
+from serving.pages.session import Sessions
+from serving.scores.fleet import Fleet
+from serving.scores.reading import parse_instant
 from telemetry.exposition.writer import MEDIA, family
 
 _TEXT = "text/plain; charset=utf-8"

@@ -14,7 +14,7 @@ from policy.risk_record import ModelName, RiskReason, RiskRecord
 from scheduler.clock import ManualClock
 from scheduler.failures import SourceError
 from scheduler.scores_reader import ScoresReader
-from serving.writing import ScoresFolder, write_decision
+from serving.scores.writing import ScoresFolder, write_decision
 from tests.policy.decide_world import HOUR, STEP, T0
 
 

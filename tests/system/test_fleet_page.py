@@ -23,7 +23,7 @@ from policy.risk_record import RiskRecord
 from telemetry.store import Dataset
 from tests.serving.http.test_process import free_port, lives
 from tests.serving.http.world import record, wait
-from tests.serving.page.page_world import store
+from tests.serving.pages.page_world import store
 
 pytestmark = pytest.mark.system
 

@@ -55,10 +55,10 @@ from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
 from scheduler.sqlite_ledger import SqliteLedger
 from scheduler.verified_facts import VerifiedFacts
-from serving.batch import score_decision
-from serving.config import ScoringSettings
 from serving.model_source import ServedModel
-from serving.writing import ScoresFolder
+from serving.scores.batch import score_decision
+from serving.scores.settings import ScoringSettings
+from serving.scores.writing import ScoresFolder
 from simulator.simulate import simulate
 from telemetry.collect.kubernetes.client import connect
 from telemetry.store import Dataset

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from policy.risk_record import RiskRecord
 from serving.http.extender import MOST_PRIORITY, Candidates, kept_nodes, pass_all, priorities, priority
-from serving.http.fleet import Fleet, state_of
-from serving.http.scores import Scores
 from serving.http.settings import ServiceSettings
+from serving.scores.fleet import Fleet, state_of
+from serving.scores.reading import Scores
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, wait, write_scores
 
 TIERS = ("clear", "watch", "elevated", "high")

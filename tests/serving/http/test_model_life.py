@@ -17,12 +17,12 @@ import pytest
 from features.errors import InputError
 from models.bundle import Bundle, save_bundle
 from models.light import bundle as light_bundle
+from serving.champion.local_copy import ChampionCopy, named_bundle
+from serving.champion.sources import FolderBundle, NamedBundle, NotNamedYet
+from serving.champion.state_folder import StateFolder
+from serving.champion.watcher import look
 from serving.http.model import ModelHolder
 from serving.http.settings import ServiceSettings
-from serving.model_life.champion_copy import ChampionCopy, named_bundle
-from serving.model_life.champion_watch import look
-from serving.model_life.sources import FolderBundle, NamedBundle, NotNamedYet
-from serving.state_folder import StateFolder
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running, wait
 
@@ -163,7 +163,7 @@ def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
 
 def test_the_process_that_asks_ends_when_its_parent_is_gone(tmp_path: Path) -> None:
     reading, writing = os.pipe()
-    command = [sys.executable, "-m", "serving.model_life.champion_watch", "--registry", "sqlite:///none.db"]
+    command = [sys.executable, "-m", "serving.champion.watcher", "--registry", "sqlite:///none.db"]
     command += ["--name", "predrain", "--out", str(tmp_path / "copy"), "--every", "60"]
     child = subprocess.Popen(command, stdin=reading, stderr=subprocess.DEVNULL, cwd=ROOT)
     os.close(reading)

@@ -1,0 +1,145 @@
+"""The champion of a registry as a folder: copied there by one process, read by another that never imports MLflow.
+
+::
+
+    COPY/
+      versions/3-1f9a…/   the bundle of version 3; never changed once it is there
+      current.json        {"format": 1, "version": 3, "folder": "3-1f9a…", "digest": …}; replaced last
+      status.json         {"checked_at": …, "error": null}: how the last look at the registry went
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from features.errors import InputError
+from models.bundle_files import read_files
+from serving.champion.sources import NamedBundle, NotNamedYet
+from telemetry.atomic import disk_errors, fsync_path, write_bytes
+
+CURRENT: Final = "current.json"
+STATUS: Final = "status.json"
+VERSIONS: Final = "versions"
+MANIFEST: Final = "manifest.json"
+_FORMAT: Final = 1
+_KEPT: Final = 2
+
+
+class ChampionCopy:
+    """The folder, for both processes."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def current(self) -> dict[str, Any] | None:
+        """Read which version is there; None where there is none, or what says so is damaged."""
+        found = _read(self.path / CURRENT)
+        if found is None or found.get("format") != _FORMAT:
+            return None
+        version, folder, digest = found.get("version"), found.get("folder"), found.get("digest")
+        if not (isinstance(version, int) and isinstance(folder, str) and isinstance(digest, str)):
+            return None
+        if folder != folder_name(version, digest):  # it becomes part of a path
+            return None
+        return found
+
+    def bundle_of(self, current: dict[str, Any]) -> Path:
+        """Give the bundle's folder."""
+        return self.path / VERSIONS / str(current["folder"])
+
+    def is_whole(self, current: dict[str, Any]) -> bool:
+        """Tell whether the bundle's files are still those that were copied: each is read, and compared by its hash."""
+        folder = self.bundle_of(current)
+        try:
+            raw = (folder / MANIFEST).read_bytes()
+            if hashlib.sha256(raw).hexdigest() != current["digest"]:
+                return False
+            read_files(folder, folder / MANIFEST, json.loads(raw)["files"])
+        except (OSError, InputError, ValueError, KeyError, TypeError):
+            return False
+        return True
+
+    def take(self, bundle: Path, version: int, digest: str) -> Path:
+        """Copy a bundle and name it as the current one; what was there before stays until the next but one.
+
+        Raises ``InputError`` if its manifest is not that of the digest, or the disk is full; the one of before stays
+        current.
+        """
+        found = hashlib.sha256((bundle / MANIFEST).read_bytes()).hexdigest()
+        if found != digest:
+            raise InputError(
+                f"its bundle's digest is {found[:12]}, registered was {digest[:12] or 'none'}",
+                f"version {version}",
+                "Do not use this version; train and register a bundle again.",
+            )
+        name = folder_name(version, digest)
+        target = self.path / VERSIONS / name
+        with disk_errors(self.path):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if not self.is_whole({"folder": name, "digest": digest}):
+                building = target.with_name(f".{name}.building")
+                shutil.rmtree(building, ignore_errors=True)
+                shutil.copytree(bundle, building)
+                for each in sorted(building.rglob("*")):
+                    fsync_path(each)
+                shutil.rmtree(target, ignore_errors=True)
+                building.rename(target)
+                fsync_path(target.parent)
+        content = {"format": _FORMAT, "version": version, "folder": name, "digest": digest}
+        before = self.current()
+        write_bytes(self.path / CURRENT, json.dumps(content).encode())
+        self._prune({name, *([] if before is None else [str(before["folder"])])})
+        return target
+
+    def note(self, error: str | None) -> None:
+        """Write how a look at the registry went."""
+        with disk_errors(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        write_bytes(self.path / STATUS, json.dumps({"checked_at": now, "error": error}).encode())
+
+    def error(self) -> str | None:
+        """Read why the registry could not be looked at, or its champion not be taken; None: it was."""
+        status = _read(self.path / STATUS)
+        said = None if status is None else status.get("error")
+        return said if isinstance(said, str) and said else None
+
+    def _prune(self, kept: set[str]) -> None:
+        for each in (self.path / VERSIONS).iterdir():
+            if each.name not in kept:
+                shutil.rmtree(each, ignore_errors=True)
+
+
+def folder_name(version: int, digest: str) -> str:
+    """Name a version's folder."""
+    return f"{version}-{''.join(each for each in digest[:16] if each.isalnum())}"
+
+
+def named_bundle(copy: ChampionCopy) -> NamedBundle:
+    """Name the bundle that a copy holds.
+
+    Raises ``NotNamedYet`` if the registry has not answered yet.
+    Raises ``InputError`` if it holds none, because the registry cannot be asked or has no champion.
+    """
+    current, error = copy.current(), copy.error()
+    if current is None:
+        raise (NotNamedYet if error is None else InputError)(
+            error or "the champion has not been fetched yet",
+            "the registry",
+            "Check --registry and --name, and that there is a champion (`predrain promote`).",
+        )
+    note = None if error is None else f"the registry's champion cannot be known: {error}"
+    return NamedBundle(copy.bundle_of(current), int(current["version"]), note)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,129 @@
+"""Keeps the newest scores in memory: a thread looks for newer ones, and requests take what is there."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from features.errors import InputError
+from serving.scores.fleet import Fleet
+from serving.scores.reading import LATEST, Scores, read_pointer, read_scores
+
+_LOG = logging.getLogger(__name__)
+_RETRY_ROUNDS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the service answers from; replaced as a whole.
+
+    ``fleet``: None: no scores were read yet.
+    ``trouble``: why newer scores are not served; None: none are known of.
+    ``status``: ``status.json`` of the scoring, as far as it could be read.
+    """
+
+    fleet: Fleet | None = None
+    trouble: str | None = "the scores have not been read yet"
+    status: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ScoreKeeper:
+    """Reads the scores of a folder whenever they change.
+
+    ``folder``: what ``predrain score --out`` writes; need not exist yet.
+    ``served``: take it once a request: what was taken never changes.
+    ``loads``, ``failures``: decisions read, and attempts that failed.
+    """
+
+    def __init__(self, folder: Path, poll_s: float = 1.0) -> None:
+        self.served = Served()
+        self.loads = 0
+        self.failures = 0
+        self._folder = folder
+        self._poll_s = poll_s
+        self._seen: object = None
+        self._wait = 0
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="scores", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the first look is taken at once, in the thread."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if self._thread.is_alive():
+            self._thread.join(5)
+
+    def look(self) -> bool:
+        """Read the scores if they have changed since the last look.
+
+        Returns: whether other scores are served now. What cannot be read changes nothing but ``served.trouble``, and is
+        tried again when it changes or after some looks.
+        """
+        status = self._status()
+        stamp = self._stamp()
+        self._wait -= 1
+        if stamp == self._seen and (self.served.trouble is None or self._wait > 0):
+            if status != self.served.status:
+                self.served = Served(self.served.fleet, self.served.trouble, status)
+            return False
+        self._seen, self._wait = stamp, _RETRY_ROUNDS
+        try:
+            scores = self._read()
+        except InputError as error:
+            self._say(str(error))
+            self.failures += 1
+            self.served = Served(self.served.fleet, str(error), status)
+            return False
+        self.served = Served(Fleet(scores), None, status)
+        self.loads += 1
+        _LOG.info("serving decision %s: %d units on %d nodes", scores.decision, len(scores.units), len(scores.nodes))
+        return True
+
+    def _read(self) -> Scores:
+        scores = read_scores(self._folder)
+        if read_pointer(self._folder) != scores.decision:  # a newer one came meanwhile, the old may be half pruned
+            scores = read_scores(self._folder)
+        return scores
+
+    def _stamp(self) -> object:
+        """Return what changes when the scores do: the pointer's content, and the file that it points to."""
+        pointer = self._folder / LATEST
+        try:
+            content = pointer.read_bytes()
+            stat = pointer.stat()
+            where: tuple[object, ...] = (content, stat.st_mtime_ns, stat.st_ino)
+        except OSError as error:
+            return error.errno
+        try:
+            stat = (self._folder / "decisions" / read_pointer(self._folder) / "risks.jsonl").stat()
+        except (OSError, InputError):
+            return where
+        return (*where, stat.st_mtime_ns, stat.st_ino, stat.st_size)
+
+    def _status(self) -> Mapping[str, Any]:
+        try:
+            status = json.loads((self._folder / "status.json").read_bytes())
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return status if isinstance(status, dict) else {}
+
+    def _say(self, trouble: str) -> None:
+        if trouble != self.served.trouble:
+            kept = "" if self.served.fleet is None else f"; decision {self.served.fleet.scores.decision} is kept"
+            _LOG.warning("newer scores cannot be served: %s%s", trouble, kept)
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            try:
+                self.look()
+            except Exception:  # the thread must live: without it the service would grow stale in silence
+                _LOG.exception("the scores could not be looked at")
+            self._stopped.wait(self._poll_s)

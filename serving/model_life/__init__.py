@@ -1,1 +1,0 @@
-"""Where a long-lived service takes its model from, and how it learns of a newer one."""

@@ -1,0 +1,209 @@
+"""What came of the alerts that were given: judged by the events of the dataset.
+
+Runs in a process of its own (:mod:`serving.pages.dataset_reader`), because events and incidents are read with pandas.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+
+from features.config import LabelSection
+from features.installations import Stays
+from features.labels.evidence import Facts
+from features.labels.incidents import find_incidents
+from policy.outcomes import Alert, Happening, judge
+from policy.tiers import Tier
+from serving.scores.writing import DECISIONS, PARQUET, SUMMARY
+
+WINDOW: Final = timedelta(days=30)
+"""Alerts are told of so far back from the end of the data."""
+
+PATIENCE: Final = timedelta(days=7)
+"""How long after the horizon the outcome of a drained unit may still come."""
+
+ALERTED: Final = ("elevated", "high")
+"""Tiers on which a controller may act: an alert stands while a unit is in one of them."""
+
+_MOST_LISTED: Final = 2_000
+_STAMP: Final = "%Y%m%dT%H%M%SZ"
+_COLUMNS: Final = ["unit", "node", "status", "risk", "tier", "alert", "horizon_s"]
+
+
+def outcomes_of(
+    scores: Path, events: pd.DataFrame, inventory: pd.DataFrame, *, data_end: datetime, labels: LabelSection
+) -> dict[str, Any]:
+    """Judge the alerts of the last 30 days.
+
+    An alert begins at the first decision at which a unit's tier is elevated or high, or the model selects it; and again
+    when it still is a horizon later, because that is another prediction. It is judged by :func:`policy.outcomes.judge`.
+
+    ``data_end``: what lies after it is not known yet.
+    Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and
+    wrong; null without any), the same by tier under ``by_tier``; ``incidents`` in the time that decisions cover and
+    ``caught`` (an alert stood within the horizon before); ``lead_h`` (median, least and greatest hours from the alert
+    to the incident, null without any); ``alerts``, the newest first, at most 2,000.
+    """
+    decisions = _decisions(scores, data_end - WINDOW, data_end)
+    stays = Stays.of(inventory)
+    incidents = find_incidents(events, inventory, labels, data_end=data_end)
+    onsets: dict[str, list[tuple[datetime, str]]] = {}
+    for unit, start, kind in zip(incidents["unit"], incidents["start"], incidents["failure_class"], strict=True):
+        onsets.setdefault(str(unit), []).append((start.to_pydatetime(), str(kind)))
+    happenings = _happenings(events, stays, onsets)
+    alerts = list(_alerts(decisions, labels.gap))
+    told: list[dict[str, Any]] = []
+    for alert, node, tier, risk in alerts:
+        outcome = judge(alert, happenings.get(alert.unit, ()), data_end, patience=PATIENCE)
+        first = next(
+            (each for each in onsets.get(alert.unit, ()) if alert.at < each[0] <= alert.at + alert.horizon), None
+        )
+        told.append(
+            {
+                "unit": alert.unit,
+                "node": node,
+                "tier": tier,
+                "at": alert.at.isoformat(),
+                "risk": risk,
+                "verdict": outcome.verdict,
+                "why": outcome.why,
+                "incident": None if first is None else first[1],
+                "lead_h": None if first is None else round((first[0] - alert.at).total_seconds() / 3600, 2),
+            }
+        )
+    leads = sorted(each["lead_h"] for each in told if each["lead_h"] is not None)
+    listed = sorted(told, key=lambda each: (each["at"], each["unit"]), reverse=True)[:_MOST_LISTED]
+    return {
+        "since": None if not decisions else decisions[0][0].isoformat(),
+        "until": data_end.isoformat(),
+        "decisions": len(decisions),
+        "horizon_h": None if not decisions else decisions[-1][1] / 3600,
+        **_counted(told),
+        "by_tier": {
+            tier: _counted([each for each in told if each["tier"] == tier])
+            for tier in sorted({e["tier"] for e in told})
+        },
+        **_recall(decisions, alerts, onsets, labels.gap, data_end),
+        "lead_h": None if not leads else {"median": median(leads), "least": leads[0], "greatest": leads[-1]},
+        "alerts": listed,
+        "not_listed": len(told) - len(listed),
+    }
+
+
+def labels_of(scores: Path) -> LabelSection:
+    """Read what the model of the newest decision takes for an incident: by that its alerts are judged.
+
+    Returns: predrain's own where no decision says it (older versions did not write it).
+    """
+    for folder in sorted((scores / DECISIONS).glob("[0-9]*Z"), reverse=True):
+        try:
+            said = json.loads((folder / SUMMARY).read_bytes())["labels"]
+            return LabelSection.model_validate(said)
+        except (OSError, ValueError, KeyError, TypeError):  # pruned meanwhile, damaged, or of another version
+            continue
+    return LabelSection()
+
+
+def _counted(told: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    verdicts = Counter(each["verdict"] for each in told)
+    judged = verdicts["right"] + verdicts["wrong"]
+    return {
+        "verdicts": {name: verdicts[name] for name in ("right", "wrong", "inconclusive", "open")},
+        "precision": verdicts["right"] / judged if judged else None,
+    }
+
+
+def _recall(
+    decisions: Sequence[tuple[datetime, float, pd.DataFrame]],
+    alerts: Sequence[tuple[Alert, str, str, float | None]],
+    onsets: Mapping[str, Sequence[tuple[datetime, str]]],
+    gap: timedelta,
+    data_end: datetime,
+) -> dict[str, int]:
+    """Count incidents that some decision looked ahead to, and those among them that an alert stood before."""
+    if not decisions:
+        return {"incidents": 0, "caught": 0}
+    times = np.array([when.timestamp() for when, _, _ in decisions])
+    spans = np.array([horizon for _, horizon, _ in decisions]) + gap.total_seconds()
+    by_unit: dict[str, list[Alert]] = {}
+    for alert, _, _, _ in alerts:
+        by_unit.setdefault(alert.unit, []).append(alert)
+    incidents = caught = 0
+    for unit, found in onsets.items():
+        for start, _ in found:
+            at = start.timestamp()
+            if start > data_end or not ((times + gap.total_seconds() < at) & (at <= times + spans)).any():
+                continue
+            incidents += 1
+            caught += any(each.at + gap < start <= each.at + each.horizon for each in by_unit.get(unit, ()))
+    return {"incidents": incidents, "caught": caught}
+
+
+def _decisions(scores: Path, since: datetime, until: datetime) -> list[tuple[datetime, float, pd.DataFrame]]:
+    """Read the decisions of a time, oldest first: when, horizon in seconds, and the records that are raised."""
+    found = []
+    for folder in sorted((scores / DECISIONS).iterdir()):
+        try:
+            when = datetime.strptime(folder.name, _STAMP).replace(tzinfo=UTC)
+        except ValueError:
+            continue
+        if not since <= when <= until:
+            continue
+        try:
+            frame = pq.read_table(folder / PARQUET, columns=_COLUMNS).to_pandas()
+        except FileNotFoundError:  # being replaced or pruned
+            continue
+        raised = frame["tier"].isin(ALERTED) | frame["alert"]
+        horizon = float(frame["horizon_s"].iloc[0]) if len(frame) else 0.0
+        if horizon > 0:
+            found.append((when, horizon, frame[raised]))
+    return found
+
+
+def _alerts(
+    decisions: Iterable[tuple[datetime, float, pd.DataFrame]], gap: timedelta
+) -> Iterable[tuple[Alert, str, str, float | None]]:
+    """Give alerts as they began: each with its node, its tier and its risk then."""
+    standing: dict[str, datetime] = {}  # when each unit's present alert began
+    for when, horizon, raised in decisions:
+        length = timedelta(seconds=horizon)
+        still: dict[str, datetime] = {}
+        for unit, node, risk, tier in zip(raised["unit"], raised["node"], raised["risk"], raised["tier"], strict=True):
+            began = standing.get(unit)
+            if began is None or when >= began + length:
+                began = when
+                # A unit that the model alone selects may be of any tier; judging takes no notice of it.
+                asked: Tier = "high" if tier == "high" else "elevated"
+                known = None if pd.isna(risk) else float(risk)
+                yield Alert(str(unit), "", asked, when, length + gap), str(node), str(tier), known
+            still[unit] = began
+        standing = still
+
+
+def _happenings(
+    events: pd.DataFrame, stays: Stays, onsets: Mapping[str, Sequence[tuple[datetime, str]]]
+) -> dict[str, list[Happening]]:
+    found = {unit: [Happening("incident", start) for start, _ in each] for unit, each in onsets.items()}
+    facts = Facts.of(events, stays)
+    for kind, chosen in (
+        ("drained", facts.drains()),
+        ("returned", facts.releases() | facts.ends()),
+        ("diagnostic_passed", facts.diagnostics(passed=True)),
+        ("diagnostic_failed", facts.diagnostics(passed=False)),
+    ):
+        for position, unit in zip(*facts.at_units(chosen, stays), strict=True):
+            at = datetime.fromtimestamp(int(facts.time[position]) / 1000, UTC)
+            found.setdefault(str(stays.units[unit]), []).append(Happening(kind, at))  # type: ignore[arg-type]
+    for unit, time in zip(*stays.leaves(), strict=True):
+        at = datetime.fromtimestamp(int(time) / 1000, UTC)
+        found.setdefault(str(stays.units[unit]), []).append(Happening("left", at))
+    return found

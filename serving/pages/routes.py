@@ -1,0 +1,402 @@
+"""The pages' routes: the fleet, a node, a GPU, what came of alerts, the ledger, the API's description, logging in."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qs, quote, urlsplit
+
+from features.errors import InputError
+from policy.tiers import TIERS, UNKNOWN
+from serving.http.request import Answer, Request
+from serving.http.routing import Route
+from serving.http.score_cache import Served
+from serving.http.strict_json import shown
+from serving.http.tokens import Grant
+from serving.http.work import Work
+from serving.pages import heat_map
+from serving.pages.charts import channel_chart, risk_chart, spark
+from serving.pages.dataset_reader import Channels, DatasetReader, Facts
+from serving.pages.fleet_table import Board, FleetRow, natural, select
+from serving.pages.history import ScoreHistory
+from serving.pages.locations import NOWHERE, Place
+from serving.pages.query import LONGEST, PAGE_SIZES, FleetQuery
+from serving.pages.rendering import ASSETS, asset, page, redirect
+from serving.pages.session import Sessions
+from serving.scores.fleet import Fleet
+from serving.scores.reading import parse_instant
+from telemetry.receiving.problems import Refused
+
+LEDGER_MOST: Final = 50
+"""Decisions shown of a node, and decisions listed."""
+
+_LOGIN_BYTES: Final = 4_096
+_FORM: Final = "application/x-www-form-urlencoded"
+
+
+class ScoreSource(Protocol):
+    """Gives the scores to answer from; take them once a request."""
+
+    @property
+    def served(self) -> Served:
+        """The newest scores."""
+
+
+class LedgerPages(Protocol):
+    """Answers questions to a controller's ledger, from any thread."""
+
+    def why(self, node: str, most: int) -> list[dict[str, Any]]:
+        """Tell what was decided about a node, the newest first; InputError where nothing is recorded."""
+
+    def rounds(self, most: int) -> list[dict[str, Any]]:
+        """List the newest decisions, the newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """What the service says of itself.
+
+    ``reasons``: why it is not ready; empty if it is.
+    ``model``: the model that scores rows, as it names itself; None: there is none.
+    """
+
+    reasons: list[str]
+    warnings: list[str]
+    model: Mapping[str, Any] | None
+
+
+class FleetPages:
+    """Serves the pages.
+
+    ``health``: gives the service's :class:`Health`.
+    ``sessions``: None: anybody may look.
+    ``reader``: None: the service was given no dataset.
+    ``ledger``: None: the service was given no ledger.
+    """
+
+    def __init__(
+        self,
+        newest: ScoreSource,
+        history: ScoreHistory,
+        clock: Callable[[], datetime],
+        work: Work,
+        health: Callable[[], Health],
+        *,
+        sessions: Sessions | None,
+        reader: DatasetReader | None,
+        ledger: LedgerPages | None,
+        document: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._newest = newest
+        self._history = history
+        self._clock = clock
+        self._work = work
+        self._health = health
+        self._sessions = sessions
+        self._reader = reader
+        self._ledger = ledger
+        self._document = document
+        self._board = Board()
+        self._drawn: tuple[list[FleetRow], heat_map.HeatMap] | None = None
+
+    def routes(self) -> list[Route]:
+        """Return the routes."""
+        read = [
+            ("/", self._fleet),
+            ("/nodes/{node}", self._node),
+            ("/gpus/{gpu}", self._gpu),
+            ("/outcomes", self._outcomes),
+            ("/ledger", self._ledger_page),
+        ]
+        shut = [("GET", "/login", self._login_form), ("POST", "/login", self._login), ("POST", "/logout", self._logout)]
+        return [
+            *(Route("GET", path, self._in_thread(handler), "read", visitors=self) for path, handler in read),
+            Route("GET", "/docs", self._in_thread(self._docs), visitors=self),
+            Route("GET", "/page/decision", self._decision, "read", visitors=self),
+            Route("GET", "/page/{file}", self._asset, visitors=self),
+            *(Route(method, path, handler, visitors=self) for method, path, handler in shut),
+        ]
+
+    def grant(self, request: Request) -> Grant | None:
+        """Return what the request's cookie allows."""
+        return None if self._sessions is None else self._sessions.grant(request)
+
+    def refusal(self, request: Request, refused: Refused) -> Answer:
+        """Return a refusal as a page; who is not known is asked to log in."""
+        if refused.status == 401 and request.method in ("GET", "HEAD"):
+            return redirect(f"/login?next={quote(request.address, safe='')}")
+        answer = page(request, "refusal", refused.status, **self._frame(None), refused=refused)
+        answer.headers.update({name: value for name, value in refused.headers().items() if name != "Content-Type"})
+        return answer
+
+    def _in_thread(self, make: Callable[[Request], Answer]) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Answer:
+            return await self._work.run(lambda: make(request))
+
+        return handle
+
+    def _frame(self, here: str | None) -> dict[str, Any]:
+        """Return what every page shows around its own."""
+        return {
+            "here": here,
+            "logged_in": self._sessions is not None and here is not None,
+            "has_ledger": self._ledger is not None,
+            "now": self._clock(),
+        }
+
+    def _facts(self) -> Facts | None:
+        return None if self._reader is None else self._reader.facts
+
+    def _places(self) -> Mapping[str, Place]:
+        facts = self._facts()
+        return _NO_PLACES if facts is None else facts.places
+
+    def _served(self) -> Fleet:
+        served = self._newest.served
+        if served.fleet is None:
+            raise Refused(503, f"no scores can be served: {served.trouble}", "scores", retry_after_s=10)
+        return served.fleet
+
+    def _fleet(self, request: Request) -> Answer:
+        query = FleetQuery.of(request)
+        fleet, now, places = self._served(), self._clock(), self._places()
+        nodes, gpus = self._board.rows(fleet, places, now)
+        rows = nodes if query.show == "nodes" else gpus
+        node_tiers, gpu_tiers = (Counter(row.tier for row in each) for each in (nodes, gpus))
+        found = select(rows, query)
+        shown_rows = found[query.offset : query.offset + query.limit]
+        if query.narrowed:
+            named = {row.node for row in found}
+            drawn = [row for row in nodes if row.node in named]
+        else:
+            drawn = nodes  # the same list until something changes
+        seen = {place.rack for place in places.values()}, {place.group for place in places.values()}
+        return page(
+            request,
+            "fleet",
+            **self._frame("fleet"),
+            **self._freshness(fleet, now),
+            query=query,
+            rows=shown_rows,
+            total=len(found),
+            all_total=len(rows),
+            map=self._map(drawn, fleet, now, keep=not query.narrowed),
+            racks=sorted((each for each in seen[0] if each), key=natural),
+            groups=sorted((each for each in seen[1] if each), key=natural),
+            tiers=[*reversed(TIERS), UNKNOWN],
+            counts=node_tiers if query.show == "nodes" else gpu_tiers,
+            tier_counts=[(tier, gpu_tiers[tier], node_tiers[tier]) for tier in (*reversed(TIERS), UNKNOWN)],
+            sizes=PAGE_SIZES,
+        )
+
+    def _map(self, rows: list[FleetRow], fleet: Fleet, now: datetime, *, keep: bool) -> heat_map.HeatMap:
+        kept = self._drawn
+        if kept is not None and kept[0] is rows:
+            return kept[1]
+        drawn = heat_map.draw(rows, fleet, now)
+        if keep:
+            self._drawn = (rows, drawn)
+        return drawn
+
+    def _freshness(self, fleet: Fleet, now: datetime) -> dict[str, Any]:
+        scores, health, status = fleet.scores, self._health(), self._newest.served.status
+        ages = [each.sample_age_s for each in scores.units.values() if each.sample_age_s is not None]
+        since = (now - scores.decided).total_seconds()
+        model = scores.summary.get("model")
+        fitted = None
+        with contextlib.suppress(ValueError):  # somebody edited the summary
+            fitted = parse_instant(model.get("fitted_at")) if isinstance(model, dict) else None
+        return {
+            "scores": scores,
+            "expired": fleet.expired(now),
+            "age_s": since,
+            "left_s": (scores.expires - now).total_seconds(),
+            "newest_sample_s": min(ages) + since if ages else None,
+            "fitted": fitted,
+            "health": health,
+            "scoring": status,
+            "facts": self._facts(),
+        }
+
+    def _node(self, request: Request) -> Answer:
+        request.query(())
+        fleet, now, places = self._served(), self._clock(), self._places()
+        state = fleet.state(request.parameter, now)
+        if state is None:
+            raise Refused(404, f"there is no score of node {shown(request.parameter)}", "node")
+        records = fleet.scores.nodes[state.node]
+        past = self._history.of_all(each.unit for each in records)
+        return page(
+            request,
+            "node",
+            **self._frame("node"),
+            scores=fleet.scores,
+            expired=fleet.expired(now),
+            state=state,
+            units=[(each, each.status == "ok" and not each.expired(now), spark(past[each.unit])) for each in records],
+            place=next((places[each.unit] for each in records if each.unit in places), NOWHERE),
+            sample_age_s=max((each.sample_age_s for each in records if each.sample_age_s is not None), default=None),
+            since_s=(now - fleet.scores.decided).total_seconds(),
+            decisions=max((len(each) for each in past.values()), default=0),
+            told=self._told({each.unit for each in records}),
+        )
+
+    def _gpu(self, request: Request) -> Answer:
+        request.query(())
+        fleet, now = self._served(), self._clock()
+        record = fleet.scores.units.get(request.parameter)
+        if record is None:
+            raise Refused(404, f"there is no score of GPU {shown(request.parameter)}", "gpu")
+        past = self._history.of(record.unit)
+        raw = fleet.scores.summary.get("thresholds")
+        bounds = {
+            tier: float(value)
+            for tier, value in (raw.items() if isinstance(raw, dict) else ())
+            if tier in TIERS and isinstance(value, int | float)
+        }
+        channels, trouble = self._channels(record.node, record.unit)
+        return page(
+            request,
+            "gpu",
+            **self._frame("gpu"),
+            scores=fleet.scores,
+            record=record,
+            holds=record.status == "ok" and not record.expired(now),
+            place=self._places().get(record.unit, NOWHERE),
+            since_s=(now - record.decision_time).total_seconds(),
+            past=past,
+            chart=risk_chart(past, bounds, f"Risk of {record.unit} over {len(past)} decisions") if past else None,
+            channels=channels,
+            plots=[(each, channel_chart(each)) for each in channels.series] if channels else [],
+            trouble=trouble,
+            has_dataset=self._reader is not None,
+            told=self._told({record.unit}),
+        )
+
+    def _channels(self, node: str, unit: str) -> tuple[Channels | None, str | None]:
+        """Return a unit's channels, or why there are none."""
+        if self._reader is None:
+            return None, None
+        try:
+            return self._reader.channels(node, unit), None
+        except InputError as error:
+            return None, str(error)
+
+    def _told(self, units: set[str]) -> list[Mapping[str, Any]] | None:
+        """Return the alerts on some units in the last 30 days; None: outcomes are not known here."""
+        facts = self._facts()
+        if facts is None or facts.outcomes is None:
+            return None
+        return [each for each in facts.outcomes["alerts"] if each["unit"] in units]
+
+    def _outcomes(self, request: Request) -> Answer:
+        request.query(())
+        return page(request, "outcomes", **self._frame("outcomes"), facts=self._facts())
+
+    def _ledger_page(self, request: Request) -> Answer:
+        node = ""
+        for _, value in request.query(("node",)):
+            if len(value) > LONGEST:
+                raise Refused(400, f"node is longer than {LONGEST} characters", "invalid")
+            node = value
+        decisions: list[dict[str, Any]] = []
+        trouble = None
+        if self._ledger is not None:
+            try:
+                decisions = self._ledger.why(node, LEDGER_MOST) if node else self._ledger.rounds(LEDGER_MOST)
+            except InputError as error:
+                trouble = str(error)
+        return page(
+            request,
+            "ledger",
+            **self._frame("ledger"),
+            node=node,
+            decisions=decisions,
+            trouble=trouble,
+            most=LEDGER_MOST,
+        )
+
+    def _docs(self, request: Request) -> Answer:
+        request.query(())
+        from serving.pages.described import operations_of  # noqa: PLC0415 - for this page only
+
+        document = self._document()
+        return page(
+            request,
+            "docs",
+            **self._frame("docs" if self._sessions is None else None),
+            document=document,
+            operations=operations_of(document),
+        )
+
+    async def _decision(self, request: Request) -> Answer:
+        request.query(())
+        return Answer.json({"decision": self._served().scores.decision})
+
+    async def _asset(self, request: Request) -> Answer:
+        request.query(("v",))
+        if request.parameter not in ASSETS:
+            raise Refused(404, "there is no such file", "path")
+        return asset(request, request.parameter)
+
+    async def _login_form(self, request: Request) -> Answer:
+        after = "/"
+        for _, value in request.query(("next",)):
+            after = _own(value)
+        if self._sessions is None or self._sessions.grant(request) is not None:
+            return redirect(after)
+        return page(request, "login", **self._frame(None), next=after, wrong=False)
+
+    async def _login(self, request: Request) -> Answer:
+        request.query(())
+        if self._sessions is None:
+            return redirect("/")
+        form = await self._form(request, ("user", "token", "next"))
+        after = _own(form.get("next", "/"))
+        cookie = self._sessions.begin(form.get("token", ""), request)
+        if cookie is None:
+            return page(request, "login", 403, **self._frame(None), next=after, wrong=True)
+        return redirect(after, **{"Set-Cookie": cookie})
+
+    async def _logout(self, request: Request) -> Answer:
+        request.query(())
+        await self._form(request, ())
+        if self._sessions is None:
+            return redirect("/")
+        return redirect("/login", **{"Set-Cookie": self._sessions.end(request)})
+
+    async def _form(self, request: Request, known: tuple[str, ...]) -> dict[str, str]:
+        """Read a small form that a page of this service sent.
+
+        Raises ``Refused``: 403 if another site's page sent it, 415 or 413 if it is no small form, 400 if it cannot be
+        read, 422 if it has other fields than those ``known``.
+        """
+        site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
+        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+        if foreign if site is None else site not in ("same-origin", "none"):
+            raise Refused(403, "another site's page sent this form", "origin")
+        body = await request.body(_LOGIN_BYTES)
+        if request.media() not in (_FORM, "") or (body and request.media() != _FORM):
+            raise Refused(415, f"send {_FORM}", "media_type")
+        try:
+            fields = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=10)
+        except ValueError:
+            raise Refused(400, "the form cannot be read", "invalid") from None
+        if not fields.keys() <= set(known):
+            raise Refused(422, "the form has fields that are not known here", "invalid")
+        return {name: values[-1] for name, values in fields.items()}
+
+
+_NO_PLACES: Final[dict[str, Place]] = {}
+
+
+def _own(address: str) -> str:
+    """Return an address of this service, ``/`` for one that leads elsewhere."""
+    parts = urlsplit(address) if address.isprintable() and "\\" not in address else None
+    if parts is None or parts.scheme or parts.netloc or not address.startswith("/") or address.startswith("//"):
+        return "/"
+    return address if address.isascii() else quote(address, safe="/?&=%")

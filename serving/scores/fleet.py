@@ -1,0 +1,172 @@
+"""A fleet's scores seen by node: who is at risk now, and what is said of it."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from policy.risk_record import RiskRecord, instant_words
+from policy.tiers import TIERS, UNKNOWN, node_risk, worst_tier
+from serving.scores.reading import Scores
+
+ALL_TIERS: Final[tuple[str, ...]] = (*TIERS, UNKNOWN)
+"""Tiers as a query or a label may name them."""
+
+_BEFORE_ALL: Final = datetime.min.replace(tzinfo=UTC)  # when no score has expired yet
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node at one time.
+
+    ``tier``: the worst of its units' whose scores hold; ``unknown`` if none does.
+    ``risk``: that any of those has an incident; None if none is known.
+    ``known``, ``unknown``, ``expired``: its units by what is known of them.
+    """
+
+    node: str
+    tier: str
+    risk: float | None
+    known: int
+    unknown: int
+    expired: int
+
+    @property
+    def order(self) -> tuple[int, float, str]:
+        """Sort key, the worst first: by risk, then by name; nodes of unknown risk last."""
+        return (0, -self.risk, self.node) if self.risk is not None else (1, 0.0, self.node)
+
+
+def state_of(node: str, records: Iterable[RiskRecord], now: datetime) -> NodeState:
+    """Return a node's state: what is unknown or expired neither raises nor lowers it."""
+    every = list(records)
+    known = [record for record in every if record.status == "ok"]
+    holding = [record for record in known if not record.expired(now)]
+    return NodeState(
+        node,
+        worst_tier(record.tier for record in holding),
+        node_risk(record.risk for record in holding),
+        len(holding),
+        len(every) - len(known),
+        len(known) - len(holding),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """All nodes while no further score expires."""
+
+    epoch: int
+    by_node: dict[str, NodeState]
+    worst_first: list[NodeState]
+
+
+class Fleet:
+    """Scores, with the nodes' states computed once, and again whenever some of the scores expire.
+
+    ``tiers``, ``node_tiers``: units and nodes by tier, as they were scored.
+    ``known``: units whose risk is known, expired or not.
+    """
+
+    def __init__(self, scores: Scores) -> None:
+        self.scores = scores
+        self._expiries = sorted({record.expires_at for record in scores.units.values() if record.status == "ok"})
+        self._view = self._make(0, _BEFORE_ALL)
+        self.tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(record.tier for record in scores.units.values())
+        self.node_tiers = dict.fromkeys(ALL_TIERS, 0) | Counter(state.tier for state in self._view.worst_first)
+        self.known = sum(record.status == "ok" for record in scores.units.values())
+
+    def state(self, node: str, now: datetime) -> NodeState | None:
+        """Return a node's state, None if there is no score of it."""
+        return self._at(now).by_node.get(node)
+
+    def states(self, now: datetime) -> list[NodeState]:
+        """Return all nodes, the riskiest first, then by name; do not change the list."""
+        return self._at(now).worst_first
+
+    def expired(self, now: datetime) -> bool:
+        """Tell whether no score holds any longer."""
+        return now >= self.scores.expires
+
+    def holds(self, now: datetime) -> bool:
+        """Tell whether some unit's risk is known and has not expired."""
+        return self.known > 0 and not self.expired(now)
+
+    def stale(self, now: datetime, after_s: float | None) -> bool:
+        """Tell whether the decision is older than some seconds; None: it never is."""
+        return after_s is not None and (now - self.scores.decided).total_seconds() > after_s
+
+    def _at(self, now: datetime) -> _View:
+        view = self._view
+        epoch = bisect_right(self._expiries, now)
+        if epoch != view.epoch:
+            view = self._view = self._make(epoch, now)
+        return view
+
+    def _make(self, epoch: int, now: datetime) -> _View:
+        states = {node: state_of(node, records, now) for node, records in self.scores.nodes.items()}
+        return _View(epoch, states, sorted(states.values(), key=lambda state: state.order))
+
+
+def frame(fleet: Fleet, now: datetime) -> dict[str, Any]:
+    """Return what every answer from the scores carries: decision, times, model, staleness."""
+    scores = fleet.scores
+    return {
+        "decision": scores.decision,
+        "decision_time": instant_words(scores.decided),
+        "issued_at": instant_words(scores.issued),
+        "expires_at": instant_words(scores.expires),
+        "expired": fleet.expired(now),
+        "age_s": round((now - scores.decided).total_seconds()),
+        "horizon_s": next(iter(scores.units.values())).horizon.total_seconds(),
+        "model": dict(scores.model),
+    }
+
+
+def unit_answer(record: RiskRecord, now: datetime) -> dict[str, Any]:
+    """Return a record as it is answered now: one that has expired gives no risk, only what it was."""
+    content = record.to_json()
+    del content["format"]
+    if record.status == "ok" and record.expired(now):
+        content |= {
+            "status": "expired",
+            "why_unknown": f"the score expired at {instant_words(record.expires_at)}",
+            "last_known": {"risk": record.risk, "tier": record.tier},
+            "risk": None,
+            "risks": {},
+            "score": None,
+            "rank": None,
+            "alert": False,
+            "tier": UNKNOWN,
+        }
+    return content
+
+
+def node_answer(state: NodeState) -> dict[str, Any]:
+    """Return a node's state without its units."""
+    return {
+        "node": state.node,
+        "tier": state.tier,
+        "risk": state.risk,
+        "counts": {"known": state.known, "unknown": state.unknown, "expired": state.expired},
+    }
+
+
+def node_with_units(state: NodeState, records: Iterable[RiskRecord], now: datetime) -> dict[str, Any]:
+    """Return a node with its units, the riskiest first, when its scores run out and how old its samples are."""
+    every = sorted(records, key=lambda record: -1.0 if record.risk is None else record.risk, reverse=True)
+    known = [record.expires_at for record in every if record.status == "ok"]
+    ages = [
+        record.sample_age_s + (now - record.decision_time).total_seconds()
+        for record in every
+        if record.sample_age_s is not None
+    ]
+    return node_answer(state) | {
+        "expires_at": instant_words(min(known)) if known else None,
+        "sample_age_s": round(max(ages)) if ages else None,
+        "units": [unit_answer(record, now) for record in every],
+    }

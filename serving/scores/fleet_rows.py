@@ -1,0 +1,136 @@
+"""The fleet's rows at one decision time, read from a dataset through the kernels of training, with their freshness."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from features.errors import InputError
+from features.matrix.grid import decision_rows
+from features.matrix.live_rows import live_plan, live_rows, look_back
+from features.matrix.meta import ROW_COLUMNS, MatrixConfig
+from features.sequences import SequencePlan
+from features.times import duration_ms, instant_ms, instants
+from serving.scores.decision_times import stale_after
+from serving.scores.freshness import Freshness, FreshnessWatch, always_fresh, sample_columns, stays_at
+from serving.scores.raw_windows import RawWindows
+from serving.scores.settings import ScoringSettings
+from telemetry.store import Dataset
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRows:
+    """All units in service at one decision time.
+
+    ``keys``: units that have a row: :data:`features.matrix.meta.ROW_COLUMNS`, sorted by unit.
+    ``values``: their features; NaN: unknown; shape (n_rows, n_features).
+    ``why``: why a row must not be scored; None: it may be.
+    ``idle``: ``unit`` and ``node`` of those that are in service and known to be down or drained: they have no row.
+    ``slots``: slot by unit.
+    ``newest_ms``: the newest usable sample of all, in milliseconds since the epoch.
+    """
+
+    keys: pd.DataFrame
+    values: NDArray[np.float32]
+    fresh: Freshness
+    why: list[str | None]
+    idle: pd.DataFrame
+    slots: dict[str, str | None]
+    newest_ms: int | None
+
+
+def fleet_rows(
+    dataset: Dataset,
+    config: MatrixConfig,
+    settings: ScoringSettings,
+    t: datetime,
+    windows: SequencePlan | None = None,
+) -> FleetRows:
+    """Compute the rows of every unit in service.
+
+    ``dataset``: three of its buckets are in memory at a time at most: one is read, one cut, one computed. Of each only
+    what is as young as features look back, unless there are raw windows.
+    Raises ``InputError`` if no unit is in service, or the dataset is damaged.
+    """
+    t_ms = instant_ms(t)
+    stale = stale_after(config, settings.stale_after)
+    # Raw windows take a counter's rise since the value before them, however old that is.
+    since = None if windows is not None else _oldest(dataset, config, t, stale)
+    events, inventory = dataset.events(), dataset.inventory()
+    everyone = in_service(inventory, t_ms)
+    if not len(everyone):
+        raise InputError(
+            f"no unit is in service at {t.isoformat()}",
+            f"dataset {dataset.place}",
+            "Check the inventory's installed_at and removed_at.",
+        )
+    watch = FreshnessWatch(config, t_ms)
+    sampled = live_plan(config).reads_samples or windows is not None
+    raw = None if windows is None else RawWindows(windows, config, everyone, inventory, t)
+    read = _buckets(dataset, config, since, whole=raw is not None) if sampled else iter(())
+    tables = watch.pass_recent(read if raw is None else _taken(raw, read), t_ms - duration_ms(look_back(config)))
+    frame = live_rows(tables if sampled else None, events, inventory, t, config)
+    deque(tables, maxlen=0)  # what features do not read is still to be counted
+    keys = frame[list(ROW_COLUMNS)]
+    values: Any = frame.drop(columns=list(ROW_COLUMNS)).to_numpy(np.float32)
+    if raw is not None:
+        values = np.concatenate([values, raw.of(keys["unit"].tolist())], axis=1)
+    fresh = always_fresh(len(keys))
+    why: list[str | None] = [None] * len(keys)
+    if sampled:
+        fresh = watch.of(keys["node"].tolist(), keys["unit"].tolist())
+        why = fresh.why_unknown(
+            stale_after=stale,
+            least=settings.least_completeness,
+            interval=config.decision.every,
+            looked_back=None if since is None else t - since,
+        )
+    return FleetRows(
+        keys=keys,
+        values=values,
+        fresh=fresh,
+        why=why,
+        idle=everyone[~everyone["unit"].isin(set(keys["unit"]))],
+        slots=stays_at(inventory, t_ms, config.unit),
+        newest_ms=watch.newest_ms,
+    )
+
+
+def in_service(inventory: pd.DataFrame, t_ms: int) -> pd.DataFrame:
+    """Give a row for each unit that is installed at a time, whether it is down or not, sorted by unit."""
+    none = np.zeros(0, dtype=np.int64)
+    never = pd.DataFrame({"unit": pd.array([], dtype="str"), "down_from": instants(none), "down_until": instants(none)})
+    return decision_rows(instants(np.array([t_ms], dtype=np.int64)), inventory, never)
+
+
+def _taken(raw: RawWindows, buckets: Iterable[Sequence[pa.Table]]) -> Iterator[Sequence[pa.Table]]:
+    for tables in buckets:
+        for table in tables:
+            raw.take(table)
+        yield tables
+
+
+def _oldest(dataset: Dataset, config: MatrixConfig, t: datetime, stale: timedelta) -> datetime | None:
+    """Give the time before which no sample matters to a row or to its freshness; None: the dataset has none so old."""
+    most = max(look_back(config), stale + config.step, config.features.delay + config.decision.every)
+    return t - most if dataset.meta.span[0] < t - most else None
+
+
+def _buckets(
+    dataset: Dataset, config: MatrixConfig, since: datetime | None, *, whole: bool
+) -> Iterator[Sequence[pa.Table]]:
+    """Read bucket by bucket, each as its runs lie on disk or, for who needs all samples of a unit together, as one."""
+    columns = sample_columns(config, dataset.meta.channels)
+    for bucket in dataset.buckets():
+        if whole:
+            yield [dataset.read_bucket(bucket, columns, since=since)]
+        else:
+            yield dataset.read_runs(bucket, columns, since=since)

@@ -1,0 +1,191 @@
+"""Reading a folder of scores: whole or not at all, and the old ones are kept while the new are damaged."""
+
+import json
+import shutil
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from features.errors import InputError
+from serving.http.score_cache import ScoreKeeper
+from serving.scores.reading import read_scores
+from serving.scores.status import Attempt, record_attempt
+from serving.scores.writing import ScoresFolder, write_decision
+from tests.serving.http.world import DECIDED, record, running, small_fleet, write_scores
+
+NEXT = DECIDED + timedelta(hours=6)
+DO = "Run `predrain score` again; the scores of before are served meanwhile."
+
+
+def change(folder: Path, edit: Callable[[dict[str, Any]], None], line: int = 1) -> Path:
+    """Edit one record of a folder's newest decision."""
+    path = next((folder / "decisions").glob("*/risks.jsonl"))
+    lines = path.read_text().splitlines()
+    content = json.loads(lines[line])
+    edit(content)
+    lines[line] = json.dumps(content)
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    fleet = small_fleet()
+    name = write_scores(tmp_path, fleet)
+    scores = read_scores(tmp_path)
+    assert scores.decision == name == "20260101T060000Z"
+    assert list(scores.units.values()) == fleet
+    assert {node: [each.unit for each in units] for node, units in scores.nodes.items()} == {
+        **{f"n{number}": [f"GPU-n{number}-0", f"GPU-n{number}-1"] for number in range(1, 5)},
+        "n5": ["GPU-n5-0"],
+    }
+    assert scores.decided == DECIDED
+    assert scores.expires == DECIDED + timedelta(hours=12)
+    assert scores.summary["units"] == 9
+
+
+def test_what_the_batch_scoring_writes_is_served(tmp_path: Path) -> None:
+    """Its own writer, not this test's: the two rooms agree on every file."""
+    written = ScoresFolder(tmp_path)
+    fleet = small_fleet()
+    summary = {"format": 1, "decision_time": "2026-01-01T06:00:00Z", "model": {"fitted_at": "2025-12-31T07:00:00Z"}}
+    with written.building(DECIDED) as swap:
+        write_decision(swap.path, fleet, summary)
+        swap.commit()
+    written.point_to_newest()
+    record_attempt(written, Attempt(DECIDED, None, "the model is gone"))
+    assert list(read_scores(tmp_path).units.values()) == fleet
+    with running(tmp_path) as service:
+        client = service.client()
+        assert client.get("/v1/nodes")["nodes"][0]["tier"] == "high"
+        assert client.get("/readyz")["warnings"] == ["the last attempt to score failed: the model is gone"]
+        assert "predrain_scores_model_age_seconds 86400.0" in client.get("/metrics").decode()
+
+
+def test_keys_of_a_later_version_are_let_through(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    change(tmp_path, lambda content: content.update(new_key={"a": [1]}))
+    assert len(read_scores(tmp_path).units) == 9
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        (lambda c: c.update(format=2), "a risk record of format 2, this code reads 1"),
+        (lambda c: c.pop("tier"), "the risk record lacks 'tier'"),
+        (lambda c: c.update(risk=float("nan")), "NaN is no JSON"),
+        (lambda c: c.update(risk=1.5), "GPU-n2-0 has a risk of 1.5"),
+        (lambda c: c.update(risk=None), "GPU-n2-0 is ok, with risk None, score 3.0, rank 1"),
+        (lambda c: c.update(tier="red"), "GPU-n2-0 is ok, of tier 'red'"),
+        (lambda c: c.update(expires_at="2026-01-01T18:00:00"), "a time without a zone, 2026-01-01T18:00:00"),
+        (lambda c: c.update(unit=7), "the risk record is damaged: unit is 7"),
+    ],
+)
+def test_one_damaged_record_refuses_the_decision(
+    tmp_path: Path, edit: Callable[[dict[str, Any]], None], what: str
+) -> None:
+    write_scores(tmp_path, small_fleet())
+    path = change(tmp_path, edit)
+    with pytest.raises(InputError) as error:
+        read_scores(tmp_path)
+    assert str(error.value) == f"a record is damaged: {what} ({path}, line 2). {DO}"
+
+
+def test_a_unit_that_comes_twice_refuses_the_decision(tmp_path: Path) -> None:
+    write_scores(tmp_path, [record("a", "n", 0.1), record("a", "m", 0.2)])
+    with pytest.raises(InputError, match="unit 'a' comes twice"):
+        read_scores(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("pointer", "what"),
+    [
+        ("", "the pointer to the newest scores cannot be read"),
+        ("[]", "the scores are of format None, this version reads 1"),
+        ('{"format": 2}', "the scores are of format 2, this version reads 1"),
+        ('{"format": 1, "decision": "../../etc"}', r"'\.\./\.\./etc' is no decision's name"),
+        ('{"format": 1, "decision": "20250101T000000Z"}', "the scores cannot be read: No such file"),
+    ],
+)
+def test_a_pointer_that_cannot_be_followed_is_said(tmp_path: Path, pointer: str, what: str) -> None:
+    write_scores(tmp_path, small_fleet())
+    (tmp_path / "latest.json").write_text(pointer)
+    with pytest.raises(InputError, match=what):
+        read_scores(tmp_path)
+
+
+def test_a_file_that_was_cut_short_is_damaged(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    path = next(tmp_path.glob("decisions/*/risks.jsonl"))
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(InputError, match="a record is damaged"):
+        read_scores(tmp_path)
+    path.write_bytes(b"")
+    with pytest.raises(InputError, match="the decision holds no record"):
+        read_scores(tmp_path)
+
+
+def test_the_keeper_reads_again_only_when_something_changed(tmp_path: Path) -> None:
+    keeper = ScoreKeeper(tmp_path)
+    assert not keeper.look()
+    assert keeper.served.fleet is None
+    write_scores(tmp_path, small_fleet())
+    assert keeper.look()
+    served = keeper.served
+    assert not keeper.look()
+    assert keeper.served is served
+    write_scores(tmp_path, small_fleet(NEXT), NEXT)
+    assert keeper.look()
+    assert keeper.served.fleet is not None
+    assert keeper.served.fleet.scores.decided == NEXT
+    write_scores(tmp_path, [record("only", "n", 0.1, decided=NEXT)], NEXT)  # the same decision, scored again
+    assert keeper.look()
+    assert len(keeper.served.fleet.scores.units) == 1
+
+
+def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = ScoreKeeper(tmp_path)
+    write_scores(tmp_path, small_fleet())
+    keeper.look()
+    write_scores(tmp_path, small_fleet(NEXT), NEXT)
+    path = tmp_path / "decisions" / "20260101T120000Z" / "risks.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:500])
+    assert not keeper.look()
+    assert keeper.served.fleet is not None
+    assert keeper.served.fleet.scores.decided == DECIDED
+    assert "a record is damaged" in str(keeper.served.trouble)
+    assert "decision 20260101T060000Z is kept" in caplog.text
+    failures = keeper.failures
+    assert not keeper.look()  # nothing changed: not read again at once
+    assert keeper.failures == failures
+    path.write_bytes(whole)
+    assert keeper.look()
+    assert keeper.served.trouble is None
+    assert keeper.served.fleet.scores.decided == NEXT
+
+
+def test_what_could_not_be_read_is_tried_again_though_nothing_seems_to_change(tmp_path: Path) -> None:
+    keeper = ScoreKeeper(tmp_path)
+    write_scores(tmp_path, small_fleet())
+    shutil.move(tmp_path / "decisions", tmp_path / "elsewhere")
+    for _ in range(25):
+        keeper.look()
+    assert keeper.served.fleet is None
+    assert 2 <= keeper.failures <= 4
+
+
+def test_the_scorers_status_is_told(tmp_path: Path) -> None:
+    keeper = ScoreKeeper(tmp_path)
+    write_scores(tmp_path, small_fleet())
+    keeper.look()
+    (tmp_path / "status.json").write_text('{"error": "the disk is full"}')
+    keeper.look()
+    assert keeper.served.status == {"error": "the disk is full"}
+    (tmp_path / "status.json").write_text("{")
+    keeper.look()
+    assert keeper.served.status == {}

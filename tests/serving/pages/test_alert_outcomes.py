@@ -1,0 +1,128 @@
+"""What came of alerts, by hand-made events: right, wrong, open and inconclusive, counted once an alert."""
+
+import json
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+
+from features.config import LabelSection
+from serving.pages.alert_outcomes import labels_of, outcomes_of
+from telemetry.schema import EVENTS
+from tests.serving.http.world import DECIDED, record
+from tests.serving.pages.page_world import store
+
+EVERY = timedelta(hours=6)
+START = DECIDED - timedelta(days=6)
+END = DECIDED
+
+
+def inventory(*units: str, **removed: datetime) -> pd.DataFrame:
+    rows = [
+        {"gpu": unit, "node": f"n-{unit}", "slot": "0", "installed_at": START - timedelta(days=90),
+         "removed_at": removed.get(unit)}
+        for unit in units
+    ]  # fmt: skip
+    frame = pd.DataFrame(rows)
+    for name in ("installed_at", "removed_at"):
+        frame[name] = pd.to_datetime(frame[name], utc=True).astype("datetime64[ms, UTC]")
+    return frame
+
+
+def events(*rows: tuple[str, datetime, str, str]) -> pd.DataFrame:
+    plain: list[dict[str, Any]] = [
+        {"timestamp": at, "node": f"n-{unit}", "gpu": unit, "type": kind, "code": code, "detail": "", "source": "test",
+         "known_at": at}
+        for unit, at, kind, code in rows
+    ]  # fmt: skip
+    return pa.Table.from_pylist(plain, schema=EVENTS).to_pandas()
+
+
+def decide(folder: Path, number: int, *raised: tuple[str, float, str]) -> None:
+    when = START + number * EVERY
+    store(folder, [record(unit, f"n-{unit}", risk, tier, decided=when) for unit, risk, tier in raised]
+          + [record("calm", "n-calm", 0.001, decided=when)], when)  # fmt: skip
+
+
+def judged(folder: Path, happened: pd.DataFrame, stays: pd.DataFrame) -> dict[str, Any]:
+    return outcomes_of(folder, happened, stays, data_end=END, labels=LabelSection())
+
+
+def test_alerts_are_judged_by_what_followed(tmp_path: Path) -> None:
+    for number in range(4):  # stands over four decisions: one alert, for they lie within a horizon
+        decide(tmp_path, number, ("right", 0.6, "high"), ("wrong", 0.2, "elevated"), ("drained", 0.2, "elevated"))
+    decide(tmp_path, 23, ("open", 0.3, "elevated"))
+    happened = events(
+        ("right", START + timedelta(hours=10), "failure", "GPU_LOST"),
+        ("drained", START + timedelta(hours=1), "drain", "elevated"),
+        ("late", START + timedelta(hours=30), "failure", "GPU_LOST"),
+    )
+    found = judged(tmp_path, happened, inventory("right", "wrong", "drained", "open", "late", "calm"))
+    verdicts = {each["unit"]: each["verdict"] for each in found["alerts"]}
+    assert verdicts == {"right": "right", "wrong": "wrong", "drained": "open", "open": "open"}
+    assert found["verdicts"] == {"right": 1, "wrong": 1, "inconclusive": 0, "open": 2}
+    assert found["precision"] == 0.5
+    assert found["by_tier"]["high"]["precision"] == 1.0
+    assert found["lead_h"] == {"median": 10.0, "least": 10.0, "greatest": 10.0}
+    assert (found["decisions"], found["horizon_h"]) == (5, 24.0)
+    assert (found["incidents"], found["caught"]) == (2, 1)  # the other one was looked ahead to, and missed
+
+
+def test_an_alert_that_stands_longer_than_its_horizon_is_another_prediction(tmp_path: Path) -> None:
+    for number in range(10):  # 54 h: at 0, 24 and 48 h
+        decide(tmp_path, number, ("a", 0.2, "elevated"))
+    decide(tmp_path, 10)
+    decide(tmp_path, 11, ("a", 0.2, "elevated"))  # begins again
+    found = judged(tmp_path, events(), inventory("a", "calm"))
+    began = [datetime.fromisoformat(each["at"]) - START for each in found["alerts"]]
+    assert began == [timedelta(hours=hours) for hours in (66, 48, 24, 0)]
+    assert found["verdicts"]["wrong"] == 4
+
+
+def test_a_unit_that_the_model_selects_alerts_whatever_its_tier(tmp_path: Path) -> None:
+    when = START
+    selected = record("a", "n-a", 0.6, "high", decided=when)
+    store(tmp_path, [selected, record("b", "n-b", 0.05, "watch", decided=when)], when)
+    found = judged(tmp_path, events(), inventory("a", "b"))
+    assert [(each["unit"], each["tier"]) for each in found["alerts"]] == [("a", "high")]
+
+
+def test_nothing_judged_is_no_precision(tmp_path: Path) -> None:
+    decide(tmp_path, 23)
+    found = judged(tmp_path, events(), inventory("calm"))
+    assert found["precision"] is None
+    assert found["lead_h"] is None
+    assert found["alerts"] == []
+    (tmp_path / "empty" / "decisions").mkdir(parents=True)
+    assert judged(tmp_path / "empty", events(), inventory("calm"))["decisions"] == 0
+
+
+def test_a_unit_that_leaves_unfailed_says_nothing(tmp_path: Path) -> None:
+    decide(tmp_path, 0, ("gone", 0.3, "elevated"))
+    found = judged(tmp_path, events(), inventory("gone", "calm", gone=START + timedelta(hours=5)))
+    assert found["alerts"][0]["verdict"] == "inconclusive"
+
+
+def test_alerts_are_judged_by_the_labels_of_the_model_that_gave_them(tmp_path: Path) -> None:
+    (tmp_path / "decisions").mkdir()
+    assert labels_of(tmp_path) == LabelSection()
+    own = LabelSection(gap=timedelta(0), xids={"bus": (7,)})
+    decide(tmp_path, 0, ("a", 0.3, "elevated"))
+    decide(tmp_path, 1, ("a", 0.3, "elevated"))
+    assert labels_of(tmp_path) == LabelSection()  # written by an older version
+    older, newest = sorted((tmp_path / "decisions").glob("2*"))
+    for folder in (older, newest):
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps(summary | {"labels": own.model_dump(mode="json")}))
+    assert labels_of(tmp_path) == own
+    (newest / "summary.json").write_text('{"labels": {"horizon": "soon"}}')
+    assert labels_of(tmp_path) == own
+    happened = events(("a", START + timedelta(hours=9), "xid", "7"))
+    stays = inventory("a", "calm")
+    verdicts = [
+        outcomes_of(tmp_path, happened, stays, data_end=END, labels=labels)["alerts"][-1]["verdict"]
+        for labels in (LabelSection(), labels_of(tmp_path))
+    ]
+    assert verdicts == ["wrong", "right"]

@@ -1,0 +1,152 @@
+"""A node's and a GPU's page: reasons, earlier scores, the ledger, and what is missing said plainly."""
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from features.errors import InputError
+from serving.pages.history import ScoreHistory
+from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
+from tests.serving.pages.page_world import a_week, look, store
+
+
+class Ledger:
+    """A ledger that knows one node."""
+
+    def why(self, node: str, most: int) -> list[dict[str, Any]]:
+        assert most == 50
+        if node != "n1":
+            raise InputError(f"nothing is recorded about node {node!r}", "ledger.db", "Check the name.")
+        call = {"at": "2026-01-01T06:12:00Z", "verb": "taint", "node": "n1", "answer": "done", "words": "",
+                "wrote": [{"path": "/spec/taints", "before": None, "after": "predrain.io/at-risk"}]}  # fmt: skip
+        skip = {"at": "2026-01-01T06:12:01Z", "verb": "drain", "node": "n1", "why": "the stage is soft"}
+        told = {"decision": 7, "at": "2026-01-01T06:12:00Z", "tier": "high", "risk": 0.9, "wanted": "drained",
+                "target": "tainted", "model": {"profile": "mean_log_odds", "digest": "ab" * 32},
+                "scores_of": "2026-01-01T06:00:00Z", "reasons": ["ECC errors rose"], "over_budget": "rack r1 is full",
+                "breaker": {"jump": "scores jumped"}, "calls": [call], "skipped": [skip]}  # fmt: skip
+        return [told]
+
+    def rounds(self, most: int) -> list[dict[str, Any]]:
+        assert most == 50
+        return [{"decision": 7, "at": "2026-01-01T06:12:00Z", "nodes": 5, "tiers": {"high": 1},
+                 "calls": self.why("n1", 50)[0]["calls"], "skipped": []}]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("scores")
+    a_week(folder)
+    with running(folder, ledger=Ledger()) as started:
+        yield started
+
+
+def test_a_node_shows_its_gpus_with_reasons_and_leads_to_them_and_to_the_ledger(service: Running) -> None:
+    page = look(service, "/nodes/n1")
+    assert page.column(0) == ["GPU-n1-0", "GPU-n1-1"]
+    assert "correctable ECC errors rose by 17,700; fleet 99th percentile 0" in page.rows[1][-1]
+    assert "60 % of what raised the score; telemetry" in page.rows[1][-1]
+    assert page.rows[2][-1] == "not raised"
+    assert ("/gpus/GPU-n1-0", "GPU-n1-0") in page.links
+    assert ("/ledger?node=n1", "Ledger of n1") in page.links
+    assert "the course is over 4 decisions" in page.text
+    assert sum(tag == "svg" and found.get("class") == "spark" for tag, found in page.tags) == 2
+
+
+def test_a_gpu_shows_why_and_its_earlier_scores_as_a_plot_and_a_table(service: Running) -> None:
+    page = look(service, "/gpus/GPU-n2-0")
+    assert "30 % of an incident within 24 h of 2026-01-01 06:00 UTC; 7.5 % within 6h" in page.text
+    assert "correctable ECC errors rose by 17,700" in page.text
+    assert [row[:2] for row in page.rows if row and row[0].startswith("20")] == [
+        ["2026-01-01 06:00 UTC", "30 %"],
+        ["2026-01-01 00:00 UTC", "30 %"],
+        ["2025-12-31 18:00 UTC", "30 %"],
+        ["2025-12-31 12:00 UTC", "30 %"],
+    ]
+    (chart,) = [found for tag, found in page.tags if tag == "svg" and found.get("class") == "chart"]
+    assert chart["role"] == "img"
+    assert chart["aria-label"] == "Risk of GPU-n2-0 over 4 decisions"
+    assert "no dataset ( --dataset ), so channels cannot be shown." in page.text
+
+
+def test_a_gpu_of_which_nothing_is_known_says_why(service: Running) -> None:
+    page = look(service, "/gpus/GPU-n5-0")
+    assert "not known: its newest sample is 3 h old" in page.text
+    assert [row[1] for row in page.rows if row and row[0].startswith("20")] == ["not known"] * 4
+
+
+def test_what_is_not_there_is_a_page_with_404(service: Running) -> None:
+    for path, words in (
+        ("/nodes/x", "node &#39;x&#39;"),
+        ("/gpus/x%3Cb", "GPU &#39;x&lt;b&#39;"),
+        ("/nodes/n1?a=1", ""),
+    ):
+        status, body, _ = service.client().send("GET", path)
+        assert status == (404 if words else 400)
+        assert words in body.decode()
+
+
+def test_an_expired_score_tells_only_what_it_was(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    with running(tmp_path, clock=lambda: NOW + timedelta(hours=30)) as late:
+        page = look(late, "/gpus/GPU-n1-0")
+        assert "nothing may be concluded from it. It was 90 %, high." in page.text
+        assert "the score has expired" in look(late, "/nodes/n1").text
+
+
+def test_the_ledger_page_says_what_was_decided_called_and_not_done(service: Running) -> None:
+    text = look(service, "/ledger?node=n1").text
+    for words in (
+        "Decision 7, 2026-01-01T06:12:00Z", "high , risk 90 %: tainted instead of drained", "ECC errors rose",
+        "Over budget: rack r1 is full", "Breaker open: scores jumped", "taint n1: done",
+        "/spec/taints : (none) → predrain.io/at-risk", "drain n1: not done, the stage is soft",
+    ):  # fmt: skip
+        assert words in text
+    page = look(service, "/ledger")
+    assert "5 nodes: high 1" in page.text
+    assert ("/ledger?node=n1", "n1") in page.links
+    assert "nothing is recorded about node 'n9'" in look(service, "/ledger?node=n9").text
+
+
+def test_without_a_ledger_or_a_dataset_the_pages_say_so(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    with running(tmp_path) as started:
+        assert "The service was given no ledger. Start it with --ledger FILE" in look(started, "/ledger?node=n1").text
+        assert "The service was given no dataset" in look(started, "/outcomes").text
+        assert "no ledger given" in look(started, "/nodes/n1").text
+        page = look(started, "/gpus/GPU-n1-0")
+        assert "No earlier decision of it is stored." in page.text
+
+
+def test_the_history_follows_the_folder(tmp_path: Path) -> None:
+    a_week(tmp_path)
+    history = ScoreHistory(tmp_path)
+    assert [each.risk for each in history.of("GPU-n3-0")] == pytest.approx([0.05] * 4)
+    assert history.of("GPU-n9-0") == []
+    later = DECIDED + timedelta(hours=6)
+    store(tmp_path, [record("GPU-n3-0", "n3", None, decided=later), record("new", "n9", 0.2, decided=later)], later)
+    assert [each.tier for each in history.of("GPU-n3-0")] == ["watch"] * 4 + ["unknown"]
+    assert history.of("GPU-n3-0")[-1].risk is None
+    assert len(history.of("new")) == 1
+    store(tmp_path, [record("new", "n9", 0.4, "elevated", decided=later)], later)  # written again
+    assert [each.risk for each in history.of("new")] == pytest.approx([0.4])
+    assert len(ScoreHistory(tmp_path, timedelta(hours=7)).of("GPU-n3-0")) == 1
+
+
+def test_a_risk_of_one_can_be_drawn(tmp_path: Path) -> None:
+    for hours in (6, 0):
+        decided = DECIDED - timedelta(hours=hours)
+        store(tmp_path, [record("g", "n", 1.0, "high", decided=decided)], decided)
+    with running(tmp_path) as started:
+        assert "100 % of an incident" in look(started, "/gpus/g").text
+
+
+def test_a_damaged_decision_is_left_out_and_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    a_week(tmp_path)
+    (tmp_path / "decisions" / "20260101T000000Z" / "risks.parquet").write_bytes(b"damaged")
+    history = ScoreHistory(tmp_path)
+    for _ in range(3):
+        assert len(history.of("GPU-n1-0")) == 3
+    assert len([line for line in caplog.messages if "left out" in line]) == 1

@@ -1,0 +1,222 @@
+"""The fleet page: who is at risk, found by words, tiers and racks, in any order."""
+
+import gzip
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.pages import heat_map
+from serving.pages.fleet_table import Board, natural, select
+from serving.pages.formatting import number, percent, span
+from serving.pages.locations import Place
+from serving.pages.query import PAGE_SORTS, FleetQuery
+from serving.scores.fleet import Fleet
+from serving.scores.reading import read_scores
+from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
+from tests.serving.pages.page_world import Page, a_week, look
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("scores")
+    a_week(folder)
+    with running(folder) as started:
+        yield started
+
+
+def test_the_riskiest_node_stands_first_with_its_reason(service: Running) -> None:
+    page = look(service, "/")
+    assert page.column(0) == ["n1", "n2", "n3", "n4", "n5"]
+    first = page.rows[1]
+    assert first[1:3] == ["high", "90 %"]
+    assert "correctable ECC errors rose by 17,700; fleet 99th percentile 0" in first[-1]
+    assert page.rows[5][1:3] == ["unknown", "not known"]
+    assert "its newest sample is 3 h old" in page.rows[5][-1]
+    assert ("/nodes/n1", "n1") in page.links
+    assert ("/gpus/GPU-n1-0", "GPU-n1-0") in page.links
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [
+        ("?q=n3", ["n3"]),
+        ("?q=gpu-n2-1", ["n2"]),
+        ("?tier=high&tier=watch", ["n1", "n3"]),
+        ("?tier=high,watch&sort=risk", ["n3", "n1"]),
+        ("?sort=-name", ["n5", "n4", "n3", "n2", "n1"]),
+        ("?sort=tier", ["n5", "n4", "n3", "n2", "n1"]),
+        ("?sort=risk", ["n4", "n3", "n2", "n1", "n5"]),
+        ("?show=gpus&q=n1", ["GPU-n1-0", "GPU-n1-1"]),
+        ("?show=gpus&sort=-name&tier=unknown", ["GPU-n5-0"]),
+        ("?offset=5", ["Nothing fits. Show all"]),
+        ("?q=nowhere", ["Nothing fits. Show all"]),
+        ("?rack=&group=&q=&offset=4", ["n5"]),
+    ],
+)
+def test_the_address_says_what_is_shown_and_how(service: Running, query: str, names: list[str]) -> None:
+    assert look(service, f"/{query}").column(0) == names
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("?sort=rsk", "did you mean &#39;risk&#39;?"),
+        ("?tier=hihg", "did you mean &#39;high&#39;?"),
+        ("?limit=7", "choose of 50, 100, 250, 1000"),
+        ("?offset=-1", "give a whole number from 0"),
+        ("?colour=red", "parameter &#39;colour&#39; is not known"),
+        (f"?q={'x' * 201}", "longer than 200 characters"),
+        ("?q=%3Cscript%3E&show=%3Cscript%3E", "&lt;script&gt;"),
+    ],
+)
+def test_what_the_address_cannot_mean_is_told_on_a_page(service: Running, query: str, words: str) -> None:
+    status, body, headers = service.client().send("GET", f"/{query}")
+    assert status == 400
+    assert headers["Content-Type"] == "text/html; charset=utf-8"
+    assert words in body.decode()
+    assert "<script>" not in body.decode()
+
+
+def test_a_sorted_column_says_so_and_its_link_turns_it_round(service: Running) -> None:
+    page = look(service, "/?q=n&sort=-risk")
+    sorted_by = [found for tag, found in page.tags if tag == "th" and "aria-sort" in found]
+    assert [found["aria-sort"] for found in sorted_by] == ["descending"]
+    assert ("/?q=n&sort=risk", "Risk ↓") in page.links
+    assert ("/?q=n&sort=name", "Node") in page.links
+
+
+def test_expired_scores_are_unknown_and_the_page_says_so(tmp_path: Path) -> None:
+    write_scores(tmp_path, small_fleet())
+    with running(tmp_path, clock=lambda: NOW + timedelta(hours=30)) as late:
+        page = look(late, "/")
+    assert "Not ready: the scores of 20260101T060000Z have expired" in page.text
+    assert set(page.column(1)) == {"unknown"}
+    assert "the score has expired" in page.text
+    assert "90 %" not in page.text
+
+
+def test_without_scores_the_page_says_why(tmp_path: Path) -> None:
+    with running(tmp_path, wait_for_scores=False) as started:
+        for path in ("/", "/nodes/n1", "/gpus/GPU-n1-0"):
+            status, body, headers = started.client().send("GET", path)
+            assert status == 503
+            assert headers["Retry-After"] == "10"
+            assert "No scores can be served" in body.decode()
+        assert started.client().send("GET", "/docs")[0] == 200
+
+
+def test_names_from_outside_are_text_and_never_markup(tmp_path: Path) -> None:
+    name = 'n"><script>alert(1)</script>&/../?#'
+    write_scores(tmp_path, [record(f"GPU {name}", name, 0.9, "high")])
+    with running(tmp_path) as started:
+        for path in ("/", "/?show=gpus"):
+            page = look(started, path)
+            link = next(href for href, words in page.links if words == page.column(0)[0])
+            assert name in look(started, link).text
+            body = started.client().send("GET", path)[1].decode()
+            assert "<script>alert" not in body
+
+
+def test_pages_are_compressed_where_the_browser_takes_that(service: Running) -> None:
+    plain = service.client().send("GET", "/")[1]
+    _, packed, headers = service.client().send("GET", "/", Accept_Encoding="gzip, br")
+    assert headers["Content-Encoding"] == "gzip"
+    assert len(packed) < len(plain) / 2
+    assert Page(gzip.decompress(packed).decode()).column(0) == ["n1", "n2", "n3", "n4", "n5"]
+
+
+def test_files_may_be_kept_because_their_address_changes_with_them(service: Running) -> None:
+    page = look(service, "/")
+    files = [found["href"] for tag, found in page.tags if tag == "link"]
+    files += [found["src"] for tag, found in page.tags if tag == "script"]
+    assert len(files) == 3
+    for address in files:
+        assert address is not None
+        assert address.startswith("/page/")
+        status, body, headers = service.client().send("GET", address)
+        assert status == 200
+        assert body
+        assert headers["Cache-Control"] == "public, max-age=31536000, immutable"
+    assert service.client().send("GET", "/page/fleet.html.j2")[0] == 404
+    assert service.client().send("GET", "/page/../pages.py")[0] == 404
+
+
+def test_pages_hold_no_inline_style_or_script_and_name_no_other_host(service: Running) -> None:
+    for path in ("/", "/nodes/n1", "/gpus/GPU-n1-0", "/outcomes", "/ledger", "/docs"):
+        page = look(service, path)
+        for tag, found in page.tags:
+            assert "style" not in found
+            assert tag != "style"
+            assert not [name for name in found if name.startswith("on")]
+            assert tag != "script" or found["src"]
+            for name in ("href", "src", "action"):
+                assert (found.get(name) or "/").startswith(("/", "#")), found
+
+
+def test_a_heat_map_of_too_many_nodes_leaves_out_clear_ones_first(tmp_path: Path) -> None:
+    many = heat_map.MOST_NODES + 10
+    records = [record(f"g{at}", f"n{at}", 0.9 if at > many - 6 else 0.001, "high" if at > many - 6 else "clear")
+               for at in range(many)]  # fmt: skip
+    write_scores(tmp_path, records)
+    fleet = Fleet(read_scores(tmp_path))
+    nodes, gpus = Board().rows(fleet, {}, NOW)
+    assert len(nodes) == len(gpus) == many
+    drawn = heat_map.draw(nodes, fleet, NOW)
+    assert (drawn.nodes, drawn.left_out) == (heat_map.MOST_NODES, 10)
+    assert str(drawn.blocks[0][1]).count('class="h"') == 5
+
+
+def test_racks_and_groups_narrow_the_view() -> None:
+    rows = {"n1": Place(rack="rack-2", group="a"), "n2": Place(rack="rack-10", group="b"), "n3": Place()}
+    fleet, board = _fleet_of([(name, 0.1) for name in rows]), Board()
+    places = {f"GPU-{name}": place for name, place in rows.items()}
+    nodes, _ = board.rows(fleet, places, NOW)
+    assert board.rows(fleet, places, NOW)[0] is nodes
+    assert [row.name for row in select(nodes, FleetQuery(rack="rack-10"))] == ["n2"]
+    assert [row.name for row in select(nodes, FleetQuery(group="a"))] == ["n1"]
+    assert [row.name for row in select(nodes, FleetQuery(search="RACK-2"))] == ["n1"]
+    assert [row.name for row in select(nodes, FleetQuery(sort="rack"))] == ["n1", "n2", "n3"]
+    assert [row.name for row in select(nodes, FleetQuery(sort="-rack"))] == ["n2", "n1", "n3"]
+    assert [rack for rack, _ in heat_map.draw(nodes, fleet, NOW).blocks] == ["", "rack-2", "rack-10"]
+
+
+@given(
+    st.lists(st.tuples(st.text("n0123", min_size=1, max_size=4), st.none() | st.floats(0, 1)), min_size=1, max_size=12),
+    st.sampled_from(PAGE_SORTS),
+    st.text("n01", max_size=2),
+)
+def test_any_order_keeps_every_row_and_puts_the_unknown_last(
+    nodes: list[tuple[str, float | None]], sort: str, search: str
+) -> None:
+    fleet = _fleet_of(list(dict(nodes).items()))
+    rows, _ = Board().rows(fleet, {}, NOW)
+    found = select(rows, FleetQuery(sort=sort, search=search))
+    assert sorted(row.name for row in found) == sorted(
+        name for name in dict(nodes) if search in name or search in f"gpu-{name}"
+    )
+    if sort.endswith("risk"):
+        risks = [row.risk for row in found]
+        known = [risk for risk in risks if risk is not None]
+        assert risks == [*sorted(known, reverse=sort == "-risk"), *[None] * (len(risks) - len(known))]
+
+
+def _fleet_of(nodes: list[tuple[str, float | None]]) -> Fleet:
+    from serving.scores.reading import Scores
+
+    return Fleet(Scores.of([record(f"GPU-{name}", name, risk) for name, risk in nodes], {}))
+
+
+def test_numbers_in_words() -> None:
+    assert [percent(each) for each in (None, 0, 0.00002, 0.0005, 0.0123, 0.342, 0.9999, 1)] == [
+        "not known", "0.00 %", "< 0.01 %", "0.05 %", "1.2 %", "34 %", "> 99 %", "100 %",
+    ]  # fmt: skip
+    assert [span(each) for each in (None, 12, 720, 18_600, 187_200, 7_200, -60)] == [
+        "not known", "12 s", "12 min", "5 h 10 min", "2 d 4 h", "2 h", "-1 min",
+    ]  # fmt: skip
+    assert [number(each) for each in (None, 3.0, 17_700, 0.12345, 12345.6)] == ["-", "3", "17,700", "0.123", "12,346"]
+    assert sorted(["n10", "n2", "a", "n"], key=natural) == ["a", "n", "n2", "n10"]
+    assert DECIDED < NOW

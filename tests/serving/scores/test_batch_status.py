@@ -1,0 +1,131 @@
+"""status.json and the textfile: a late or failed run is seen."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.scores.result import ScoringResult
+from serving.scores.status import Attempt, record_attempt
+from serving.scores.writing import ScoresFolder
+
+T = datetime(2026, 1, 1, 6, tzinfo=UTC)
+SUMMARY: dict[str, Any] = {
+    "format": 1,
+    "decision_time": "2026-01-01T06:00:00Z",
+    "expires_at": "2026-01-01T18:12:00Z",
+    "tiers": {"clear": 5, "watch": 2, "elevated": 1, "high": 0, "unknown": 3},
+    "alerts": 2,
+    "newest_sample": "2026-01-01T05:50:00Z",
+    "newest_sample_age_s": 600.0,
+    "took_s": 2.5,
+    "model": {"fitted_at": "2025-12-31T00:00:00Z"},
+}
+
+
+def metrics(out: Path) -> dict[str, float]:
+    page = (out / "predrain_score.prom").read_text()
+    families = list(text_string_to_metric_families(page))
+    assert all(family.type == "gauge" and family.documentation for family in families)
+    found: dict[str, float] = {}
+    for family in families:
+        for sample in family.samples:
+            labels = "".join(f"[{value}]" for value in sample.labels.values())
+            found[sample.name.removeprefix("predrain_score_") + labels] = sample.value
+    return found
+
+
+def scored(out: Path) -> ScoringResult:
+    folder = out / "decisions" / "20260101T060000Z"
+    folder.mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    for name in ("risks.jsonl", "risks.parquet"):
+        (folder / name).touch()
+    return ScoringResult(T, True, folder, SUMMARY, 21600.0, ("the model in use is kept: x",))
+
+
+def test_a_success_is_told_with_what_it_found(tmp_path: Path) -> None:
+    at = T + timedelta(minutes=12)
+    status = record_attempt(ScoresFolder(tmp_path), Attempt(at, scored(tmp_path)))
+    assert status == json.loads((tmp_path / "status.json").read_text())
+    assert status == {
+        "format": 1,
+        "last_attempt": "2026-01-01T06:12:00Z",
+        "last_success": "2026-01-01T06:12:00Z",
+        "error": None,
+        "failures_in_row": 0,
+        "decision": "2026-01-01T06:00:00Z",
+        "behind_s": 21600.0,
+        "notes": ["the model in use is kept: x"],
+    }
+    found = metrics(tmp_path)
+    assert found.pop("last_attempt_timestamp_seconds") == at.timestamp()
+    assert found.pop("last_success_timestamp_seconds") == at.timestamp()
+    assert found == {
+        "success": 1,
+        "failures_in_row": 0,
+        "behind_seconds": 21600,
+        "decision_timestamp_seconds": T.timestamp(),
+        "expires_timestamp_seconds": (T + timedelta(hours=12, minutes=12)).timestamp(),
+        "duration_seconds": 2.5,
+        "units[clear]": 5,
+        "units[watch]": 2,
+        "units[elevated]": 1,
+        "units[high]": 0,
+        "units[unknown]": 3,
+        "alerts": 2,
+        "newest_sample_timestamp_seconds": (T - timedelta(minutes=10)).timestamp(),
+        "newest_sample_age_seconds": 600,
+        "model_fitted_timestamp_seconds": datetime(2025, 12, 31, tzinfo=UTC).timestamp(),
+    }
+
+
+def test_a_failure_is_told_and_the_last_success_kept(tmp_path: Path) -> None:
+    scores = ScoresFolder(tmp_path)
+    record_attempt(scores, Attempt(T, scored(tmp_path)))
+    for number in (1, 2):
+        later = T + timedelta(minutes=5 * number)
+        status = record_attempt(scores, Attempt(later, None, "no dataset (here). Do."))
+        assert status["failures_in_row"] == number
+    assert status["last_success"] == "2026-01-01T06:00:00Z"
+    assert status["last_attempt"] == "2026-01-01T06:10:00Z"
+    assert status["error"] == "no dataset (here). Do."
+    found = metrics(tmp_path)
+    assert (found["success"], found["failures_in_row"]) == (0, 2)
+    assert found["last_success_timestamp_seconds"] == T.timestamp()
+    assert found["units[watch]"] == 2
+    record_attempt(scores, Attempt(T + timedelta(hours=1), ScoringResult(T, False, tmp_path, SUMMARY)))
+    assert metrics(tmp_path)["failures_in_row"] == 0
+
+
+def test_a_replay_of_an_older_decision_does_not_say_that_the_newest_is_late(tmp_path: Path) -> None:
+    scores = ScoresFolder(tmp_path)
+    newest = scored(tmp_path)
+    scores.point_to_newest()
+    replay = ScoringResult(T - timedelta(hours=12), True, tmp_path, SUMMARY, 21600.0 + 43200)
+    assert record_attempt(scores, Attempt(T, replay))["behind_s"] == 21600
+    assert metrics(tmp_path)["behind_seconds"] == 21600
+    in_time = ScoringResult(T - timedelta(hours=12), True, tmp_path, SUMMARY, 43200.0)
+    assert record_attempt(scores, Attempt(T, in_time))["behind_s"] == 0
+    assert record_attempt(scores, Attempt(T, newest))["behind_s"] == 21600
+
+
+def test_a_first_run_that_fails_has_no_success_to_tell(tmp_path: Path) -> None:
+    status = record_attempt(ScoresFolder(tmp_path), Attempt(T, None, "x"))
+    assert (status["last_success"], status["decision"]) == (None, None)
+    assert metrics(tmp_path) == {"last_attempt_timestamp_seconds": T.timestamp(), "success": 0, "failures_in_row": 1}
+
+
+def test_a_damaged_status_or_summary_does_not_stop_the_next_run(tmp_path: Path) -> None:
+    scores = ScoresFolder(tmp_path)
+    result = scored(tmp_path)
+    (tmp_path / "status.json").write_text("{")
+    for text in ('{"format": 1}', '{"format": 2}', '{"format"'):
+        (result.folder / "summary.json").write_text(text)
+        status = record_attempt(scores, Attempt(T, result))
+        assert status["error"] is None
+        assert metrics(tmp_path)["success"] == 1

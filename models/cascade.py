@@ -90,7 +90,6 @@ class CascadeEnsemble(BinaryClassifier):
         validation: tuple[Any, Any] | None = None,
         fitted_first: Any = None,
         thresholds: Sequence[float] | None = None,
-        hours_to_incident: Any = None,
         positions: Any = None,
     ) -> Self:
         """Fit the stages one after the other.
@@ -106,7 +105,6 @@ class CascadeEnsemble(BinaryClassifier):
         ``fitted_first``: the first stage already fitted on the same rows, with classes 0 and 1, so that it is not
         fitted twice.
         ``thresholds``: thresholds set before, on rows that were held out, one for each stage but the last.
-        ``hours_to_incident``: hours to a positive row's incident, for stages that ask for it; shape (n_rows,).
         ``positions``: positions of the rows in the matrix they come from, for stages that ask for them (as ``rows``);
         shape (n_rows,).
         Raises ``InputError`` if a stage's library refuses its settings; see :func:`models.learners.refusals`.
@@ -116,7 +114,7 @@ class CascadeEnsemble(BinaryClassifier):
             raise ValueError("CascadeEnsemble has no stages: give a list of (name, classifier).")
         if self.order_by not in ("last", "mean"):
             raise ValueError(f"CascadeEnsemble's order_by is {self.order_by!r}: give 'last' or 'mean'.")
-        facts = FitFacts.of(times, hours_to_incident, positions)
+        facts = FitFacts.of(times, positions)
         groups = None if groups is None else np.asarray(groups)
         checked = self._validation_positives(validation)
         rows = np.arange(len(codes))

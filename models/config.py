@@ -11,7 +11,6 @@ from features.config import Duration, Section
 
 Learner = Literal[
     "lightgbm", "xgboost", "random_forest", "logistic", "mlp",
-    "lightgbm_focal", "lightgbm_rank", "xgboost_rank", "lightgbm_hazard", "xgboost_hazard",
     "lstm", "cnn1d",
 ]  # fmt: skip
 Baseline = Literal["random", "history_count", "vendor_rules"]
@@ -20,15 +19,10 @@ Combiner = Literal["intersection", "min_votes", "mean_rank", "mean_log_odds", "s
 LEARNERS: tuple[Learner, ...] = ("lightgbm", "xgboost", "random_forest", "logistic", "mlp")
 """Learners that are trained unless others are named."""
 
-OBJECTIVES: tuple[Learner, ...] = (
-    "lightgbm_focal", "lightgbm_rank", "xgboost_rank", "lightgbm_hazard", "xgboost_hazard",
-)  # fmt: skip
-"""Boosted trees that learn by another objective than the binary likelihood."""
-
 SEQUENCE: tuple[Learner, ...] = ("lstm", "cnn1d")
 """Learners that read the window as a sequence; they need the extra ``sequence``."""
 
-ALL_LEARNERS: tuple[Learner, ...] = (*LEARNERS, *OBJECTIVES, *SEQUENCE)
+ALL_LEARNERS: tuple[Learner, ...] = (*LEARNERS, *SEQUENCE)
 """Every learner there is, in the order of reports."""
 
 BASELINES: tuple[Baseline, ...] = ("random", "history_count", "vendor_rules")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import has_fit_parameter
 
-from models.ranking import Floats, Ints
+from models.ranking import Ints
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,21 +18,17 @@ class FitFacts:
     They say when a row was, never anything that a score may use: a learner gets them in ``fit`` only.
 
     ``times``: decision times in milliseconds since the epoch (UTC); shape (n_rows,).
-    ``hours_to_incident``: hours from the decision time to the start of the incident that makes a row positive; NaN for
-    negatives, and where the start is not known; shape (n_rows,).
     ``rows``: positions in the matrix that the rows come from; shape (n_rows,).
     """
 
     times: Ints | None = None
-    hours_to_incident: Floats | None = None
     rows: Ints | None = None
 
     @classmethod
-    def of(cls, times: Any = None, hours_to_incident: Any = None, rows: Any = None) -> FitFacts:
+    def of(cls, times: Any = None, rows: Any = None) -> FitFacts:
         """Make facts of array-likes."""
         return cls(
             None if times is None else np.asarray(times, dtype=np.int64),
-            None if hours_to_incident is None else np.asarray(hours_to_incident, dtype=np.float64),
             None if rows is None else np.asarray(rows, dtype=np.int64),
         )
 
@@ -40,7 +36,6 @@ class FitFacts:
         """Give the facts of some rows, by their positions or a mask."""
         return FitFacts(
             None if self.times is None else self.times[rows],
-            None if self.hours_to_incident is None else self.hours_to_incident[rows],
             None if self.rows is None else self.rows[rows],
         )
 
@@ -48,10 +43,9 @@ class FitFacts:
         """Give the keyword arguments that a learner's ``fit`` takes of these facts; none for most learners.
 
         ``learner``: fitted or not.
-        Returns: ``times``, ``hours_to_incident`` and ``rows``, each only if ``fit`` has a parameter of that name and it
-        is known.
+        Returns: ``times`` and ``rows``, each only if ``fit`` has a parameter of that name and it is known.
         """
-        known = {"times": self.times, "hours_to_incident": self.hours_to_incident, "rows": self.rows}
+        known = {"times": self.times, "rows": self.rows}
         return {name: value for name, value in known.items() if value is not None and has_fit_parameter(learner, name)}
 
 

@@ -25,7 +25,7 @@ class FitRows:
 
     ``label``: 1 or 0; both occur.
     ``groups``: hash of the unit.
-    ``facts``: positions in the matrix, ascending; decision times; and hours to the incident where they are known.
+    ``facts``: positions in the matrix, ascending, and decision times.
     """
 
     label: Ints
@@ -138,6 +138,5 @@ def fit_cascade(
         validation=None if positives is None else (positives, np.ones(len(positives), dtype=np.int64)),
         fitted_first=first,
         thresholds=thresholds,
-        hours_to_incident=rows.facts.hours_to_incident,
         positions=rows.positions,
     )

@@ -69,7 +69,7 @@ def with_hard_negatives(
         rows=taken[order],
         label=label[order],
         weight=weight[order],
-        facts=facts_of(rows, labels, taken[order]),
+        facts=facts_of(rows, taken[order]),
         n_hard=len(picked),
     )
 

@@ -26,7 +26,7 @@ from sklearn.utils._param_validation import InvalidParameterError
 from threadpoolctl import threadpool_limits
 
 from features.errors import InputError
-from models.config import ALL_LEARNERS, OBJECTIVES, SEQUENCE
+from models.config import ALL_LEARNERS, SEQUENCE
 from models.fit_facts import NO_FACTS, FitFacts
 from models.prepared import PreparedClassifier
 from models.recipe import Recipe
@@ -245,7 +245,6 @@ def fit_learners(
     (n_rows, n_features).
     ``y``: 1 for a positive, 0 for a negative; both must occur; shape (n_rows,).
     ``sample_weight``: weight of each row; shape (n_rows,).
-    ``facts``: decision times and times to the incident, for the learners that ask for them.
     ``told``: called with the name of each learner when it is fitted, from a thread.
     ``kind``: the learner that all of them are, where the keys name something else.
     Returns: the same learners, fitted, in the same order.
@@ -300,10 +299,6 @@ def _refuses(name: str, error: Exception) -> bool:
 def _recipe(name: str) -> Recipe:
     if name in _RECIPES:
         return _RECIPES[name]
-    if name in OBJECTIVES:
-        from models.objectives import RECIPES  # noqa: PLC0415 - it builds on this module
-
-        return RECIPES[name]
     if name in SEQUENCE:
         from models.sequence.recipes import recipe  # noqa: PLC0415 - PyTorch is an extra
 

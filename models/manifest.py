@@ -32,11 +32,6 @@ SUFFIXES: Final[dict[str, str]] = {
     "mlp": ".skops",
     "lstm": ".safetensors",
     "cnn1d": ".safetensors",
-    "lightgbm_focal": ".txt",
-    "lightgbm_rank": ".txt",
-    "xgboost_rank": ".ubj",
-    "lightgbm_hazard": ".txt",
-    "xgboost_hazard": ".ubj",
 }
 """Suffix of a learner's file, by learner."""
 

@@ -20,7 +20,6 @@ from sklearn.ensemble import RandomForestClassifier
 from features.errors import InputError
 from models.config import SEQUENCE
 from models.learners import THREADS
-from models.objectives import KINDS
 from models.prepared import PreparedClassifier
 from models.sequence.native import dump_sequence, load_sequence
 from models.sequence.tabular import inner_of
@@ -66,8 +65,6 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
     learner = inner_of(learner)
     if name in SEQUENCE:
         path.write_bytes(dump_sequence(learner))
-    elif name in KINDS:
-        path.write_bytes(learner.to_bytes())
     elif name == "lightgbm":
         path.write_text(learner.booster_.model_to_string(num_iteration=-1), encoding="utf-8", newline="\n")
     elif name == "xgboost":
@@ -94,9 +91,6 @@ def read_learner(name: str, content: bytes, where: str) -> Any:
             return learner
         if name in SEQUENCE:
             return load_sequence(name, content)
-        if name in KINDS:
-            kind, library = KINDS[name]
-            return kind.from_bytes(content, library)
     except (lightgbm.basic.LightGBMError, xgboost.core.XGBoostError, UnicodeDecodeError, ValueError) as error:
         raise _unreadable(name, where, str(error)) from None
     return _read_sklearn(name, content, where)

@@ -54,7 +54,6 @@ class ParallelEnsemble(BinaryClassifier):
         *,
         times: Any = None,
         groups: Any = None,
-        hours_to_incident: Any = None,
     ) -> Self:
         """Fit every member and, for ``stacked``, the stacker on their walk-forward out-of-fold scores.
 
@@ -64,12 +63,11 @@ class ParallelEnsemble(BinaryClassifier):
         ``times``: decision times in milliseconds; without them the folds of ``stacked`` are not ordered in time; shape
         (n_rows,).
         ``groups``: Units, kept whole by folds that are not ordered in time; shape (n_rows,).
-        ``hours_to_incident``: hours to a positive row's incident, for members that ask for it; shape (n_rows,).
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         if not self.members:
             raise ValueError("ParallelEnsemble has no members: give a list of (name, classifier).")
-        facts = FitFacts.of(times, hours_to_incident)
+        facts = FitFacts.of(times)
         self.members_ = [
             (name, clone(member).fit(X, codes, sample_weight=weight, **facts.wanted_by(member)))
             for name, member in self.members

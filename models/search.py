@@ -112,8 +112,6 @@ def _draw(learner: str, rng: np.random.Generator) -> dict[str, Any]:
             drawn |= {"num_leaves": pick((2, 3, 4, 8, 15)), "min_child_samples": pick((20, 40, 80, 160))}
         else:
             drawn |= {"max_depth": pick((1, 2, 3, 4)), "min_child_weight": pick((0.02, 0.2, 1.0))}
-        if learner == "lightgbm_focal":
-            drawn["focal_gamma"] = pick((0.5, 1.0, 2.0))
         return drawn
     if learner == "random_forest":
         return {

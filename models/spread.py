@@ -70,7 +70,6 @@ class SpreadOrder:
             ("weight", rows.weight),
             ("groups", rows.groups),
             ("times", facts.times),
-            ("hours", facts.hours_to_incident),
         ):
             if each is not None:
                 np.save(order.folder / f"{name}.npy", each)
@@ -83,10 +82,8 @@ class SpreadOrder:
         """
         rows = self._array("positions")
         label, weight, groups = (self._array(name) for name in ("label", "weight", "groups"))
-        times, hours = (
-            self._array(name) if (self.folder / f"{name}.npy").exists() else None for name in ("times", "hours")
-        )
-        return FitRows(label, weight, groups, FitFacts(times, hours, rows))
+        times = self._array("times") if (self.folder / "times.npy").exists() else None
+        return FitRows(label, weight, groups, FitFacts(times, rows))
 
     def open(self) -> Matrix:
         """Open the matrix; see :func:`models.shared_folder.open_shared`."""

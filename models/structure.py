@@ -27,13 +27,12 @@ _MOST_UNPACKED = 2**31
 _ROOT = 2**31 - 1  # XGBoost's parent of the root
 _NUMBER = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?", re.ASCII)
 _INTEGER = re.compile(r"-?\d{1,18}", re.ASCII)
-_OBJECTIVE = re.compile(r"(binary sigmoid:\d+(\.\d+)?|lambdarank|rank_xendcg|custom)")
+_OBJECTIVE = re.compile(r"binary sigmoid:\d+(\.\d+)?")
 _SCORE = re.compile(r"\[?-?\d+(\.\d+)?(E[+-]?\d+)?\]?")
 _TAIL = re.compile(
     r"end of trees\n\nfeature_importances:\n(?P<importances>(\S+\n)*)\nparameters:\n(?P<parameters>([^\n]+\n)*)\n?"
     r"end of parameters\n\npandas_categorical:(null|\[\])\n"
 )
-_XGBOOST_OBJECTIVES = ("binary:logistic", "binary:logitraw", "rank:ndcg", "rank:pairwise", "rank:map")
 _TREE_INTS = ("left_children", "right_children", "parents", "split_indices")
 _TREE_ALIGNED = (
     *_TREE_INTS, "split_conditions", "default_left", "split_type", "base_weights", "loss_changes", "sum_hessian",
@@ -116,7 +115,7 @@ def _xgboost(content: bytes, features: int) -> None:
     _say(_int(model_param["num_class"]) == 0 and _int(model_param["num_target"]) == 1, "it is no binary model")
     _say(_SCORE.fullmatch(model_param["base_score"]) is not None, "its base score is no number")
     _say(_int(model_param["boost_from_average"]) in (0, 1), "boost_from_average is neither 0 nor 1")
-    _say(learner["objective"]["name"] in _XGBOOST_OBJECTIVES, f"its objective is {learner['objective']['name']}")
+    _say(learner["objective"]["name"] == "binary:logistic", f"its objective is {learner['objective']['name']}")
     booster = learner["gradient_booster"]
     _say(booster["name"] == "gbtree", f"its booster is {booster['name']}")
     model = booster["model"]

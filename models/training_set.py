@@ -93,14 +93,11 @@ class Labels:
     ``label``: 1, 0, or -1 where there is none (censored, or not known yet).
     ``complete``: when the label can first be known: decision time + gap + horizon, in milliseconds since the epoch.
     ``incident``: the incident of a positive; -1: none.
-    ``start``: when that incident starts, in milliseconds since the epoch; :data:`features.times.NEVER` where there is
-    none. None: the matrix does not say.
     """
 
     label: np.ndarray
     complete: Ints
     incident: Ints
-    start: Ints | None = None
 
     @classmethod
     def of(cls, frame: pd.DataFrame) -> Labels:
@@ -110,9 +107,6 @@ class Labels:
             label=frame["label"].fillna(-1).to_numpy(dtype=np.int8),
             complete=milliseconds(frame["complete_at"], "complete_at"),
             incident=incident.fillna(-1).to_numpy(dtype=np.int64),
-            start=milliseconds(frame["incident_start"], "incident_start")
-            if "incident_start" in frame.columns
-            else None,
         )
 
 
@@ -129,7 +123,7 @@ class TrainingSet:
     ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and how many of the positives are augmented.
     ``n_incidents``: distinct incidents among the positives.
     ``n_unmatched``: augmented positives left out because no negative stood at their time.
-    ``facts``: decision times, and hours to the incident of positives.
+    ``facts``: positions in the matrix and decision times.
     ``n_hard``, ``n_doubtful``: negatives drawn because a model of earlier rows took them for positives, and negatives
     left out as doubtful.
     ``thinned_to``: negatives for each positive, where there was room for fewer than asked for; None: as asked for.
@@ -236,20 +230,15 @@ def choose_rows(
         n_augmented=len(matched),
         n_incidents=count_incidents(rows, labels, positives),
         n_unmatched=int((positive & rows.augmented).sum()) - len(matched),
-        facts=facts_of(rows, labels, chosen[order]),
+        facts=facts_of(rows, chosen[order]),
         n_doubtful=int((every_negative & ~negative).sum()),
         thinned_to=thinned_to,
     )
 
 
-def facts_of(rows: Rows, labels: Labels, taken: Ints) -> FitFacts:
-    """Give positions and decision times of rows, and hours to the incident where one follows whose start is known."""
-    time = rows.time[taken]
-    if labels.start is None:
-        return FitFacts(time, rows=taken)
-    start = labels.start[taken]
-    hours = np.where((labels.label[taken] == 1) & (start < NEVER), (start - time) / 3_600_000, np.nan)
-    return FitFacts(time, hours, taken)
+def facts_of(rows: Rows, taken: Ints) -> FitFacts:
+    """Give positions and decision times of rows."""
+    return FitFacts(rows.time[taken], taken)
 
 
 def count_incidents(rows: Rows, labels: Labels, positives: Ints) -> int:

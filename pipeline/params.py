@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from models.config import BacktestSection, ModelsSection, PromotionSection, TrainingSection
+from pipeline.removed_params import removed_in
 from telemetry.config import ChannelDeclaration, Duration, EventsSection, Section, TelemetrySection
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
@@ -126,6 +127,8 @@ def load_params(paths: Iterable[Path]) -> Params:
     for path in paths:
         content = _read_yaml(path)
         _merge(merged, content, path, origin, ())
+    for where, what, hint in removed_in(merged):
+        raise InputError(what, f"{_origin_of(where, origin)}, parameter {'.'.join(where)}", hint)
     try:
         params = Params.model_validate(merged)
     except ValidationError as error:

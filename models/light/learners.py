@@ -6,8 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from features.errors import InputError
-from models.config import OBJECTIVES, SEQUENCE
+from models.config import SEQUENCE
 from models.light.errors import HeavyModelError
 from models.light.prepared import read_prepared
 from models.trees.errors import UnsupportedModelError
@@ -46,20 +45,9 @@ def read_light(name: str, content: bytes, where: str, features: int) -> Any:
         raise HeavyModelError(f"{name} is scored by PyTorch", where)
     if name in _PREPARED:
         return read_prepared(name, content, where, features)
-    from models.light.objectives import objective_of  # noqa: PLC0415 - numba, for trees only
-    from models.trees.evaluate import read_evaluator  # noqa: PLC0415
+    from models.trees.evaluate import read_evaluator  # noqa: PLC0415 - numba, for trees only
 
     try:
-        trees = read_evaluator(content, where)
+        return read_evaluator(content, where)
     except UnsupportedModelError as unsupported:
         raise HeavyModelError(unsupported.what, where) from None
-    if name not in OBJECTIVES:
-        if trees.model.wrapped:
-            raise InputError(
-                f"not a readable {name} model: it holds an objective of ours", where, "Train the bundle again."
-            )
-        return trees
-    try:
-        return objective_of(name, content, trees)
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"not a readable {name} model: {error}", where, "Train the bundle again.") from None

@@ -9,7 +9,6 @@ from sklearn.base import clone
 from sklearn.linear_model import LogisticRegression
 
 from models.binary import BinaryClassifier, takes_nan
-from models.fit_facts import FitFacts
 
 
 class FirstColumns(BinaryClassifier):
@@ -33,21 +32,16 @@ class FirstColumns(BinaryClassifier):
         wrapped.n_features_in_ = features
         return wrapped
 
-    def fit(
-        self, X: Any, y: Any, sample_weight: Any = None, *, times: Any = None, hours_to_incident: Any = None
-    ) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the classifier.
 
         ``X``: Rows; NaN allowed if the classifier takes it; shape (n_rows, n_features).
         ``y``: two classes; the second in sorted order is the positive one; shape (n_rows,).
         ``sample_weight``: Weights; shape (n_rows,).
-        ``times``, ``hours_to_incident``: handed on if the classifier asks for them: see
-        :class:`models.fit_facts.FitFacts`; shape (n_rows,).
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
         inner = LogisticRegression() if self.classifier is None else clone(self.classifier)
-        more = FitFacts.of(times, hours_to_incident).wanted_by(inner)
-        self.classifier_ = inner.fit(self._first(X), codes, sample_weight=weight, **more)
+        self.classifier_ = inner.fit(self._first(X), codes, sample_weight=weight)
         return self
 
     def _first(self, X: np.ndarray) -> np.ndarray:

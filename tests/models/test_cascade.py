@@ -13,8 +13,6 @@ from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from models.cascade import CascadeEnsemble, keep_threshold
-from models.objectives.hazard import HazardClassifier
-from models.objectives.ranker import RankClassifier
 from models.odds import log_odds
 from models.walk_forward import splits
 
@@ -194,14 +192,3 @@ def test_alerts_are_at_most_k_and_survivors_only():
         assert sorted(chosen.rank[here].tolist()) == list(range(1, here.sum() + 1))
     assert not (chosen.alert & ~survived).any()
     assert cascade.select(X).alert.sum() == 3
-
-
-def test_a_stage_may_ask_for_times_and_hours_to_the_incident():
-    X, y, times = timed(900)
-    hours = np.where(y == 1, 2.0 + X[:, 2].clip(0, 5) * 4, np.nan)
-    stages = [("rank", RankClassifier(settings=FEW)), ("hazard", HazardClassifier(edges_hours=(6.0,), settings=FEW))]
-    cascade = CascadeEnsemble(stages, 0.9, timedelta(days=1)).fit(X, y, times=times, hours_to_incident=hours)
-    assert cascade.stages_[1][1].edges_ == [6.0]
-    assert np.isfinite(cascade.log_odds(X)).all()
-    without = CascadeEnsemble(stages, 0.9, timedelta(days=1)).fit(X, y, times=times)
-    assert without.stages_[1][1].edges_ == []

@@ -8,13 +8,10 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
 from models.cascade import CascadeEnsemble
-from models.config import LEARNERS, OBJECTIVES
-from models.fit_facts import FitFacts
+from models.config import LEARNERS
 from models.learners import default_settings, fit_learners, make_learner, refusals
 from models.odds import log_odds
 from models.prepared import PreparedClassifier, SignedLogScaler
-
-ALL = (*LEARNERS, *OBJECTIVES)
 
 
 def rare_signal(seed: int, n: int = 40_000) -> tuple[np.ndarray, np.ndarray]:
@@ -35,7 +32,7 @@ def test_sklearn_contract(estimator, check):
     check(estimator)
 
 
-@pytest.mark.parametrize("name", ["lightgbm", "xgboost", *OBJECTIVES])
+@pytest.mark.parametrize("name", ["lightgbm", "xgboost"])
 def test_boosting_does_not_collapse_when_positives_are_rare(name):
     X, y = rare_signal(1)
     X_new, y_new = rare_signal(2)
@@ -44,7 +41,7 @@ def test_boosting_does_not_collapse_when_positives_are_rare(name):
     assert average_precision_score(y_new, score) > 25 * y_new.mean()
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", LEARNERS)
 def test_learns_with_missing_values_and_an_empty_column(name):
     rng = np.random.default_rng(0)
     X = rng.normal(size=(1500, 6)).astype(np.float32)
@@ -54,15 +51,14 @@ def test_learns_with_missing_values_and_an_empty_column(name):
     X[:, 4] = 1e12
     weight = np.ones(1500)
     learner = make_learner(name, seed=1)
-    facts = FitFacts.of(np.arange(1500) // 30)
-    proba = learner.fit(X, y, sample_weight=weight, **facts.wanted_by(learner)).predict_proba(X)
+    proba = learner.fit(X, y, sample_weight=weight).predict_proba(X)
     assert proba.shape == (1500, 2)
     assert np.isfinite(proba).all()
     assert average_precision_score(y, proba[:, 1]) > 0.5
     np.testing.assert_allclose(proba.sum(axis=1), 1, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", LEARNERS)
 def test_same_seed_same_model_bit_for_bit(name):
     X, y = rare_signal(5, 3000)
     y[:40] = 1
@@ -71,7 +67,7 @@ def test_same_seed_same_model_bit_for_bit(name):
     assert np.array_equal(first, second)
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", LEARNERS)
 def test_a_row_of_weight_two_is_not_ignored(name):
     rng = np.random.default_rng(2)
     X = rng.normal(size=(600, 3)).astype(np.float32)
@@ -118,7 +114,6 @@ REFUSED = (
     ("lightgbm", {"num_leaves": -3}, "Check failed: (num_leaves) > (1)"),
     ("lightgbm", {"n_estimators": 2.5}, 'Parameter num_iterations should be of type int, got "2.5"'),
     ("lightgbm", {"n_estimators": 0}, "Number of boosting rounds must be greater than 0. Got 0"),
-    ("lightgbm_focal", {"num_leaves": 1}, "Check failed: (num_leaves) > (1)"),
     ("xgboost", {"max_depth": -3}, "value -3 for Parameter max_depth should be greater equal to 0"),
     ("xgboost", {"grow_policy": "q"}, "Invalid Input: 'q', valid values are: {'depthwise', 'lossguide'}"),
     ("xgboost", {"max_bin": 0}, "Check failed: max_bin >= 2 (0 vs. 2) : `max_bin` must be equal to or greater than 2"),
@@ -187,7 +182,7 @@ def test_a_network_learns_from_fewer_rows_than_a_batch():
     assert np.isfinite(risk).all()
 
 
-@pytest.mark.parametrize("name", ["random_forest", "logistic", "lightgbm", "lightgbm_focal", "lightgbm_hazard"])
+@pytest.mark.parametrize("name", ["random_forest", "logistic", "lightgbm"])
 def test_balanced_classes_raise_every_risk_and_keep_the_order(name):
     X, y = rare_signal(5, 6000)
     y[:60] = 1
@@ -197,7 +192,7 @@ def test_balanced_classes_raise_every_risk_and_keep_the_order(name):
     assert average_precision_score(y, balanced) > 0.3 * average_precision_score(y, plain)
 
 
-@pytest.mark.parametrize("name", ["xgboost", "xgboost_hazard", "lightgbm", "lightgbm_hazard"])
+@pytest.mark.parametrize("name", ["xgboost", "lightgbm"])
 def test_a_weight_of_positives_raises_every_risk(name):
     X, y = rare_signal(5, 6000)
     y[:60] = 1

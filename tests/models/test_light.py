@@ -20,10 +20,7 @@ from features.vocabulary import FeatureColumn
 from models.bundle import load_bundle, save_bundle
 from models.bundle_files import sealed
 from models.calibrator import Calibrator
-from models.cascade import CascadeEnsemble
-from models.fit_facts import FitFacts
 from models.horizon_map import HorizonMap, Link
-from models.learners import make_learner
 from models.light.bundle import load_light
 from models.light.errors import HeavyModelError
 from models.light.learners import read_light
@@ -133,32 +130,6 @@ def test_a_model_that_a_baseline_stands_in_for_is_scored_by_it(tmp_path):
         path = save_bundle(tmp_path / profile, nothing, {"profile": profile}).path
         X, _ = rows(60)
         assert_same(load_bundle(path), load_light(path), X, np.zeros(60), [f"g{i}" for i in range(60)])
-
-
-OBJECTIVES = ("lightgbm_focal", "lightgbm_rank", "xgboost_rank", "lightgbm_hazard", "xgboost_hazard")
-
-
-def test_objectives_of_our_own_are_scored_bit_for_bit_alone_and_in_a_cascade(tmp_path):
-    X, y = rows(1500, seed=3)
-    hours = np.where(y == 1, np.random.default_rng(0).uniform(0.1, 24, len(y)), np.nan)
-    facts = FitFacts.of(np.arange(len(y)) // 30 * HOUR, hours)
-    learners = {}
-    for name in OBJECTIVES:
-        learner = make_learner(name, seed=1, settings={"n_estimators": 8})
-        learners[name] = learner.fit(X, y, **facts.wanted_by(learner))
-    cascade = CascadeEnsemble(
-        [(name, make_learner(name, seed=2, settings={"n_estimators": 6})) for name in OBJECTIVES[2:4]]
-    )
-    cascade.fit(X, y, times=facts.times, hours_to_incident=hours, fitted_first=learners["xgboost_rank"])
-    names = (*OBJECTIVES, "stacked", "cascade")
-    made = replace(
-        fitted_models(), models=names, learners=learners, members=OBJECTIVES[2:], cascade=cascade, baselines={},
-        calibrators={name: Calibrator("sigmoid", 1.3, -0.4) for name in names},
-    )  # fmt: skip
-    Z, _ = rows(300, seed=9)
-    for profile in names:
-        path = save_bundle(tmp_path / profile, made, {"profile": profile}).path
-        assert_same(load_bundle(path), load_light(path), Z, np.arange(300) // 100, [f"g{i}" for i in range(300)])
 
 
 def test_a_learner_beside_raw_windows_sees_the_first_columns_only(tmp_path):

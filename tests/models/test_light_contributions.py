@@ -10,17 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.special import expit
 
 from models.bundle import load_bundle, save_bundle
-from models.config import OBJECTIVES
 from models.explanation import attribute_score, members_of, weights_in
-from models.learners import make_learner
 from models.light.bundle import load_light
-from models.light.contributions import light_contributions
-from models.light.learners import read_light
-from models.manifest import learner_file
-from models.reasons import TREES
 from models.trees.contributions import tree_contributions
 from models.trees.flat import flatten
 from models.trees.keys import limits_at_most
@@ -182,20 +175,3 @@ def test_explaining_imports_neither_pandas_nor_a_library_that_trains(tmp_path: P
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert json.loads(done.stdout) == [True, []]
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_trees_of_an_objective_of_ours_are_taken_apart_as_by_their_learner(name: str) -> None:
-    rng = np.random.default_rng(5)
-    X = rng.normal(size=(900, 5)).astype(np.float32)
-    y = (rng.random(900) < expit(1.5 * (X[:, 0] + X[:, 1]) - 3)).astype(int)
-    hours = np.where(y == 1, rng.uniform(0.01, 24, 900), np.nan)
-    X[rng.random(X.shape) < 0.05] = np.nan
-    learner = make_learner(name, seed=1, settings={"n_estimators": 10})
-    facts = {"rank": {"times": np.arange(900) // 30 * 3_600_000}, "hazard": {"hours_to_incident": hours}}
-    learner.fit(X, y, **facts.get(name.rpartition("_")[2], {}))
-    file = learner_file(name)
-    light = read_light(name, learner.to_bytes(), file, 5)
-    found, way = light_contributions(light, X[:50])
-    assert way == TREES
-    np.testing.assert_allclose(found, learner.contributions(X[:50]), rtol=1e-4, atol=2e-5)

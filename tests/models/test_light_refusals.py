@@ -64,7 +64,7 @@ SPOILT = {
     "no zone": lambda b: rewrite(b, lambda m: m["fitted"].update(refit_at="2026-01-01T00:00:00")),
     "a file outside": lambda b: rewrite(b, lambda m: m["files"].update({"../x": "0"})),
     "an unknown learner": lambda b: rewrite(b, lambda m: m["fitted"]["learners"].append("svm")),
-    "a learner without file": lambda b: rewrite(b, lambda m: m["fitted"]["learners"].append("lightgbm_rank")),
+    "a learner without file": lambda b: rewrite(b, lambda m: m["fitted"]["learners"].append("lstm")),
     "an unknown profile": lambda b: rewrite(b, lambda m: m.update(profile="svm")),
     "no profile": lambda b: rewrite(b, lambda m: m.pop("profile")),
     "an unknown member": lambda b: rewrite(b, lambda m: m["fitted"]["members"].append("svm")),

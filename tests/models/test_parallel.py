@@ -12,8 +12,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
 from models.combining import Stacker, combine
-from models.objectives.hazard import HazardClassifier
-from models.objectives.ranker import RankClassifier
 from models.parallel import ParallelEnsemble
 from models.ranking import name_hashes, rank_within
 
@@ -159,16 +157,3 @@ def test_stacking_weights_come_from_scores_of_rows_that_no_member_was_fitted_on(
     assert model > 5 * by_heart
     in_sample = Stacker.fit(ensemble.member_log_odds(X), y)
     assert in_sample.weights[0] > in_sample.weights[1]
-
-
-def test_a_member_may_ask_for_times_and_hours_to_the_incident():
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(600, 3))
-    y = (X[:, 0] > 1).astype(int)
-    hours = np.where(y == 1, rng.uniform(0, 24, 600), np.nan)
-    few = {"n_estimators": 10, "min_child_samples": 5, "verbose": -1}
-    members = [("rank", RankClassifier(settings=few)), ("hazard", HazardClassifier(edges_hours=(6.0,), settings=few))]
-    ensemble = ParallelEnsemble(members, combiner="stacked", k=3)
-    ensemble.fit(X, y, times=np.arange(600) // 20 * 86_400_000, hours_to_incident=hours)
-    assert ensemble.members_[1][1].edges_ == [6.0]
-    assert np.isfinite(ensemble.member_log_odds(X)).all()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.times import instant_ms
-from models.config import LEARNERS, OBJECTIVES, BacktestSection, ModelsSection, SearchSection, TrainingSection
+from models.config import LEARNERS, BacktestSection, ModelsSection, SearchSection, TrainingSection
 from models.fit_facts import NO_FACTS
 from models.learners import make_learner
 from models.search import Judge, draw_settings, judges, search_settings, search_table
@@ -83,7 +83,7 @@ def test_what_comes_after_the_first_test_changes_no_choice(day, seed):
     assert first.table.equals(second.table)
 
 
-@pytest.mark.parametrize("name", [*LEARNERS, *OBJECTIVES])
+@pytest.mark.parametrize("name", LEARNERS)
 def test_drawn_settings_are_valid_distinct_and_reproducible(name):
     drawn = draw_settings(name, draws=6, seed=1)
     assert len(drawn) == 6

@@ -185,17 +185,6 @@ def test_a_wrapped_learner_sees_the_first_columns_only():
     )
 
 
-def test_a_wrapped_learner_is_handed_the_facts_it_asks_for():
-    class Asks(LogisticRegression):
-        def fit(self, X, y, sample_weight=None, times=None):
-            assert times is not None
-            return super().fit(X, y, sample_weight)
-
-    X, y = shapes(50)
-    FirstColumns(Asks(), 1).fit(np.nan_to_num(X), y, times=np.arange(50))
-    FirstColumns(LogisticRegression(), 1).fit(np.nan_to_num(X), y, times=np.arange(50))
-
-
 def test_a_setting_that_does_not_exist_is_named():
     with pytest.raises(InputError, match="unknown setting 'epoch' of learner lstm"):
         make_learner("lstm", seed=1, settings={"epoch": 3})

@@ -180,9 +180,9 @@ def test_learners_that_judge_have_their_settings_and_what_they_ask_for_of_the_ro
         return learners.fit_learners(unfitted, values, label, weight, facts)
 
     monkeypatch.setattr(spans, "fit_learners", fit_learners)
-    judge = JudgeSection(learners=("lightgbm", "lightgbm_rank"))
+    judge = JudgeSection(learners=("lightgbm", "xgboost"))
     choose(drifting, spans=days(7, 14), judge=judge, settings={"lightgbm": {"n_estimators": 7}})
-    assert {name for unfitted, _ in asked for name in unfitted} == {"lightgbm", "lightgbm_rank"}
+    assert {name for unfitted, _ in asked for name in unfitted} == {"lightgbm", "xgboost"}
     trees = {each["lightgbm"].get_params()["n_estimators"] for each, _ in asked if "lightgbm" in each}
     assert trees == {7}
     assert all(len(np.unique(facts.times)) > 1 for _, facts in asked), "a ranking is one of units at a time"

@@ -14,11 +14,9 @@ from hypothesis import strategies as st
 
 from features.errors import InputError
 from models.bundle import save_bundle
-from models.config import OBJECTIVES
 from models.learners import make_learner
 from models.manifest import SUFFIXES
 from models.native import read_learner, write_learner
-from models.objectives.boosted import margin
 from models.odds import log_odds
 from models.trees.errors import UnsupportedModelError
 from models.trees.evaluate import TreeEvaluator, evaluator_or_library, read_evaluator
@@ -154,20 +152,6 @@ def test_every_tree_model_of_a_bundle_scores_as_its_learner_does(tmp_path) -> No
         assert np.array_equal(log_odds(found, X), log_odds(library, X))
         scored += [file.stem] if why is None else []
     assert scored == ["cascade-1-xgboost", "lightgbm", "random_forest", "xgboost"]
-
-
-@pytest.mark.parametrize("name", OBJECTIVES)
-def test_files_of_our_own_objectives_give_margins_and_no_probability(name) -> None:
-    X, y = rows()
-    learner = make_learner(name, seed=101, settings={"n_estimators": 9}).fit(X, y)
-    evaluator = read_evaluator(learner.to_bytes(), f"m{SUFFIXES[name]}")
-    wide = np.zeros((len(X), evaluator.n_features_in_), np.float32)  # hazards have a column more
-    wide[:, : X.shape[1]] = X
-    base = np.random.default_rng(1).normal(size=len(X))
-    assert np.array_equal(evaluator.margins(wide), margin(learner.booster_, wide))
-    assert np.array_equal(evaluator.margins(wide, base), margin(learner.booster_, wide, base))
-    with pytest.raises(ValueError, match="The trees of this model give margins; the learner around them"):
-        evaluator.positive(wide)
 
 
 def test_a_learner_without_trees_is_left_to_its_library(tmp_path) -> None:

@@ -90,32 +90,6 @@ def test_large_trees_score_the_same(settings_) -> None:
     assert np.array_equal(evaluator.margins(X[:700]), margins(booster, X[:700]))
 
 
-@pytest.mark.parametrize("objective", ["binary:logitraw", "rank:ndcg", "rank:pairwise"])
-def test_other_objectives_give_margins_also_on_top_of_a_base(objective) -> None:
-    X, y = rows()
-    data = xgboost.DMatrix(X, y)
-    if objective.startswith("rank"):
-        data.set_group([300, 300])
-    booster = xgboost.train({"objective": objective, "max_depth": 2, "nthread": 1}, data, 7)
-    evaluator = read_evaluator(bytes(booster.save_raw("ubj")), "m.ubj")
-    assert np.array_equal(evaluator.margins(X), margins(booster, X))
-    base = np.random.default_rng(1).normal(size=len(X))
-    on_top = booster.inplace_predict(X, predict_type="margin", base_margin=base.astype(np.float32))
-    assert np.array_equal(evaluator.margins(X, base), on_top)
-    with pytest.raises(ValueError, match="The trees of this model give margins"):
-        evaluator.positive(X)
-
-
-def test_facts_of_our_own_objectives_keep_it_from_giving_probabilities() -> None:
-    X, y = rows()
-    booster = trained(X, y)
-    booster.set_attr(predrain="{}")
-    evaluator = read_evaluator(bytes(booster.save_raw("ubj")), "m.ubj")
-    assert evaluator.model.wrapped
-    with pytest.raises(ValueError, match="The trees of this model give margins"):
-        evaluator.positive(X)
-
-
 @pytest.mark.parametrize("start", [0.0, 1e-9, 1.0])
 def test_a_base_score_at_the_edge_starts_where_the_librarys_does(start) -> None:
     X, y = rows()

@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from pipeline import params as module
 from pipeline.params import Params, load_params
+from pipeline.removed_params import REMOVED, REMOVED_LEARNERS
 from telemetry.config import ChannelDeclaration, format_duration, parse_duration
 from telemetry.errors import InputError
 
@@ -139,3 +140,22 @@ def test_every_parameter_stands_in_the_reference(key: str) -> None:
 def test_a_plain_list_of_label_xids_takes_each_class_from_the_defaults(tmp_path: Path) -> None:
     params = load_params([write(tmp_path, "labels: {xids: [79, 48, 119, 31]}")])
     assert params.labels.xids == {"bus": (79,), "memory": (48,), "firmware": (119,), "other": (31,)}
+
+
+@pytest.mark.parametrize("learner", REMOVED_LEARNERS)
+@pytest.mark.parametrize(
+    "text", ["learners: [NAME]", "settings: {NAME: {max_bin: 63}}", "cascade: {stages: [NAME, mlp]}"]
+)
+def test_a_removed_learner_is_refused_with_what_to_do(tmp_path: Path, learner: str, text: str) -> None:
+    with pytest.raises(InputError, match=rf"the learner {learner} was removed .*{REMOVED_LEARNERS[learner]}"):
+        load_params([write(tmp_path, f"models: {{{text.replace('NAME', learner)}}}")])
+
+
+@pytest.mark.parametrize("name", REMOVED)
+def test_a_removed_parameter_is_refused_with_what_to_do(tmp_path: Path, name: str) -> None:
+    *sections, key = name.split(".")
+    text = "".join(f"{section}: {{" for section in sections) + f"{key}: 1" + "}" * len(sections)
+    with pytest.raises(InputError) as caught:
+        load_params([write(tmp_path, text)])
+    assert str(caught.value).startswith(f"the parameter {name} was removed (")
+    assert str(caught.value).endswith(REMOVED[name])

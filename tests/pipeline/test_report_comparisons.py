@@ -159,8 +159,6 @@ def test_more_learners_than_colours_can_be_drawn():
         "random_forest",
         "logistic",
         "mlp",
-        "lightgbm_focal",
-        "xgboost_rank",
         "lstm",
         "cnn1d",
     )

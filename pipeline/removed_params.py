@@ -1,0 +1,51 @@
+"""Parameters that predrain no longer has, each with the sentence that says what to do now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+REMOVED: Final[dict[str, str]] = {}
+"""What to do instead, by the dotted name of a parameter."""
+
+_OBJECTIVE: Final = "Name lightgbm or xgboost: no other objective was measured to be better."
+
+REMOVED_LEARNERS: Final[dict[str, str]] = dict.fromkeys(
+    ("lightgbm_focal", "lightgbm_rank", "xgboost_rank", "lightgbm_hazard", "xgboost_hazard"), _OBJECTIVE
+)
+"""What to do instead, by the name of a learner; in any value or key under ``models``."""
+
+
+def removed_in(params: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], str, str]]:
+    """Find what was removed.
+
+    ``params``: merged parameters, not validated.
+    """
+    for name, hint in REMOVED.items():
+        path = tuple(name.split("."))
+        if _holds(params, path):
+            yield path, f"the parameter {name} was removed", hint
+    for path, value in _leaves(params.get("models"), ("models",)):
+        if value in REMOVED_LEARNERS:
+            yield path, f"the learner {value} was removed", REMOVED_LEARNERS[value]
+
+
+def _holds(params: Any, path: tuple[str, ...]) -> bool:
+    for key in path:
+        if not isinstance(params, Mapping) or key not in params:
+            return False
+        params = params[key]
+    return True
+
+
+def _leaves(value: Any, at: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Give every string under a value, keys included, with the path of the mapping entry that holds it."""
+    if isinstance(value, str):
+        yield at, value
+    elif isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield (*at, str(key)), str(key)
+            yield from _leaves(inner, (*at, str(key)))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _leaves(inner, at)

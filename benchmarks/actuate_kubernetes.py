@@ -39,14 +39,14 @@ from policy.plan import Action
 from policy.risk_record import ModelName
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
-from scheduler.answers import Answer, Precondition
-from scheduler.clock import SystemClock
-from scheduler.controller import Controller
+from scheduler.controller.controller import Controller
+from scheduler.controller.settings import ControllerSettings
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.risks import MemoryFacts, MemoryRisks, Risks
-from scheduler.settings import ControllerSettings
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import SystemClock
+from scheduler.ports.readings import Answer, Precondition
+from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from telemetry.collect.kubernetes.client import connect
 from tests.system.kubernetes_server import KubernetesServer, kubernetes_server_in
 

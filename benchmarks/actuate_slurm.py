@@ -29,8 +29,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from policy.fleet import Level
 from policy.plan import Action
-from scheduler.answers import Precondition
-from scheduler.clock import SystemClock
+from scheduler.ports.clock import SystemClock
+from scheduler.ports.readings import Precondition
 from scheduler.slurm.marks import standing_on
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm

@@ -60,10 +60,10 @@ from policy.fleet import Score, UnitView  # noqa: E402
 from policy.hard_rules import RULES  # noqa: E402
 from policy.risk_record import ModelName  # noqa: E402
 from policy.stages import Stage, StagesConfig  # noqa: E402
-from scheduler.clock import ManualClock  # noqa: E402
-from scheduler.event_facts import EventFacts  # noqa: E402
-from scheduler.risks import NO_RISKS, Risks  # noqa: E402
-from scheduler.settings import read_settings  # noqa: E402
+from scheduler.controller.facts import EventFacts  # noqa: E402
+from scheduler.controller.settings import read_settings  # noqa: E402
+from scheduler.ports.clock import ManualClock  # noqa: E402
+from scheduler.ports.risks import NO_RISKS, Risks  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 
 DELAY: Final = timedelta(minutes=10)

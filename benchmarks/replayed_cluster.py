@@ -15,21 +15,20 @@ from typing import Final
 
 from policy.config import PolicyConfig
 from policy.fleet import JobView, Level, NodeView, UnitView
-from scheduler.clock import ManualClock
-from scheduler.controller import Controller
-from scheduler.evacuation.asking import Checkpoints
+from scheduler.controller.controller import Controller
+from scheduler.controller.facts import VerifiedFacts
+from scheduler.controller.settings import ControllerSettings
+from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalating import Escalation
-from scheduler.evacuation.memory import MemoryWorkloads
-from scheduler.evacuation.ports import DiagnosticResult, Fence, WorkAnswer
+from scheduler.evacuation.escalation import Escalation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
-from scheduler.evacuation.workload import CheckpointOffer, Workload
-from scheduler.memory import MemoryNode, MemoryScheduler
-from scheduler.node_object import NodeObject, marks_of
-from scheduler.ports import FactSource, RiskSource
-from scheduler.settings import ControllerSettings
-from scheduler.sqlite_ledger import SqliteLedger
-from scheduler.verified_facts import VerifiedFacts
+from scheduler.file.memory import MemoryNode, MemoryScheduler
+from scheduler.file.memory_workloads import MemoryWorkloads
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.node_object import NodeObject, marks_of
+from scheduler.ports.protocols import FactSource, RiskSource
+from scheduler.ports.workloads import CheckpointOffer, DiagnosticResult, Fence, WorkAnswer, Workload
 
 MINUTE: Final = timedelta(minutes=1)
 HOUR: Final = timedelta(hours=1)

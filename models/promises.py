@@ -20,9 +20,8 @@ from models.config import PromisesSection
 from models.fitted import ORDERS_ONLY
 from models.ranking import Bools, Floats, Ints
 from models.training_set import Labels, Matrix
-from policy.costs import Costs, for_costs, no_threshold
-from policy.evidence import Evidence, drains_begun
-from policy.thresholds import Decision, for_budget, for_precisions, no_promise
+from policy.cost_benefit import Costs, for_costs, no_threshold
+from policy.thresholds import Decision, Evidence, drains_begun, for_budget, for_precisions, no_promise
 
 FOLD_COLUMNS: tuple[str, ...] = (
     "model", "target", "fold", "refit_at", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits",

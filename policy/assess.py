@@ -7,8 +7,7 @@ from datetime import datetime, timedelta
 
 from policy.fleet import Level, NodeView
 from policy.hard_rules import HardRulesConfig, RuleHit, rule_hits
-from policy.hysteresis import Thresholds, adopt, advance, explain_tier
-from policy.readings import NodeRiskConfig, Reading, read_node
+from policy.hysteresis import NodeRiskConfig, Reading, Thresholds, adopt, advance, explain_tier, read_node
 from policy.state import NodeState
 from policy.tiers import TIERS, Tier
 

@@ -8,13 +8,12 @@ from typing import Literal
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
+from policy.cost_benefit import WorthConfig, worth_of
 from policy.fleet import NodeView
 from policy.hard_rules import HardRulesConfig
-from policy.hysteresis import HysteresisConfig
-from policy.readings import NodeRiskConfig
+from policy.hysteresis import HysteresisConfig, NodeRiskConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
-from policy.worth import WorthConfig, worth_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +55,8 @@ class PolicyConfig:
 
         Returns: the same for all nodes, but with ``costs``: there ``high`` is the risk from which on a drain of this
         very node, with the jobs that run on it now, is expected to save more than it costs
-        (:attr:`policy.worth.Worth.break_even`), and never below a lower tier. No drain of it is ever worth its cost: it
-        is never ``high``.
+        (:attr:`policy.cost_benefit.Worth.break_even`), and never below a lower tier. No drain of it is ever worth its
+        cost: it is never ``high``.
         """
         if self.thresholds_from != "costs":
             return self.thresholds

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
 
+from policy.alert_outcomes import Alert, Outcome
 from policy.assess import assess
 from policy.breaker import BreakerState, Looked, watch
 from policy.budget import Ask, Member, Start, grant
@@ -14,7 +15,6 @@ from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
 from policy.hysteresis import Thresholds
 from policy.limits import Case, limit, urgency, weigh
-from policy.outcomes import Alert, Outcome
 from policy.plan import VERBS, Action, NodeDecision, Plan, Verb
 from policy.stages import StageState, advance_stage
 from policy.state import NodeState, PolicyState

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import IntEnum
 
-from policy.outcomes import Outcome
+from policy.alert_outcomes import Outcome
 from policy.risk_record import RiskRecord
 
 

@@ -9,9 +9,9 @@ from datetime import datetime
 from policy.assess import Assessed
 from policy.breaker import BreakerState
 from policy.config import PolicyConfig
+from policy.cost_benefit import Worth, worth_of
 from policy.fleet import Level, NodeView, Signals
 from policy.stages import StageState, allowed_level, held_out
-from policy.worth import Worth, worth_of
 
 
 @dataclass(slots=True)

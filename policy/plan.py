@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from policy.alert_outcomes import Alert
 from policy.breaker import Cause
 from policy.budget import Use
+from policy.cost_benefit import Worth
 from policy.fleet import Level
-from policy.outcomes import Alert
 from policy.stages import StageState
 from policy.state import PolicyState
 from policy.tiers import Tier
-from policy.worth import Worth
 
 Verb = Literal["release", "publish", "soft_taint", "taint", "drain"]
 VERBS: tuple[Verb, ...] = ("release", "publish", "soft_taint", "taint", "drain")

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
+from policy.alert_outcomes import Outcome
 from policy.bounds import PrecisionBound, bound_of_sizes
 from policy.fleet import Level
-from policy.outcomes import Outcome
 from policy.tiers import TIERS, Tier
 
 Stage = Literal["shadow", "soft", "hard"]

@@ -19,10 +19,10 @@ from predrain.version import VERSION
 
 if TYPE_CHECKING:
     from predrain.scheduler_choice import ChosenScheduler
-    from scheduler.controller import Controller
-    from scheduler.report import RoundReport
-    from scheduler.settings import ActSettings
-    from scheduler.sqlite_ledger import SqliteLedger
+    from scheduler.controller.controller import Controller
+    from scheduler.controller.settings import ActSettings
+    from scheduler.ledger.sqlite_ledger import SqliteLedger
+    from scheduler.ports.report import RoundReport
 
 DEFAULT_SETTINGS = Path("act.yaml")
 """Settings of the current folder, where none are given."""
@@ -94,7 +94,7 @@ def act(
         from contextlib import closing
 
         from predrain.scheduler_choice import choose_scheduler
-        from scheduler.settings import ActSettings, read_settings
+        from scheduler.controller.settings import ActSettings, read_settings
 
         def read() -> ActSettings:
             return ActSettings() if settings is None else read_settings(settings)
@@ -111,7 +111,7 @@ def act(
         with closing(_ledger(ledger, dry_run=dry_run, undo=release_all)) as record:
             controller = _controller(chosen, (scores, events), given, record, undo=release_all)
             if dry_run:
-                from scheduler.readings import Switches
+                from scheduler.ports.readings import Switches
 
                 report = controller.rehearse(Switches(release_all=True) if release_all else None)
                 _show(report, as_json)
@@ -127,7 +127,7 @@ def act(
 
 def _given(read: Callable[[], ActSettings], *, undo: bool) -> ActSettings:
     """Read the settings; to undo everything none are needed once the scheduler is reached."""
-    from scheduler.settings import ActSettings
+    from scheduler.controller.settings import ActSettings
     from telemetry.errors import InputError
 
     try:
@@ -162,8 +162,8 @@ def _tell(
     """Set the switches, say so, and give them for the JSON answer."""
     from dataclasses import replace
 
-    from scheduler.clock import SystemClock
-    from scheduler.failures import SchedulerError
+    from scheduler.ports.clock import SystemClock
+    from scheduler.ports.errors import SchedulerError
     from telemetry.errors import InputError
 
     try:
@@ -196,10 +196,10 @@ def _controller(
     undo: bool,
 ) -> Controller:
     from predrain.evacuating import evacuation_of, facts_of
-    from scheduler.clock import SystemClock
-    from scheduler.controller import Controller
-    from scheduler.risks import MemoryRisks
-    from scheduler.scores_reader import ScoresReader
+    from scheduler.controller.controller import Controller
+    from scheduler.controller.scores_reader import ScoresReader
+    from scheduler.ports.clock import SystemClock
+    from scheduler.ports.risks import MemoryRisks
 
     scores, events = sources
     clock = SystemClock()
@@ -220,7 +220,7 @@ def _controller(
 
 
 def _ledger(file: Path, *, dry_run: bool, undo: bool) -> SqliteLedger:
-    from scheduler.sqlite_ledger import SqliteLedger
+    from scheduler.ledger.sqlite_ledger import SqliteLedger
     from telemetry.errors import InputError
 
     if dry_run:
@@ -240,9 +240,9 @@ def _follow(controller: Controller, given: ActSettings, listen: str | None, as_j
     from datetime import UTC, datetime
 
     from predrain.stopping import until_stopped
-    from scheduler.clock import SystemClock
-    from scheduler.metrics_page import MetricsPage, listening
-    from scheduler.report import RoundReport
+    from scheduler.controller.metrics import MetricsPage, listening
+    from scheduler.ports.clock import SystemClock
+    from scheduler.ports.report import RoundReport
 
     every = given.controller.every
     longest = given.controller.most_time + given.evacuation.most_time

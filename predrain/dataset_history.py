@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from features.config import LabelSection
-    from policy.outcomes import Happening
-    from scheduler.judging import History
+    from policy.alert_outcomes import Happening
+    from scheduler.controller.judged_facts import History
 
 _Kind = Literal["incident", "repair", "diagnostic_failed", "diagnostic_passed", "drained", "returned", "left"]
 _Found = list[tuple[datetime, str | None, str, _Kind, datetime]]
@@ -43,8 +43,8 @@ class DatasetHistory:
 
         Raises ``SourceError`` if the files cannot be read.
         """
-        from policy.outcomes import Happening
-        from scheduler.judging import History
+        from policy.alert_outcomes import Happening
+        from scheduler.controller.judged_facts import History
 
         self._load()
         units: dict[str, list[Happening]] = {}
@@ -58,7 +58,7 @@ class DatasetHistory:
     def _load(self) -> None:
         from pyarrow.lib import ArrowException
 
-        from scheduler.failures import SourceError
+        from scheduler.ports.errors import SourceError
         from telemetry.errors import InputError
 
         try:

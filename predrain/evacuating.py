@@ -10,14 +10,13 @@ from predrain.version import VERSION
 
 if TYPE_CHECKING:
     from predrain.scheduler_choice import ChosenScheduler
+    from scheduler.controller.settings import ActSettings
     from scheduler.evacuation.engine import Evacuation
-    from scheduler.evacuation.hook import Hook
-    from scheduler.evacuation.ports import Verification
     from scheduler.evacuation.progress import Result
     from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, WebhookSettings
-    from scheduler.ports import Clock, FactSource, RiskSource
-    from scheduler.settings import ActSettings
-    from scheduler.sqlite_ledger import SqliteLedger
+    from scheduler.ledger.sqlite_ledger import SqliteLedger
+    from scheduler.ports.protocols import Clock, FactSource, RiskSource
+    from scheduler.ports.workloads import Hook, Verification
 
 
 def evacuation_of(
@@ -30,9 +29,9 @@ def evacuation_of(
     diagnostics, so that what they say holds.
     Raises ``InputError`` if the settings ask for what this scheduler cannot do.
     """
-    from scheduler.evacuation.asking import Checkpoints
+    from scheduler.evacuation.checkpoint_requests import Checkpoints
     from scheduler.evacuation.engine import Evacuation
-    from scheduler.evacuation.escalating import Escalation
+    from scheduler.evacuation.escalation import Escalation
     from telemetry.errors import InputError
 
     settings = given.evacuation
@@ -86,10 +85,9 @@ def facts_of(
     ``ledger``: says when we took a node out of service.
     """
     from predrain.dataset_history import DatasetHistory
-    from scheduler.event_facts import EventFacts
-    from scheduler.judging import JudgedFacts
-    from scheduler.risks import MemoryFacts
-    from scheduler.verified_facts import VerifiedFacts
+    from scheduler.controller.facts import EventFacts, VerifiedFacts
+    from scheduler.controller.judged_facts import JudgedFacts
+    from scheduler.ports.risks import MemoryFacts
 
     def results() -> tuple[Result, ...] | None:
         if evacuation is None:
@@ -108,7 +106,7 @@ def facts_of(
 
 
 def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: Clock) -> Verification | None:
-    from scheduler.evacuation.hook_verification import HookVerification
+    from scheduler.evacuation.diagnostics import HookVerification
 
     asked = settings.verification
     if asked.by == "scheduler":
@@ -118,13 +116,13 @@ def _verification(chosen: ChosenScheduler, settings: EvacuationSettings, clock: 
 
 
 def _webhook(settings: WebhookSettings | None, clock: Clock) -> Hook | None:
-    from scheduler.evacuation.webhook import Webhook
+    from scheduler.evacuation.hooks import Webhook
 
     return None if settings is None else Webhook(settings, clock, f"predrain-act/{VERSION}")
 
 
 def _command(settings: CommandSettings | None) -> Hook | None:
-    from scheduler.evacuation.command_hook import CommandHook
+    from scheduler.evacuation.hooks import CommandHook
 
     return None if settings is None else CommandHook(settings)
 

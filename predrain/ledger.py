@@ -31,7 +31,7 @@ def why(
     Example: predrain ledger why gpu-node-17
     """
     with reported():
-        from scheduler.ledger_reader import LedgerReader
+        from scheduler.ledger.reader import LedgerReader
 
         reader = LedgerReader(ledger)
         found, work = reader.why(node, most), reader.work(node)
@@ -67,7 +67,7 @@ def listing(ledger: LedgerOption = Path("ledger.db"), most: MostOption = 20, as_
     Example: predrain ledger list --json
     """
     with reported():
-        from scheduler.ledger_reader import LedgerReader
+        from scheduler.ledger.reader import LedgerReader
 
         found = LedgerReader(ledger).rounds(most)
         if as_json:
@@ -90,7 +90,7 @@ def replay(
     Example: predrain ledger replay 17
     """
     with reported():
-        from scheduler.ledger_reader import LedgerReader
+        from scheduler.ledger.reader import LedgerReader
 
         found = LedgerReader(ledger).replay(number)
     equal = not found.differences
@@ -116,8 +116,8 @@ def export(
     Example: predrain ledger export --out drains.parquet
     """
     with reported():
-        from scheduler.ledger_export import diagnostic_events, drain_events, write_events
-        from scheduler.ledger_reader import LedgerReader
+        from scheduler.ledger.export import diagnostic_events, drain_events, write_events
+        from scheduler.ledger.reader import LedgerReader
 
         reader = LedgerReader(ledger)
         events = drain_events(reader.marks()) + diagnostic_events(reader.results())

@@ -93,8 +93,8 @@ def _with_our_own(events: pd.DataFrame, ledger: Path) -> pd.DataFrame:
     import pandas as pd
     import pyarrow as pa
 
-    from scheduler.ledger_export import diagnostic_events, drain_events
-    from scheduler.ledger_reader import LedgerReader
+    from scheduler.ledger.export import diagnostic_events, drain_events
+    from scheduler.ledger.reader import LedgerReader
     from telemetry.schema import EVENTS
 
     reader = LedgerReader(ledger)

@@ -39,7 +39,7 @@ class LedgerFile:
 
         Raises ``InputError`` if nothing is recorded about it, or there is no ledger.
         """
-        from scheduler.ledger_reader import LedgerReader
+        from scheduler.ledger.reader import LedgerReader
 
         with contextlib.closing(LedgerReader(self._path)) as reader:
             return reader.why(node, most)
@@ -49,7 +49,7 @@ class LedgerFile:
 
         Raises ``InputError`` if there is no ledger.
         """
-        from scheduler.ledger_reader import LedgerReader
+        from scheduler.ledger.reader import LedgerReader
 
         with contextlib.closing(LedgerReader(self._path)) as reader:
             return reader.rounds(most)

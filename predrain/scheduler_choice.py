@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from scheduler.evacuation.hook import Hook
-    from scheduler.evacuation.ports import Verification, Workloads
-    from scheduler.ports import SchedulerAdapter
-    from scheduler.settings import ActSettings
+    from scheduler.controller.settings import ActSettings
+    from scheduler.ports.protocols import SchedulerAdapter
+    from scheduler.ports.workloads import Hook, Verification, Workloads
 
 
 class SchedulerKind(StrEnum):
@@ -54,7 +53,7 @@ def choose_scheduler(
     ``told``: whether a person stops or undoes something: what is needed for new work only may then be broken.
     Raises ``InputError`` if there is no way to it, or the settings are wrong.
     """
-    from scheduler.clock import SystemClock
+    from scheduler.ports.clock import SystemClock
 
     if cluster is not None and kind is not SchedulerKind.FILE:
         raise typer.BadParameter("goes with --scheduler file only", param_hint="--cluster")
@@ -76,8 +75,8 @@ def choose_scheduler(
             verification = KubernetesVerification(adapter, read_manifest(Path(chosen.diagnostic_job)))
         inside = PodExecHook(adapter, connection) if chosen.checkpoint_exec else None
         return ChosenScheduler(adapter, KubernetesWorkloads(adapter), connection.name, verification, inside)
-    from scheduler.evacuation.file_workloads import FileWorkloads
-    from scheduler.file_scheduler import FileScheduler
+    from scheduler.file.cluster_file import FileScheduler
+    from scheduler.file.workloads_file import FileWorkloads
     from telemetry.errors import InputError
 
     if cluster is None:
@@ -95,7 +94,7 @@ def choose_scheduler(
 
 
 def _slurm(settings: ActSettings) -> ChosenScheduler:
-    from scheduler.clock import SystemClock
+    from scheduler.ports.clock import SystemClock
     from scheduler.slurm.scheduler import open_slurm
     from scheduler.slurm.workloads import SlurmWorkloads
     from telemetry.errors import InputError

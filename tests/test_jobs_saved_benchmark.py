@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from benchmarks.replayed_cluster import HOUR, Assumed, Failure, Fleet, Job, Place, ReplayedCluster, lost_in
+from policy.cost_benefit import WorthConfig
 from policy.fleet import Score, UnitView
-from policy.worth import WorthConfig
-from scheduler.risks import MemoryFacts, Risks
+from scheduler.ports.risks import MemoryFacts, Risks
 from tests.policy.decide_world import THRESHOLDS, config
 from tests.scheduler.cluster import MODEL
 

@@ -11,9 +11,9 @@ import typer
 import yaml
 
 from predrain.command import app
+from scheduler.controller.settings import ActSettings
 from scheduler.kubernetes.condition import CONDITION
-from scheduler.plain import object_of
-from scheduler.settings import ActSettings
+from scheduler.ports.codec import object_of
 
 FOLDER = Path(__file__).parents[1] / "deploy" / "kubernetes"
 VERSIONS = ("1.25", "1.30", "1.37")

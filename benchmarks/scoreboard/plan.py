@@ -29,7 +29,7 @@ PROMISED = "promised"
 ROOMS = ("telemetry", "features", "models", "simulator")
 """Rooms whose code shapes the predictions that a fleet leaves."""
 
-PROMISING = ("policy/bounds.py", "policy/costs.py", "policy/evidence.py", "policy/thresholds.py", "models/promises.py")
+PROMISING = ("policy/bounds.py", "policy/cost_benefit.py", "policy/thresholds.py", "models/promises.py")
 """Sources that make promises out of predictions: changing them spoils no fleet, only what was promised on it."""
 
 ONLY_READ = frozenset(

@@ -7,8 +7,8 @@ from datetime import datetime
 
 from policy.plan import NodeDecision
 from scheduler.evacuation.progress import Evacuating, Leaving
-from scheduler.evacuation.workload import Workload
-from scheduler.readings import NodeReading
+from scheduler.ports.readings import NodeReading
+from scheduler.ports.workloads import Workload
 
 
 @dataclass(slots=True)

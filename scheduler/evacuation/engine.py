@@ -9,25 +9,22 @@ from datetime import datetime
 from policy.config import PolicyConfig
 from policy.fleet import NodeView
 from policy.plan import Plan
-from scheduler.acting import Lease, LeaseLostError
-from scheduler.evacuation.asking import Checkpoints
+from scheduler.evacuation.audit import Telling
 from scheduler.evacuation.case import Case
-from scheduler.evacuation.emptying import Emptying, Turn
-from scheduler.evacuation.escalating import Escalation, stuck_words
-from scheduler.evacuation.ports import Verification, Workloads
-from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, Result
-from scheduler.evacuation.records import Call
+from scheduler.evacuation.checkpoint_requests import Checkpoints
+from scheduler.evacuation.diagnostics import Verifying
+from scheduler.evacuation.drainer import Emptying, Turn
+from scheduler.evacuation.escalation import Escalation, stuck_words
+from scheduler.evacuation.preconditions import why_ended, why_held
+from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, ProgressStore, Result
 from scheduler.evacuation.settings import EvacuationSettings
-from scheduler.evacuation.standing import why_ended, why_held
-from scheduler.evacuation.store import ProgressStore
-from scheduler.evacuation.telling import Telling
-from scheduler.evacuation.verifying import Verifying
-from scheduler.evacuation.workload import Workload
-from scheduler.failures import LedgerError, SchedulerError
-from scheduler.ports import Clock, Ledger, SchedulerAdapter
-from scheduler.readings import NodeReading, Switches
-from scheduler.records import Settled
-from scheduler.report import RoundReport
+from scheduler.ports.errors import LedgerError, SchedulerError
+from scheduler.ports.lease import Lease, LeaseLostError
+from scheduler.ports.protocols import Clock, Ledger, SchedulerAdapter
+from scheduler.ports.readings import NodeReading, Switches
+from scheduler.ports.records import Call, Settled
+from scheduler.ports.report import RoundReport
+from scheduler.ports.workloads import Verification, Workload, Workloads
 
 _MOST_OPEN = 100
 # Calls of dead processes that are looked into in one round.

@@ -11,9 +11,9 @@ from typing import Any, Final, Literal, Protocol, TypeVar
 
 import orjson
 
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.rate import TokenBucket
 from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.ports.errors import SchedulerError
 from telemetry.collect.kubernetes.client import NotSent, Object, Reply, Unreachable
 
 AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import PodPart
+from scheduler.ports.errors import SchedulerError
 from telemetry.collect.kubernetes.claims import gpus_of
 from telemetry.collect.kubernetes.client import Object
 from telemetry.collect.kubernetes.rules import KubernetesRules

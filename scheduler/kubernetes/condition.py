@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 from policy.fleet import Level, Published
 from policy.plan import Action
-from scheduler.answers import Write
-from scheduler.plain import instant
+from scheduler.ports.codec import instant
+from scheduler.ports.readings import Write
 from telemetry.collect.kubernetes.client import Object
 
 CONDITION: Final = "GPUFailurePredicted"

@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from scheduler.answers import Answer
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import METADATA_ONLY, ApiServer, NoAnswerError, Said, is_named
-from scheduler.readings import StoredState, Switches
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Answer, StoredState, Switches
 from telemetry.collect.kubernetes.client import Object
 
 _TEXT: Final = "state"

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scheduler.answers import Write
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer, NoAnswerError
-from scheduler.signals import NodeSignal
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.protocols import NodeSignal
+from scheduler.ports.readings import Write
 from telemetry.collect.kubernetes.client import Object
 
 GROUP: Final = "/apis/resource.k8s.io"

@@ -12,10 +12,10 @@ from urllib.parse import quote
 
 import yaml
 
-from scheduler.evacuation.ports import DiagnosticResult, Fence, WorkAnswer
 from scheduler.kubernetes.api import NoAnswerError
 from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.plain import instant
+from scheduler.ports.codec import instant
+from scheduler.ports.workloads import DiagnosticResult, Fence, WorkAnswer
 from telemetry.collect.kubernetes.client import Object
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml

@@ -8,11 +8,10 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Protocol
 from urllib.parse import quote
 
-from scheduler.evacuation.command_hook import TRY_LATER
-from scheduler.evacuation.hook import HookReply, reply_of
 from scheduler.kubernetes.api import NoAnswerError
 from scheduler.kubernetes.pods import annotations_of
 from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.ports.workloads import TRY_LATER, HookReply, reply_of
 from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class PodExecHook:
         self._timeout = scheduler.settings.checkpoint_exec_timeout
 
     def tell(self, payload: Mapping[str, Any], key: str, url: str | None = None) -> HookReply:  # noqa: ARG002
-        """Run it; see :class:`scheduler.evacuation.hook.Hook`. A workload's own address is passed over."""
+        """Run it; see :class:`scheduler.ports.workloads.Hook`. A workload's own address is passed over."""
         workload = payload["workload"]
         namespace, _, name = str(workload["name"]).partition("/")
         path = f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}"

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer, NoAnswerError
-from scheduler.ports import Clock
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.protocols import Clock
 from telemetry.collect.kubernetes.client import Object
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"

@@ -11,7 +11,7 @@ from typing import Final
 
 from policy.fleet import Level, Published
 from policy.plan import Action
-from scheduler.answers import Write
+from scheduler.ports.readings import Write
 from telemetry.errors import InputError
 
 METHOD: Final = "/datamodels.PlatformConnector/HealthEventOccurredV1"

@@ -7,9 +7,9 @@ from datetime import timedelta
 from typing import Any, Final
 
 from policy.fleet import JobView
-from scheduler.evacuation.workload import CheckpointMeans, CheckpointOffer, Workload
 from scheduler.kubernetes.pods import PodKeys, annotations_of, duration, jobs_of, pod_part
 from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.ports.workloads import CheckpointMeans, CheckpointOffer, Workload
 from telemetry.collect.kubernetes.client import Object
 from telemetry.collect.kubernetes.rules import KubernetesRules
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from policy.fleet import JobView
-from scheduler.plain import instant
+from scheduler.ports.codec import instant
 from telemetry.collect.kubernetes.client import Object
 from telemetry.collect.kubernetes.jobs import pod_run
 from telemetry.collect.kubernetes.rules import KubernetesRules

@@ -12,8 +12,6 @@ from urllib.parse import quote
 
 from policy.fleet import JobView
 from policy.plan import Action
-from scheduler.answers import Answer, Precondition, Write
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import JSON_PATCH, STRATEGIC_PATCH, ApiServer, Connection, NoAnswerError, Said, is_named
 from scheduler.kubernetes.claims import ClaimCounts
 from scheduler.kubernetes.condition import condition_after, condition_mended, condition_write, event_of, event_write
@@ -25,10 +23,10 @@ from scheduler.kubernetes.patches import condition_patch, patch_of
 from scheduler.kubernetes.pods import LIVING, PodKeys, PodPart, jobs_of, pod_part, version_of
 from scheduler.kubernetes.seen_node import SeenNode, seen_node
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.node_object import WRITER, Keys, NodeObject, after, writes_between
-from scheduler.ports import Clock
-from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
-from scheduler.signals import NodeSignal
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
+from scheduler.ports.protocols import Clock, NodeSignal
+from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
 from telemetry.collect.kubernetes.client import Object
 
 NODES: Final = "/api/v1/nodes"

@@ -11,8 +11,8 @@ from typing import Any, Final
 from policy.fleet import JobView, Level, NodeView, UnitView
 from scheduler.kubernetes.condition import CONDITION, StandingCondition, standing_condition
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
-from scheduler.readings import NodeReading
+from scheduler.ports.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
+from scheduler.ports.readings import NodeReading
 from telemetry.collect.kubernetes.client import Object
 from telemetry.collect.kubernetes.node_view import NodeView as Collected
 from telemetry.collect.kubernetes.node_view import view_of as collected

@@ -8,17 +8,15 @@ from datetime import UTC, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
-from scheduler.answers import Answer, Write
-from scheduler.evacuation.ports import CheckpointAsk, CheckpointState, Fence, WorkAnswer
-from scheduler.evacuation.workload import Workload
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import MERGE_PATCH, NoAnswerError, Said
 from scheduler.kubernetes.config_map import KeptText
 from scheduler.kubernetes.pod_workload import pod_workload
 from scheduler.kubernetes.pods import LIVING, annotations_of
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
-from scheduler.plain import instant
-from scheduler.readings import StoredState
+from scheduler.ports.codec import instant
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Answer, StoredState, Write
+from scheduler.ports.workloads import CheckpointAsk, CheckpointState, Fence, WorkAnswer, Workload
 from telemetry.collect.kubernetes.client import Object
 
 _CORE: Final = "/api/v1"

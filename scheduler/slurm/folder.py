@@ -16,11 +16,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from scheduler.answers import Answer
-from scheduler.failures import SchedulerError
-from scheduler.plain import object_of, plain_of
-from scheduler.ports import Clock
-from scheduler.readings import StoredState, Switches
+from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.protocols import Clock
+from scheduler.ports.readings import Answer, StoredState, Switches
 from telemetry.atomic import fsync_path, write_bytes
 from telemetry.errors import InputError
 

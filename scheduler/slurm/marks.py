@@ -8,10 +8,17 @@ from datetime import datetime
 
 from policy.fleet import JobView, Level, Marks, NodeView, Published
 from policy.plan import Action
-from scheduler.answers import Write
+from scheduler.ports.readings import Write
 from scheduler.slurm.node import NodeChange, SlurmNode
-from scheduler.slurm.reason import read_reason, reason_for
-from scheduler.slurm.record import DamagedRecordError, Record, digest_of, record_in, with_record
+from scheduler.slurm.record import (
+    DamagedRecordError,
+    Record,
+    digest_of,
+    read_reason,
+    reason_for,
+    record_in,
+    with_record,
+)
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
 
 

@@ -23,7 +23,7 @@ class Said:
 
 
 class SlurmPort(Protocol):
-    """Slurm. Reads raise :class:`scheduler.failures.SchedulerError`; what is not listed wholly is not listed at all."""
+    """Slurm. Reads raise SchedulerError; what is not listed wholly is not listed at all."""
 
     def nodes(self) -> tuple[SlurmNode, ...]:
         """List the nodes."""

@@ -6,15 +6,17 @@ import hashlib
 import json
 import re
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, get_args
 
 from policy.fleet import Level
-from policy.tiers import Tier
+from policy.plan import Action
+from policy.tiers import TIERS, Tier
 from scheduler.slurm.settings import HIGHEST_WEIGHT
+from telemetry.collect.slurm.nodes import OWN_PREFIX
 
 KEY: Final = "predrain"
-_OURS = re.compile(r'"predrain"\s*:\s*(?P<record>\{[^{}]*\})')
+_RECORD = re.compile(r'"predrain"\s*:\s*(?P<record>\{[^{}]*\})')
 _ALONE: Final = "alone"
 _WHOLE: Final = frozenset({"tier", "until", "level"})
 
@@ -54,7 +56,7 @@ def record_in(extra: str) -> Record | None:
 
     Raises ``DamagedRecordError`` if there is something of ours that cannot be read.
     """
-    found = list(_OURS.finditer(extra))
+    found = list(_RECORD.finditer(extra))
     if not found:
         if f'"{KEY}"' in extra:
             raise DamagedRecordError(f"extra holds {KEY!r}, and no record of ours")
@@ -76,7 +78,7 @@ def with_record(extra: str, record: Record | None) -> str:
     Raises ``DamagedRecordError`` as :func:`record_in`.
     """
     standing = record_in(extra)
-    found = _OURS.search(extra)
+    found = _RECORD.search(extra)
     if found is not None and standing is not None:
         if record is not None:
             alone = {_ALONE: 1} if _ALONE in json.loads(found["record"]) else {}
@@ -160,3 +162,48 @@ def _read(text: object) -> datetime:
     if when.tzinfo is None:
         raise ValueError(f"{text!r} has no zone")
     return when
+
+
+PREFIX: Final = OWN_PREFIX
+"""By it the collector of Slurm's events knows our drains from others."""
+
+LONGEST: Final = 240
+_OURS = re.compile(
+    r"predrain: tier=(?P<tier>[a-z]+) risk=(?P<risk>unknown|[0-9.]{1,10}) "
+    r"until=(?P<until>\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}Z)(?P<words>; [^\"\\]+)?"
+)
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\"\\]+")
+
+
+@dataclass(frozen=True, slots=True)
+class OurReason:
+    """What a reason of ours says."""
+
+    tier: Tier
+    until: datetime
+
+
+def reason_for(action: Action, until: datetime) -> str:
+    """Write the reason of an action: tier, risk, end, and the weightiest of its reasons in words.
+
+    The end is rounded up to whole seconds. ``scontrol`` takes quotation marks off the ends of a reason, so that none
+    is written.
+    """
+    until += timedelta(microseconds=-until.microsecond % 1_000_000)
+    risk = "unknown" if action.risk is None else f"{action.risk:.4f}"
+    text = f"{PREFIX} tier={action.tier} risk={risk} until={until.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    words = " ".join(_UNSAFE.sub(" ", action.reasons[0]).split()) if action.reasons else ""
+    return f"{text}; {words}"[:LONGEST].rstrip() if words else text
+
+
+def read_reason(reason: str | None) -> OurReason | None:
+    """Read a reason; None where it is not one that we wrote, also if it only begins like one."""
+    found = _OURS.fullmatch(reason or "")
+    if found is None:
+        return None
+    tier = next((each for each in TIERS if each == found["tier"]), None)
+    try:
+        until = datetime.fromisoformat(found["until"])
+    except ValueError:
+        return None
+    return None if tier is None else OurReason(tier, until)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-from scheduler.failures import SchedulerError
+from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
 from scheduler.slurm.node import NodeChange, SlurmNode, node_of
 from scheduler.slurm.port import Said

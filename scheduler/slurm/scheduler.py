@@ -10,15 +10,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from policy.plan import Action
-from scheduler.answers import Answer, Precondition, Write
-from scheduler.failures import SchedulerError
-from scheduler.ports import Clock
-from scheduler.readings import FleetReading, NodeReading, StoredState, Switches
-from scheduler.revalidate import stands
-from scheduler.slurm.boots import Boots
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.protocols import Clock
+from scheduler.ports.readings import (
+    Answer,
+    FleetReading,
+    NodeReading,
+    Precondition,
+    StoredState,
+    Switches,
+    Write,
+    stands,
+)
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import views_by_node
-from scheduler.slurm.late import LateWrites
 from scheduler.slurm.marks import (
     after,
     change_for,
@@ -288,3 +293,70 @@ def open_slurm(settings: SlurmSettings, clock: Clock) -> SlurmScheduler:
     folder = SharedFolder(Path(settings.folder), clock)
     port: SlurmPort = SlurmCommands(settings) if settings.rest is None else SlurmRest(settings)
     return SlurmScheduler(port, folder, clock, settings)
+
+
+SAME: Final = timedelta(seconds=120)
+"""slurmd works its boot time out from the uptime whenever it registers; it differs by seconds each time."""
+
+
+class Boots:
+    """Names each node's boot by the first boot time that was seen of it; within one process."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, datetime] = {}
+
+    def of(self, node: str, booted_at: datetime | None) -> str | None:
+        """Name the boot.
+
+        ``booted_at``: Aware. None: Slurm does not know it, as for a minute after each UNDRAIN; then it is taken for the
+        boot that was seen last.
+        Returns: None: none was ever seen.
+        """
+        known = self._known.get(node)
+        if booted_at is None:
+            return None if known is None else known.isoformat()
+        if known is None or abs(booted_at - known) > SAME:
+            self._known[node] = known = booted_at
+        return known.isoformat()
+
+
+_MOST: int = 10_000
+
+
+class LateWrites:
+    """Remembers unanswered drains, and what a person wrote to their nodes in the meantime; within one process."""
+
+    def __init__(self) -> None:
+        self._sent: dict[str, str] = {}
+        self._theirs: dict[str, SlurmNode] = {}
+
+    def unanswered(self, node: str, change: NodeChange) -> None:
+        """Note a write that was not answered, and does not stand."""
+        if change.reason is not None and len(self._sent) < _MOST:
+            self._sent[node] = change.reason
+
+    def settled(self, node: str) -> None:
+        """Forget a node: we have written to it anew."""
+        self._sent.pop(node, None)
+        self._theirs.pop(node, None)
+
+    def seen(self, node: SlurmNode, foreign: bool) -> None:
+        """Note how a node was read; ``foreign``: with a reason that is not ours."""
+        if node.name not in self._sent:
+            return
+        if foreign:
+            self._theirs[node.name] = node
+        elif node.reason != self._sent[node.name]:  # nobody's any more: a person gave it back
+            self._theirs.pop(node.name, None)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Nodes on which a person's reason stood while a write of ours was open."""
+        return tuple(self._theirs)
+
+    def put_back(self, node: SlurmNode) -> NodeChange:
+        """Give what puts a person's reason back over our own that came late; empty where ours did not come."""
+        theirs = self._theirs.get(node.name)
+        if theirs is None or not theirs.out or node.reason != self._sent.get(node.name):
+            return NodeChange()
+        return NodeChange("FAIL" if theirs.out == {"FAIL"} else "DRAIN", theirs.reason, theirs.extra)

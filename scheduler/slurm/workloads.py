@@ -5,12 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any, Final
 
-from scheduler.answers import Answer, Write
-from scheduler.evacuation.ports import CheckpointAsk, CheckpointState, Fence, WorkAnswer
-from scheduler.evacuation.workload import CheckpointOffer, Workload
-from scheduler.failures import SchedulerError
-from scheduler.ports import Clock
-from scheduler.readings import StoredState
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.protocols import Clock
+from scheduler.ports.readings import Answer, StoredState, Write
+from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, CheckpointState, Fence, WorkAnswer, Workload
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.job import SlurmJob, views_by_node
 from scheduler.slurm.port import Said, SlurmPort

@@ -21,7 +21,7 @@ from features.config import LabelSection
 from features.installations import Stays
 from features.labels.evidence import Facts
 from features.labels.incidents import find_incidents
-from policy.outcomes import Alert, Happening, judge
+from policy.alert_outcomes import Alert, Happening, judge
 from policy.tiers import Tier
 from serving.scores.writing import DECISIONS, PARQUET, SUMMARY
 
@@ -45,7 +45,8 @@ def outcomes_of(
     """Judge the alerts of the last 30 days.
 
     An alert begins at the first decision at which a unit's tier is elevated or high, or the model selects it; and again
-    when it still is a horizon later, because that is another prediction. It is judged by :func:`policy.outcomes.judge`.
+    when it still is a horizon later, because that is another prediction. It is judged by
+    :func:`policy.alert_outcomes.judge`.
 
     ``data_end``: what lies after it is not known yet.
     Returns: ``since``, ``until``, ``decisions``; ``verdicts`` (how many of each), ``precision`` (right over right and

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policy.costs import Costs, false_drains, for_costs
-from policy.evidence import Evidence, join
+from policy.cost_benefit import Costs, false_drains, for_costs
+from policy.thresholds import Evidence, join
 
 HOUR = 3_600_000
 

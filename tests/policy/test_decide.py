@@ -9,7 +9,7 @@ import pytest
 from policy.budget import BudgetConfig, Floor
 from policy.decide import decide
 from policy.fleet import JobView, Level, Marks, Published, Score, score_of
-from policy.readings import NodeRiskConfig
+from policy.hysteresis import NodeRiskConfig
 from policy.risk_record import ModelName, RiskReason, RiskRecord
 from policy.stages import StagesConfig
 from policy.state import PolicyState

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, Floor, Rate
+from policy.cost_benefit import WorthConfig
 from policy.decide import carried_out, decide
 from policy.fleet import Fact, JobView, Level, NodeView, Signals, UnitView
-from policy.readings import NodeRiskConfig
+from policy.hysteresis import NodeRiskConfig
 from policy.state import PolicyState
-from policy.worth import WorthConfig
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
 
 NODES = 8

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policy.evidence import Evidence, drains_begun
-from policy.thresholds import for_precision, no_promise
+from policy.thresholds import Evidence, drains_begun, for_precision, no_promise
 
 HOUR = 3_600_000
 

@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policy.fleet import UnitView
-from policy.hysteresis import HysteresisConfig, Thresholds, TierState, adopt, advance, explain_tier
-from policy.readings import NodeRiskConfig, read_node
+from policy.hysteresis import (
+    HysteresisConfig,
+    NodeRiskConfig,
+    Thresholds,
+    TierState,
+    adopt,
+    advance,
+    explain_tier,
+    read_node,
+)
 from policy.tiers import TIERS
 from tests.policy.decide_world import HOUR, STEP, T0, THRESHOLDS, node, score
 

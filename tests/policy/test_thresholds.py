@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from policy.evidence import Evidence, join
-from policy.thresholds import for_budget, for_precision
+from policy.thresholds import Evidence, for_budget, for_precision, join
 
 
 def evidence(rng, units=400, times=8, slope=2.0, shift=-4.0, risk_step=None):

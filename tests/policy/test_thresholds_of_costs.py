@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy.cost_benefit import WorthConfig, worth_of
 from policy.fleet import JobView, Level
-from policy.readings import NodeRiskConfig
+from policy.hysteresis import NodeRiskConfig
 from policy.tiers import TierThresholds
-from policy.worth import WorthConfig, worth_of
 from tests.policy.decide_world import HOUR, T0, config, healthy, node, once, verbs, why
 
 

@@ -11,15 +11,15 @@ from policy.budget import BudgetConfig, Floor, Rate
 from policy.config import PolicyConfig
 from policy.fleet import JobView, Level, NodeView, Score, UnitView
 from policy.risk_record import ModelName
-from scheduler.clock import ManualClock
-from scheduler.controller import Controller
-from scheduler.memory import MemoryNode, MemoryScheduler
-from scheduler.node_object import NodeObject, Taint, marks_of
-from scheduler.ports import Ledger
-from scheduler.report import RoundReport
-from scheduler.risks import MemoryFacts, MemoryRisks, Risks
-from scheduler.settings import ControllerSettings
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.controller.controller import Controller
+from scheduler.controller.settings import ControllerSettings
+from scheduler.file.memory import MemoryNode, MemoryScheduler
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.node_object import NodeObject, Taint, marks_of
+from scheduler.ports.protocols import Ledger
+from scheduler.ports.report import RoundReport
+from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from tests.policy.decide_world import STEP, T0, config
 
 FOREIGN = Taint("team.example/reserved", "yes", "NoSchedule")

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.ledger.sqlite_ledger import SqliteLedger
 from tests.scheduler.test_scores_reader import record, write
 
 SETTINGS = """

@@ -8,13 +8,12 @@ from datetime import timedelta
 import pytest
 
 from policy.fleet import Fact, Level, UnitView
-from scheduler.failures import LedgerError, SourceError
-from scheduler.faults import Crash
-from scheduler.memory import Lease
-from scheduler.node_object import NodeObject
-from scheduler.readings import Switches
-from scheduler.risks import NO_RISKS, Facts
-from scheduler.stored_state import state_of
+from scheduler.file.memory import Crash, Lease
+from scheduler.ports.errors import LedgerError, SourceError
+from scheduler.ports.node_object import NodeObject
+from scheduler.ports.readings import Switches
+from scheduler.ports.risks import NO_RISKS, Facts
+from scheduler.ports.stored_state import state_of
 from tests.policy.decide_world import HOUR, STEP, T0, config
 from tests.scheduler.cluster import Cluster, without_our_taints
 

@@ -8,9 +8,9 @@ import pytest
 
 from policy.fleet import Fact
 from policy.hard_rules import RULES
-from scheduler.event_facts import EventFacts
-from scheduler.failures import SourceError
-from scheduler.risks import Facts
+from scheduler.controller.facts import EventFacts
+from scheduler.ports.errors import SourceError
+from scheduler.ports.risks import Facts
 from telemetry.schema import EVENTS
 from telemetry.xid_message import parse_xid_message
 from tests.policy.decide_world import HOUR, T0

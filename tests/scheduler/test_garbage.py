@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from scheduler.garbage import search_deferred
+from scheduler.controller.controller import search_deferred
 
 
 def fails() -> None:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import Fact, Level
-from scheduler.faults import Crash
-from scheduler.readings import Switches
-from scheduler.risks import Facts
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.file.memory import Crash
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.readings import Switches
+from scheduler.ports.risks import Facts
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import FLOORS, RATES, Cluster, without_our_taints
 

@@ -12,13 +12,13 @@ import pytest
 from policy.config import PolicyConfig
 from policy.fleet import Fact, JobView, Level, Marks, NodeView, Published, Score, Signals, UnitView
 from policy.state import PolicyState
-from scheduler.faults import Crash
-from scheduler.ledger_export import drain_events, write_events
-from scheduler.ledger_reader import LedgerReader
-from scheduler.readings import Switches
-from scheduler.records import RoundRecord
-from scheduler.risks import Facts
-from scheduler.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
+from scheduler.file.memory import Crash
+from scheduler.ledger.export import drain_events, write_events
+from scheduler.ledger.reader import LedgerReader
+from scheduler.ledger.sqlite_ledger import SqliteLedger, fleet_of, inputs_of
+from scheduler.ports.readings import Switches
+from scheduler.ports.records import RoundRecord
+from scheduler.ports.risks import Facts
 from telemetry.errors import InputError
 from tests.policy.decide_world import STEP, T0
 from tests.scheduler.cluster import Cluster, without_our_taints
@@ -55,7 +55,7 @@ def test_every_recorded_decision_comes_out_the_same_again(file):
 
 def test_a_decision_that_would_come_out_otherwise_says_where(file, monkeypatch):
     history(file)
-    monkeypatch.setattr("scheduler.ledger_reader.decide", _otherwise)
+    monkeypatch.setattr("scheduler.ledger.reader.decide", _otherwise)
     found = LedgerReader(file).replay(1)
     assert [each for each in found.differences if each.startswith("nodes.n1.risk: ")]
 

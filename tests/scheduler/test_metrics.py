@@ -10,9 +10,8 @@ from datetime import timedelta
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from scheduler.clock import ManualClock
-from scheduler.metrics import RoundMetrics
-from scheduler.metrics_page import MetricsPage, listening
+from scheduler.controller.metrics import MetricsPage, RoundMetrics, listening
+from scheduler.ports.clock import ManualClock
 from telemetry.errors import InputError
 from tests.policy.decide_world import STEP, T0, config
 from tests.scheduler.cluster import Cluster

@@ -16,12 +16,12 @@ import yaml
 
 from policy.fleet import Level
 from policy.plan import Action
-from scheduler.answers import Precondition
-from scheduler.failures import SchedulerError
-from scheduler.faults import Crash
+from scheduler.file.memory import Crash
 from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.node_object import after
-from scheduler.risks import Facts
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.node_object import after
+from scheduler.ports.readings import Precondition
+from scheduler.ports.risks import Facts
 from scheduler.slurm.node import NodeChange
 from tests.policy.decide_world import HOUR, STEP, config, once
 from tests.policy.decide_world import node as unscored

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policy.alert_outcomes import Alert, Outcome
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
-from policy.outcomes import Alert, Outcome
 from policy.plan import Action
 from policy.state import PolicyState
 from policy.tiers import TierThresholds
-from scheduler.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
-from scheduler.plain import object_of, plain_of
-from scheduler.settings import ActSettings, read_settings
-from scheduler.stored_state import state_of, state_text
+from scheduler.controller.settings import ActSettings, read_settings
+from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.node_object import Keys, NodeObject, Taint, after, marks_of, view_of, writes_between
+from scheduler.ports.stored_state import state_of, state_text
 from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, T0, config, node, once
 
@@ -156,8 +156,9 @@ def test_the_room_imports_of_telemetry_little_and_an_adapter_what_reads_the_same
 def test_the_controller_needs_none_of_the_learners_nor_pandas():
     heavy = ("pandas", "pyarrow", "sklearn", "lightgbm", "xgboost", "mlflow", "numba", "torch", "scipy")
     code = (
-        "import sys\nimport scheduler.controller, scheduler.sqlite_ledger, scheduler.ledger_reader\n"
-        "import scheduler.scores_reader, scheduler.file_scheduler, scheduler.ledger_export, scheduler.settings\n"
+        "import sys\nimport scheduler.controller.controller, scheduler.ledger.sqlite_ledger, scheduler.ledger.reader\n"
+        "import scheduler.controller.scores_reader, scheduler.file.cluster_file, scheduler.ledger.export\n"
+        "import scheduler.controller.settings\n"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60, cwd=ROOT)

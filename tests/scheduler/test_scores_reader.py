@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policy.risk_record import ModelName, RiskReason, RiskRecord
-from scheduler.clock import ManualClock
-from scheduler.failures import SourceError
-from scheduler.scores_reader import ScoresReader
+from scheduler.controller.scores_reader import ScoresReader
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.errors import SourceError
 from serving.scores.writing import ScoresFolder, write_decision
 from tests.policy.decide_world import HOUR, STEP, T0
 

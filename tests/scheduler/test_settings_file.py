@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from policy.config import PolicyConfig
+from scheduler.controller.settings import ControllerSettings, read_settings
 from scheduler.evacuation.settings import EvacuationSettings
-from scheduler.settings import ControllerSettings, read_settings
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from policy.fleet import Level
 from policy.tiers import TierThresholds, node_risk, worst_tier
-from scheduler.failures import SourceError
-from scheduler.ledger_reader import LedgerReader
-from scheduler.risks import ScoreTiers
-from scheduler.settings import read_settings
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.controller.settings import read_settings
+from scheduler.ledger.reader import LedgerReader
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.errors import SourceError
+from scheduler.ports.risks import ScoreTiers
 from telemetry.errors import InputError
 from tests.policy.decide_world import HOUR, config, node, once
 from tests.scheduler.cluster import Cluster

@@ -19,8 +19,8 @@ import pytest
 import yaml
 from jsonschema import Draft7Validator
 
-from scheduler.plain import object_of
-from scheduler.settings import ActSettings
+from scheduler.controller.settings import ActSettings
+from scheduler.ports.codec import object_of
 
 pytestmark = pytest.mark.system
 

@@ -24,23 +24,23 @@ from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
 from predrain.command import app
-from scheduler.clock import SystemClock
-from scheduler.controller import Controller
-from scheduler.evacuation.asking import Checkpoints
+from scheduler.controller.controller import Controller
+from scheduler.controller.facts import VerifiedFacts
+from scheduler.controller.settings import ControllerSettings
+from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalating import Escalation
-from scheduler.evacuation.ports import CheckpointAsk, Fence
+from scheduler.evacuation.escalation import Escalation
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
 from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
-from scheduler.report import RoundReport
-from scheduler.risks import MemoryFacts, MemoryRisks, Risks
-from scheduler.settings import ControllerSettings
-from scheduler.signals import NodeSignal
-from scheduler.sqlite_ledger import SqliteLedger
-from scheduler.verified_facts import VerifiedFacts
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import SystemClock
+from scheduler.ports.protocols import NodeSignal
+from scheduler.ports.report import RoundReport
+from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.ports.workloads import CheckpointAsk, Fence
 from telemetry.collect.kubernetes.client import Refused, Unreachable, connect
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.test_scores_reader import record, write

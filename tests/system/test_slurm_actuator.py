@@ -20,21 +20,19 @@ from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.fleet import Level, Score, UnitView
 from policy.plan import Action
-from scheduler.answers import Answer, Precondition
-from scheduler.clock import SystemClock
-from scheduler.controller import Controller
-from scheduler.evacuation.ports import CheckpointAsk, Fence
-from scheduler.evacuation.workload import Workload
-from scheduler.failures import SchedulerError
-from scheduler.readings import Switches
-from scheduler.risks import MemoryFacts, MemoryRisks, Risks
-from scheduler.settings import ControllerSettings
+from scheduler.controller.controller import Controller
+from scheduler.controller.settings import ControllerSettings
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import SystemClock
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Answer, Precondition, Switches
+from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
+from scheduler.ports.workloads import CheckpointAsk, Fence, Workload
 from scheduler.slurm.marks import standing_on
 from scheduler.slurm.node import SlurmNode
 from scheduler.slurm.scheduler import SlurmScheduler, open_slurm
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
-from scheduler.sqlite_ledger import SqliteLedger
 from tests.policy.decide_world import config
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.test_scores_reader import record, write

@@ -27,34 +27,34 @@ from pipeline.stages import train_bundle
 from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig, Floor
 from policy.config import PolicyConfig
+from policy.cost_benefit import WorthConfig
 from policy.fleet import Level, UnitView
 from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
-from policy.worth import WorthConfig
-from scheduler.clock import SystemClock
-from scheduler.controller import Controller
-from scheduler.evacuation.asking import Checkpoints
-from scheduler.evacuation.command_hook import CommandHook
+from scheduler.controller.controller import Controller
+from scheduler.controller.facts import VerifiedFacts
+from scheduler.controller.scores_reader import ScoresReader
+from scheduler.controller.settings import ControllerSettings
+from scheduler.evacuation.checkpoint_requests import Checkpoints
+from scheduler.evacuation.diagnostics import HookVerification
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalating import Escalation
-from scheduler.evacuation.hook_verification import HookVerification
-from scheduler.evacuation.ports import Verification, Workloads
+from scheduler.evacuation.escalation import Escalation
+from scheduler.evacuation.hooks import CommandHook
 from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, VerificationSettings
 from scheduler.kubernetes.diagnostic_job import KubernetesVerification, read_manifest
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
-from scheduler.ports import SchedulerAdapter
-from scheduler.report import RoundReport
-from scheduler.risks import MemoryFacts, Risks
-from scheduler.scores_reader import ScoresReader
-from scheduler.settings import ControllerSettings
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import SystemClock
+from scheduler.ports.protocols import SchedulerAdapter
+from scheduler.ports.report import RoundReport
+from scheduler.ports.risks import MemoryFacts, Risks
+from scheduler.ports.workloads import Verification, Workloads
 from scheduler.slurm.scheduler import open_slurm
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
-from scheduler.sqlite_ledger import SqliteLedger
-from scheduler.verified_facts import VerifiedFacts
 from serving.model_source import ServedModel
 from serving.scores.batch import score_decision
 from serving.scores.settings import ScoringSettings

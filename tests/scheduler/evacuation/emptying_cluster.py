@@ -7,16 +7,15 @@ from dataclasses import replace
 from datetime import timedelta
 
 from policy.fleet import JobView, Level
-from scheduler.controller import Controller
-from scheduler.evacuation.asking import Checkpoints
+from scheduler.controller.controller import Controller
+from scheduler.controller.facts import VerifiedFacts
+from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalating import Escalation
-from scheduler.evacuation.hook import Hook
-from scheduler.evacuation.memory import MemoryVerification, MemoryWorkloads
+from scheduler.evacuation.escalation import Escalation
 from scheduler.evacuation.progress import Progress, progress_of
 from scheduler.evacuation.settings import EvacuationSettings, VerificationSettings
-from scheduler.evacuation.workload import CheckpointOffer, Workload
-from scheduler.verified_facts import VerifiedFacts
+from scheduler.file.memory_workloads import MemoryVerification, MemoryWorkloads
+from scheduler.ports.workloads import CheckpointOffer, Hook, Workload
 from tests.policy.decide_world import T0, config
 from tests.scheduler.cluster import Cluster
 

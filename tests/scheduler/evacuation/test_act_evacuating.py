@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
-from scheduler.evacuation.workload import CheckpointOffer, Workload
-from scheduler.ledger_reader import LedgerReader
-from scheduler.plain import plain_of
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.ledger.reader import LedgerReader
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.codec import plain_of
+from scheduler.ports.workloads import CheckpointOffer, Workload
 from tests.scheduler.test_scores_reader import record, write
 
 SETTINGS = """

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from scheduler.evacuation.hook import HookReply
-from scheduler.metrics import RoundMetrics
+from scheduler.controller.metrics import RoundMetrics
+from scheduler.ports.workloads import HookReply
 from tests.scheduler.evacuation.emptying_cluster import EmptyingCluster, Recording, draining
 
 

@@ -8,16 +8,15 @@ from datetime import timedelta
 import pytest
 
 from policy.breaker import BreakerConfig
+from policy.cost_benefit import WorthConfig
 from policy.fleet import Fact, JobView, Level
-from policy.worth import WorthConfig
-from scheduler.evacuation.hook import HookReply
-from scheduler.evacuation.ports import DiagnosticResult
 from scheduler.evacuation.settings import EvacuationSettings
-from scheduler.failures import SourceError
-from scheduler.faults import Crash
-from scheduler.readings import Switches
-from scheduler.risks import Facts
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.file.memory import Crash
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.errors import SourceError
+from scheduler.ports.readings import Switches
+from scheduler.ports.risks import Facts
+from scheduler.ports.workloads import DiagnosticResult, HookReply
 from tests.policy.decide_world import HOUR, STEP, T0, config
 from tests.scheduler.cluster import without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import (

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import JobView, Level
-from scheduler.evacuation.ports import DiagnosticResult
-from scheduler.faults import Crash
-from scheduler.readings import Switches
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.file.memory import Crash
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.readings import Switches
+from scheduler.ports.workloads import DiagnosticResult
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import without_our_taints
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, SCHEDULER, EmptyingCluster, workload

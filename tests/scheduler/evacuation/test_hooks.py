@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.clock import ManualClock
-from scheduler.evacuation.command_hook import CommandHook
-from scheduler.evacuation.hook_verification import HookVerification
-from scheduler.evacuation.ports import Fence
+from scheduler.evacuation.diagnostics import HookVerification
+from scheduler.evacuation.hooks import CommandHook, Webhook
 from scheduler.evacuation.settings import CommandSettings, EvacuationSettings, WebhookSettings
-from scheduler.evacuation.webhook import Webhook
-from scheduler.failures import SchedulerError
-from scheduler.plain import object_of
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.codec import object_of
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.workloads import Fence
 from tests.policy.decide_world import T0
 
 KEY = "k" * 32

@@ -9,15 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from policy.alert_outcomes import Alert, Happening
 from policy.fleet import Fact
-from policy.outcomes import Alert, Happening
 from policy.stages import Bar, StagesConfig
 from predrain.dataset_history import DatasetHistory
+from scheduler.controller.facts import VerifiedFacts
+from scheduler.controller.judged_facts import History, JudgedFacts
 from scheduler.evacuation.progress import Result
-from scheduler.failures import LedgerError, SourceError
-from scheduler.judging import History, JudgedFacts
-from scheduler.risks import Facts, MemoryFacts
-from scheduler.verified_facts import VerifiedFacts
+from scheduler.ports.errors import LedgerError, SourceError
+from scheduler.ports.risks import Facts, MemoryFacts
 from telemetry.schema import EVENTS, INVENTORY
 from tests.policy.decide_world import HOUR, T0, config
 from tests.scheduler.cluster import Cluster

@@ -8,16 +8,16 @@ from datetime import timedelta
 import pytest
 
 from policy.fleet import Level
-from scheduler.controller import Controller
-from scheduler.evacuation.asking import Checkpoints
+from scheduler.controller.controller import Controller
+from scheduler.controller.facts import VerifiedFacts
+from scheduler.controller.settings import ControllerSettings
+from scheduler.evacuation.checkpoint_requests import Checkpoints
 from scheduler.evacuation.engine import Evacuation
-from scheduler.evacuation.escalating import Escalation
-from scheduler.evacuation.memory import MemoryVerification
-from scheduler.evacuation.ports import DiagnosticResult
-from scheduler.risks import MemoryFacts
-from scheduler.settings import ControllerSettings
+from scheduler.evacuation.escalation import Escalation
+from scheduler.file.memory_workloads import MemoryVerification
+from scheduler.ports.risks import MemoryFacts
+from scheduler.ports.workloads import DiagnosticResult
 from scheduler.slurm.job import SlurmJob
-from scheduler.verified_facts import VerifiedFacts
 from tests.policy.decide_world import HOUR, T0
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, work
 from tests.scheduler.slurm.slurm_world import LEASE, World

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from policy.fleet import Fact, Level
-from scheduler.evacuation.hook import HookReply
-from scheduler.evacuation.ports import DiagnosticResult
 from scheduler.evacuation.settings import VerificationSettings
-from scheduler.readings import Switches
-from scheduler.risks import Facts
+from scheduler.ports.readings import Switches
+from scheduler.ports.risks import Facts
+from scheduler.ports.workloads import DiagnosticResult, HookReply
 from tests.policy.decide_world import HOUR, STEP
 from tests.scheduler.evacuation.emptying_cluster import FAST, MINUTE, Recording, draining, findings, workload
 

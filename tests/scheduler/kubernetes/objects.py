@@ -5,10 +5,10 @@ from typing import Any
 
 from policy.fleet import Level
 from policy.plan import Action, Verb
-from scheduler.answers import Answer, Precondition
-from scheduler.clock import ManualClock
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.readings import Answer, Precondition
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import Raw, World
 

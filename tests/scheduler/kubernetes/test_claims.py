@@ -3,8 +3,8 @@
 import pytest
 
 from policy.fleet import JobView
-from scheduler.clock import ManualClock
 from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.ports.clock import ManualClock
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, pod

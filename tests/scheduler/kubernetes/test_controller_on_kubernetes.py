@@ -15,15 +15,15 @@ from policy.fleet import Level, Score, UnitView
 from policy.hysteresis import HysteresisConfig
 from policy.stages import StagesConfig
 from policy.tiers import TierThresholds
-from scheduler.clock import ManualClock
-from scheduler.controller import Controller
+from scheduler.controller.controller import Controller
+from scheduler.controller.settings import ControllerSettings
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.readings import Switches
-from scheduler.report import RoundReport
-from scheduler.risks import MemoryFacts, MemoryRisks, Risks
-from scheduler.settings import ControllerSettings
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.readings import Switches
+from scheduler.ports.report import RoundReport
+from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import MEANWHILE, Raw, World, managed, served

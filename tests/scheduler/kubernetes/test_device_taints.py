@@ -8,15 +8,15 @@ import kubernetes_validate
 import pytest
 
 from policy.fleet import Level, Score, UnitView
-from scheduler.clock import ManualClock
-from scheduler.controller import Controller
+from scheduler.controller.controller import Controller
+from scheduler.controller.settings import ControllerSettings
 from scheduler.kubernetes.device_taints import devices_of
 from scheduler.kubernetes.scheduler import KubernetesScheduler
-from scheduler.readings import Switches
-from scheduler.risks import MemoryFacts, MemoryRisks, Risks
-from scheduler.settings import ControllerSettings
-from scheduler.signals import NodeSignal
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.protocols import NodeSignal
+from scheduler.ports.readings import Switches
+from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import Raw, World

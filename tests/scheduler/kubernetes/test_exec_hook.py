@@ -6,13 +6,13 @@ from datetime import timedelta
 import pytest
 import urllib3
 
-from scheduler.evacuation.asking import Asking, Checkpoints
-from scheduler.evacuation.ports import CheckpointAsk, Fence
+from scheduler.evacuation.checkpoint_requests import Asking, Checkpoints
 from scheduler.evacuation.settings import CheckpointSettings
 from scheduler.kubernetes.exec_hook import PodExecHook
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
+from scheduler.ports.workloads import CheckpointAsk, Fence
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import LASTS, Hand, add, pod

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.api import ApiServer, NoAnswerError
 from scheduler.kubernetes.rate import TokenBucket
+from scheduler.ports.errors import SchedulerError
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World, served
 from tests.scheduler.kubernetes.objects import QUICK, Elapsed, add, node

@@ -5,9 +5,9 @@ from datetime import timedelta
 
 import pytest
 
-from scheduler.clock import ManualClock
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.scheduler import KubernetesScheduler
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.errors import SchedulerError
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import LASTS, QUICK, T0, Elapsed

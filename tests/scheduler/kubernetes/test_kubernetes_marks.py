@@ -9,13 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policy.fleet import Level
-from scheduler.answers import Precondition
-from scheduler.clock import ManualClock
 from scheduler.kubernetes.patches import patch_of
 from scheduler.kubernetes.seen_node import seen_node
 from scheduler.kubernetes.settings import KubernetesSettings
-from scheduler.node_object import Keys, after
-from scheduler.readings import Switches
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.node_object import Keys, after
+from scheduler.ports.readings import Precondition, Switches
 from tests.scheduler.kubernetes.api_world import Raw, World, operate
 from tests.scheduler.kubernetes.objects import LEVELS, T0, Hand, node
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from policy.fleet import JobView, Level, NodeView
-from scheduler.failures import SchedulerError
-from scheduler.plain import object_of, plain_of
+from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.errors import SchedulerError
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, node, pod

@@ -6,11 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from scheduler.evacuation.ports import CheckpointAsk, Fence
-from scheduler.evacuation.workload import CheckpointOffer, Workload
-from scheduler.failures import SchedulerError
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, Fence, Workload
 from telemetry.collect.kubernetes.client import Cluster
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, pod

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
-from scheduler.clock import ManualClock
-from scheduler.failures import SchedulerError
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange, SlurmNode
 from scheduler.slurm.port import Said

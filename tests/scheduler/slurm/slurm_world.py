@@ -9,18 +9,18 @@ from policy.breaker import BreakerConfig
 from policy.budget import BudgetConfig
 from policy.fleet import Level, Marks, Score, UnitView
 from policy.plan import Action
-from scheduler.answers import Answer, Precondition
-from scheduler.clock import ManualClock
-from scheduler.controller import Controller
-from scheduler.report import RoundReport
-from scheduler.risks import MemoryFacts, MemoryRisks, Risks
-from scheduler.settings import ControllerSettings
+from scheduler.controller.controller import Controller
+from scheduler.controller.settings import ControllerSettings
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.readings import Answer, Precondition
+from scheduler.ports.report import RoundReport
+from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.slurm.folder import SharedFolder
 from scheduler.slurm.marks import standing_on
 from scheduler.slurm.scheduler import SlurmScheduler
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
-from scheduler.sqlite_ledger import SqliteLedger
 from tests.policy.decide_world import STEP, T0, config
 from tests.scheduler.cluster import FLOORS, MODEL, RATES
 from tests.scheduler.slurm.memory_port import MemorySlurm

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.failures import SchedulerError
-from scheduler.slurm.commands import SlurmCommands
+from scheduler.ports.errors import SchedulerError
+from scheduler.slurm.commands import ProgramError, SlurmCommands, run_program
 from scheduler.slurm.job import CheckpointSignal, job_of, views_by_node
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.program import ProgramError, run_program
 from scheduler.slurm.report import ReportReader, parser_version
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.slurm_json import SlurmFormatError

@@ -10,9 +10,9 @@ from datetime import timedelta
 
 import pytest
 
-from scheduler.clock import ManualClock
-from scheduler.failures import SchedulerError
-from scheduler.readings import Switches
+from scheduler.ports.clock import ManualClock
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.readings import Switches
 from scheduler.slurm import folder as module
 from scheduler.slurm.folder import NONE_YET, SharedFolder
 from telemetry.errors import InputError

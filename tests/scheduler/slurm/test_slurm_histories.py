@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from policy.fleet import Level
-from scheduler.faults import Crash
-from scheduler.readings import Switches
+from scheduler.file.memory import Crash
+from scheduler.ports.readings import Switches
 from scheduler.slurm.marks import standing_on
 from scheduler.slurm.node import NodeChange
-from scheduler.slurm.reason import read_reason
-from scheduler.slurm.record import with_record
+from scheduler.slurm.record import read_reason, with_record
 from tests.policy.decide_world import HOUR
 from tests.scheduler.cluster import RATES
 from tests.scheduler.slurm.memory_port import MemorySlurm

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from policy.fleet import Level
 from scheduler.slurm.marks import after, change_for, foreign_words, standing_on, view_of, weight_again, writes_of
 from scheduler.slurm.node import SlurmNode, count_of, node_of
-from scheduler.slurm.reason import read_reason, reason_for
-from scheduler.slurm.record import DamagedRecordError, Record, record_in, with_record
+from scheduler.slurm.record import DamagedRecordError, Record, read_reason, reason_for, record_in, with_record
 from scheduler.slurm.settings import HIGHEST_WEIGHT, SlurmSettings
 from tests.policy.decide_world import T0
 from tests.scheduler.slurm.slurm_world import action, release

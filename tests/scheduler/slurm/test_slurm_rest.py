@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from scheduler.clock import SystemClock
-from scheduler.failures import SchedulerError
+from scheduler.ports.clock import SystemClock
+from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal
 from scheduler.slurm.node import NodeChange
 from scheduler.slurm.rest import SlurmRest

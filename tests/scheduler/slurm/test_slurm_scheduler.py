@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from policy.fleet import Level
-from scheduler.readings import Switches
+from scheduler.ports.readings import Switches
 from scheduler.slurm.job import SlurmJob
 from scheduler.slurm.node import NodeChange
 from tests.policy.decide_world import HOUR
@@ -176,7 +176,7 @@ def test_a_node_that_changed_since_it_was_read_is_a_conflict(world):
 
 
 def _precondition(world, reading):
-    from scheduler.answers import Precondition
+    from scheduler.ports.readings import Precondition
 
     return Precondition(reading.version, reading.boot_id, reading.view.marks, ME, world.lease())
 
@@ -238,7 +238,7 @@ def test_a_slurm_that_cannot_be_read_is_left_as_it_is(world):
 
 def _some_precondition(world):
     from policy.fleet import Marks
-    from scheduler.answers import Precondition
+    from scheduler.ports.readings import Precondition
 
     return Precondition("v", None, Marks(), ME, world.lease())
 

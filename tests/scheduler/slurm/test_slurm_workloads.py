@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from scheduler.evacuation.ports import CheckpointAsk, Fence
-from scheduler.failures import SchedulerError
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.workloads import CheckpointAsk, Fence
 from scheduler.slurm.job import SlurmJob
 from tests.policy.decide_world import HOUR, T0
 from tests.scheduler.slurm.slurm_world import ME, World

@@ -11,8 +11,8 @@ import pytest
 from features.errors import InputError
 from predrain.page_reader import command, facts
 from predrain.page_sources import page_reader
-from scheduler.evacuation.records import Finding
-from scheduler.sqlite_ledger import SqliteLedger
+from scheduler.ledger.sqlite_ledger import SqliteLedger
+from scheduler.ports.records import Finding
 from serving.pages.dataset_reader import DatasetReader
 from telemetry.errors import InputError as DatasetError
 from telemetry.store import Dataset

@@ -1,0 +1,263 @@
+"""What draining a node now is worth in GPU-hours, against leaving it, and against waiting for its jobs to end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from statistics import NormalDist
+from typing import Literal
+
+import numpy as np
+
+from policy.bounds import Bools, Ints, PrecisionBound, precision_bound
+from policy.fleet import JobView
+from policy.thresholds import Decision, Evidence, drains_begun
+
+_HOUR = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True)
+class WorthConfig:
+    """What things take.
+
+    ``checkpoint``: writing a checkpoint on demand.
+    ``restart``: from a job's end until it computes again elsewhere: queue, start, load.
+    ``verify``: draining and testing a node that turns out healthy, until it is back.
+    ``planned_repair``, ``unplanned_repair``: out of service for a fault that was foreseen, and for one that was not.
+    ``checkpoint_every``: how often a job of which nothing else is known is taken to write a checkpoint.
+    ``always``: drain whatever it is worth.
+    ``may_wait``: wait for the end of jobs where that is cheaper.
+    """
+
+    checkpoint: timedelta = timedelta(minutes=5)
+    restart: timedelta = timedelta(minutes=15)
+    verify: timedelta = timedelta(hours=2)
+    planned_repair: timedelta = timedelta(hours=12)
+    unplanned_repair: timedelta = timedelta(hours=24)
+    checkpoint_every: timedelta = timedelta(hours=2)
+    always: bool = False
+    may_wait: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("checkpoint", "restart", "planned_repair", "unplanned_repair"):
+            if getattr(self, name) < timedelta(0):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a time of zero or more")
+        for name in ("verify", "checkpoint_every"):
+            if getattr(self, name) <= timedelta(0):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """What a drain now is expected to save and to lose.
+
+    ``saved``, ``lost``: expected GPU-hours: the risk times what a drain before the failure saves; its complement times
+    what an unneeded drain costs.
+    ``break_even``: the risk from which on a drain is worth it; None: it never is.
+    ``wait``: expected GPU-hours that waiting for the jobs' end is better than draining now (negative: worse); None
+    where the end is not known, or after the horizon.
+    ``wait_until``: when the last job ends.
+    ``choice``: ``drain``, ``wait`` or ``leave``.
+    """
+
+    risk: float
+    saved: float
+    lost: float
+    break_even: float | None
+    wait: float | None
+    wait_until: datetime | None
+    choice: Literal["drain", "wait", "leave"]
+    words: str
+
+    @property
+    def net(self) -> float:
+        """Expected GPU-hours gained by draining now."""
+        return self.saved - self.lost
+
+
+def worth_of(
+    gpus: int, jobs: Sequence[JobView], risk: float, horizon: timedelta, config: WorthConfig, now: datetime
+) -> Worth:
+    """Weigh a drain now.
+
+    ``risk``: that the node fails within ``horizon`` from now, calibrated.
+
+    A failure under a job costs all of its GPUs the work since its last checkpoint and a restart, and the node an
+    unplanned repair. A drain costs them the work since a checkpoint too, a fresh one where the job writes it on
+    demand, and a restart; then the node is out for a planned repair, or for a test if nothing was wrong. Where a node
+    is left alone it is taken to run such jobs all through the horizon. The hazard is even over the horizon, so that a
+    job ending at r of the horizon h meets the failure with probability ``1 - (1 - risk) ** (r / h)``; waiting is better
+    when that times what a failure under it costs more than a drain of the empty node is below what stopping the job
+    now costs.
+    """
+    if horizon <= timedelta(0):
+        raise ValueError(f"horizon is {horizon}: give a positive time")
+    if gpus < 1:
+        raise ValueError(f"gpus is {gpus}: give a positive number")
+    stop = sum(job.gpus * _hours(_rework_now(job, config, now) + config.restart) for job in jobs)
+    fail = sum(job.gpus * _hours(_rework_at_failure(job, config, now, horizon) + config.restart) for job in jobs)
+    verify, planned, unplanned = (
+        gpus * _hours(each) for each in (config.verify, config.planned_repair, config.unplanned_repair)
+    )
+    unneeded, gain = stop + verify, unplanned + fail - (stop + planned)  # summed as Costs does, to the last bit
+    saved, lost = risk * gain, (1 - risk) * unneeded
+    break_even = Costs(unneeded, unplanned, lost_job=fail, needed_drain=stop + planned).break_even if gain > 0 else None
+    ends = [job.ends_at for job in jobs]
+    known = [end for end in ends if end is not None]
+    until = max(known) if known and len(known) == len(ends) else None
+    wait: float | None = None
+    if until is not None and now < until < now + horizon:
+        meets = 1 - (1 - risk) ** ((until - now) / horizon)
+        wait = stop - meets * (unplanned + fail - planned)
+    worthy = config.always or (saved - lost > 0)
+    choice: Literal["drain", "wait", "leave"] = "drain" if worthy else "leave"
+    if config.may_wait and wait is not None and wait > 0 and (worthy or saved - lost + wait > 0):
+        choice = "wait"
+    even = "never worth it" if break_even is None else f"worth it from a risk of {break_even:.1%}"
+    words = f"a drain now saves {saved:.1f} and loses {lost:.1f} GPU-hours at a risk of {risk:.1%} ({even})"
+    if wait is not None and until is not None:
+        side = "better" if wait > 0 else "worse"
+        words += f"; waiting for the jobs' end at {until:%Y-%m-%d %H:%M} UTC is {abs(wait):.1f} {side}"
+    return Worth(risk, saved, lost, break_even, wait, until, choice, words)
+
+
+def _hours(value: timedelta) -> float:
+    return value / _HOUR
+
+
+def _age(job: JobView, now: datetime) -> timedelta | None:
+    since = job.checkpointed_at or job.started_at
+    return None if since is None else max(now - since, timedelta(0))
+
+
+def _rework_now(job: JobView, config: WorthConfig, now: datetime) -> timedelta:
+    if job.can_checkpoint:
+        return config.checkpoint
+    age = _age(job, now)
+    return config.checkpoint_every / 2 if age is None else age
+
+
+def _rework_at_failure(job: JobView, config: WorthConfig, now: datetime, horizon: timedelta) -> timedelta:
+    age = _age(job, now)
+    every = config.checkpoint_every
+    if age is None or age <= every:
+        return every / 2
+    return age + horizon / 2  # it writes none: what it has done so far, and half of what it may yet do
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What things cost, all in one unit of the operator's choice (such as GPU-hours).
+
+    ``unneeded_drain``: draining a unit that would not have failed; positive.
+    ``missed_failure``: a failure that met no drain: repair in a hurry, and all that is not the job.
+    ``lost_job``: what the jobs on the unit lose on average when it fails under them.
+    ``needed_drain``: draining a unit that would have failed.
+    """
+
+    unneeded_drain: float
+    missed_failure: float
+    lost_job: float = 0.0
+    needed_drain: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.unneeded_drain > 0:
+            raise ValueError(f"unneeded_drain is {self.unneeded_drain}: give a positive number")
+        if not self.saved > 0:
+            raise ValueError(
+                f"a drain saves {self.saved} (missed_failure + lost_job - needed_drain): no drain can ever be worth it"
+            )
+
+    @property
+    def saved(self) -> float:
+        """What a drain before a failure saves."""
+        return self.missed_failure + self.lost_job - self.needed_drain
+
+    @property
+    def break_even(self) -> float:
+        """The risk from which on a drain is worth it: where ``risk * saved = (1 - risk) * unneeded_drain``."""
+        return self.unneeded_drain / (self.unneeded_drain + self.saved)
+
+
+def for_costs(evidence: Evidence, costs: Costs, confidence: float, *, repeat_ms: int) -> Decision:
+    """Choose the threshold of least expected cost, and tell what it would have saved.
+
+    ``evidence``: earlier decisions, scored out of time; ``risk`` must be a calibrated probability.
+    ``confidence``: One-sided, between 0 and 1 exclusive.
+    ``repeat_ms``: alerts of a unit within this time (milliseconds) of the one that began a drain belong to that drain:
+    the horizon.
+    Returns: the threshold is :attr:`Costs.break_even`, which no search has touched; ``promised`` says whether the lower
+    bound of the saving is above zero. ``saving`` is a decision time's, against draining nothing.
+    Raises ``ValueError`` if the confidence is out of range.
+
+    A failure is saved once, however many alerts it had; a false drain counts each time it begins. The bound of the
+    saving is normal over units, which may depend on nothing but themselves.
+    """
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence is {confidence}: give a number between 0 and 1")
+    threshold = costs.break_even
+    alert = evidence.risk >= threshold
+    bound = precision_bound(evidence.hit[alert], evidence.unit[alert], confidence)
+    if not len(evidence.risk):
+        return no_threshold(costs, confidence, "there are no earlier decisions")
+    chosen = np.flatnonzero(alert)
+    caught = np.unique(evidence.incident[alert & evidence.hit & (evidence.incident >= 0)], return_index=True)[1]
+    saved_by = evidence.unit[np.flatnonzero(alert & evidence.hit & (evidence.incident >= 0))[caught]]
+    false_by = evidence.unit[chosen[false_drains(evidence, chosen, repeat_ms)]]
+    _, unit = np.unique(evidence.unit, return_inverse=True)
+    number = dict(zip(evidence.unit.tolist(), unit.tolist(), strict=True))
+    of_unit = np.zeros(int(unit.max()) + 1)
+    np.add.at(of_unit, [number[each] for each in saved_by.tolist()], costs.saved)
+    np.add.at(of_unit, [number[each] for each in false_by.tolist()], -costs.unneeded_drain)
+    total, times = float(of_unit.sum()), evidence.times
+    spread = float(of_unit.std(ddof=1)) * math.sqrt(len(of_unit)) if len(of_unit) > 1 else math.inf
+    lower = (total - NormalDist().inv_cdf(confidence) * spread) / times if math.isfinite(spread) else -math.inf
+    if not alert.any():
+        why = f"no earlier decision had a risk of {threshold:.1%}, from which on a drain is worth its cost"
+    else:
+        why = (
+            f"{len(caught)} failures saved and {len(false_by)} unneeded drains in {times} decision times: "
+            f"{total / times:.3g} a decision time, with {confidence:.0%} confidence at least {lower:.3g}"
+        )
+    return Decision(
+        kind="cost",
+        asked=costs.unneeded_drain / costs.saved,
+        confidence=confidence,
+        promised=bool(alert.any() and lower > 0),
+        threshold=threshold,
+        bound=bound,
+        drains_per_decision=_drains(evidence, chosen, repeat_ms) / times,
+        recall=evidence.recall(alert),
+        saving=total / times,
+        saving_lower=lower if math.isfinite(lower) else None,
+        why=why,
+    )
+
+
+def no_threshold(costs: Costs, confidence: float, why: str) -> Decision:
+    """Give the decision where costs set no threshold, with the reason in words."""
+    nothing = PrecisionBound(0, 0, 0, 0.0, math.nan, 0.0)
+    asked = costs.unneeded_drain / costs.saved
+    return Decision("cost", asked, confidence, False, None, nothing, 0.0, math.nan, why=why)
+
+
+def _drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> int:
+    rows = chosen[np.lexsort((evidence.time[chosen], evidence.unit[chosen]))]
+    return int(drains_begun(evidence.unit[rows], evidence.time[rows], repeat_ms).sum())
+
+
+def false_drains(evidence: Evidence, chosen: Ints, repeat_ms: int) -> Bools:
+    """Tell which alerts begin a drain that nothing followed.
+
+    ``chosen``: positions of the alerts; shape (alerts,).
+    Returns: true for the first alert of each drain none of whose alerts was a hit; shape (alerts,).
+    """
+    out = np.zeros(len(chosen), dtype=np.bool_)
+    order = np.lexsort((evidence.time[chosen], evidence.unit[chosen]))
+    rows = chosen[order]
+    begun = drains_begun(evidence.unit[rows], evidence.time[rows], repeat_ms)
+    needed = np.bincount(np.cumsum(begun) - 1, weights=evidence.hit[rows], minlength=int(begun.sum())) > 0
+    out[order[begun]] = ~needed
+    return out

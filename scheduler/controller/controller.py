@@ -1,0 +1,377 @@
+"""One round of the controller: read, decide, carry out what is still right; a restart may come at any point."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from policy.alert_outcomes import Outcome
+from policy.config import PolicyConfig
+from policy.decide import carried_out, decide
+from policy.fleet import NodeView, Signals, UnitView
+from policy.plan import Action, Plan
+from policy.state import PolicyState
+from policy.tiers import TierThresholds
+from scheduler.controller.evidence import Evidence
+from scheduler.controller.executor import Acting, Expected, level_after, settled_by_reading
+from scheduler.controller.settings import ControllerSettings
+from scheduler.evacuation.engine import Evacuation, Round
+from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
+from scheduler.ports.lease import Lease, LeaseLostError
+from scheduler.ports.protocols import (
+    Announcing,
+    Clock,
+    FactSource,
+    Ledger,
+    RiskSource,
+    SchedulerAdapter,
+    Upkeep,
+    signals_of,
+)
+from scheduler.ports.readings import FleetReading, Switches
+from scheduler.ports.records import RoundRecord, tells_anew
+from scheduler.ports.report import RoundReport, Step
+from scheduler.ports.risks import Risks
+from scheduler.ports.stored_state import state_of, state_text
+
+_KEEP_AT_LEAST = timedelta(minutes=10)
+# The safety state is written anew after so long, also where nothing but the time in it changed.
+
+
+class Controller:
+    """Decides about a cluster, and acts.
+
+    ``evacuation``: empties the nodes with a drain mark, after the actions of each round. None: their jobs end by
+    themselves.
+
+    A round is: hold the lease; find out what became of calls that a dead process left without an answer; read the
+    scheduler, its switches and the safety state that it keeps; read scores and facts; decide; record the decision; keep
+    the new safety state in the scheduler, so that what was granted counts against the rates whatever happens next; then
+    for each action re-read the node, the switches and its evidence, record the call, call, record what it came to; and
+    keep the safety state once more with what was confirmed. It may end anywhere: the next round begins with what stands
+    in the scheduler, and an action that stands is not decided again.
+    """
+
+    def __init__(
+        self,
+        scheduler: SchedulerAdapter,
+        risks: RiskSource,
+        facts: FactSource,
+        ledger: Ledger,
+        clock: Clock,
+        policy: PolicyConfig,
+        settings: ControllerSettings,
+        *,
+        holder: str,
+        code: str,
+        evacuation: Evacuation | None = None,
+    ) -> None:
+        self._scheduler = scheduler
+        self._evidence = Evidence(risks, facts)
+        self._ledger = ledger
+        self._clock = clock
+        self._policy = policy
+        self._settings = settings
+        self._holder = holder
+        self._code = code
+        self._evacuation = evacuation
+        self._lease = Lease(scheduler, clock, holder, settings.lease)
+
+    def round(self) -> RoundReport:
+        """Do one round.
+
+        Returns: a scheduler, a source or a ledger that fails is an error in it, and is not raised.
+        """
+        report = RoundReport(self._clock.now(), active=False)  # until the lease is known to be held
+        try:
+            report.active = self._lease.take()
+            if report.active:
+                with search_deferred():
+                    self._active(report)
+        except SchedulerError as error:
+            report.errors.append(f"the scheduler cannot be read: {error}")
+        except LeaseLostError as error:
+            report.active = False
+            report.notes.append(f"stopped: {error}")
+        return report
+
+    def rehearse(self, switches: Switches | None = None) -> RoundReport:
+        """Decide, and give exactly what would be written; nothing is: no lease, no ledger, no state.
+
+        ``switches``: as if they were set so; None: as they are.
+        Returns: its steps came to ``would``.
+        """
+        report = RoundReport(self._clock.now(), rehearsed=True)
+        try:
+            ready = self._evacuation is not None and self._evacuation.load(report)
+            fleet, state, _ = self._read(report)
+            fleet = fleet if switches is None else replace(fleet, switches=switches)
+            plan, views, signals = self._decided(fleet, state, self._in_force(fleet, report), report)
+            readings = {each.view.name: each for each in fleet.nodes}
+            of_node: dict[str, list[Action]] = {}
+            for action in plan.actions:
+                of_node.setdefault(action.node, []).append(action)
+            writes = {name: iter(self._scheduler.preview(mine, readings[name])) for name, mine in of_node.items()}
+            report.steps += [Step(action, "would", "", next(writes[action.node])) for action in plan.actions]
+            self._rehearse_announcing(plan, views, report, new=not signals.kill)
+            if self._evacuation is not None and ready:
+                self._evacuation.rehearse(plan, {view.name: view for view in views}, report)
+        except SchedulerError as error:
+            report.errors.append(f"the scheduler cannot be read: {error}")
+        return report
+
+    def _rehearse_announcing(self, plan: Plan, views: tuple[NodeView, ...], report: RoundReport, *, new: bool) -> None:
+        """Add what the scheduler's further ways to say what stands would write, were all actions confirmed."""
+        if not isinstance(self._scheduler, Announcing):
+            return
+        levels = {view.name: view.marks.level for view in views}
+        for action in plan.actions:
+            levels[action.node] = level_after(action, levels[action.node])
+        stands = signals_of(plan, views, levels, self._policy)
+        writes = self._scheduler.announcing(stands, new=new)
+        report.notes += [f"would be written besides: {write.words}" for write in writes]
+
+    def stop(self) -> None:
+        """Give the lease back, so that another replica need not wait for its end."""
+        self._scheduler.drop_lease(self._holder)
+
+    def _active(self, report: RoundReport) -> None:
+        self._settle_open(report)
+        # before anything is decided: what diagnostics came to is among the facts
+        ready = self._evacuation is not None and self._evacuation.load(report)
+        fleet, state, version = self._read(report)
+        policy = self._in_force(fleet, report)
+        plan, views, signals = self._decided(fleet, state, policy, report)
+        record = RoundRecord(
+            views, state, signals, policy, plan, self._evidence.risks.model, self._evidence.risks.decided_at,
+            self._holder, self._code, tuple(report.notes),
+        )  # fmt: skip
+        forward = self._record(record, report)
+        self._lease.hold()
+        kept = self._keep(plan.state, state, version, report)
+        if kept is None:
+            forward = False
+        boots = {each.view.name: each.boot_id for each in fleet.nodes}
+        acting = Acting(
+            self._scheduler, self._ledger, self._clock, self._lease, self._settings, report.number,
+            {view.name: Expected(view, boots[view.name], view.marks.level) for view in views},
+            self._newest, report, forward, self._held(views, signals),
+        )  # fmt: skip
+        try:
+            acting.carry_out(plan)
+        except LeaseLostError:
+            # a state that another replica has replaced since has another version, and is left alone
+            self._note_done(acting, plan, kept, report)
+            raise
+        self._note_done(acting, plan, kept, report)
+        self._keep_up(report)
+        if isinstance(self._scheduler, Announcing):
+            levels = {name: each.level for name, each in acting.expected.items()}
+            stands = signals_of(plan, views, levels, policy)
+            new = acting.forward and not signals.kill
+            report.notes += self._scheduler.announce(stands, self._holder, self._lease.hold(), new=new)
+        if self._evacuation is not None and ready:
+            drained = frozenset(action.node for action in acting.done if action.verb == "drain")
+            known = {view.name: view for view in views}
+            self._evacuation.round(
+                Round(plan, known, drained, self._lease, report, acting.forward, self._held(views, signals))
+            )
+
+    def _keep_up(self, report: RoundReport) -> None:
+        if not isinstance(self._scheduler, Upkeep):
+            return
+        try:
+            put_back = self._scheduler.upkeep(self._holder, self._lease.hold())
+        except SchedulerError as error:
+            report.errors.append(f"what the scheduler may have lost of our marks is not put back: {error}")
+            return
+        report.notes += [f"put back, for the scheduler had lost it: {write.words}" for write in put_back]
+
+    def _note_done(self, acting: Acting, plan: Plan, kept: str | None, report: RoundReport) -> None:
+        if acting.done and kept is not None:
+            self._keep(carried_out(plan.state, acting.done), plan.state, kept, report)
+
+    def _settle_open(self, report: RoundReport) -> None:
+        try:
+            for number, intent in self._ledger.unsettled():
+                reading = self._scheduler.revalidate(intent.node)
+                settled = settled_by_reading(intent.action, reading, self._clock.now(), "the call was interrupted")
+                self._ledger.settle(number, settled)
+                report.notes.append(f"{intent.verb} {intent.node} was interrupted: {settled.words}")
+        except LedgerError as error:
+            report.errors.append(str(error))
+
+    def _read(self, report: RoundReport) -> tuple[FleetReading, PolicyState, str]:
+        fleet = self._scheduler.read_fleet()
+        stored = self._scheduler.load_state()
+        state = PolicyState()
+        if stored.text is not None:
+            try:
+                state = state_of(stored.text)
+            except ValueError as error:
+                report.errors.append(f"begins with an empty safety state, for {error}")
+        report.errors += self._evidence.refresh(self._clock.now())
+        return fleet, state, stored.version
+
+    def _in_force(self, fleet: FleetReading, report: RoundReport) -> PolicyConfig:
+        """Give the settings with the thresholds that hold in this round, and say what is odd about them."""
+        policy, risks = self._policy, self._evidence.risks
+        tiers = risks.tiers if policy.thresholds_from == "scores" else None
+        if not fleet.switches.release_all:  # then nothing rests on any threshold
+            report.notes += odd_thresholds(policy, risks)
+        return policy if tiers is None else policy.by_scores(tiers.thresholds)
+
+    def _decided(
+        self, fleet: FleetReading, state: PolicyState, policy: PolicyConfig, report: RoundReport
+    ) -> tuple[Plan, tuple[NodeView, ...], Signals]:
+        now = self._clock.now()
+        views = tuple(self._evidence.placed(each.view, state) for each in fleet.nodes)
+        risks = self._evidence.risks
+        signals = Signals(
+            read_at=fleet.read_at,
+            scheduler_error=fleet.trouble,
+            model_fitted_at=risks.model_fitted_at,
+            drift=risks.drift,
+            outcomes=self._outcomes(now, report),
+            kill=fleet.switches.kill,
+            release_all=fleet.switches.release_all,
+            reset_breaker_at=fleet.switches.reset_breaker_at,
+        )
+        plan = decide(views, state, signals, policy, now)
+        report.plan = plan
+        report.refused_scores = len(risks.refused)
+        if not fleet.switches.release_all:
+            report.notes += self._evidence.mismatches(views)
+        return plan, views, signals
+
+    def _outcomes(self, now: datetime, report: RoundReport) -> Sequence[Outcome]:
+        since = now - self._policy.stages.window - 2 * self._policy.horizon - timedelta(days=1)
+        try:
+            return tuple(self._evidence.fact_source.outcomes(self._ledger.alerts(since), now))
+        except (LedgerError, SourceError) as error:
+            report.errors.append(f"no alert is judged, so no stage moves: {error}")
+            return ()
+
+    def _record(self, record: RoundRecord, report: RoundReport) -> bool:
+        """Record the decision where it is worth a record; False: nothing new may follow from it."""
+        plan = record.plan
+        try:
+            if tells_anew(plan, self._ledger.last_digest()):
+                report.number = self._ledger.begin(record)
+        except LedgerError as error:
+            report.errors.append(f"nothing new is done, and releases only: {error}")
+            return False
+        return True
+
+    def _keep(self, state: PolicyState, before: PolicyState, version: str, report: RoundReport) -> str | None:
+        """Keep the safety state in the scheduler; gives its new version, or None where that is not sure."""
+        if _same(state, before):
+            return version
+        try:
+            text = state_text(state)
+        except ValueError as error:
+            report.errors.append(str(error))
+            return None
+        answer = self._scheduler.save_state(text, version)
+        if answer.confirmed:
+            return answer.version or version
+        if answer.kind == "timeout":
+            try:
+                found = self._scheduler.load_state()
+            except SchedulerError as error:
+                report.errors.append(f"the safety state may not be kept, so nothing new is done: {error}")
+                return None
+            if found.text == text:
+                return found.version
+        elif answer.kind == "conflict":
+            raise LeaseLostError(f"another process wrote the safety state: {answer.words}")
+        report.errors.append(f"the safety state is not kept, so nothing new is done: {answer.kind} {answer.words}")
+        return None
+
+    def _held(self, views: tuple[NodeView, ...], signals: Signals) -> frozenset[str]:
+        """Give the nodes that are left as they are, for what their GPUs reported could not be read since we began.
+
+        A mark may rest on a fault that is there, and only seems to have gone. It holds until it expires; what a person
+        asks for is done at once.
+        """
+        if self._evidence.facts_known or signals.release_all:
+            return frozenset()
+        return frozenset(
+            view.name
+            for view in views
+            if view.marks.published is not None
+            and view.marks.published.expires_at > self._clock.now()
+            and view.opt_out is None
+        )
+
+    def _newest(self, view: NodeView) -> tuple[UnitView, ...]:
+        return self._evidence.newest(view, self._clock.now())
+
+
+def _same(state: PolicyState, before: PolicyState) -> bool:
+    """Tell whether two states differ in nothing but the time of the decision, and in that by little.
+
+    So a round in which nothing happens writes nothing. The time itself only tells when a clock goes back.
+    """
+    then, now = before.breaker.decided_at, state.breaker.decided_at
+    if then is None or now is None or not timedelta(0) <= now - then < _KEEP_AT_LEAST:
+        return state == before
+    return replace(state, breaker=replace(state.breaker, decided_at=then)) == before
+
+
+@contextmanager
+def search_deferred() -> Iterator[None]:
+    """Search for no cyclic garbage until the end of the block; what has no cycles is freed at once, as ever.
+
+    A round of the controller makes and drops some hundred thousand objects of a fleet of 1,500 nodes. None of them is
+    in a cycle, yet the collector walks through all of them again and again: a quarter of a round's processor time, part
+    of it between a decision and its first write. Where another one has turned the search off already, it stays off.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+_HOUR = timedelta(hours=1)
+
+
+def odd_thresholds(policy: PolicyConfig, risks: Risks) -> tuple[str, ...]:
+    """Say in words what is odd about the thresholds, and about the horizon that they are for.
+
+    Returns: Nothing, where all is as it should be.
+    """
+    said: list[str] = []
+    if risks.horizon is not None and risks.horizon != policy.horizon:
+        wrong = "too early" if risks.horizon > policy.horizon else "by more than they said"
+        said.append(
+            f"the scores look {risks.horizon / _HOUR:g} h ahead and policy.horizon is {policy.horizon / _HOUR:g} h: "
+            f"alerts are judged {wrong}"
+        )
+    if policy.thresholds_from == "settings":
+        if policy.thresholds == TierThresholds():
+            said.append(
+                "the settings give no threshold (policy.thresholds), so no score has a tier: only hard rules act"
+            )
+    elif policy.thresholds_from == "costs":
+        if policy.thresholds.elevated is None:
+            said.append(
+                "the settings give no threshold of tier elevated (policy.thresholds): no node is softly tainted before "
+                "a drain of it is worth its cost"
+            )
+    elif risks.tiers is None:
+        said.append("the scores name no thresholds, so none of them has a tier: only hard rules act")
+    else:
+        said += [
+            f"no node is of tier {name} ({risks.tiers.sources.get(name, 'no reason given')})"
+            for name, value in risks.tiers.thresholds.items()
+            if value is None
+        ]
+    return tuple(said)

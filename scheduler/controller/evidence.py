@@ -1,0 +1,126 @@
+"""What the scheduler says of nodes, joined with what is known of their units: scores, and what they reported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from policy.fleet import NodeView, UnitView
+from policy.state import PolicyState
+from scheduler.ports.errors import SourceError
+from scheduler.ports.protocols import FactSource, RiskSource
+from scheduler.ports.risks import NO_RISKS, Facts, Risks
+
+_NAMED = 3
+
+
+def _named(nodes: Sequence[str]) -> str:
+    few = ", ".join(nodes[:_NAMED])
+    return few if len(nodes) <= _NAMED else f"{few} and {len(nodes) - _NAMED} more"
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The newest scores and facts.
+
+    ``facts``: as last read, by unit.
+    ``facts_known``: whether facts could ever be read in this process.
+    """
+
+    risk_source: RiskSource
+    fact_source: FactSource
+    risks: Risks = NO_RISKS
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+    facts_known: bool = False
+    _scores: Mapping[str, UnitView] = field(default_factory=dict)
+
+    def refresh(self, now: datetime) -> tuple[str, ...]:
+        """Read both anew; what cannot be read stays as it was, until it expires by itself.
+
+        Returns: what could not be read, in words.
+        """
+        troubles: list[str] = []
+        try:
+            self._take_risks()
+        except SourceError as error:
+            troubles.append(f"{error}; what was read before holds until it expires")
+        try:
+            self._take_facts(now)
+        except SourceError as error:
+            troubles.append(f"what GPUs reported cannot be read: {error}")
+        return tuple(troubles)
+
+    def newest(self, view: NodeView, now: datetime) -> tuple[UnitView, ...]:
+        """Give a node's units with what is known of them now, read anew.
+
+        Raises ``SourceError`` if it cannot be read: then nothing new may be done on the node.
+        """
+        self._take_risks()
+        self._take_facts(now)
+        return self.units_of(view)
+
+    def units_of(self, view: NodeView) -> tuple[UnitView, ...]:
+        """Give a node's units: those that the scheduler knows to be in it, else those that were scored on it.
+
+        The latter may have been in another machine of that name: what was known before the node came is void.
+        """
+        if view.units:
+            return tuple(self._with_evidence(unit) for unit in view.units)
+        scored = tuple(self._with_evidence(unit) for unit in self.risks.nodes.get(view.name, ()))
+        decided, since = self.risks.decided_at, view.since
+        if since is None or (decided is not None and decided >= since):
+            return scored
+        return tuple(replace(unit, valid_from=max(unit.valid_from or since, since)) for unit in scored)
+
+    def mismatches(self, views: Iterable[NodeView]) -> tuple[str, ...]:
+        """Say which records of the scores were refused, and which nodes are known to only one side."""
+        refused = self.risks.refused
+        said = []
+        if refused:
+            more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+            said.append(f"{len(refused)} scores are refused: {'; '.join(refused[:_NAMED])}{more}")
+        if not self.risks.nodes:
+            return tuple(said)
+        listed = {view.name: bool(view.units) for view in views}
+        strangers = sorted(self.risks.nodes.keys() - listed.keys())
+        bare = sorted(name for name, has in listed.items() if not has)
+        if strangers:
+            said.append(f"scores of {_named(strangers)} are of no node here: names must be the same in both")
+        if bare:
+            said.append(f"nothing was scored on {_named(bare)}: neither counted nor acted on")
+        return tuple(said)
+
+    def placed(self, view: NodeView, state: PolicyState) -> NodeView:
+        """Give a node with its units.
+
+        A node with marks of ours always has one: else, where the scores cannot be read, nobody would take its marks off
+        when they expire. Those are the units that the marks rest on, or one without a name of its own.
+        """
+        units = self.units_of(view)
+        if not units and view.marks.level:
+            known = state.nodes.get(view.name)
+            names = [each.unit for each in known.tier.support] if known is not None else []
+            units = tuple(self._with_evidence(UnitView(name)) for name in names or [view.name])
+        return replace(view, units=units)
+
+    def _with_evidence(self, unit: UnitView) -> UnitView:
+        scored, facts = self._scores.get(unit.name), self.facts.get(unit.name)
+        if facts is None and scored is not None and not scored.facts and scored.valid_from == unit.valid_from:
+            return scored  # what is put together below, and most units by far
+        return UnitView(
+            unit.name,
+            scored.score if scored is not None else None,
+            facts.facts if facts is not None else (),
+            facts.valid_from if facts is not None else unit.valid_from,
+        )
+
+    def _take_risks(self) -> None:
+        risks = self.risk_source.read()
+        if risks is not self.risks:
+            self.risks = risks
+            self._scores = {unit.name: unit for units in risks.nodes.values() for unit in units}
+
+    def _take_facts(self, now: datetime) -> None:
+        self.facts = self.fact_source.read(now)
+        self.facts_known = True

@@ -1,0 +1,299 @@
+"""Carries out the actions of one decision: re-read, re-validate, record, call, record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from policy.fleet import Level, NodeView, UnitView
+from policy.plan import Action, Plan
+from scheduler.controller.settings import ControllerSettings
+from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
+from scheduler.ports.lease import Lease, LeaseLostError
+from scheduler.ports.protocols import Clock, Fenced, Ledger, SchedulerAdapter
+from scheduler.ports.readings import Answer, NodeReading, Precondition, Switches, stands
+from scheduler.ports.records import Intent, Settled, key_of
+from scheduler.ports.report import RoundReport, Step
+
+
+@dataclass(slots=True)
+class Acting:
+    """The actions of one decision on their way.
+
+    ``number``: of the decision in the ledger; None: it could not be recorded.
+    ``expected``: what was decided on, by node; follows what is done.
+    ``evidence``: gives a node's units with the newest scores and facts.
+    ``forward``: whether anything new may be done at all.
+    ``held``: nodes that are left as they are, releases included.
+    ``done``: what the scheduler has confirmed.
+    """
+
+    scheduler: SchedulerAdapter
+    ledger: Ledger
+    clock: Clock
+    lease: Lease
+    settings: ControllerSettings
+    number: int | None
+    expected: dict[str, Expected]
+    evidence: Callable[[NodeView], tuple[UnitView, ...]]
+    report: RoundReport
+    forward: bool = True
+    held: frozenset[str] = frozenset()
+    done: list[Action] = field(default_factory=list)
+    _stuck: set[str] = field(default_factory=set)
+    _new: int = 0
+
+    def carry_out(self, plan: Plan) -> None:
+        """Carry out a plan, as far as it may be.
+
+        Raises ``LeaseLostError`` if the lease is lost on the way; what was done until then is in ``done``.
+        """
+        began = self.clock.now()
+        for action in plan.actions:
+            if self.clock.now() - began > self.settings.most_time:
+                self._skip(action, "the round took too long: left to the next one")
+                continue
+            why = self._held_back(action)
+            if why is not None:
+                self._skip(action, why)
+                continue
+            self._one(action)
+
+    def _held_back(self, action: Action) -> str | None:
+        if action.node in self.held:
+            return "what its GPUs reported cannot be read, and its mark has not expired"
+        if action.verb == "release":
+            return None
+        if not self.forward:
+            return "nothing new in this round"
+        if action.node in self._stuck:
+            return "an earlier step on the node was not confirmed"
+        if self._new >= self.settings.most_new:
+            return f"{self.settings.most_new} new marks were made in this round: left to the next one"
+        return None
+
+    def _one(self, action: Action) -> None:
+        for _ in range(self.settings.retries + 1):
+            until = self.lease.hold()
+            reading = self._ready(action)
+            if reading is None:
+                return
+            if self.clock.now() >= until:
+                raise LeaseLostError("the lease ended while the node was read")
+            try:
+                intent = self._intend(action, reading)
+            except LedgerError as error:
+                self._without_ledger(error)
+                if action.verb != "release":
+                    self._skip(action, "it could not be recorded, so it is not done")
+                    return
+                intent = None
+            precondition = Precondition(reading.version, reading.boot_id, reading.view.marks, self.lease.holder, until)
+            answer = self.scheduler.apply(action, precondition)
+            if self._answered(action, intent, answer):
+                return
+        self._stuck.add(action.node)
+        self._note(action, "failed", f"somebody else kept writing to it, {self.settings.retries + 1} times")
+
+    def _ready(self, action: Action) -> NodeReading | None:
+        """Read the node again; None: there is nothing to be done on it, or it must not be done, which is noted."""
+        try:
+            left = self.scheduler.as_we_left(action.node) if isinstance(self.scheduler, Fenced) else None
+            reading = left or self.scheduler.revalidate(action.node)
+            why = "there is no such node any more" if reading is None else self._why_not(action, reading)
+            if reading is None or why is not None:
+                self._skip(action, why or "")
+                return None
+            if self.scheduler.preview((action,), reading)[0]:
+                return reading
+        except (SchedulerError, SourceError) as error:
+            self._stuck.add(action.node)
+            self._note(action, "failed", f"it could not be read again: {error}")
+            return None
+        self._confirmed(action, Answer("already", "it stood so"))
+        return None
+
+    def _why_not(self, action: Action, reading: NodeReading) -> str | None:
+        if action.verb == "release":
+            expected = self.expected[action.node]
+            return why_not(action, expected, reading, (), Switches(), self.clock.now())
+        switches = self.scheduler.read_switches()
+        units = self.evidence(reading.view)
+        return why_not(action, self.expected[action.node], reading, units, switches, self.clock.now())
+
+    def _intend(self, action: Action, reading: NodeReading) -> int | None:
+        if self.number is None:
+            raise LedgerError("the decision is not recorded")
+        writes = self.scheduler.preview((action,), reading)[0]
+        key = key_of(self.number, action)
+        now = self.clock.now()
+        return self.ledger.intend(
+            Intent(self.number, now, action.node, action.verb, action.to, key, action, reading, writes)
+        )
+
+    def _answered(self, action: Action, intent: int | None, answer: Answer) -> bool:
+        """Take note of an answer; False: try again."""
+        if answer.kind == "timeout":
+            self._unanswered(action, intent, answer)
+            return True
+        self._settle(intent, Settled(self.clock.now(), answer.kind, answer.confirmed, answer.words, answer.writes))
+        if answer.confirmed:
+            self._confirmed(action, answer)
+        elif answer.kind == "conflict":
+            return False
+        else:
+            self._stuck.add(action.node)
+            self._note(action, "failed", f"{answer.kind}: {answer.words}")
+        return True
+
+    def _unanswered(self, action: Action, intent: int | None, answer: Answer) -> None:
+        try:
+            reading = self.scheduler.revalidate(action.node)
+        except SchedulerError as error:
+            self._stuck.add(action.node)
+            self._note(action, "unknown", f"no answer, and the node could not be read again: {error}")
+            return  # the intent stays unsettled: the next round, or the next process, looks again
+        settled = settled_by_reading(action, reading, self.clock.now(), answer.words)
+        self._settle(intent, settled)
+        if settled.confirmed:
+            self._confirmed(action, Answer("done", settled.words))
+        else:
+            self._stuck.add(action.node)
+            self._note(action, "failed", settled.words)
+
+    def _confirmed(self, action: Action, answer: Answer) -> None:
+        self.done.append(action)
+        before = self.expected[action.node]
+        self.expected[action.node] = replace(before, level=level_after(action, before.level))
+        self._new += action.verb not in ("release", "publish") and answer.kind == "done"
+        self.report.steps.append(Step(action, answer.kind, answer.words, answer.writes))
+
+    def _settle(self, intent: int | None, settled: Settled) -> None:
+        if intent is None:
+            return
+        try:
+            self.ledger.settle(intent, settled)
+        except LedgerError as error:
+            self._without_ledger(error)
+
+    def _skip(self, action: Action, why: str) -> None:
+        if action.verb != "release":
+            self._stuck.add(action.node)
+        self._note(action, "skipped", why)
+        if self.number is None:
+            return
+        try:
+            self.ledger.skip(self.number, self.clock.now(), action, why)
+        except LedgerError as error:
+            self._without_ledger(error)
+
+    def _note(self, action: Action, came_to: str, words: str) -> None:
+        self.report.steps.append(Step(action, came_to, words))
+
+    def _without_ledger(self, error: LedgerError) -> None:
+        self.forward = False
+        if str(error) not in self.report.errors:
+            self.report.errors.append(str(error))
+
+
+def settled_by_reading(action: Action, reading: NodeReading | None, now: datetime, words: str) -> Settled:
+    """Say by the node itself what a call without an answer came to."""
+    if reading is None:
+        return Settled(now, "gone", False, "there is no such node any more")
+    if not reading.view.readable:
+        return Settled(now, "not_found", False, f"{words}; the node's state cannot be read")
+    if stands(action, reading.view.marks):
+        return Settled(now, "found", True, f"{words}; the node was read again and it stands so")
+    return Settled(now, "not_found", False, f"{words}; the node was read again and it does not stand so")
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an action was decided on.
+
+    ``level``: what of ours must stand on the node now: what stood at the decision, with what was done since.
+    """
+
+    view: NodeView
+    boot_id: str | None
+    level: Level
+
+
+def why_not(
+    action: Action,
+    expected: Expected,
+    reading: NodeReading,
+    units: tuple[UnitView, ...],
+    switches: Switches,
+    now: datetime,
+) -> str | None:
+    """Say why an action must not be carried out any more.
+
+    Returns: in words; None: it is still right. A release only has to find a node that can be read: it takes off nothing
+    but what is ours, so that no change of anything else makes it wrong.
+    """
+    view = reading.view
+    if not view.readable:
+        return "its state cannot be read now"
+    if action.verb == "release":
+        return None
+    return (
+        _told_otherwise(action, view, switches)
+        or _other_node(expected, reading)
+        or _other_marks(action, expected, view)
+        or _other_evidence(action, expected.view, view, units, now)
+    )
+
+
+def level_after(action: Action, level: Level) -> Level:
+    """Give the level of a node that stood at ``level`` after an action."""
+    return min(level, action.to) if action.verb == "release" else max(level, action.to)
+
+
+def _told_otherwise(action: Action, view: NodeView, switches: Switches) -> str | None:
+    if switches.kill:
+        return "the kill switch was set"
+    if switches.release_all:
+        return "everything is to be released"
+    if view.opt_out is not None:
+        return f"it opted out ({view.opt_out})"
+    if action.verb == "publish":
+        return None
+    if view.foreign is not None:
+        return view.foreign
+    return "a person took our mark off" if view.undone else None
+
+
+def _other_node(expected: Expected, reading: NodeReading) -> str | None:
+    if reading.boot_id != expected.boot_id:
+        return "it booted since the decision"
+    now_in, then_in = ({unit.name for unit in view.units} for view in (reading.view, expected.view))
+    if now_in and now_in != then_in:
+        return f"other devices are in it than at the decision: {', '.join(sorted(now_in ^ then_in))}"
+    return None
+
+
+def _other_marks(action: Action, expected: Expected, view: NodeView) -> str | None:
+    if view.marks.level != expected.level:
+        return (
+            f"{view.marks.level.name.lower()} stands on it, {expected.level.name.lower()} was expected: "
+            "somebody changed our marks"
+        )
+    if action.verb == "drain" and not view.marks.tainted:
+        return "it is to be drained, and nothing keeps new work off it"
+    return None
+
+
+def _other_evidence(
+    action: Action, then: NodeView, view: NodeView, units: tuple[UnitView, ...], now: datetime
+) -> str | None:
+    if action.expires_at is None or now >= action.expires_at:
+        return "what it rests on has expired"
+    if {unit.name: unit for unit in units} != {unit.name: unit for unit in then.units}:
+        return "its scores or facts changed since the decision"
+    if view.scopes != then.scopes:
+        return "its jobs or its place changed since the decision, and with them the floors it counts in"
+    if view.down and not then.down:
+        return "it went down since the decision"
+    return None

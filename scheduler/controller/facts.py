@@ -1,0 +1,146 @@
+"""Facts from a dataset's events: what hard rules look at, and since when a unit's past is void."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from policy.alert_outcomes import Alert, Outcome
+from policy.fleet import Fact
+from policy.hard_rules import RULES
+from scheduler.evacuation.progress import Result
+from scheduler.ports.errors import SourceError
+from scheduler.ports.protocols import FactSource
+from scheduler.ports.risks import Facts
+
+_REPAIRS = frozenset({"repair", "replacement"})
+_LONGEST = max(rule.holds for rule in RULES)
+_NAMES = frozenset(rule.fact for rule in RULES)
+_RECOVERY = re.compile(r"recovery action\b[^(]*\((0x[0-9a-f]+)\)", re.IGNORECASE)
+_ACTIONS = {1: "reset", 2: "reboot", 3: "drain_p2p", 4: "drain_and_reset"}
+"""What the driver may ask for, by NVML's numbers (nvmlDeviceGpuRecoveryAction_t); 0 takes it back."""
+
+
+class EventFacts:
+    """Reads ``events.parquet`` of a dataset, which an import replaces as a whole.
+
+    An ``xid`` event is the fact ``xid CODE`` where a rule names it, a ``diagnostic`` of code ``fail`` is
+    ``diagnostic_failed``; one of code ``pass``, a repair and a replacement void what was before them. The newest
+    XID 154 that names a recovery action is the fact ``recovery_action NAME``, or none where the action was taken back.
+    An event of a whole node is about none of its units. No alert is judged here: an incident is more than an event, and
+    silence of a source is not health. :class:`scheduler.controller.judged_facts.JudgedFacts` does that from a history.
+    """
+
+    def __init__(self, file: Path, back: timedelta = _LONGEST) -> None:
+        self.file = file
+        self._back = back
+        self._key: tuple[int, int, int] | None = None
+        self._rows: list[dict[str, Any]] = []
+
+    def read(self, now: datetime) -> Mapping[str, Facts]:
+        """Give the facts known at ``now``, by unit.
+
+        Raises ``SourceError`` if the file is missing or cannot be read.
+        """
+        self._load()
+        facts: dict[str, list[Fact]] = {}
+        void: dict[str, datetime] = {}
+        asked: dict[str, Fact] = {}
+        for row in self._rows:
+            unit, at, code = row["gpu"], row["timestamp"], (row["code"] or "").strip().lower()
+            if row["known_at"] > now or at > now:
+                continue
+            kind = row["type"]
+            if kind == "xid" and code == "154":
+                action = _RECOVERY.search(row["detail"] or "")
+                if action is not None and (unit not in asked or asked[unit].seen_at <= at):
+                    asked[unit] = Fact(f"recovery_action {_ACTIONS.get(int(action[1], 16), '')}", at)
+            name = f"xid {code}" if kind == "xid" else "diagnostic_failed"
+            if name in _NAMES and (kind == "xid" or (kind == "diagnostic" and code == "fail")):
+                if at > now - self._back:
+                    facts.setdefault(unit, []).append(Fact(name, at))
+            elif kind in _REPAIRS or (kind == "diagnostic" and code == "pass"):
+                void[unit] = max(void.get(unit, at), at)
+        for unit, fact in asked.items():
+            if fact.name in _NAMES and fact.seen_at > now - self._back:
+                facts.setdefault(unit, []).append(fact)
+        return {unit: Facts(tuple(facts.get(unit, ())), void.get(unit)) for unit in sorted({*facts, *void})}
+
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:  # noqa: ARG002 - see the notes
+        """Judge none."""
+        return ()
+
+    def _load(self) -> None:
+        import pyarrow.compute as pc  # noqa: PLC0415 - only who reads events needs it
+        import pyarrow.parquet as pq  # noqa: PLC0415
+        from pyarrow.lib import ArrowException  # noqa: PLC0415
+
+        try:
+            status = self.file.stat()
+            key = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if key == self._key:
+                return
+            columns = ["timestamp", "gpu", "type", "code", "detail", "known_at"]
+            table = pq.read_table(self.file, columns=columns)
+            wanted = pc.and_(
+                pc.is_in(table["type"], value_set=_texts(["xid", "diagnostic", *sorted(_REPAIRS)])),
+                pc.is_valid(table["gpu"]),
+            )
+            self._rows = table.filter(wanted).to_pylist()
+        except (OSError, ArrowException, KeyError) as error:
+            raise SourceError(f"the events in {self.file} cannot be read: {error}") from error
+        self._key = key
+
+
+def _texts(values: list[str]) -> Any:
+    import pyarrow as pa  # noqa: PLC0415
+
+    return pa.array(values, pa.string())
+
+
+Results = Callable[[], tuple[Result, ...] | None]
+"""Gives the results kept in the scheduler; None: they could not be read since the process began."""
+
+
+class VerifiedFacts:
+    """Adds the results to the facts of another source.
+
+    ``results``: see :data:`Results`.
+
+    A failed diagnostic is the fact ``diagnostic_failed`` of the GPUs that it names, and of all GPUs of the node where
+    it names none. One that passed says of each GPU that was in the node that what was before it is void. One that came
+    to neither says nothing.
+    """
+
+    def __init__(self, inner: FactSource, results: Results) -> None:
+        self._inner = inner
+        self._results = results
+
+    def read(self, now: datetime) -> Mapping[str, Facts]:
+        """Give the facts known at ``now``, by unit.
+
+        Raises ``SourceError`` if the other source fails, or no result could ever be read.
+        """
+        results = self._results()
+        if results is None:
+            raise SourceError("the results of diagnostics were never read")
+        facts = dict(self._inner.read(now))
+        for each in results:
+            if each.at > now:
+                continue
+            named = each.failed_units or each.units
+            for unit in named if each.kind == "failed" else each.units:
+                known = facts.get(unit, Facts())
+                if each.kind == "failed":
+                    facts[unit] = Facts((*known.facts, Fact("diagnostic_failed", each.at)), known.valid_from)
+                elif each.kind == "passed":
+                    since = each.at if known.valid_from is None else max(known.valid_from, each.at)
+                    facts[unit] = Facts(known.facts, since)
+        return facts
+
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
+        """Judge as the other source does."""
+        return self._inner.outcomes(alerts, now)

@@ -1,0 +1,106 @@
+"""The controller's settings: how often, how much at once, and for how long it holds the lease."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+
+import yaml
+
+from policy.config import PolicyConfig
+from policy.hysteresis import NodeRiskConfig
+from policy.tiers import TierThresholds
+from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.kubernetes.settings import KubernetesSettings
+from scheduler.ports.codec import object_of
+from scheduler.slurm.settings import SlurmSettings
+from telemetry.errors import InputError
+from telemetry.yaml_text import read_yaml
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerSettings:
+    """How the controller works.
+
+    ``every``: from the beginning of one round to that of the next.
+    ``lease``: for how long the lease is taken; it is prolonged when half of it is over. Longer than any single call.
+    ``most_time``: what a round has not begun by then is left to the next one: what it was decided on grows old.
+    ``most_new``: new marks a round, at most; releases are not counted.
+    ``retries``: how often a write is tried again after a conflict, each time on the node as re-read.
+    ``max_score_lifetime``: from a score's decision time to its end, at most; one that claims to hold for longer is
+    refused.
+    """
+
+    every: timedelta = timedelta(minutes=1)
+    lease: timedelta = timedelta(seconds=30)
+    most_time: timedelta = timedelta(minutes=1)
+    most_new: int = 100
+    retries: int = 2
+    max_score_lifetime: timedelta = timedelta(days=7)
+
+    def __post_init__(self) -> None:
+        for name in ("every", "lease", "most_time", "max_score_lifetime"):
+            if getattr(self, name) <= timedelta(0):
+                raise ValueError(f"{name} is {getattr(self, name)}: give a positive time")
+        if self.most_new < 0 or self.retries < 0:
+            raise ValueError(f"most_new is {self.most_new}, retries is {self.retries}: give zero or more")
+
+
+@dataclass(frozen=True, slots=True)
+class ActSettings:
+    """All that ``predrain act`` is told by its file.
+
+    ``kubernetes``: for ``--scheduler kubernetes``.
+    ``slurm``: for ``--scheduler slurm``, which needs it.
+    """
+
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    controller: ControllerSettings = field(default_factory=ControllerSettings)
+    evacuation: EvacuationSettings = field(default_factory=EvacuationSettings)
+    kubernetes: KubernetesSettings = field(default_factory=KubernetesSettings)
+    slurm: SlurmSettings | None = None
+
+    def __post_init__(self) -> None:
+        policy = self.policy
+        if policy.thresholds_from == "settings":
+            return
+        if policy.thresholds_from == "costs":
+            if policy.thresholds.high is not None:
+                raise ValueError(
+                    "policy.thresholds.high is given, and policy.thresholds_from is 'costs': leave one of them out"
+                )
+            return
+        if policy.thresholds != TierThresholds():
+            raise ValueError(
+                "policy.thresholds are given, and policy.thresholds_from is 'scores': leave one of them out"
+            )
+        if policy.node_risk not in (NodeRiskConfig(), NodeRiskConfig("worst")):
+            raise ValueError(
+                "policy.node_risk changes the risks that the scores' thresholds are about: leave it out, or set "
+                "policy.thresholds"
+            )
+
+
+def read_settings(file: Path) -> ActSettings:
+    """Read settings from YAML or JSON.
+
+    ``file``: one section for each attribute of :class:`ActSettings`; what is left out has its default, durations are
+    texts such as ``6h``.
+    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a value out of range; names the
+    place.
+    """
+    try:
+        content = read_yaml(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("the file of settings does not exist", str(file), "Give the path of a YAML file.") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"the settings cannot be read: {error}", str(file), "Correct the file.") from None
+    try:
+        # through JSON, so that what YAML makes of a date or a key is refused in the same words as any other value
+        found = object_of(ActSettings, json.loads(json.dumps(content if content is not None else {})), "settings")
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error), str(file), "Correct the value.") from None
+    assert isinstance(found, ActSettings)
+    return replace(found, policy=replace(found.policy, budget=found.policy.budget.with_fleet_limits()))

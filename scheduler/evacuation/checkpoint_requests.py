@@ -1,0 +1,133 @@
+"""Asks workloads for a checkpoint, each in its own way, and learns whether it was written."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from scheduler.evacuation.settings import CheckpointSettings
+from scheduler.ports.codec import plain_of
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.workloads import (
+    CheckpointAsk,
+    CheckpointMeans,
+    CheckpointOffer,
+    CheckpointState,
+    Fence,
+    Hook,
+    HookReply,
+    WorkAnswer,
+    Workload,
+    Workloads,
+)
+
+AT_ONCE = 8
+"""Hooks that are asked at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """One request, first or again.
+
+    ``first``: whether it is to be asked; else only whether it was written.
+    """
+
+    workload: Workload
+    offer: CheckpointOffer
+    ask: CheckpointAsk
+    first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What a request came to: the answer to it, and where the checkpoint stands."""
+
+    answer: WorkAnswer
+    state: CheckpointState
+
+
+class Checkpoints:
+    """Knows how to ask."""
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        settings: CheckpointSettings,
+        webhook: Hook | None,
+        command: Hook | None,
+        inside: Hook | None = None,
+    ) -> None:
+        self._workloads = workloads
+        self._settings = settings
+        self._hooks: dict[CheckpointMeans, Hook] = {}
+        if webhook is not None:
+            self._hooks["webhook"] = webhook
+        if command is not None:
+            self._hooks["command"] = command
+        if inside is not None:
+            self._hooks["exec"] = inside
+
+    def offer_of(self, workload: Workload) -> CheckpointOffer | None:
+        """Give the way to ask a workload; None: it names none, or one that is not set up."""
+        offer = workload.checkpoint
+        if offer is None and workload.job is not None and self._settings.otherwise != "none":
+            offer = CheckpointOffer(self._settings.otherwise)
+        if offer is None or (offer.means != "scheduler" and offer.means not in self._hooks):
+            return None
+        return offer
+
+    def wait_of(self, offer: CheckpointOffer) -> timedelta:
+        """Give how long its acknowledgement is waited for."""
+        return min(max(offer.takes or self._settings.wait, timedelta(0)), self._settings.most_wait)
+
+    def ask(self, batch: list[Asking], fence: Fence) -> list[Came]:
+        """Ask some of them; hooks at the same time, the scheduler one after another."""
+        hooked = [each for each in batch if each.offer.means != "scheduler"]
+        replies: dict[int, HookReply] = {}
+        if hooked:
+            with ThreadPoolExecutor(min(AT_ONCE, len(hooked)), thread_name_prefix="checkpoint") as pool:
+                replies = dict(zip(map(id, hooked), pool.map(self._tell, hooked), strict=True))
+        return [
+            self._through_scheduler(each, fence) if id(each) not in replies else _came(replies[id(each)])
+            for each in batch
+        ]
+
+    def _tell(self, asking: Asking) -> HookReply:
+        return self._hooks[asking.offer.means].tell(payload_of(asking), asking.ask.key, asking.offer.url)
+
+    def _through_scheduler(self, asking: Asking, fence: Fence) -> Came:
+        answer = WorkAnswer("already")
+        if asking.first:
+            answer = self._workloads.ask_checkpoint(asking.workload, asking.ask, fence)
+            if not answer.confirmed:
+                return Came(answer, CheckpointState("gone" if answer.kind == "conflict" else "waiting", answer.words))
+        try:
+            return Came(answer, self._workloads.checkpoint_state(asking.workload, asking.ask.key))
+        except SchedulerError as error:
+            return Came(answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}"))
+
+
+def payload_of(asking: Asking) -> dict[str, Any]:
+    """Give what a hook is told."""
+    workload = asking.workload
+    return {
+        "kind": "checkpoint", "key": asking.ask.key, "node": workload.node, "why": asking.ask.why,
+        "deadline": plain_of(asking.ask.deadline),
+        "workload": {
+            "name": workload.name, "uid": workload.uid, "kind": workload.kind, "owner": workload.owner,
+            "job": plain_of(workload.job),
+        },
+    }  # fmt: skip
+
+
+def _came(reply: HookReply) -> Came:
+    if reply.kind == "done":
+        return Came(WorkAnswer("done", reply.words), CheckpointState("acknowledged", reply.words))
+    if reply.kind == "waiting":
+        return Came(WorkAnswer("done", reply.words), CheckpointState("waiting", reply.words))
+    if reply.kind == "failed":
+        return Came(WorkAnswer("done", reply.words), CheckpointState("failed", reply.words))
+    answer = WorkAnswer("refused" if reply.kind == "refused" else "timeout", reply.words, reply.again_at)
+    return Came(answer, CheckpointState("waiting", reply.words))

@@ -1,0 +1,239 @@
+"""The diagnostic that follows on an emptied node, and what its result leads to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, get_args
+
+from scheduler.evacuation.audit import CAME_TO
+from scheduler.evacuation.case import Case
+from scheduler.evacuation.drainer import Turn
+from scheduler.evacuation.escalation import Escalation
+from scheduler.evacuation.progress import Result
+from scheduler.evacuation.settings import VerificationSettings
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.records import Call
+from scheduler.ports.workloads import (
+    DiagnosticKind,
+    DiagnosticResult,
+    Fence,
+    Hook,
+    HookKind,
+    Verification,
+    WorkAnswer,
+    WorkKind,
+    Workloads,
+)
+
+
+class Verifying:
+    """Runs diagnostics on nodes that are empty.
+
+    ``verification``: None: none follows.
+
+    A diagnostic that passed is a fact about the node's GPUs: what was scored before is void, so that the controller
+    releases the node by its own rules. One that failed is the fact ``diagnostic_failed``: the rule on it holds the
+    node, and people are told. An inconclusive one is tried again, then told; it frees nothing.
+    """
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        verification: Verification | None,
+        settings: VerificationSettings,
+        escalation: Escalation,
+    ) -> None:
+        self._workloads = workloads
+        self._verification = verification
+        self._settings = settings
+        self._escalation = escalation
+
+    def advance(self, case: Case, turn: Turn) -> Result | None:
+        """Start the diagnostic, or read where it stands; gives its result where it ended now."""
+        if self._verification is None:
+            case.change(phase="done", words="empty")
+            return None
+        if case.entry.started_at is None:
+            return self._start(self._verification, case, turn)
+        return self._read(self._verification, case, turn)
+
+    def drop(self, node: str, key: str) -> None:
+        """Stop the diagnostic of a node that is released meanwhile."""
+        if self._verification is not None:
+            self._verification.drop(node, key)
+
+    def settled(self, case: Case, turn: Turn) -> None:
+        """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""
+        entry, now = case.entry, turn.telling.clock.now()
+        if entry.phase not in ("failed", "inconclusive"):
+            return
+        words = f"the diagnostic {case.entry.phase}: {case.entry.words}"
+        content = {"units": list(case.units), "result": case.entry.phase}
+        self._escalation.tell(case, case.entry.phase, "escalated", words, content, turn)
+        since = entry.ended_at or entry.began_at
+        other = case.reading.boot_id != entry.boot_id or bool(case.units and entry.units and case.units != entry.units)
+        if case.held is None and (other or now - since >= self._settings.repeat):
+            again = entry.attempt + 1
+            case.change(phase="emptying", attempt=again, first=again, started_at=None, empty_at=None)
+
+    def _start(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
+        telling, now, entry = turn.telling, turn.telling.clock.now(), case.entry
+        if entry.empty_at is not None and now - entry.empty_at > self._settings.patience:
+            return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), turn)
+        if not self._may_start(case, turn):
+            return None
+        fence = turn.fence()
+        key = entry.verify_key(case.node)
+        number = telling.intend(Call(now, case.node, "verify", key, self._settings.by, None, case.why))
+        if number is None:
+            return None
+        answer = verification.start(case.node, case.units, key, fence)
+        telling.settle(number, answer)
+        if answer.confirmed and answer.kind != "gone":
+            case.change(started_at=now, words=answer.words)
+        else:
+            case.change(words=answer.words)
+        telling.step(case.node, "verify", _said(answer), None, answer.words)
+        return None
+
+    def _may_start(self, case: Case, turn: Turn) -> bool:
+        """Look again right before: the mark stands, people said nothing else, and the node is still empty."""
+        if case.held is not None or turn.over(turn.telling.clock.now()):
+            return False
+        turn.fence()
+        case.held = turn.still(case)
+        if case.held is not None:
+            return False
+        try:
+            back = [each.name for each in self._workloads.on_node(case.node) if each.stays is None]
+        except SchedulerError as error:
+            turn.telling.trouble(f"what runs on {case.node} cannot be listed: {error}")
+            return False
+        if back:
+            words = f"not empty any more: {', '.join(back[:5])}"
+            case.change(phase="emptying", empty_at=None, words=words)
+            turn.telling.step(case.node, "hold", "held", None, words)
+        return not back
+
+    def _read(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
+        telling, now, entry = turn.telling, turn.telling.clock.now(), case.entry
+        key = entry.verify_key(case.node)
+        try:
+            found = verification.result(case.node, key)
+        except SchedulerError as error:
+            telling.trouble(str(error))
+            found = DiagnosticResult("running")
+        if found.kind == "missing":
+            found = DiagnosticResult("inconclusive", "it was started, and is not there any more")
+        if found.kind == "running":
+            if entry.started_at is None or now - entry.started_at <= self._settings.patience:
+                telling.step(case.node, "verify", "waiting", None, found.words)
+                return None
+            verification.drop(case.node, key)
+            found = DiagnosticResult("inconclusive", f"no result within {self._settings.patience}")
+        return self._ended(case, found, turn)
+
+    def _ended(self, case: Case, found: DiagnosticResult, turn: Turn) -> Result | None:
+        entry, telling = case.entry, turn.telling
+        key = entry.verify_key(case.node)
+        began = entry.started_at or entry.began_at
+        now = telling.clock.now()
+        at = min(max(found.at or now, began), now)
+        result = Result(case.node, key, case.units, found.kind, at, found.failed_units, found.words)
+        telling.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), _plain(result))
+        if not telling.forward:
+            return None  # a label that is not recorded is lost: read it again when it can be
+        telling.step(case.node, "verify", found.kind, None, found.words)
+        if found.kind == "inconclusive" and entry.attempt - entry.first + 1 < self._settings.attempts:
+            # also an attempt that was never started has its own patience
+            case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=found.words)
+        else:
+            boot, units = case.reading.boot_id, case.units
+            case.change(phase=_phase(found.kind), words=found.words, ended_at=now, boot_id=boot, units=units)
+        return result
+
+
+def _phase(kind: DiagnosticKind) -> str:
+    return kind if kind in ("passed", "failed") else "inconclusive"
+
+
+def _said(answer: WorkAnswer) -> str:
+    return "waiting" if answer.confirmed else CAME_TO[answer.kind]
+
+
+def _plain(result: Result) -> dict[str, object]:
+    return {
+        "key": result.key, "result": result.kind, "units": list(result.units), "at": _words(result.at),
+        "failed_units": list(result.failed_units),
+    }  # fmt: skip
+
+
+def _words(value: datetime) -> str:
+    return value.isoformat()
+
+
+_ANSWERS: Mapping[HookKind, WorkKind] = {
+    "done": "done", "waiting": "done", "failed": "refused", "refused": "refused", "timeout": "timeout",
+}  # fmt: skip
+
+_KINDS: Mapping[str, DiagnosticKind] = {each: each for each in get_args(DiagnosticKind)}
+
+
+class HookVerification:
+    """Asks a hook to run diagnostics.
+
+    It is told ``{"kind": "verify", "step": "start" | "result" | "drop", "node": …, "units": […], "key": …}``. To
+    ``result`` it answers with ``state`` (``passed``, ``failed``, ``inconclusive``, ``running``, ``missing``), ``node``
+    and ``key`` as it was asked, and may add ``failed_units``, ``words`` and ``at``. What does not say of which node and
+    request it is, or says none of these, is inconclusive: a diagnostic that was aborted, and one of another node, must
+    not free this one.
+    """
+
+    def __init__(self, hook: Hook) -> None:
+        self._hook = hook
+
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:  # noqa: ARG002 - the key
+        """Start it."""
+        reply = self._hook.tell(_payload("start", node, key, units), key)
+        return WorkAnswer(_ANSWERS[reply.kind], reply.words, reply.again_at)
+
+    def result(self, node: str, key: str) -> DiagnosticResult:
+        """Read where it stands."""
+        reply = self._hook.tell(_payload("result", node, key), key)
+        if reply.kind in ("timeout", "refused"):
+            raise SchedulerError(f"the result of the diagnostic on {node} cannot be read: {reply.words}")
+        content, state = reply.content, _KINDS.get(str(reply.content.get("state")))
+        if state is None:
+            if reply.kind == "waiting":
+                return DiagnosticResult("running", reply.words)
+            return DiagnosticResult("inconclusive", f"it says neither passed nor failed ({reply.words})")
+        if reply.kind == "failed" and state != "failed":
+            return DiagnosticResult("inconclusive", f"it says {state}, and failed itself ({reply.words})")
+        of = content.get("node")
+        if state in ("passed", "failed") and (of, content.get("key")) != (node, key):
+            return DiagnosticResult("inconclusive", f"its result is of {of!r}, not of this node and run")
+        units = content.get("failed_units")
+        named = tuple(str(each) for each in units) if isinstance(units, list) else ()
+        return DiagnosticResult(state, _text(content.get("words")), named[:64], _time(content.get("at")))
+
+    def drop(self, node: str, key: str) -> None:
+        """Stop it."""
+        self._hook.tell(_payload("drop", node, key), key)
+
+
+def _payload(step: str, node: str, key: str, units: Sequence[str] | None = None) -> dict[str, Any]:
+    payload: dict[str, Any] = {"kind": "verify", "step": step, "node": node, "key": key}
+    return payload if units is None else {**payload, "units": list(units)}
+
+
+def _text(value: object) -> str:
+    return value[:500] if isinstance(value, str) else ""
+
+
+def _time(value: object) -> datetime | None:
+    try:
+        when = datetime.fromisoformat(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return None
+    return when if when.tzinfo is not None else None

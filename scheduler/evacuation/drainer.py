@@ -1,0 +1,303 @@
+"""Empties nodes: asks for checkpoints, waits, and evicts, a bounded number at once; never by force."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+from policy.cost_benefit import WorthConfig
+from policy.plan import NodeDecision
+from scheduler.evacuation.audit import CAME_TO, Telling
+from scheduler.evacuation.case import Case
+from scheduler.evacuation.checkpoint_requests import AT_ONCE, Asking, Came, Checkpoints
+from scheduler.evacuation.preconditions import Next, Prices, next_step, waits_for_end
+from scheduler.evacuation.progress import Leaving, key_of, later
+from scheduler.evacuation.settings import EvacuationSettings
+from scheduler.ports.errors import SchedulerError
+from scheduler.ports.lease import Lease
+from scheduler.ports.records import Call
+from scheduler.ports.workloads import CheckpointAsk, Fence, WorkAnswer, Workload, Workloads
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one round gives to whoever acts in it.
+
+    ``until``: nothing is begun after it.
+    ``still``: Re-reads a node and the switches just before a call: why it must not be made, or None.
+    """
+
+    lease: Lease
+    telling: Telling
+    until: datetime
+    still: Callable[[Case], str | None]
+
+    def fence(self) -> Fence:
+        """Make sure of the lease.
+
+        Raises ``LeaseLostError`` if it is not held any more.
+        """
+        return Fence(self.lease.holder, self.lease.hold())
+
+    def over(self, now: datetime) -> bool:
+        """Whether nothing more is to be begun."""
+        return now >= self.until or not self.telling.forward
+
+
+class Emptying:
+    """Empties nodes."""
+
+    def __init__(
+        self,
+        workloads: Workloads,
+        checkpoints: Checkpoints,
+        settings: EvacuationSettings,
+        worth: WorthConfig,
+        horizon: timedelta,
+    ) -> None:
+        self._workloads = workloads
+        self._checkpoints = checkpoints
+        self._settings = settings
+        self._worth = worth
+        self._horizon = horizon
+
+    def foresee(
+        self, workload: Workload, decision: NodeDecision | None, gpus: int, now: datetime
+    ) -> tuple[Literal["evict", "wait"], str]:
+        """Say what would be done with a workload if its node were drained now, and how."""
+        workload = self._understood(workload)
+        if workload.held is not None:
+            return "wait", f"it may not be moved ({workload.held})"
+        offer = self._checkpoints.offer_of(workload)
+        if decision is not None:
+            prices = Prices(self._worth, self._horizon, gpus, self._settings.wait_for_end)
+            why = waits_for_end(workload, decision, prices, now, can_checkpoint=offer is not None)
+            if why is not None:
+                return "wait", why
+        return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
+
+    def look(self, case: Case, telling: Telling, now: datetime) -> None:
+        """List what has to go from a node that is being emptied; with nothing left, it is empty."""
+        try:
+            listed = self._workloads.on_node(case.node)
+        except SchedulerError as error:
+            telling.trouble(f"what runs on {case.node} cannot be listed: {error}")
+            return
+        case.going = tuple(self._understood(each) for each in listed if each.stays is None)
+        here = {each.uid for each in case.going}
+        case.change(leaving={uid: each for uid, each in case.entry.leaving.items() if uid in here})
+        if not case.going:
+            case.change(phase="verifying", empty_at=now, words="")
+            telling.find(case.node, "empty", "nothing that has to go is left on it")
+            telling.step(case.node, "empty", "done")
+
+    def _understood(self, workload: Workload) -> Workload:
+        """Hold a workload that wants to be asked in a way that we cannot: to move it unasked would lose its work."""
+        offer = workload.checkpoint
+        if offer is None or workload.held is not None or self._checkpoints.offer_of(workload) is not None:
+            return workload
+        return replace(workload, held=f"it wants to be asked for a checkpoint by {offer.means}, which is not set up")
+
+    def plan(self, case: Case, telling: Telling, now: datetime) -> None:
+        """Decide for each workload that is new here how it is asked, and until when its answer is waited for."""
+        if case.stopped is not None:
+            # a wait that nobody was asked for must not run out; the request keeps its key
+            kept = {uid: each for uid, each in case.entry.leaving.items() if each.asked != "planned"}
+            case.change(leaving=kept)
+            return
+        for workload in case.going or ():
+            if workload.uid in case.entry.leaving:
+                continue
+            offer = None if workload.ending else self._checkpoints.offer_of(workload)
+            if workload.held is None and not workload.ending:
+                why = self._waits(case, workload, can_checkpoint=offer is not None, now=now)
+                if why is not None:
+                    case.waits[workload.uid] = why
+                    self._waits_told(case, workload, "wait_end", why, telling)
+                    continue
+            key = key_of(case.node, case.entry.began_at, f"checkpoint {workload.uid}")
+            deadline = None if offer is None else now + self._checkpoints.wait_of(offer)
+            leaving = Leaving(workload.name, workload.uid, key, "none" if offer is None else "planned", deadline)
+            case.change(leaving={**case.entry.leaving, workload.uid: leaving})
+            self._due(case, deadline)
+
+    def ask(self, cases: Iterable[Case], turn: Turn) -> None:
+        """Ask for checkpoints, and learn which were written."""
+        todo: list[tuple[Case, Asking]] = []
+        for case, workload, leaving, step, _ in self._steps(cases, turn):
+            offer = self._checkpoints.offer_of(workload)
+            # also after the deadline, as long as it is there: the answer may have come in the last moment
+            read = step in ("ask", "await") or (leaving.asked == "asked" and step != "going")
+            if read and offer is not None and leaving.deadline is not None:
+                request = CheckpointAsk(leaving.key, leaving.deadline, case.why)
+                todo.append((case, Asking(workload, offer, request, step == "ask")))
+        # the scheduler answers at once, a hook may not: then who was not asked yet, then whose time is over first
+        todo.sort(key=lambda each: (each[1].offer.means != "scheduler", not each[1].first, each[1].ask.deadline))
+        for at in range(0, len(todo), AT_ONCE):
+            chunk = todo[at : at + AT_ONCE]
+            if turn.over(turn.telling.clock.now()):
+                return
+            self._ask_some(chunk, turn)
+
+    def evict(self, cases: Iterable[Case], turn: Turn, unseen: int = 0) -> None:
+        """Evict what is ready to go; ``unseen`` were evicted from nodes that could not be looked at in this round."""
+        listed = list(cases)
+        flying = unseen + sum(_flying(case) for case in listed)
+        for case, workload, leaving, step, words in self._steps(listed, turn):
+            self._silent(case, workload, leaving, turn)
+            if step != "evict":
+                self._say_wait(case, workload, step, words, turn)
+                continue
+            mine = _flying(case)
+            again = leaving.evicted_at is not None
+            if not again and (flying >= self._settings.most_going or mine >= self._settings.most_going_node):
+                turn.telling.step(
+                    case.node, "wait", "waiting", workload.name, f"{flying} workloads are on their way out already"
+                )
+                continue
+            if case.stopped is not None or turn.over(turn.telling.clock.now()):
+                continue
+            flying += self._evict_one(case, workload, turn) and not again
+
+    def _steps(self, cases: Iterable[Case], turn: Turn) -> Iterable[tuple[Case, Workload, Leaving, Next, str]]:
+        for case in cases:
+            for workload in case.going or ():
+                leaving = case.entry.leaving.get(workload.uid)
+                if case.stopped is not None or leaving is None or case.decision is None:
+                    continue
+                step, words = next_step(workload, leaving, case.decision, self._prices(case), turn.telling.clock.now())
+                yield case, workload, leaving, step, words
+
+    def _ask_some(self, chunk: list[tuple[Case, Asking]], turn: Turn) -> None:
+        telling = turn.telling
+        ready: list[tuple[Case, Asking, int | None]] = []
+        fence = turn.fence()
+        for case, asking in chunk:
+            number = None
+            if asking.first:
+                case.held = case.held or turn.still(case)
+                if case.held is not None:
+                    continue
+                means = asking.offer.means
+                call = Call(
+                    telling.clock.now(), case.node, "checkpoint", asking.ask.key, means, asking.workload, case.why
+                )
+                number = telling.intend(call)
+                if number is None:
+                    return
+            ready.append((case, asking, number))
+        came = self._checkpoints.ask([asking for _, asking, _ in ready], fence)
+        for (case, asking, number), each in zip(ready, came, strict=True):
+            self._asked(case, asking, number, each, telling)
+
+    def _asked(self, case: Case, asking: Asking, number: int | None, came: Came, telling: Telling) -> None:
+        workload, answer, state = asking.workload, came.answer, came.state
+        if number is not None:
+            telling.settle(number, answer)
+        if "gone" in (answer.kind, state.kind) or answer.kind == "conflict":
+            return  # the next listing says what is there
+        if asking.first and answer.confirmed:
+            case.move(workload.uid, asked="asked")
+        about = {"workload": workload.name, "uid": workload.uid, "key": asking.ask.key}
+        if state.kind == "acknowledged":
+            case.move(workload.uid, asked="acknowledged")
+            words = state.words or "the checkpoint is written"
+            telling.find(case.node, "acknowledged", words, about)
+            telling.step(case.node, "checkpoint", "done", workload.name, words)
+        elif state.kind == "failed":
+            case.move(workload.uid, asked="failed")
+            words = f"it cannot write a checkpoint: {state.words}"
+            telling.find(case.node, "no_answer", words, about)
+            telling.step(case.node, "checkpoint", "inconclusive", workload.name, words)
+        elif asking.first:
+            came_to = "waiting" if answer.confirmed else CAME_TO[answer.kind]
+            words = answer.words if answer.confirmed else _unasked(asking, answer)
+            telling.step(case.node, "checkpoint", came_to, workload.name, words)
+
+    def _silent(self, case: Case, workload: Workload, leaving: Leaving, turn: Turn) -> None:
+        """Note once that a checkpoint was waited for in vain."""
+        now, key = turn.telling.clock.now(), f"no answer {workload.uid}"
+        open_still = leaving.asked in ("planned", "asked") and leaving.deadline is not None
+        if not open_still or workload.ending or case.told(key) or leaving.deadline is None or now < leaving.deadline:
+            return
+        asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
+        words = f"{workload.name} {asked} a checkpoint by {leaving.deadline:%Y-%m-%d %H:%M:%S} UTC"
+        turn.telling.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
+        case.tell(key)
+
+    def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, turn: Turn) -> None:
+        if step == "ask":
+            return
+        if step in ("held", "wait_end"):
+            self._waits_told(case, workload, step, words, turn.telling)
+        else:
+            turn.telling.step(case.node, "wait", "waiting", workload.name, words)
+
+    def _waits_told(self, case: Case, workload: Workload, step: Next, words: str, telling: Telling) -> None:
+        """Say that an end is waited for: always in the report, once in the ledger."""
+        self._due(case, workload.ends_at)
+        telling.step(case.node, "wait", "waiting", workload.name, words)
+        key = f"{step} {workload.uid}"
+        if not case.told(key):
+            telling.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
+            case.tell(key)
+
+    def _evict_one(self, case: Case, workload: Workload, turn: Turn) -> bool:
+        telling = turn.telling
+        fence = turn.fence()
+        case.held = turn.still(case)
+        if case.held is not None:
+            return False
+        now = telling.clock.now()
+        if now >= fence.until:
+            return False
+        key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
+        writes = self._workloads.preview(workload)
+        number = telling.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
+        if number is None:
+            return False
+        answer = self._workloads.evict(workload, fence)
+        telling.settle(number, answer)
+        self._evicted(case, workload, answer, telling.clock.now())
+        telling.step(case.node, "evict", CAME_TO[answer.kind], workload.name, answer.words, answer.writes)
+        return answer.kind in ("done", "already")
+
+    def _evicted(self, case: Case, workload: Workload, answer: WorkAnswer, now: datetime) -> None:
+        settings, leaving = self._settings, case.leaving(workload.uid)
+        if answer.kind in ("done", "already"):
+            # it is asked again only where it neither went nor is on its way long after its own grace time
+            again = now + (workload.grace or timedelta(0)) + settings.retry_most
+            words = f"it was asked to go at {now:%Y-%m-%d %H:%M:%S} UTC and is still there"
+            case.move(workload.uid, evicted_at=now, again_at=again, tries=0, words=words)
+        elif answer.kind in ("blocked", "refused", "timeout"):
+            pause = now + later(settings.retry_first, settings.retry_most, leaving.tries)
+            again = max(pause, min(answer.again_at, now + settings.retry_most) if answer.again_at else pause)
+            words = f"{answer.kind}: {answer.words}; tried again from {again:%H:%M:%S} UTC"
+            case.move(workload.uid, tries=leaving.tries + 1, again_at=again, words=words)
+
+    def _waits(self, case: Case, workload: Workload, *, can_checkpoint: bool, now: datetime) -> str | None:
+        if case.decision is None:
+            return None
+        return waits_for_end(workload, case.decision, self._prices(case), now, can_checkpoint=can_checkpoint)
+
+    def _prices(self, case: Case) -> Prices:
+        return Prices(self._worth, self._horizon, len(case.units), self._settings.wait_for_end)
+
+    @staticmethod
+    def _due(case: Case, at: datetime | None) -> None:
+        if at is not None and (case.entry.due_at is None or at > case.entry.due_at):
+            case.change(due_at=at)
+
+
+def _unasked(asking: Asking, answer: WorkAnswer) -> str:
+    until = f"it is asked again until {asking.ask.deadline:%Y-%m-%d %H:%M:%S} UTC, then moved all the same"
+    return f"{answer.words}; {until}" if answer.words else until
+
+
+def _flying(case: Case) -> int:
+    known = case.entry.leaving
+    return sum(
+        each.ending or (each.uid in known and known[each.uid].evicted_at is not None) for each in case.going or ()
+    )

@@ -1,0 +1,229 @@
+"""Questions to a ledger: why a node was treated so, what was decided when, and whether it would be decided so again."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from policy.config import PolicyConfig
+from policy.decide import decide
+from policy.fleet import Signals
+from policy.state import PolicyState
+from scheduler.ledger.schema import connect
+from scheduler.ledger.sqlite_ledger import fleet_of
+from scheduler.ports.codec import object_of, plain_of
+from telemetry.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A decision made again.
+
+    ``code``: version of predrain that made it.
+    ``differences``: where it comes out otherwise, as ``place: then -> now``; none where it is equal in everything.
+    ``plan``: what it came to then.
+    """
+
+    number: int
+    code: str
+    differences: tuple[str, ...]
+    plan: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Moment:
+    now: datetime
+
+
+class LedgerReader:
+    """Reads a ledger, also while a controller writes it.
+
+    Raises ``InputError`` if there is none, or it is damaged or newer.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._where = str(path)
+        self._link = connect(path, writable=False)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._link.close()
+
+    def rounds(self, most: int = 50) -> list[dict[str, Any]]:
+        """List the newest decisions, the newest first, each with how its calls came out."""
+        found = self._rows(
+            "SELECT id, at, holder, code, model, decided_at, summary FROM rounds ORDER BY id DESC LIMIT ?", most
+        )
+        return [
+            {
+                "decision": number, "at": at, "holder": holder, "code": code, "model": _json(model),
+                "scores_of": decided, **_json(summary), "calls": self._calls("round = ?", number),
+                "skipped": self._skipped("round = ?", number),
+            }
+            for number, at, holder, code, model, decided, summary in found
+        ]  # fmt: skip
+
+    def why(self, node: str, most: int = 20) -> list[dict[str, Any]]:
+        """Give what was decided about a node, the newest first, with its reasons, calls and what else stood against it.
+
+        Raises ``InputError`` if nothing is recorded about the node.
+        """
+        found = self._rows(
+            "SELECT d.round, r.at, r.code, r.model, r.decided_at, r.summary, d.content FROM decisions d JOIN rounds r "
+            "ON r.id = d.round WHERE d.node = ? ORDER BY d.round DESC LIMIT ?", node, most,
+        )  # fmt: skip
+        if not found:
+            raise InputError(
+                f"nothing is recorded about node {node!r}",
+                self._where,
+                "Check the name; nodes that were never at risk have no records.",
+            )
+        return [self._told(node, *row) for row in found]
+
+    def _told(
+        self, node: str, number: int, at: str, code: str, model: str, decided: str, *texts: str
+    ) -> dict[str, Any]:
+        summary, content = _json(texts[0]), _json(texts[1])
+        uses = [each for each in summary["uses"] if each["lost"]]
+        return {
+            "decision": number, "at": at, "code": code, "model": _json(model), "scores_of": decided, **content,
+            "breaker": summary["breaker"], "budget": uses,
+            "calls": self._calls("round = ? AND node = ?", number, node),
+            "skipped": self._skipped("round = ? AND node = ?", number, node),
+        }  # fmt: skip
+
+    def work(self, node: str, most: int = 200) -> list[dict[str, Any]]:
+        """Give what was done to empty a node: calls with their answers, and what was found; the newest last.
+
+        Returns: ``at``, ``kind``, ``workload``, ``means``, ``key``, ``answer``, ``words`` and ``wrote`` of a call;
+        ``at``, ``kind``, ``words`` and what belongs to it of a finding, whose ``answer`` is null. Empty for a node that
+        was never emptied, and in a ledger of an older predrain.
+        """
+        if not self._has("calls"):
+            return []
+        calls = self._rows(
+            "SELECT c.at, c.kind, c.content, s.kind, s.content FROM calls c LEFT JOIN calls_settled s ON s.call = c.id "
+            "WHERE c.node = ? ORDER BY c.id DESC LIMIT ?", node, most,
+        )  # fmt: skip
+        found = self._rows("SELECT at, kind, content FROM findings WHERE node = ? ORDER BY id DESC LIMIT ?", node, most)
+        made: list[dict[str, Any]] = []
+        for at, kind, content, answer, settled in calls:
+            call, came = _json(content), _json(settled) or {}
+            workload = call["workload"]
+            made.append(
+                {
+                    "at": at, "kind": kind, "workload": None if workload is None else workload["name"],
+                    "uid": None if workload is None else workload["uid"], "means": call["means"], "key": call["key"],
+                    "answer": answer or "not known", "words": came.get("words", ""), "meant": call["writes"],
+                    "wrote": came.get("writes", []),
+                }
+            )  # fmt: skip
+        made += [{**_json(content), "at": at, "kind": kind, "answer": None} for at, kind, content in found]
+        return sorted(made, key=lambda each: each["at"])[-most:]
+
+    def results(self) -> list[dict[str, Any]]:
+        """Give what diagnostics on emptied nodes came to, each once, oldest first."""
+        if not self._has("findings"):
+            return []
+        found = self._rows("SELECT node, content FROM findings WHERE kind = 'verified' ORDER BY id")
+        once: dict[str, dict[str, Any]] = {}
+        for node, text in found:
+            content = _json(text)
+            once.setdefault(content["key"], {"node": node, **content})
+        return list(once.values())
+
+    def _has(self, table: str) -> bool:
+        return bool(self._rows("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", table))
+
+    def replay(self, number: int) -> Replayed:
+        """Make a decision again from what it was made from, and compare.
+
+        Raises ``InputError`` if there is no such decision, or what it was made from cannot be read by this version.
+        """
+        found = self._rows("SELECT code, inputs, plan FROM rounds WHERE id = ?", number)
+        if not found:
+            raise InputError(f"there is no decision {number}", self._where, "`predrain ledger list` shows them.")
+        code, inputs, digest = found[0]
+        try:
+            given = {name: self._blob(each) for name, each in _json(inputs).items()}
+            then = self._blob(digest)
+            fleet = fleet_of(given["nodes"], given["units"])
+            state = PolicyState.from_json(given["state"])
+            signals = object_of(Signals, given["signals"], "signals")
+            config = object_of(PolicyConfig, given["config"], "config")
+            now = object_of(_Moment, {"now": then["now"]}, "plan").now
+        except (ValueError, KeyError) as error:
+            raise InputError(
+                f"decision {number} cannot be read: {error}",
+                self._where,
+                f"Replay it with predrain {code}, which made it.",
+            ) from None
+        again = json.loads(json.dumps(plain_of(decide(fleet, state, signals, config, now))))
+        return Replayed(number, code, tuple(_differences(then, again, "")), then)
+
+    def marks(self) -> list[dict[str, Any]]:
+        """Give every confirmed change of a node's service: hard marks and their releases, oldest first."""
+        found = self._rows(
+            "SELECT i.content, s.at FROM intents i JOIN settled s ON s.intent = i.id WHERE s.confirmed = 1 "
+            "AND i.verb IN ('taint', 'drain', 'release') ORDER BY i.id"
+        )
+        return [{**_json(text), "settled_at": at} for text, at in found]
+
+    def _calls(self, where: str, *values: Any) -> list[dict[str, Any]]:
+        found = self._rows(
+            f"SELECT i.id, i.at, i.node, i.verb, i.content, s.kind, s.confirmed, s.content FROM intents i "  # noqa: S608
+            f"LEFT JOIN settled s ON s.intent = i.id WHERE {where} ORDER BY i.id", *values,
+        )  # fmt: skip
+        made = []
+        for number, at, node, verb, content, kind, confirmed, settled in found:
+            intent, came = _json(content), _json(settled) or {}
+            made.append(
+                {
+                    "call": number, "at": at, "node": node, "verb": verb, "to": intent["to"], "key": intent["key"],
+                    "answer": kind or "not known", "confirmed": bool(confirmed), "words": came.get("words", ""),
+                    "read": intent["read"], "meant": intent["writes"], "wrote": came.get("writes", []),
+                }
+            )  # fmt: skip
+        return made
+
+    def _skipped(self, where: str, *values: Any) -> list[dict[str, Any]]:
+        found = self._rows(f"SELECT at, node, verb, why FROM skipped WHERE {where} ORDER BY rowid", *values)  # noqa: S608
+        return [{"at": at, "node": node, "verb": verb, "why": why} for at, node, verb, why in found]
+
+    def _blob(self, digest: str) -> Any:
+        found = self._rows("SELECT content FROM blobs WHERE digest = ?", digest)
+        if not found:
+            raise ValueError(f"what is kept under {digest[:12]} is missing")
+        try:
+            return json.loads(zlib.decompress(found[0][0]))
+        except zlib.error as error:
+            raise ValueError(f"what is kept under {digest[:12]} is damaged: {error}") from None
+
+    def _rows(self, command: str, *values: Any) -> list[Any]:
+        try:
+            return self._link.execute(command, values).fetchall()
+        except sqlite3.Error as error:
+            raise InputError(
+                f"the ledger cannot be read: {error}", self._where, "Run again, or check the disk."
+            ) from None
+
+
+def _json(text: str | None) -> Any:
+    return None if text is None else json.loads(text)
+
+
+def _differences(then: Any, again: Any, place: str) -> Iterator[str]:
+    if isinstance(then, dict) and isinstance(again, dict):
+        for name in sorted({*then, *again}):
+            yield from _differences(then.get(name), again.get(name), f"{place}.{name}" if place else str(name))
+    elif isinstance(then, list) and isinstance(again, list) and len(then) == len(again):
+        for at, (one, other) in enumerate(zip(then, again, strict=True)):
+            yield from _differences(one, other, f"{place}[{at}]")
+    elif then != again:
+        yield f"{place}: {json.dumps(then)} -> {json.dumps(again)}"

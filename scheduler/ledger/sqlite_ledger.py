@@ -1,0 +1,253 @@
+"""The ledger in SQLite: what was decided, from what, what was called, and what it came to. Rows are only ever added."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sqlite3
+import zlib
+from collections.abc import Iterator
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from policy.alert_outcomes import Alert
+from policy.fleet import Level, NodeView
+from policy.plan import Action
+from scheduler.ledger.schema import connect
+from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.errors import LedgerError
+from scheduler.ports.records import Call, Finding, Intent, RoundRecord, Settled, digest_of
+
+_BESIDE_UNITS: Final = tuple(each.name for each in fields(NodeView) if each.name != "units")
+
+
+class SqliteLedger:
+    """A ledger.
+
+    ``path``: made where there is none. None: in memory.
+    Raises ``InputError`` if the file is no ledger, damaged, or of a newer version.
+
+    What went into a decision is kept as packed blobs under their digest, so that scores, settings and nodes that did
+    not change are kept once. Of the nodes, the units with their scores make one blob, all else another.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._link = connect(path, writable=True)
+        self._file = None if path is None else _identity(path)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._link.close()
+
+    def begin(self, record: RoundRecord) -> int:
+        """Record a decision before anything of it is done."""
+        plan = record.plan
+        with self._adding():
+            inputs = {name: self._keep(value) for name, value in inputs_of(record).items()}
+            number = self._add(
+                "INSERT INTO rounds (at, holder, code, model, decided_at, inputs, plan, digest, summary) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                _words(plan.now), record.holder, record.code,
+                None if record.model is None else _text(plain_of(record.model)),
+                None if record.decided_at is None else _words(record.decided_at),
+                _text(inputs), self._keep(plain_of(plan)), digest_of(plan), _text(_summary(record)),
+            )  # fmt: skip
+            for name, decision in plan.nodes.items():
+                over = plan.over_budget.get(name)
+                content = {**plain_of(decision), "over_budget": over}
+                self._add("INSERT INTO decisions VALUES (?, ?, ?)", number, name, _text(content))
+            for alert in plan.alerts:
+                at = alert.at.timestamp()
+                self._add("INSERT INTO alerts VALUES (?, ?, ?, ?)", number, alert.unit, at, _text(plain_of(alert)))
+            return number
+
+    def intend(self, intent: Intent) -> int:
+        """Record a call before it is made."""
+        with self._adding():
+            return self._add(
+                "INSERT INTO intents (round, at, node, verb, content) VALUES (?, ?, ?, ?, ?)",
+                intent.round, _words(intent.at), intent.node, intent.verb, _text(plain_of(intent)),
+            )  # fmt: skip
+
+    def settle(self, intent: int, settled: Settled) -> None:
+        """Record what a call came to."""
+        with self._adding(at_once=False):
+            self._add(
+                "INSERT INTO settled VALUES (?, ?, ?, ?, ?)",
+                intent, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
+            )  # fmt: skip
+
+    def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
+        """Record that an action was not carried out."""
+        with self._adding():
+            self._add("INSERT INTO skipped VALUES (?, ?, ?, ?, ?)", number, _words(at), action.node, action.verb, why)
+
+    def unsettled(self) -> tuple[tuple[int, Intent], ...]:
+        """Give the calls of which nobody knows what they came to, oldest first."""
+        found = self._read(
+            "SELECT id, content FROM intents WHERE id NOT IN (SELECT intent FROM settled) ORDER BY id LIMIT 1000"
+        )
+        try:
+            return tuple((number, object_of(Intent, json.loads(text), f"call {number}")) for number, text in found)
+        except ValueError as error:
+            raise LedgerError(f"an unsettled call in the ledger cannot be read: {error}") from error
+
+    def last_digest(self) -> str | None:
+        """Give what the last recorded decision came to."""
+        found = self._read("SELECT digest FROM rounds ORDER BY id DESC LIMIT 1")
+        return found[0][0] if found else None
+
+    def alerts(self, since: datetime) -> tuple[Alert, ...]:
+        """Give the alerts that began since then, each once."""
+        found = self._read("SELECT content FROM alerts WHERE at >= ? ORDER BY at, unit", since.timestamp())
+        alerts = (object_of(Alert, json.loads(text), "alert") for (text,) in found)
+        return tuple(dict.fromkeys(alerts))
+
+    def call(self, call: Call) -> int:
+        """Record a call of an evacuation before it is made."""
+        with self._adding():
+            return self._add(
+                "INSERT INTO calls (at, node, kind, content) VALUES (?, ?, ?, ?)",
+                _words(call.at), call.node, call.kind, _text(plain_of(call)),
+            )  # fmt: skip
+
+    def settle_call(self, number: int, settled: Settled) -> None:
+        """Record what a call of an evacuation came to."""
+        with self._adding(at_once=False):
+            self._add(
+                "INSERT INTO calls_settled VALUES (?, ?, ?, ?, ?)",
+                number, _words(settled.at), settled.kind, int(settled.confirmed), _text(plain_of(settled)),
+            )  # fmt: skip
+
+    def open_calls(self) -> tuple[tuple[int, Call], ...]:
+        """Give the calls of evacuations of which nobody knows what they came to, oldest first."""
+        found = self._read(
+            "SELECT id, content FROM calls WHERE id NOT IN (SELECT call FROM calls_settled) ORDER BY id LIMIT 1000"
+        )
+        try:
+            return tuple((number, object_of(Call, json.loads(text), f"call {number}")) for number, text in found)
+        except ValueError as error:
+            raise LedgerError(f"an open call in the ledger cannot be read: {error}") from error
+
+    def find(self, finding: Finding) -> None:
+        """Record what was found out on the way."""
+        with self._adding():
+            self._add(
+                "INSERT INTO findings (at, node, kind, content) VALUES (?, ?, ?, ?)",
+                _words(finding.at), finding.node, finding.kind,
+                _text({"words": finding.words, **plain_of(finding.content)}),
+            )  # fmt: skip
+
+    def service(self, since: datetime) -> tuple[tuple[datetime, str, bool], ...]:
+        """Give each time we took a node out of service or gave it back: when, which, whether it was taken out."""
+        found = self._read(
+            "SELECT s.at, i.node, i.verb, json_extract(i.content, '$.to') FROM intents i JOIN settled s "
+            "ON s.intent = i.id WHERE s.confirmed = 1 AND i.verb IN ('taint', 'drain', 'release') AND s.at >= ? "
+            "ORDER BY i.id", _words(since),
+        )  # fmt: skip
+        return tuple(
+            (datetime.fromisoformat(at), node, verb != "release")
+            for at, node, verb, to in found
+            if verb != "release" or Level[to.upper()] < Level.TAINTED
+        )
+
+    def _keep(self, value: Any) -> str:
+        plain = value if isinstance(value, bytes) else _text(value).encode()
+        digest = hashlib.sha256(plain).hexdigest()
+        if not self._link.execute("SELECT 1 FROM blobs WHERE digest = ?", (digest,)).fetchone():
+            self._link.execute("INSERT INTO blobs VALUES (?, ?)", (digest, zlib.compress(plain, 6)))
+        return digest
+
+    def _add(self, command: str, *values: Any) -> int:
+        return self._link.execute(command, values).lastrowid or 0
+
+    def _read(self, command: str, *values: Any) -> list[Any]:
+        try:
+            return self._link.execute(command, values).fetchall()
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger cannot be read: {error}") from error
+
+    @contextlib.contextmanager
+    def _adding(self, *, at_once: bool = True) -> Iterator[None]:
+        """Add rows in one transaction.
+
+        It is on the disk at its end, or, without ``at_once``, with the next one: what a call came to need not outlast
+        a loss of power, for the call is then looked at again. It outlasts the end of the process in any case.
+        """
+        if at_once and self._path is not None and _identity(self._path) != self._file:
+            # written on, it would go into a file without a name, and be gone with this process
+            raise LedgerError(f"the ledger {self._path} was removed or replaced while it was open: start anew")
+        try:
+            self._link.execute(f"PRAGMA synchronous = {'FULL' if at_once else 'NORMAL'}")
+            self._link.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._link.execute("COMMIT")
+            except BaseException:
+                if self._link.in_transaction:
+                    self._link.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise LedgerError(f"the ledger cannot be written: {error}") from error
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def inputs_of(record: RoundRecord) -> dict[str, Any]:
+    """Give what went into a decision as plain values or JSON, what changes seldom apart from what changes often.
+
+    Nodes and units are most of it by far, and hold nothing but texts, numbers and times: they are written at once, for
+    they are on the way from a decision to its first write.
+    """
+    return {
+        "units": orjson.dumps({node.name: node.units for node in record.fleet}),
+        "nodes": orjson.dumps([{name: getattr(node, name) for name in _BESIDE_UNITS} for node in record.fleet]),
+        "state": record.state.to_json(),
+        "signals": plain_of(record.signals),
+        "config": plain_of(record.config),
+    }
+
+
+def fleet_of(nodes: Any, units: Any) -> tuple[NodeView, ...]:
+    """Put nodes and their units together again."""
+    return tuple(
+        object_of(NodeView, {**node, "units": units[node["name"]]}, f"node {at}") for at, node in enumerate(nodes)
+    )
+
+
+def _summary(record: RoundRecord) -> dict[str, Any]:
+    plan = record.plan
+    tiers: dict[str, int] = {}
+    for each in plan.nodes.values():
+        tiers[each.tier] = tiers.get(each.tier, 0) + 1
+    return {
+        "nodes": len(record.fleet),
+        "tiers": tiers,
+        "actions": [f"{each.verb} {each.node}" for each in plan.actions],
+        "over_budget": dict(plan.over_budget),
+        "uses": plain_of(plan.uses),
+        "breaker": {key: cause.words for key, cause in plan.open_causes.items()},
+        "stages": {group: state.stage for group, state in plan.stages.items()},
+        "reasons": list(plan.reasons),
+        "notes": list(record.notes),
+    }
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, sort_keys=True, separators=(",", ":"))
+
+
+def _words(value: datetime) -> str:
+    return value.astimezone(UTC).isoformat(timespec="milliseconds")

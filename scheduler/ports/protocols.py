@@ -1,0 +1,252 @@
+"""What the controller needs of the world, as protocols. Each has an implementation in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol, runtime_checkable
+
+from policy.alert_outcomes import Alert, Outcome
+from policy.config import PolicyConfig
+from policy.fleet import Level, NodeView
+from policy.hard_rules import rule_hits
+from policy.plan import Action, Plan
+from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
+from scheduler.ports.records import Call, Finding, Intent, RoundRecord, Settled
+from scheduler.ports.risks import Facts, Risks
+
+
+class Clock(Protocol):
+    """The time."""
+
+    def now(self) -> datetime:
+        """Give the time, aware."""
+        ...
+
+
+class RiskSource(Protocol):
+    """Where the scores come from."""
+
+    def read(self) -> Risks:
+        """Read the newest scores; cheap where they are those read before.
+
+        Raises ``SourceError`` if they cannot be read.
+        """
+        ...
+
+
+class FactSource(Protocol):
+    """What GPUs reported themselves, and what became of earlier alerts."""
+
+    def read(self, now: datetime) -> Mapping[str, Facts]:
+        """Give the facts known at ``now``, by unit.
+
+        Raises ``SourceError`` if they cannot be read.
+        """
+        ...
+
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
+        """Judge earlier alerts by what is known at ``now``; those of which nothing can be said are left out.
+
+        Raises ``SourceError`` if what happened cannot be read: then nothing is judged, for silence would look like
+        health.
+        """
+        ...
+
+
+class SchedulerAdapter(Protocol):
+    """A scheduler. Every write may be repeated: what stands already is answered by ``already``.
+
+    A write never raises for what the scheduler says; it answers. A read raises
+    :class:`scheduler.ports.errors.SchedulerError`.
+    """
+
+    def read_fleet(self) -> FleetReading:
+        """List all nodes and the switches, from the scheduler itself."""
+        ...
+
+    def revalidate(self, node: str) -> NodeReading | None:
+        """Read one node anew, from the scheduler itself; None: there is no such node."""
+        ...
+
+    def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
+        """Give what :meth:`apply` would write for each of some actions on one node, one after another; writes nothing.
+
+        Nothing to write means that what is asked for stands already.
+        """
+        ...
+
+    def apply(self, action: Action, precondition: Precondition) -> Answer:
+        """Carry out an action on a node that is still as the precondition says; else answer ``conflict``."""
+        ...
+
+    def load_state(self) -> StoredState:
+        """Read the safety state that is kept in the scheduler."""
+        ...
+
+    def save_state(self, text: str, version: str) -> Answer:
+        """Replace the safety state, if it still has this version; the answer holds the new one."""
+        ...
+
+    def read_switches(self) -> Switches:
+        """Read what a person told the controller, for it may have been told since the fleet was read."""
+        ...
+
+    def set_switches(self, switches: Switches) -> Answer:
+        """Set what a person told the controller."""
+        ...
+
+    def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
+        """Take the lease, or prolong one's own.
+
+        Returns: until when it is held, counted from before the request was sent; None: another one holds it.
+        Raises ``SchedulerError`` if it is not known whether it is held.
+        """
+        ...
+
+    def drop_lease(self, holder: str) -> None:
+        """Give the lease back, if it is held; a failure is passed over, for it ends by itself."""
+        ...
+
+
+@runtime_checkable
+class Fenced(Protocol):
+    """A scheduler that itself refuses a write to a node that is not exactly as it was read (a conflict)."""
+
+    def as_we_left(self, node: str) -> NodeReading | None:
+        """Give a node as the answer to our last write to it showed, once, with what runs on it read anew.
+
+        It saves reading the node between two writes of our own. Only for a write that the scheduler refuses where
+        anything of the node changed since. None: there was none lately, or it was given already.
+
+        Raises ``SchedulerError`` if what runs on it cannot be read.
+        """
+        ...
+
+
+@runtime_checkable
+class Upkeep(Protocol):
+    """What some schedulers' marks need between decisions."""
+
+    def upkeep(self, holder: str, until: datetime) -> tuple[Write, ...]:
+        """Put back what the scheduler itself lost of marks that stand; never what a person took off.
+
+        ``holder``: of the lease; without it nothing is written.
+        Raises ``SchedulerError`` if it is not known what was lost.
+        """
+        ...
+
+
+@runtime_checkable
+class Announcing(Protocol):
+    """A scheduler that has further ways to say what stands on its nodes. Nothing rests on them."""
+
+    def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
+        """Give what :meth:`announce` would write; nothing is.
+
+        Raises ``SchedulerError`` if it cannot be read what stands.
+        """
+        ...
+
+    def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
+        """Make the other ways say what stands, and no more of what stands no longer.
+
+        ``holder``: of the lease; without it nothing is written.
+        ``new``: whether anything new may be said; what is over is taken off in any case.
+        Returns: what was done, and what could not be, in words.
+        """
+        ...
+
+
+class Ledger(Protocol):
+    """The record of what was decided and done. What fails raises :class:`scheduler.ports.errors.LedgerError`."""
+
+    def begin(self, record: RoundRecord) -> int:
+        """Record a decision before anything of it is done; gives its number."""
+        ...
+
+    def intend(self, intent: Intent) -> int:
+        """Record a call before it is made; gives its number."""
+        ...
+
+    def settle(self, intent: int, settled: Settled) -> None:
+        """Record what a call came to."""
+        ...
+
+    def skip(self, number: int, at: datetime, action: Action, why: str) -> None:
+        """Record that an action of a decision was not carried out, and why."""
+        ...
+
+    def unsettled(self) -> tuple[tuple[int, Intent], ...]:
+        """Give the calls of which nobody knows what they came to, oldest first."""
+        ...
+
+    def call(self, call: Call) -> int:
+        """Record a call of an evacuation before it is made; gives its number."""
+        ...
+
+    def settle_call(self, number: int, settled: Settled) -> None:
+        """Record what a call of an evacuation came to."""
+        ...
+
+    def open_calls(self) -> tuple[tuple[int, Call], ...]:
+        """Give the calls of evacuations of which nobody knows what they came to, oldest first."""
+        ...
+
+    def find(self, finding: Finding) -> None:
+        """Record what was found out about a node while it was emptied."""
+        ...
+
+    def last_digest(self) -> str | None:
+        """Give what the last recorded decision came to, as a digest; None where there is none."""
+        ...
+
+    def alerts(self, since: datetime) -> tuple[Alert, ...]:
+        """Give the alerts that began since then, each once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSignal:
+    """A node that carries marks of ours.
+
+    ``level``: what stands, as the scheduler has confirmed it.
+    ``until``: until when what it rests on holds; aware.
+    ``units``: the GPUs that it is due to, the weightiest first; none: nothing is remembered of it.
+    """
+
+    node: str
+    tier: str
+    level: Level
+    risk: float | None
+    until: datetime | None
+    units: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+def signals_of(
+    plan: Plan, views: Iterable[NodeView], levels: Mapping[str, Level], policy: PolicyConfig
+) -> tuple[NodeSignal, ...]:
+    """Give what stands on each node that carries anything of ours.
+
+    ``levels``: what of ours stands on each node now.
+    """
+    made = []
+    for view in views:
+        level, decision = levels.get(view.name, Level.NONE), plan.nodes.get(view.name)
+        if level is Level.NONE or decision is None or not view.readable:
+            continue
+        known = plan.state.nodes.get(view.name)
+        support = known.tier.support if known is not None else ()
+        hits = rule_hits(view, policy.rules, plan.now)
+        units = dict.fromkeys(
+            [hit.unit for hit in hits if hit.rule.tier == decision.tier]
+            + [each.unit for each in sorted(support, key=lambda each: -each.risk)]
+        )
+        made.append(
+            NodeSignal(
+                view.name, decision.tier, level, decision.risk, decision.expires_at, tuple(units), decision.reasons
+            )
+        )
+    return tuple(sorted(made, key=lambda each: each.node))

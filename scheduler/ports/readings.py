@@ -1,0 +1,142 @@
+"""What was read from a scheduler: nodes with their versions, and the switches that people set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from policy.fleet import Marks, NodeView
+from policy.plan import Action
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """One node, as read just now.
+
+    ``view``: units without scores: those that the scheduler knows to be in the node now; none where it does not know.
+    ``version``: changes with every change of the node.
+    ``boot_id``: changes with every boot; None: not known.
+    """
+
+    view: NodeView
+    version: str
+    boot_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Switches:
+    """What a person told the controller, kept in the scheduler so that every replica sees it.
+
+    ``kill``: nothing new anywhere; only what was given back is given back.
+    ``release_all``: everything of ours is taken off, and nothing put on.
+    ``reset_breaker_at``: when the breaker was last closed by hand; aware.
+    """
+
+    kill: bool = False
+    release_all: bool = False
+    reset_breaker_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FleetReading:
+    """Everything that a decision needs from the scheduler, read at one time.
+
+    ``nodes``: of one listing from the scheduler itself, not from a cache that may lag behind our own writes.
+    ``read_at``: when the listing was asked for; aware.
+    ``trouble``: what could not be read, in words; the breaker stays open as long as it is so.
+    """
+
+    nodes: tuple[NodeReading, ...]
+    read_at: datetime
+    switches: Switches = Switches()
+    trouble: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredState:
+    """The safety state as it is kept in the scheduler.
+
+    ``text``: as :func:`scheduler.ports.stored_state.state_text` writes it; None: there is none yet.
+    ``version``: to be given with the next write, which fails if somebody else wrote in between.
+    """
+
+    text: str | None
+    version: str
+
+
+AnswerKind = Literal["done", "already", "conflict", "timeout", "refused", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One change of one thing in a scheduler, exactly as it is sent.
+
+    ``target``: what is changed: ``node n17``.
+    ``path``: which part of it, such as ``metadata.annotations[predrain.io/prediction]`` or ``Reason``.
+    ``before``, ``after``: its content as texts; None: not there.
+    """
+
+    target: str
+    path: str
+    before: str | None
+    after: str | None
+
+    @property
+    def words(self) -> str:
+        """The change in one line."""
+        return f"{self.target}: {self.path}: {_shown(self.before)} -> {_shown(self.after)}"
+
+
+def _shown(text: str | None) -> str:
+    return "(none)" if text is None else text
+
+
+@dataclass(frozen=True, slots=True)
+class Precondition:
+    """What must still be true of a node when it is written to.
+
+    ``version``: of the node as it was re-read just before: Kubernetes' resourceVersion; for Slurm, which has none, a
+    digest of state, reason and the time of the reason.
+    ``boot_id``: a node that booted anew is another node.
+    ``marks``: what of ours stood on it.
+    ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
+    ``until``: the write must have been sent by then: the end of the lease. Aware.
+    """
+
+    version: str
+    boot_id: str | None
+    marks: Marks
+    holder: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a scheduler answered to a write.
+
+    ``kind``: ``done``; ``already``: it stood so before, nothing was written; ``conflict``: somebody else wrote in
+    between, nothing was written; ``timeout``: no answer, and nobody knows whether it was written; ``refused``: the
+    scheduler will not (rights, a quota, a fault of its own), nothing was written; ``gone``: there is no such node.
+    ``version``: of what was written to, afterwards.
+    """
+
+    kind: AnswerKind
+    words: str = ""
+    writes: tuple[Write, ...] = ()
+    version: str | None = None
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether what was asked for stands now."""
+        return self.kind in ("done", "already")
+
+
+def stands(action: Action, marks: Marks) -> bool:
+    """Tell whether what an action asks for stands on a node."""
+    if action.verb == "release":
+        return marks.level <= action.to
+    if action.verb == "publish":
+        found = marks.published
+        return found is not None and (found.tier, found.expires_at) == (action.tier, action.expires_at)
+    return {"soft_taint": marks.soft, "taint": marks.tainted, "drain": marks.drained}[action.verb]

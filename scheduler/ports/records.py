@@ -1,0 +1,164 @@
+"""What the ledger is given: a decision with all that went into it, the calls it led to, and what they came to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from policy.config import PolicyConfig
+from policy.fleet import Level, NodeView, Signals
+from policy.plan import Action, Plan, Verb
+from policy.risk_record import ModelName
+from policy.state import PolicyState
+from scheduler.ports.codec import plain_of
+from scheduler.ports.readings import NodeReading, Write
+from scheduler.ports.workloads import Workload
+
+SettledKind = Literal["done", "already", "conflict", "timeout", "refused", "gone", "found", "not_found", "blocked"]
+
+
+@dataclass(frozen=True, slots=True)
+class RoundRecord:
+    """A decision, and all that it was made from.
+
+    ``fleet``, ``state``, ``signals``, ``config``: as given to :func:`policy.decide.decide`.
+    ``notes``: what was out of the ordinary.
+    """
+
+    fleet: tuple[NodeView, ...]
+    state: PolicyState
+    signals: Signals
+    config: PolicyConfig
+    plan: Plan
+    model: ModelName | None
+    decided_at: datetime | None
+    holder: str
+    code: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """A call that is about to be made.
+
+    ``key``: the idempotency key: the same for a repetition of the same call, another one for any other.
+    ``read``: the node, as it was re-read just before.
+    ``writes``: what is to be written.
+    """
+
+    round: int
+    at: datetime
+    node: str
+    verb: Verb
+    to: Level
+    key: str
+    action: Action
+    read: NodeReading
+    writes: tuple[Write, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What a call came to.
+
+    ``kind``: the answer's; ``found`` and ``not_found``: there was none, and the node was read again to see.
+    ``confirmed``: whether what was asked for stands.
+    """
+
+    at: datetime
+    kind: SettledKind
+    confirmed: bool
+    words: str = ""
+    writes: tuple[Write, ...] = ()
+
+
+def digest_of(plan: Plan) -> str:
+    """Give what a decision comes to in substance, without times and numbers that change with each round.
+
+    Two rounds with the same digest and nothing to do differ in nothing that a person would look for. What is said of
+    the fleet has a digest of its own behind the other, see :func:`tells_anew`.
+    """
+    plain = plain_of(
+        {
+            "nodes": {
+                name: (each.tier, each.wanted, each.target, len(each.rules), each.held_out)
+                for name, each in plan.nodes.items()
+            },
+            "over": tuple(sorted(plan.over_budget)),
+            "open": tuple(sorted(plan.open_causes)),
+            "stages": {name: each.stage for name, each in plan.stages.items()},
+        }
+    )
+    return f"{_sha256(plain)}:{_sha256(plan.reasons)}"
+
+
+def tells_anew(plan: Plan, last: str | None) -> bool:
+    """Tell whether a decision is worth a record, given the digest of the one recorded last.
+
+    It is where something is to be done, an alert begins or the substance is another; and where something is said of the
+    fleet that was not said then. A switch that stays set is said in each round, and that nothing is said any more is
+    not worth a record.
+    """
+    if plan.actions or plan.alerts or last is None:
+        return True
+    substance, _, said = digest_of(plan).partition(":")
+    before, _, said_before = last.partition(":")
+    return substance != before or (bool(plan.reasons) and said != said_before)
+
+
+def _sha256(plain: Any) -> str:
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def key_of(number: int, action: Action) -> str:
+    """Name a call: of one decision, on one node, with one verb."""
+    text = f"{number}|{action.node}|{action.verb}|{action.to.name}"
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+CallKind = Literal["checkpoint", "evict", "verify", "escalate"]
+FindingKind = Literal[
+    "began", "acknowledged", "no_answer", "waits", "stuck", "empty", "verified", "escalated", "ended", "called_off"
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call that is about to be made.
+
+    ``kind``: ``checkpoint``, ``evict``, ``verify``, ``escalate``.
+    ``key``: the idempotency key: the same for each repetition.
+    ``means``: through what: ``scheduler``, ``webhook``, ``command``.
+    ``workload``: as it was listed just before; None: the call is about the node.
+    ``writes``: what is to be written, where that is known.
+    """
+
+    at: datetime
+    node: str
+    kind: CallKind
+    key: str
+    means: str
+    workload: Workload | None = None
+    why: str = ""
+    writes: tuple[Write, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that was found out about a node on its way.
+
+    ``kind``: ``began``: a drain mark stands and is followed; ``acknowledged``, ``no_answer``: of a checkpoint;
+    ``waits``: for a workload's own end; ``stuck``; ``empty``; ``verified``: a diagnostic ended; ``escalated``: people
+    were told; ``ended``: the mark is gone; ``called_off``: the mark stands and nothing more is done.
+    ``content``: what belongs to it, as plain JSON.
+    """
+
+    at: datetime
+    node: str
+    kind: FindingKind
+    words: str
+    content: Mapping[str, Any] = field(default_factory=dict)

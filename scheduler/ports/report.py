@@ -1,0 +1,152 @@
+"""What a round did, for the terminal, the log and the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from policy.plan import Action, NodeDecision, Plan
+from scheduler.ports.codec import plain_of
+from scheduler.ports.readings import Write
+
+_BOUNDED = ("verify", "checkpoint")
+# One answer among others, after which it goes on all the same: a diagnostic is run again, a checkpoint has a deadline.
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What became of one action.
+
+    ``came_to``: ``done``, ``already``, ``skipped``, ``failed``, ``unknown``, or ``would`` in a rehearsal.
+    ``words``: why not, or what the scheduler said.
+    ``writes``: what was, or would be, written.
+    """
+
+    action: Action
+    came_to: str
+    words: str = ""
+    writes: tuple[Write, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStep:
+    """What became of one thing that was done, or waited for, to empty a node.
+
+    ``verb``: ``checkpoint``, ``evict``, ``wait``, ``empty``, ``verify``, ``tell``, ``hold``.
+    ``came_to``: ``done``, ``already``, ``blocked``, ``gone``, ``failed``, ``unknown``, ``waiting``, ``passed``,
+    ``inconclusive``, ``held``, or ``would`` in a rehearsal.
+    ``workload``: None: it is about the node.
+    """
+
+    node: str
+    verb: str
+    came_to: str
+    workload: str | None = None
+    words: str = ""
+    writes: tuple[Write, ...] = ()
+
+    @property
+    def line(self) -> str:
+        """The step in one line."""
+        what = self.node if self.workload is None else f"{self.workload} on {self.node}"
+        return f"{self.came_to:<8} {self.verb} {what}" + (f": {self.words}" if self.words else "")
+
+
+@dataclass(slots=True)
+class RoundReport:
+    """What one round did.
+
+    ``active``: whether the lease was held; a standby does nothing, and that is no failure.
+    ``plan``: None: it came to no decision.
+    ``number``: the decision's number in the ledger; None: not recorded, for nothing was to be done or told.
+    ``work``: what was done to empty nodes.
+    ``notes``: what was out of the ordinary.
+    ``refused_scores``: records of the newest scores that were not used.
+    """
+
+    at: datetime
+    active: bool = True
+    plan: Plan | None = None
+    number: int | None = None
+    steps: list[Step] = field(default_factory=list)
+    work: list[WorkStep] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    rehearsed: bool = False
+    refused_scores: int = 0
+
+    @property
+    def failed(self) -> bool:
+        """Whether somebody should look: an error, or an action that did not come to what it should.
+
+        A checkpoint that could not be asked for is told in ``work`` and counted by the metrics; it fails no round.
+        """
+        came = [step.came_to for step in self.steps]
+        came += [step.came_to for step in self.work if step.verb not in _BOUNDED]
+        return bool(self.errors) or any(each in ("failed", "unknown") for each in came)
+
+    def standing(self) -> tuple[NodeDecision, ...]:
+        """Give the nodes at risk on which there was nothing to do, the riskiest first: as they stand, or held back."""
+        if self.plan is None:
+            return ()
+        acted = {step.action.node for step in self.steps}
+        found = [each for each in self.plan.nodes.values() if each.tier != "clear" and each.node not in acted]
+        return tuple(sorted(found, key=lambda each: (-(each.risk or 0.0), each.node)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the round as a JSON object."""
+        plan = self.plan
+        return {
+            "at": self.at.isoformat(),
+            "active": self.active,
+            "rehearsed": self.rehearsed,
+            "failed": self.failed,
+            "decision": self.number,
+            "steps": [
+                {
+                    "verb": step.action.verb,
+                    "node": step.action.node,
+                    "to": step.action.to.name.lower(),
+                    "tier": step.action.tier,
+                    "risk": step.action.risk,
+                    "came_to": step.came_to,
+                    "words": step.words,
+                    "reasons": list(step.action.reasons),
+                    "writes": [
+                        {"target": each.target, "path": each.path, "before": each.before, "after": each.after}
+                        for each in step.writes
+                    ],
+                }
+                for step in self.steps
+            ],
+            "work": [
+                {
+                    "verb": step.verb,
+                    "node": step.node,
+                    "workload": step.workload,
+                    "came_to": step.came_to,
+                    "words": step.words,
+                    "writes": [plain_of(each) for each in step.writes],
+                }
+                for step in self.work
+            ],
+            "standing": [
+                {
+                    "node": each.node,
+                    "tier": each.tier,
+                    "risk": each.risk,
+                    "wanted": each.wanted.name.lower(),
+                    "target": each.target.name.lower(),
+                    "reasons": list(each.reasons),
+                }
+                for each in self.standing()
+            ],
+            "over_budget": dict(plan.over_budget) if plan else {},
+            "breaker": {key: cause.words for key, cause in plan.open_causes.items()} if plan else {},
+            "stages": {group: state.stage for group, state in plan.stages.items()} if plan else {},
+            "fleet": list(plan.reasons) if plan else [],
+            "notes": self.notes,
+            "refused_scores": self.refused_scores,
+            "errors": self.errors,
+        }

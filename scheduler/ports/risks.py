@@ -1,0 +1,126 @@
+"""The newest scores of a fleet, and what its units reported themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from policy.alert_outcomes import Alert, Outcome
+from policy.fleet import Fact, UnitView, score_of
+from policy.risk_record import ModelName, RiskRecord
+from policy.tiers import TierThresholds
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreTiers:
+    """By what scores were given their tiers.
+
+    ``thresholds``: on the risk of one unit.
+    ``sources``: for each tier in words: given, from which promise, or why there is none.
+    """
+
+    thresholds: TierThresholds
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Risks:
+    """The scores of one decision time.
+
+    ``nodes``: by node, with scores and without facts. A score that has expired is among them: the policy says so in its
+    reasons, and makes nothing else of it.
+    ``decided_at``: the decision time, aware; None: nothing was scored yet.
+    ``model_fitted_at``: until when the model's training data reach.
+    ``drift``: alarms of the drift watch.
+    ``tiers``: by what the scores were given their tiers; None: they do not say.
+    ``horizon``: what a score looks ahead.
+    ``refused``: records that were not used, with why. Their units are among the nodes without a score where they name
+    any.
+    """
+
+    nodes: Mapping[str, tuple[UnitView, ...]] = field(default_factory=dict)
+    decided_at: datetime | None = None
+    model: ModelName | None = None
+    model_fitted_at: datetime | None = None
+    drift: tuple[str, ...] = ()
+    tiers: ScoreTiers | None = None
+    horizon: timedelta | None = None
+    refused: tuple[str, ...] = ()
+
+
+NO_RISKS = Risks()
+
+
+def risks_of(
+    records: Iterable[RiskRecord],
+    *,
+    model_fitted_at: datetime | None = None,
+    drift: tuple[str, ...] = (),
+    tiers: ScoreTiers | None = None,
+) -> Risks:
+    """Gather the records of one decision time by node.
+
+    Raises ``ValueError`` if two records are of the same unit, or of different decision times or models: they are not
+    one decision.
+    """
+    nodes: dict[str, list[UnitView]] = {}
+    seen: set[str] = set()
+    first: RiskRecord | None = None
+    for record in records:
+        first = first or record
+        if record.unit in seen:
+            raise ValueError(f"two records of unit {record.unit}")
+        if (record.decision_time, record.model) != (first.decision_time, first.model):
+            raise ValueError(f"the record of unit {record.unit} is of another decision or model than the first")
+        seen.add(record.unit)
+        nodes.setdefault(record.node, []).append(UnitView(record.unit, score_of(record)))
+    if first is None:
+        return NO_RISKS
+    units = {name: tuple(sorted(listed, key=lambda unit: unit.name)) for name, listed in sorted(nodes.items())}
+    return Risks(units, first.decision_time, first.model, model_fitted_at, drift, tiers, first.horizon)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one unit besides its score.
+
+    ``valid_from``: what was scored or seen before is void.
+    """
+
+    facts: tuple[Fact, ...] = ()
+    valid_from: datetime | None = None
+
+
+class MemoryRisks:
+    """Scores, or a failure, that are set by hand."""
+
+    def __init__(self, risks: Risks = NO_RISKS) -> None:
+        self.risks = risks
+        self.failure: Exception | None = None
+
+    def read(self) -> Risks:
+        """Give what was set, or raise it."""
+        if self.failure is not None:
+            raise self.failure
+        return self.risks
+
+
+class MemoryFacts:
+    """Facts and outcomes that are set by hand; empty, they are those of a cluster that reports neither."""
+
+    def __init__(self) -> None:
+        self.facts: dict[str, Facts] = {}
+        self.judged: tuple[Outcome, ...] = ()
+
+    def read(self, now: datetime) -> Mapping[str, Facts]:
+        """Give what was set, but for what lies after ``now``."""
+        return {
+            unit: Facts(tuple(fact for fact in each.facts if fact.seen_at <= now), each.valid_from)
+            for unit, each in self.facts.items()
+        }
+
+    def outcomes(self, alerts: Sequence[Alert], now: datetime) -> Sequence[Outcome]:
+        """Give those set of the alerts asked for."""
+        asked = set(alerts)
+        return tuple(each for each in self.judged if each.alert in asked and each.alert.at <= now)

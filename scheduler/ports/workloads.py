@@ -1,0 +1,269 @@
+"""What the evacuation needs of a scheduler and of diagnostics, as protocols. ``memory`` has one of each in memory.
+
+Everything here may be called again with the same arguments: a process may die after a call and before it took note of
+it, and the next one, perhaps on another machine, calls again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, Literal, Protocol
+
+from policy.fleet import JobView
+from scheduler.ports.readings import Answer, StoredState, Write
+
+WorkKind = Literal["done", "already", "blocked", "gone", "conflict", "refused", "timeout"]
+CheckpointKind = Literal["acknowledged", "waiting", "failed", "gone"]
+DiagnosticKind = Literal["passed", "failed", "inconclusive", "running", "missing"]
+
+
+TRY_LATER = 75
+"""Exit code of a command that has begun and is not done (``EX_TEMPFAIL`` of sysexits.h)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """Under which condition a call may be made.
+
+    ``holder``: who holds the lease; an adapter that can, lets the scheduler compare.
+    ``until``: the call must have been sent by then: the end of the lease. Aware.
+    """
+
+    holder: str
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAsk:
+    """A request for a checkpoint.
+
+    ``key``: idempotency key: of one workload (its uid) in one drain; 32 hexadecimal digits.
+    ``deadline``: from then on the workload may be evicted without an acknowledgement; aware.
+    ``why``: for whoever reads it: why the node is drained.
+    """
+
+    key: str
+    deadline: datetime
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkAnswer:
+    """What came of a call about a workload or a diagnostic.
+
+    ``kind``: ``done``: asked, or accepted (an eviction that is accepted is not yet a workload that is gone: only a
+    listing tells); ``already``: it stood so, or was on its way out already; ``blocked``: the scheduler says not now,
+    and that it may later (a disruption budget: Kubernetes' 429 to an eviction); nothing was done; ``gone``: there is no
+    such workload any more; ``conflict``: the name is there with another uid, nothing was done; ``refused``: it will not
+    (rights, a fault of its own, a terminating namespace), nothing was done; ``timeout``: no answer, and nobody knows.
+    ``words``: what it said, such as the name of the budget.
+    ``again_at``: not before this, where the scheduler said so (``Retry-After``); aware.
+    ``writes``: what was written, where something was.
+    """
+
+    kind: WorkKind
+    words: str = ""
+    again_at: datetime | None = None
+    writes: tuple[Write, ...] = ()
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether what was asked for is on its way or there."""
+        return self.kind in ("done", "already", "gone")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointState:
+    """Where a requested checkpoint stands.
+
+    ``kind``: ``acknowledged``: written; ``waiting``: not yet, or not known; ``failed``: the workload says that it
+    cannot; ``gone``: the workload is not there any more (or has another uid).
+    ``at``: when it was acknowledged, where that is known; aware.
+    """
+
+    kind: CheckpointKind
+    words: str = ""
+    at: datetime | None = None
+
+
+class Workloads(Protocol):
+    """What runs on the nodes of a scheduler, and how it is asked to go.
+
+    Reads raise :class:`scheduler.ports.errors.SchedulerError`: what cannot be listed wholly is not listed at all, for a
+    missing workload would look like an empty node. Writes never raise for what the scheduler says; they answer.
+    """
+
+    def on_node(self, node: str) -> tuple[Workload, ...]:
+        """List what runs on a node now, from the scheduler itself (no cache); a finished workload may be left out."""
+        ...
+
+    def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
+        """Ask for a checkpoint through the scheduler, where its offer says so.
+
+        Asked again with the same key it writes nothing (``already``) where the scheduler can tell; a signal cannot be
+        told from no signal, and is sent at least once. Only to the uid that is named, else ``conflict``.
+        """
+        ...
+
+    def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
+        """Read whether the request with this key was acknowledged; one for another key says nothing of this one."""
+        ...
+
+    def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
+        """Ask the scheduler to move one workload, with its own grace time; never deletes, never overrides a budget.
+
+        Only the uid that is named, compared by the scheduler itself where it can (Kubernetes: preconditions of the
+        eviction), else read again right before. What is ``ending`` already is answered by ``already``.
+        """
+        ...
+
+    def preview(self, workload: Workload) -> tuple[Write, ...]:
+        """Give what :meth:`evict` would send, for a rehearsal; sends nothing."""
+        ...
+
+    def load_progress(self) -> StoredState:
+        """Read where the evacuations stand, as kept in the scheduler (apart from the controller's safety state)."""
+        ...
+
+    def save_progress(self, text: str, version: str) -> Answer:
+        """Replace it, if it still has this version; the answer holds the new one. As ``save_state`` of the adapter."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosticResult:
+    """Where a diagnostic stands.
+
+    ``kind``: ``passed`` and ``failed``: it ran to its end and says so itself; ``inconclusive``: it ended and says
+    neither (aborted, evicted, no output, an output that does not belong to this node): it frees nothing and labels
+    nothing; ``running``; ``missing``: none of this key is there.
+    ``failed_units``: which GPUs failed, as the scores name them; none: not known which.
+    """
+
+    kind: DiagnosticKind
+    words: str = ""
+    failed_units: tuple[str, ...] = ()
+    at: datetime | None = None
+
+
+class Verification(Protocol):
+    """A diagnostic on an emptied node, such as ``dcgmi diag``."""
+
+    def start(self, node: str, units: Sequence[str], key: str, fence: Fence) -> WorkAnswer:
+        """Start it; ``already`` where one of this key was started before, whatever became of it.
+
+        It must be able to run on a node that carries our taint (tolerate it, or be placed on it by name).
+        """
+        ...
+
+    def result(self, node: str, key: str) -> DiagnosticResult:
+        """Read where it stands.
+
+        Raises ``SchedulerError`` if that cannot be read.
+        """
+        ...
+
+    def drop(self, node: str, key: str) -> None:
+        """Stop it where it runs, and clear away what it left; failures are passed over: it ends by itself."""
+        ...
+
+
+CheckpointMeans = Literal["scheduler", "webhook", "command", "exec"]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointOffer:
+    """How a workload can be asked to write a checkpoint.
+
+    ``means``: ``scheduler``: through the scheduler itself (Kubernetes: an annotation that it watches; Slurm: a signal);
+    ``webhook``: a POST; ``command``: the operator's own command; ``exec``: the operator's own command in the workload's
+    container.
+    ``url``: of the webhook, where the workload names one itself; it is asked only if the settings allow its host. None:
+    the operator's.
+    ``takes``: how long the workload says it needs; None: not known. The settings bound it.
+    """
+
+    means: CheckpointMeans
+    url: str | None = None
+    takes: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One pod, or one job's part on a node.
+
+    ``name``: for people and as the scheduler's key: ``namespace/pod``; Slurm's job id with array index or component.
+    ``uid``: another run has another one: a pod's UID; a Slurm job's id with its restart count or start time, so that a
+    requeued job that comes back is another workload.
+    ``kind``: ``pod``, ``job``.
+    ``owner``: what it belongs to, in words: ``Job team-a/train``, ``user ann``.
+    ``job``: as the policy sees it: GPUs of the whole job, when it began, when its time is over, its last checkpoint.
+    None: it does no work that could be lost.
+    ``stays``: why it neither has to go nor counts for emptiness: a daemon set's pod, a mirror pod, a finished one.
+    None: the node is not empty while it is there.
+    ``held``: why it may not be moved: an opt-out of its own (``karpenter.sh/do-not-disrupt``), no controller that would
+    start it elsewhere, local data, a job that may not be requeued. It is waited for, and never forced. None: it may.
+    ``ending``: it is on its way out already, by whatever hand: nothing more is asked of it.
+    ``grace``: its own grace time, which an eviction leaves it; None: not known, or none.
+    ``checkpoint``: None: it names no way.
+    """
+
+    name: str
+    uid: str
+    kind: Literal["pod", "job"]
+    node: str
+    owner: str | None = None
+    job: JobView | None = None
+    stays: str | None = None
+    held: str | None = None
+    ending: bool = False
+    grace: timedelta | None = None
+    checkpoint: CheckpointOffer | None = None
+
+    @property
+    def ends_at(self) -> datetime | None:
+        """When it ends by itself at the latest; None: not known."""
+        return None if self.job is None else self.job.ends_at
+
+
+HookKind = Literal["done", "waiting", "failed", "refused", "timeout"]
+STATES: Mapping[str, HookKind] = {"done": "done", "acknowledged": "done", "waiting": "waiting", "failed": "failed"}
+"""What ``state`` in an answer may be for a request, beside the words of a diagnostic."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookReply:
+    """What a hook answered.
+
+    ``kind``: ``done``; ``waiting``: it was understood and is on its way; it is to be asked again with the same key;
+    ``failed``: it says that it cannot; ``refused``: it did not take the request; ``timeout``: nobody knows.
+    ``content``: the JSON object that it answered with; empty where it gave none.
+    ``again_at``: not before this, where it said so; aware.
+    """
+
+    kind: HookKind
+    words: str = ""
+    content: Mapping[str, Any] = field(default_factory=dict)
+    again_at: datetime | None = None
+
+
+class Hook(Protocol):
+    """Something of the operator's that is told things. It may be called from several threads at once."""
+
+    def tell(self, payload: Mapping[str, Any], key: str, url: str | None = None) -> HookReply:
+        """Tell it, and give its answer; never raises for what it says.
+
+        ``key``: idempotency key: the same for each repetition.
+        """
+        ...
+
+
+def reply_of(kind: HookKind, words: str, content: Mapping[str, Any]) -> HookReply:
+    """Make a reply; a ``state`` in the content that is one of :data:`STATES` says more than a status or exit code."""
+    said = content.get("state")
+    told = content.get("words")
+    if kind in ("done", "waiting") and isinstance(said, str):
+        kind = STATES.get(said, kind)
+    return HookReply(kind, told[:500] if isinstance(told, str) and told else words, content)

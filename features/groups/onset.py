@@ -58,31 +58,6 @@ class Reference:
     kinds: Mapping[tuple[str | None, str | None], int]
     values: FloatArray
 
-    def to_frame(self) -> pd.DataFrame:
-        """Give the newest time's percentiles: ``model``, ``driver`` (null: all) and one column an amount.
-
-        NaN where nobody was in service at any time.
-        """
-        keys = sorted(self.kinds, key=self.kinds.__getitem__)
-        newest: FloatArray = (
-            self.values[-1] if self.times.size else np.full_like(self.values, np.nan, shape=self.values.shape[1:])
-        )
-        content: dict[str, object] = {"model": [key[0] for key in keys], "driver": [key[1] for key in keys]}
-        for column in range(self.values.shape[2]):
-            content[f"amount_{column}"] = newest[:, column]
-        return pd.DataFrame(content)
-
-    @classmethod
-    def from_frame(cls, frame: pd.DataFrame, time: int) -> Reference:
-        """Read what :meth:`to_frame` gave, as of a decision time."""
-        keys = [
-            (None if pd.isna(model) else str(model), None if pd.isna(driver) else str(driver))
-            for model, driver in zip(frame["model"], frame["driver"], strict=True)
-        ]
-        amounts = frame.drop(columns=["model", "driver"]).to_numpy(np.float64)
-        at = np.array([time], dtype=np.int64)
-        return cls(at, {key: position for position, key in enumerate(keys)}, amounts[np.newaxis])
-
 
 @dataclass(frozen=True, slots=True)
 class Kinds:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -26,16 +26,13 @@ from features.matrix.filling import (
     SampleFiller,
     node_ranges,
 )
-from features.matrix.fleet_reference import FleetReference, take_reference
-from features.matrix.grid import decision_rows
+from features.matrix.grid import decision_rows, grid_time
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.matrix.plan import FeaturePlan
 from features.prefetch import ahead
 from features.times import instant_ms, instants
 from features.windows.blocks import (
     FloatArray,
-    IntArray,
-    SampleBlock,
     blocks_of,
     key_columns,
     table_of,
@@ -44,14 +41,14 @@ from features.windows.pieces import epoch_ms, pair_codes
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
-    """Samples that stand in blocks already, for :func:`live_rows` and :func:`fleet_reference`.
+class _FleetReference:
+    """What rows off the grid are compared with: the whole fleet at the last decision time of the grid.
 
-    ``again``: gives the blocks from the first on, each time it is called: all samples of a node in one block, ascending
-    in time within each pair and none twice.
+    ``medians``: NaN where no unit of a model has a value; shape (values, 1, models).
     """
 
-    again: Callable[[], Iterator[SampleBlock]]
+    medians: FloatArray | None
+    onset: Reference | None
 
 
 def look_back(config: MatrixConfig) -> timedelta:
@@ -87,14 +84,11 @@ def live_plan(config: MatrixConfig) -> FeaturePlan:
 
 
 def live_rows(
-    samples: pa.Table | pd.DataFrame | Iterable[Sequence[pa.Table]] | Blocks | None,
+    samples: pa.Table | pd.DataFrame | Iterable[Sequence[pa.Table]] | None,
     events: pd.DataFrame,
     inventory: pd.DataFrame,
     t: datetime,
     config: MatrixConfig,
-    fleet_reference: FleetReference | None = None,
-    *,
-    nodes: Collection[str] | None = None,
 ) -> pd.DataFrame:
     """Compute the rows of one decision time.
 
@@ -105,9 +99,6 @@ def live_rows(
     memory at most; ``t`` must then be on the grid of ``config.decision``. No sample may then stand there twice.
     ``events``, ``inventory``: as a dataset holds them, of the whole fleet and all its past (history features reach back
     without limit).
-    ``fleet_reference``: from :func:`fleet_reference`, where ``samples`` are not those of the whole fleet. By default
-    the samples are taken to be the fleet's.
-    ``nodes``: nodes to compute rows for, whose samples must be there in full; default: every node.
     Returns: the key columns of a matrix's rows, then its features as float32 (NaN: unknown), sorted by unit: one row
     for each unit in service and not known to be down.
     Raises ``InputError`` if a key column is missing, times have no time zone, or the columns cannot be made by this
@@ -119,28 +110,27 @@ def live_rows(
     record = Record.of(events, inventory, config.labels)
     down = out_of_use(events, inventory, config.labels, record=record)
     keys = decision_rows(instants(np.array([instant_ms(t)], dtype=np.int64)), inventory, down)
-    if nodes is not None:
-        keys = keys[keys["node"].isin(set(nodes))].reset_index(drop=True)
     values = np.full((len(keys), len(plan.columns)), np.nan, dtype=np.float32)
     fleet = Fleet.of(inventory)
     rows = Rows.of(keys, fleet, config.decision)
     if plan.reads_samples and len(keys):
         tables = _tables(samples, config)
-        filler, held, amounts = _fill(plan, tables, fleet, rows, values, nodes)
-        usual, compared = fleet_reference, plan.peers is not None or plan.onset is not None
-        if compared and usual is None and (nodes is not None or not rows.grid.all()):
-            if not isinstance(tables, tuple | Blocks):
+        filler, first_pass, amounts = _fill(plan, tables, fleet, rows, values)
+        off_grid = None
+        if (plan.peers is not None or plan.onset is not None) and not rows.grid.all():
+            if not isinstance(tables, tuple):
                 raise ValueError(f"{t.isoformat()} is off the grid: give the samples as one table")
-            usual = take_reference(plan, config, _blocks(tables, plan), events, inventory, fleet, t)
+            off_grid = _fleet_reference(plan, config, tables, events, inventory, fleet, t)
         if plan.peers is not None:
-            filler.compare_with_fleet(*_medians(plan, fleet, inventory, held, usual))
+            models, model = model_codes(fleet, inventory)
+            medians = off_grid.medians if off_grid else fleet_medians(first_pass, model, len(models))
+            assert medians is not None
+            filler.compare_with_fleet(medians, model)
         if plan.onset is not None:
             kinds = Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds)
             last = rows.times[rows.grid][rows.last_grid]
-            if usual is None:
-                reference = plan.onset.reference(amounts, kinds, rows.milliseconds)  # the rows are the fleet's own
-            else:
-                reference = Reference.from_frame(usual.onset, int(last[0]))
+            reference = off_grid.onset if off_grid else plan.onset.reference(amounts, kinds, rows.milliseconds)
+            assert reference is not None
             plan.onset.finish(amounts, kinds, last, reference, values, plan.at["onset"])
     history = [column for column in plan.columns if column.group == "history"]
     if history:
@@ -155,56 +145,61 @@ def live_rows(
     return pd.concat([keys[list(ROW_COLUMNS)], features], axis=1)
 
 
-def fleet_reference(
-    samples: pa.Table | pd.DataFrame | Blocks,
+def _fleet_reference(
+    plan: FeaturePlan,
+    config: MatrixConfig,
+    tables: Iterable[Sequence[pa.Table]],
     events: pd.DataFrame,
     inventory: pd.DataFrame,
+    fleet: Fleet,
     t: datetime,
-    config: MatrixConfig,
-) -> FleetReference:
-    """Take what the comparisons with the fleet need, from the whole fleet's samples, at the last time of the grid.
-
-    ``samples``, ``events``, ``inventory``, ``t``, ``config``: as for :func:`live_rows`.
-    """
-    plan, fleet = live_plan(config), Fleet.of(inventory)
-    told = reported(events, config.features.delay)
-    return take_reference(plan, config, _blocks(_tables(samples, config), plan), told, inventory, fleet, t)
+) -> _FleetReference:
+    """Take the reference at the last decision time of the grid at or before ``t``, in one pass over the samples."""
+    last = grid_time(config.decision, np.array([instant_ms(t)], dtype=np.int64))
+    keys = decision_rows(instants(last), inventory, out_of_use(events, inventory, config.labels))
+    rows = Rows.of(keys, fleet, config.decision)
+    _, first_pass, amounts = _fill(
+        plan, tables, fleet, rows, np.full((len(keys), len(plan.columns)), np.nan, np.float32)
+    )
+    medians, onset = None, None
+    if plan.peers is not None:
+        models, model = model_codes(fleet, inventory)
+        medians = (
+            fleet_medians(first_pass, model, len(models))
+            if len(keys)
+            else np.full((first_pass.shape[0], 1, len(models)), np.nan)
+        )
+    if plan.onset is not None:
+        onset = plan.onset.reference(
+            amounts, Kinds.of(fleet, inventory, events, rows.pair, rows.milliseconds), rows.milliseconds
+        )
+        newest = onset.values[-1:] if onset.times.size else np.full((1, *onset.values.shape[1:]), np.nan)
+        onset = Reference(last, onset.kinds, newest)
+    return _FleetReference(medians, onset)
 
 
 def _fill(
     plan: FeaturePlan,
-    tables: Iterable[Sequence[pa.Table]] | Blocks,
+    tables: Iterable[Sequence[pa.Table]],
     fleet: Fleet,
     rows: Rows,
     values: Float32Array,
-    nodes: Collection[str] | None,
 ) -> tuple[SampleFiller, Float32Array, Float32Array]:
     names = plan.peers.names if plan.peers is not None else ()
     first_pass = np.full((len(names), int(rows.grid.sum()), len(fleet.pairs)), np.nan, dtype=np.float32)
     width = len(plan.onset.amounts.columns) if plan.onset is not None else 0
     amounts = np.full((rows.pair.size, width), np.nan, dtype=np.float32)
     filler = SampleFiller(plan, fleet, rows, values, first_pass, amounts)
-    ranges = {node: pairs for node, pairs in node_ranges(fleet) if nodes is None or node in nodes}
-    blocks = _blocks(tables, plan)
-    # tables that come one after the other are a fleet's: one is read and the next block cut while rows are computed
-    filler.fill(blocks if isinstance(tables, tuple | Blocks) else ahead(blocks), ranges)
+    blocks = (block for runs in tables for block in blocks_of(runs, plan.layout, unit=plan.unit))
+    # buckets are read, and the next block is cut, while rows are computed
+    filler.fill(blocks if isinstance(tables, tuple) else ahead(blocks), dict(node_ranges(fleet)))
     return filler, first_pass, amounts
 
 
-def _blocks(tables: Iterable[Sequence[pa.Table]] | Blocks, plan: FeaturePlan) -> Iterator[SampleBlock]:
-    if isinstance(tables, Blocks):
-        yield from tables.again()
-        return
-    for runs in tables:
-        yield from blocks_of(runs, plan.layout, unit=plan.unit)
-
-
 def _tables(
-    samples: pa.Table | pd.DataFrame | Iterable[Sequence[pa.Table]] | Blocks | None, config: MatrixConfig
-) -> tuple[Sequence[pa.Table], ...] | Iterator[Sequence[pa.Table]] | Blocks:
-    """Give what can be gone through again as a tuple or blocks, what cannot as an iterator."""
-    if isinstance(samples, Blocks):
-        return samples
+    samples: pa.Table | pd.DataFrame | Iterable[Sequence[pa.Table]] | None, config: MatrixConfig
+) -> tuple[Sequence[pa.Table], ...] | Iterator[Sequence[pa.Table]]:
+    """Return what can be iterated again as a tuple, buckets as an iterator."""
     if samples is None:
         return ()
     if isinstance(samples, pa.Table | pd.DataFrame):
@@ -242,20 +237,3 @@ def _distinct(table: pa.Table, unit: str) -> pa.Table:
     order = np.lexsort((times, codes))
     same = (codes[order][1:] == codes[order][:-1]) & (times[order][1:] == times[order][:-1])
     return table.take(order[np.append(~same, True)])
-
-
-def _medians(
-    plan: FeaturePlan,
-    fleet: Fleet,
-    inventory: pd.DataFrame,
-    first_pass: Float32Array,
-    given: FleetReference | None,
-) -> tuple[FloatArray, IntArray]:
-    assert plan.peers is not None
-    models, model = model_codes(fleet, inventory)
-    if given is None:
-        return fleet_medians(first_pass, model, len(models)), model
-    known = {str(name): position for position, name in enumerate(given.medians.index)}
-    chosen = given.medians.reindex(columns=list(plan.peers.names)).to_numpy(np.float64)
-    code = np.array([known.get(name, -1) for name in models], dtype=np.int64)
-    return np.ascontiguousarray(chosen.T[:, np.newaxis, :]), code[model]

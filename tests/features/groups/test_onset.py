@@ -14,8 +14,7 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.fleet_percentile import Standing, describe_standing
 from features.groups.onset import MIN_UNITS, QUANTILE, OnsetPlan
 from features.matrix.building import build_matrix
-from features.matrix.live_rows import fleet_reference, live_rows, look_back
-from features.matrix.meta import ROW_COLUMNS
+from features.matrix.live_rows import live_rows, look_back
 from features.vocabulary import amount, describe
 from features.windows.layout import ChannelLayout
 from models.config import TrainingSection
@@ -148,19 +147,6 @@ def test_off_the_grid_a_fleet_that_was_not_there_at_the_last_decision_is_held_ag
     live = live_rows(recent, events[events["known_at"] <= later], new, later, matrix.config)
     assert len(live) == inventory["gpu"].nunique()
     assert live["onset__errors__surge_max__1h"].isna().all()
-
-
-def test_one_node_needs_only_its_own_samples_and_the_fleets_reference(world):
-    matrix, frame, *data = world
-    t = sorted(frame[~frame["augmented"]]["decision_time"].unique())[-2]
-    samples, events, inventory = as_known(t, *data, matrix.config)
-    reference = fleet_reference(samples, events, inventory, t, matrix.config)
-    node = str(frame["node"].iloc[0])
-    live = live_rows(samples[samples["node"] == node], events, inventory, t, matrix.config, reference, nodes={node})
-    stored = frame[(frame["decision_time"] == t) & ~frame["augmented"] & (frame["node"] == node)]
-    assert len(live) == len(stored)
-    names = [name for name in live.columns if name not in ROW_COLUMNS]
-    np.testing.assert_array_equal(live[names].to_numpy(), stored[names].to_numpy())
 
 
 def test_the_future_changes_nothing(world):

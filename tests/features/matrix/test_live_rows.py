@@ -9,7 +9,6 @@ import pytest
 
 from features.errors import InputError
 from features.matrix.live_rows import (
-    fleet_reference,
     live_plan,
     live_rows,
     look_back,
@@ -88,18 +87,6 @@ def test_augmented_rows_can_be_replayed(world):
         live = live_rows(*as_known(t, *data, matrix.config), t, matrix.config)
         chosen = extra[extra["decision_time"] == t]
         same(live[live["unit"].isin(chosen["unit"])].reset_index(drop=True), chosen)
-
-
-def test_one_node_needs_only_its_own_samples_and_the_fleets_medians(world):
-    matrix, frame, *data = world
-    t = T0 + 18 * HOUR
-    samples, events, inventory = as_known(t, *data, matrix.config)
-    reference = fleet_reference(samples, events, inventory, t, matrix.config)
-    assert reference.medians.index.tolist() == ["A100", "H100"]
-    live = live_rows(
-        samples[samples["node"] == "node1"], events, inventory, t, matrix.config, reference, nodes={"node1"}
-    )
-    same(live, frame[(frame["decision_time"] == t) & ~frame["augmented"] & (frame["node"] == "node1")])
 
 
 def test_more_history_and_disorder_change_nothing(world):

@@ -1,38 +1,191 @@
-"""What is shipped for operators names only what the code shows."""
+"""What is shipped for operators reads only metrics that the processes of the Helm chart export."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.scores.result import ScoringResult
+from serving.scores.status import Attempt, record_attempt
+from serving.scores.writing import ScoresFolder
+from tests.serving.http.world import small_fleet, write_scores
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("telemetry", "serving", "scheduler")
-PREFIXED = ("exporters_", "score_")
 DASHBOARD = ROOT / "deploy" / "grafana" / "predrain.json"
 RULES = ROOT / "deploy" / "prometheus" / "predrain-rules.yaml"
+CHART = ROOT / "deploy" / "helm" / "predrain" / "templates"
+SCRAPED = {"cluster", "instance", "le"}
+"""Labels that Prometheus itself adds, or that a histogram has."""
+
+Labels = dict[str, set[str]]
 
 
-def quoted() -> set[str]:
-    """Every text in quotes that the rooms hold: the names of metrics are among them."""
-    sources = (path.read_text(encoding="utf-8") for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-    return {found for source in sources for found in re.findall(r'"([a-z_]+)"', source)}
-
-
-def shown(name: str, known: set[str]) -> bool:
-    """Tell whether the code shows a metric."""
-    base = re.sub(r"_bucket$", "", name.removeprefix("predrain_"))
-    tails = [base.removeprefix(prefix) for prefix in PREFIXED if base.startswith(prefix)]
-    return name in known or f"predrain_{base}" in known or any(each in known for each in (base, *tails))
-
-
-def test_the_rules_and_the_dashboard_use_metrics_that_the_code_shows() -> None:
-    known = quoted()
+def queries() -> list[str]:
     board = json.loads(DASHBOARD.read_text(encoding="utf-8"))
-    queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
-    assert len(queries) > 20
-    rules = [line.partition("expr: ")[2] for line in RULES.read_text(encoding="utf-8").splitlines() if "expr: " in line]
-    assert len(rules) > 10
-    used = {name for query in [*queries, *rules] for name in re.findall(r"predrain_[a-z_]+", query)}
-    assert sorted(name for name in used if not shown(name, known)) == []
-    assert not shown("predrain_act_noodles", known)
+    shown = [target["expr"] for panel in board["panels"] for target in panel.get("targets", ())]
+    rules = yaml.safe_load(RULES.read_text(encoding="utf-8"))
+    alerts = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    assert len(shown) > 20
+    assert len(alerts) > 20
+    return [*shown, *alerts]
+
+
+def read_by(query: str) -> Labels:
+    """Give the metrics that a query reads, each with the labels that it selects or groups by."""
+    grouped = {word.strip() for found in re.findall(r"\bby \(([^)]*)\)", query) for word in found.split(",")}
+    found: Labels = {}
+    for name, selector in re.findall(r"(predrain_\w+)(?:{([^}]*)})?", query):
+        found.setdefault(name, set()).update(re.findall(r"(\w+)\s*(?:!?=|[!=]~)", selector), grouped)
+    return {name: labels - SCRAPED - {""} for name, labels in found.items()}
+
+
+def args_of(template: str, verb: str) -> list[str]:
+    """Give the arguments with which the chart starts a verb."""
+    text = (CHART / template).read_text(encoding="utf-8")
+    (block,) = re.findall(rf"args:\n((?:\s+(?:- |{{{{).*\n)*?\s+- {verb}\n(?:\s+(?:- |{{{{).*\n)*)", text)
+    return [word for word in re.findall(r"^\s+- (\S+)$", block, flags=re.M) if "{{" not in word]
+
+
+@contextlib.contextmanager
+def process(args: list[str], folder: Path) -> Iterator[None]:
+    command = [str(Path(sys.executable).with_name("predrain")), *args]
+    with (folder / "log").open("ab") as log:
+        started = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
+    try:
+        yield
+    finally:
+        started.terminate()
+        started.wait(timeout=30)
+
+
+def free_port() -> int:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
+
+
+def scrape(port: int, wanted: str, token: str | None = None) -> Labels:
+    """Read a page once it has a metric: its metrics with their labels; None is known of a family without samples."""
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics")
+    if token:
+        request.add_header("Authorization", f"Bearer {token}")
+    ends = time.monotonic() + 60
+    while True:
+        page = ""
+        with contextlib.suppress(OSError), urllib.request.urlopen(request, timeout=5) as answer:
+            page = answer.read().decode()
+        if f"TYPE {wanted} " in page:
+            break
+        assert time.monotonic() < ends, f"no {wanted} in {page}"
+        time.sleep(0.3)
+    found: Labels = {}
+    for family in text_string_to_metric_families(page):
+        tails = ("_bucket", "_sum", "_count") if family.type == "histogram" else ("",)
+        for tail in tails if family.type != "counter" else ("_total",):
+            found.setdefault(family.name + tail, set())
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def local(args: list[str], folder: Path, port: int, **instead: Any) -> list[str]:
+    """Give a chart's arguments with this machine's folders and port."""
+    changed = []
+    for arg in args:
+        name = arg.partition("=")[0]
+        if name in instead:
+            changed += instead[name]
+            continue
+        here = re.sub("/data|/ledger(?=/)|/etc/predrain", str(folder), arg)
+        changed.append(re.sub(r"0\.0\.0\.0:\d+", f"127.0.0.1:{port}", here).replace("0.0.0.0", "127.0.0.1"))
+    return changed
+
+
+def scores(folder: Path) -> None:
+    now = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    write_scores(folder, small_fleet(now), now)
+    summary = {
+        "format": 1, "decision_time": now.isoformat(), "expires_at": (now + timedelta(hours=9)).isoformat(),
+        "tiers": {"high": 1, "unknown": 1}, "alerts": 1, "newest_sample": now.isoformat(), "newest_sample_age_s": 1.0,
+        "took_s": 2.0, "model": {"fitted_at": (now - timedelta(days=1)).isoformat()},
+    }  # fmt: skip
+    decision = folder / "decisions" / now.strftime("%Y%m%dT%H%M%SZ")
+    (decision / "summary.json").write_text(json.dumps(summary))
+    (decision / "risks.parquet").touch()
+    result = ScoringResult(now, True, decision, summary)
+    record_attempt(ScoresFolder(folder), Attempt(datetime.now(UTC), result))
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Labels:
+    """What the chart's processes export, all started as the chart starts them, beside a fleet in files."""
+    folder = tmp_path_factory.mktemp("chart")
+    scores(folder / "scores")
+    nodes = [{"name": f"n{number}", "cluster": "c", "group": "g"} for number in range(1, 6)]
+    (folder / "cluster.json").write_text(json.dumps({"format": 1, "nodes": nodes}))
+    (folder / "act.yaml").write_text(
+        "policy: {thresholds: {watch: 0.1, elevated: 0.3, high: 0.6}, stages: {ceiling: hard, pinned: {c/g: hard}},"
+        " hysteresis: {rise_after: 1}}\ncontroller: {lease: 5s}\n"
+    )
+    token = "a-token-that-is-long-enough-for-anyone"
+    (folder / "tokens.txt").write_text(f"read sha256:{hashlib.sha256(token.encode()).hexdigest()} prometheus\n")
+    (folder / "receiver.txt").write_text(f"{token}\n")
+    (folder / "targets.txt").write_text("127.0.0.1:9\n")
+    ports = {name: free_port() for name in ("act", "serve", "exporters", "receive")}
+    started = {
+        "act": local(
+            args_of("act.yaml", "act"), folder, ports["act"], **{
+                "--scheduler": [f"--cluster={folder}/cluster.json"], "--events": [],
+            },
+        ),
+        "serve": local(
+            args_of("serve.yaml", "serve"), folder, ports["serve"], **{
+                "--dataset": [], "--port": [f"--port={ports['serve']}"],
+            },
+        ),
+        "exporters": [
+            *local(args_of("collect.yaml", "exporters"), folder, ports["exporters"]), f"--targets={folder}/targets.txt",
+        ],
+        "receive": local(
+            args_of("collect.yaml", "receive"), folder, ports["receive"], **{
+                "--tokens": [f"--tokens={folder}/receiver.txt"],
+            },
+        ),
+    }  # fmt: skip
+    found: Labels = {}
+    with contextlib.ExitStack() as stack:
+        for args in started.values():
+            stack.enter_context(process(args, folder))
+        found |= scrape(ports["act"], "predrain_act_nodes")
+        found |= scrape(ports["serve"], "predrain_scores_age_seconds", token)
+        found |= scrape(ports["exporters"], "predrain_exporters_targets_in")
+        found |= scrape(ports["receive"], "predrain_receiver_last_landed_seconds", token)
+    return found
+
+
+def test_each_series_that_a_rule_or_a_panel_reads_is_exported_by_something_that_the_chart_starts(
+    exported: Labels,
+) -> None:
+    missing = []
+    for query in queries():
+        for name, labels in read_by(query).items():
+            if name not in exported:
+                missing.append(f"{name} in {query}")
+            elif exported[name] and not labels <= exported[name]:
+                missing.append(f"{name} without {labels - exported[name]} in {query}")
+    assert missing == []

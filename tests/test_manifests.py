@@ -51,6 +51,14 @@ def pod_specs() -> dict[str, dict[str, Any]]:
     return found
 
 
+def test_a_stateful_set_names_a_service_that_exists_and_selects_its_pods() -> None:
+    services = {each["metadata"]["name"]: each["spec"] for _, each in DOCUMENTS if each["kind"] == "Service"}
+    (spec,) = (each["spec"] for _, each in DOCUMENTS if each["kind"] == "StatefulSet")
+    service = services[spec["serviceName"]]
+    assert service["clusterIP"] == "None"
+    assert service["selector"] == spec["selector"]["matchLabels"]
+
+
 def options(verb: str) -> set[str]:
     command = typer.main.get_command(app).commands[verb]  # type: ignore[attr-defined]
     return {option for each in command.params for option in (*each.opts, *each.secondary_opts)}
@@ -91,13 +99,18 @@ def test_nvsentinel_is_told_by_the_condition_that_we_write_and_does_nothing_by_i
     assert event["errorCode"] == ["PREDRAIN_GPU_FAILURE_PREDICTED"]
 
 
-def test_no_role_but_its_own_may_run_commands_in_pods_or_set_device_taints() -> None:
+def test_no_role_but_its_own_may_patch_pods_run_commands_in_them_or_set_device_taints() -> None:
     found: dict[str, set[str]] = {}
     for name, document in DOCUMENTS:
         for rule in document.get("rules", ()):
             for resource in rule["resources"]:
                 found.setdefault(resource, set()).add(name)
     assert found["pods/exec"] == {"exec-rbac.yaml:ClusterRole/predrain-exec"}
+    patching = {
+        name for name, document in DOCUMENTS for rule in document.get("rules", ())
+        if "pods" in rule["resources"] and "patch" in rule["verbs"]
+    }  # fmt: skip
+    assert patching == {"checkpoint-rbac.yaml:ClusterRole/predrain-checkpoint"}
     assert found["devicetaintrules"] == {"device-taints-rbac.yaml:ClusterRole/predrain-device-taints"}
     bound = [document for name, document in DOCUMENTS if name.startswith("exec-rbac.yaml") and "roleRef" in document]
     assert [each["kind"] for each in bound] == ["RoleBinding"], "never in all namespaces at once"

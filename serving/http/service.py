@@ -32,6 +32,7 @@ from serving.pages.routes import FleetPages, Health, LedgerPages
 from serving.pages.session import Sessions
 from serving.scores.fleet import Fleet
 from serving.scores.reading import parse_instant
+from serving.scores.status import last_run_metrics
 from telemetry.exposition.writer import MEDIA, family
 
 _TEXT = "text/plain; charset=utf-8"
@@ -67,6 +68,7 @@ class Service:
     ) -> None:
         self.settings = settings or ServiceSettings()
         self.counts = RequestCounts()
+        self._scores = scores
         self.keeper = ScoreKeeper(scores, self.settings.poll_s)
         self.holder = ModelHolder(model, self.settings.poll_s)
         self._clock = clock or (lambda: datetime.now(UTC))
@@ -210,6 +212,7 @@ class Service:
 
     async def _metrics(self, _: Request) -> Answer:
         page = self.counts.exposition() + self._score_metrics(self.keeper.served.fleet) + self._model_metrics()
+        page += last_run_metrics(self._scores)
         return Answer(page.encode(), media=MEDIA)
 
     def _score_metrics(self, fleet: Fleet | None) -> str:
@@ -243,12 +246,12 @@ class Service:
         return page
 
     def _model_metrics(self) -> str:
-        if not self.holder.wanted:
-            return ""
-        model = self.holder.model
-        page = family("model_loaded", "gauge", "Whether rows can be scored.", {"": model is not None})
-        page += family("model_loads_total", "counter", "Models that were taken.", {"": self.holder.loads})
+        page = family("model_loads_total", "counter", "Models that were taken.", {"": self.holder.loads})
         page += family("model_refusals_total", "counter", "Models that were refused.", {"": self.holder.refusals})
+        if not self.holder.wanted:
+            return page
+        model = self.holder.model
+        page += family("model_loaded", "gauge", "Whether rows can be scored.", {"": model is not None})
         current = self.holder.refused is None
         page += family("model_current", "gauge", "Whether it is the one that is asked for.", {"": current})
         if model is not None:

@@ -113,7 +113,10 @@ def with_all() -> Values:
     """All that can be asked for."""
     values = defaults()
     values["imagePullSecrets"] = [{"name": "registry"}]
-    values["act"]["roles"] |= {"deviceTaints": True, "execNamespaces": ["team-a", "team-b"]}
+    values["act"]["roles"] |= {
+        "checkpointAnnotations": True, "deviceTaints": True, "execNamespaces": ["team-a", "team-b"]
+    }  # fmt: skip
+    values["collect"]["exporters"]["enabled"] = values["collect"]["receiver"]["enabled"] = True
     values["act"]["ledger"]["storageClass"] = "local"
     values["act"]["nvsentinelFolder"] = "/var/run/nvsentinel"
     values["act"]["settings"]["kubernetes"] = {
@@ -160,6 +163,13 @@ def test_what_it_makes_fits_the_published_schemas_and_its_settings_are_read(
     if values["act"]["rights"] == "publisher":
         assert not [key for key in made if "actuator" in key[2]]
         assert not [key for key in made if key[0] in ("Deployment", "CronJob")]
+    assert ("Service", namespace, made["StatefulSet", namespace, "predrain-act"]["spec"]["serviceName"]) in made
+    patching = {
+        key[2] for key, each in made.items() for rule in each.get("rules", ())
+        if "pods" in rule["resources"] and "patch" in rule["verbs"]
+    }  # fmt: skip
+    assert patching == ({"predrain-checkpoint"} if values["act"]["roles"]["checkpointAnnotations"] else set())
+    assert ("CronJob", namespace, "predrain-compact") in made or not values["collect"]["exporters"]["enabled"]
     bound = [key[1] for key in made if key[2] == "predrain-exec" and key[0] == "RoleBinding"]
     assert bound == values["act"]["roles"]["execNamespaces"]
 

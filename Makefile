@@ -6,7 +6,7 @@ export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help run results results-own-rates test test-system lint bench lock check-system clean
+.PHONY: help run results results-own-rates test test-system lint size bench lock check-system clean
 
 help:            ## say what each target does
 	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,6 +33,9 @@ lint: $(VENV)/.dev  ## ruff, mypy, import directions, file lengths
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+size:            ## lines by room, modules, modules with one importer, the largest folder, module cycles
+	@$(PYTHON) tests/house_size.py
 
 bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results.md
 	$(BIN)/python benchmarks/run_all.py

@@ -4,7 +4,7 @@ Run it alone: ``python benchmarks/http_predict.py [--quick]``. A single LightGBM
 logged to MLflow and served twice: by ``mlflow models serve`` and by ``predrain serve``. Both get the same rows in the
 same JSON, and their risks are compared before anything is timed. What is measured is seconds of the processor a
 request, of the server's processes, because the wall's clock favours nobody on a busy machine; what the evaluation of
-the trees alone takes, measured apart in this process for each server's own evaluator, is taken off. Whole requests of
+the trees alone takes, measured apart in this process, is taken off. Whole requests of
 the champion and of an ensemble, with reasons and without, and node look-ups at 500 a second are printed besides.
 """
 
@@ -38,7 +38,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.local_ports import asked_once, free_port
 from features.matrix.matrix import FeatureMatrix
 from models.bundle import load_bundle
-from models.light.bundle import load_light
 from policy.risk_record import ModelName, RiskRecord
 from serving.scores.writing import ScoresFolder, write_decision
 
@@ -154,9 +153,9 @@ def frames(names: list[str], values: np.ndarray) -> tuple[bytes, bytes]:
 
 def compare(folder: Path, rows: np.ndarray, ours: Server, theirs: Server, quick: bool) -> dict[str, Any]:
     """Measure both servers with the single champion; return the line of JSON."""
-    bundle, light = load_bundle(folder / "single"), load_light(folder / "single")
+    bundle = load_bundle(folder / "single")
     names = [column.name for column in bundle.fitted.columns]
-    library, kernel = bundle.fitted.learners[LEARNER], light.scorer.learners[LEARNER]
+    learner = bundle.fitted.learners[LEARNER]
     print(f"{len(names)} features; CPU ms a request; own: the trees alone\n")
     print(f"{'':<18}{'ours':>9}{'own':>8}{'rest':>9}{'MLflow':>10}{'own':>8}{'rest':>9}{'ratio':>8}")
     others: dict[str, float] = {}
@@ -165,10 +164,7 @@ def compare(folder: Path, rows: np.ndarray, ours: Server, theirs: Server, quick:
         text, stream = frames(names, rows[:size])
         check(ours, theirs, text, stream)
         counts = {1: (300, 100), 512: (20, 8)}[size] if not quick else {1: (100, 30), 512: (6, 3)}[size]
-        own = {
-            "ours": cpu_of(lambda n=size: kernel.predict_proba(rows[:n])),  # type: ignore[misc]
-            "theirs": cpu_of(lambda n=size: library.predict_proba(rows[:n])),  # type: ignore[misc]
-        }
+        own = cpu_of(lambda n=size: learner.predict_proba(rows[:n]))  # type: ignore[misc]
         sent = {
             "theirs": (theirs, "/invocations", text, JSON, counts[1]),
             "JSON": (ours, "/invocations", text, JSON, counts[0]),
@@ -177,12 +173,12 @@ def compare(folder: Path, rows: np.ndarray, ours: Server, theirs: Server, quick:
         whole = measure(sent, 2 if quick else 4)
         for form in ("JSON", "Arrow"):
             key = f"{size} row{'s' if size > 1 else ''}, {form}"
-            rest[key] = max(whole[form] - own["ours"], 1e-6)
-            left = whole["theirs"] - own["theirs"]
+            rest[key] = max(whole[form] - own, 1e-6)
+            left = whole["theirs"] - own
             others[key] = round(left / rest[key], 1)
             print(
-                f"{key:<18}{whole[form] * 1e3:>9.3f}{own['ours'] * 1e3:>8.3f}{rest[key] * 1e3:>9.3f}"
-                f"{whole['theirs'] * 1e3:>10.3f}{own['theirs'] * 1e3:>8.3f}{left * 1e3:>9.3f}{others[key]:>8.1f}"
+                f"{key:<18}{whole[form] * 1e3:>9.3f}{own * 1e3:>8.3f}{rest[key] * 1e3:>9.3f}"
+                f"{whole['theirs'] * 1e3:>10.3f}{own * 1e3:>8.3f}{left * 1e3:>9.3f}{others[key]:>8.1f}"
             )
     print()
     print_whole("single champion", ours, rows, quick)
@@ -316,7 +312,7 @@ def predrain_server(folder: Path, bundle: str) -> Iterator[Server]:
     port = free_port()
     words = ["serve", "--scores", "scores", "--model", bundle, "--port", str(port), "--no-extender"]
     with started([BIN / "predrain", *words], folder, port, "/ping") as server:
-        server.columns = [column.name for column in load_light(folder / bundle).columns]
+        server.columns = [column.name for column in load_bundle(folder / bundle).columns]
         yield server
 
 

@@ -123,10 +123,12 @@ def save_bundle(path: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -
     return Bundle(path, fitted, content, digest)
 
 
-def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -> Bundle:
+def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None, profile_only: bool = False) -> Bundle:
     """Read a bundle after verifying all of it.
 
     ``columns``: the features that rows to score will have; they must be the bundle's, in the same order.
+    ``profile_only``: read only the learners that score the profile; ``fitted.models`` is then the profile alone. The
+    scores are the same, and no library is needed that the profile does not need. The hashes of all files are verified.
     Raises ``InputError`` if there is no bundle, a file is missing or was changed, a type is not trusted, a library or
     the layout is of another version, or the columns differ.
     """
@@ -135,9 +137,11 @@ def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None) -
     with misstated(manifest):
         files = read_files(path, manifest.file, manifest.content["files"])
         facts = FittedFacts.from_json(manifest.content)
-        fitted = _rebuild(facts, files)
+        for name in facts.learners_files():
+            files[name]  # also those that are not read must be there
         if manifest.content["profile"] not in facts.models:
             raise KeyError("profile")
+        fitted = _rebuild(facts.for_profile(manifest.profile) if profile_only else facts, files)
         check_fitted(facts)
     if columns is not None:
         check_columns(columns, facts.columns, path)

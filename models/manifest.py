@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,17 +16,18 @@ from features.vocabulary import FeatureColumn
 from models.bundle_files import check_seal, damaged
 from models.calibrator import Calibrator
 from models.combining import Stacker
+from models.config import CASCADE, COMBINERS
 from models.horizon_map import HorizonMap
 from models.libraries import check_libraries
 
-FORMAT: Final = 2
+FORMAT: Final = 3
 """Version of the bundle's layout; a reader refuses any other."""
 
 MANIFEST: Final = "manifest.json"
 
 SUFFIXES: Final[dict[str, str]] = {
     "lightgbm": ".txt",
-    "xgboost": ".ubj",
+    "xgboost": ".json",
     "random_forest": ".skops",
     "logistic": ".skops",
     "mlp": ".skops",
@@ -164,6 +165,17 @@ class FittedFacts:
             thinned_to=said.get("thinned_to"),
             stand_in=said["stand_in"],
         )
+
+    def for_profile(self, profile: str) -> FittedFacts:
+        """Give the facts without the models, learners and baselines that the profile does not need."""
+        baselines = {name: seed for name, seed in self.baselines.items() if name in (profile, self.stand_in)}
+        cascade = None
+        needed: tuple[str, ...] = ()
+        if profile not in self.baselines and self.stand_in is None:
+            cascade = self.cascade if profile == CASCADE else None
+            needed = self.members if profile in COMBINERS else (profile,) if cascade is None else cascade.stages[:1]
+        learners = tuple(name for name in self.learners if name in needed)
+        return replace(self, models=(profile,), learners=learners, baselines=baselines, cascade=cascade)
 
     def learners_files(self) -> tuple[str, ...]:
         """Name the files of all learners and of the cascade's stages."""

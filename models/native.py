@@ -1,6 +1,6 @@
 """Learners as files: each in its library's own format, none of which can run code when it is read.
 
-LightGBM as text, XGBoost as UBJSON, networks on sequences as safetensors, scikit-learn through skops with a fixed list
+LightGBM as text, XGBoost as JSON, networks on sequences as safetensors, scikit-learn through skops with a fixed list
 of types. Nothing here pickles.
 """
 
@@ -68,7 +68,7 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
     elif name == "lightgbm":
         path.write_text(learner.booster_.model_to_string(num_iteration=-1), encoding="utf-8", newline="\n")
     elif name == "xgboost":
-        path.write_bytes(bytes(learner.get_booster().save_raw("ubj")))
+        path.write_bytes(bytes(learner.get_booster().save_raw("json")))
     else:
         import skops.io  # noqa: PLC0415 - seconds to import where torch is installed; most commands need none
 

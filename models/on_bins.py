@@ -12,7 +12,6 @@ from sklearn.utils.class_weight import compute_sample_weight
 from models.binary import BinaryClassifier
 from models.kept_bins import KeptBins
 from models.ranking import Ints
-from models.trees.evaluate import evaluator_or_library
 
 _NOT_LIGHTGBM = ("importance_type", "n_estimators", "class_weight", "objective", "max_bin", "subsample_for_bin")
 
@@ -20,8 +19,7 @@ _NOT_LIGHTGBM = ("importance_type", "n_estimators", "class_weight", "objective",
 class LightGBMOnBins(BinaryClassifier):
     """A LightGBM classifier that takes its training rows from bins that are kept.
 
-    Its trees are those that the classifier would grow itself on edges like these; it is scored by our own evaluator,
-    which gives the library's probabilities bit for bit.
+    Its trees are those that the classifier would grow itself on edges like these.
 
     ``classes_``: 0 and 1.
     """
@@ -52,16 +50,11 @@ class LightGBMOnBins(BinaryClassifier):
         self.booster_.free_dataset()
         self.classes_ = np.array([0, 1])
         self.n_features_in_ = self.booster_.num_feature()
-        content = self.booster_.model_to_string(num_iteration=-1).encode()
-        self._scorer, _ = evaluator_or_library(content, "lightgbm.txt", self.n_features_in_, lambda: None)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Give the probability of both classes, shape (n_rows, 2), bit-identical to the library's."""
-        values = np.asarray(X)
-        if self._scorer is not None and values.dtype == np.float32:
-            return np.asarray(self._scorer.predict_proba(values))
-        positive = np.asarray(self.booster_.predict(values, num_threads=self.learner.n_jobs))
+        """Give the probability of both classes, shape (n_rows, 2)."""
+        positive = np.asarray(self.booster_.predict(np.asarray(X), num_threads=self.learner.n_jobs))
         return np.column_stack([1 - positive, positive])
 
     def __sklearn_tags__(self) -> Any:

@@ -8,6 +8,7 @@ are walked here first. What passes is loaded and asked for one score; whatever a
 from __future__ import annotations
 
 import io
+import json
 import re
 import zipfile
 from collections.abc import Callable, Sequence
@@ -18,7 +19,6 @@ import numpy as np
 from features.errors import InputError
 from models.config import CASCADE, COMBINERS
 from models.manifest import FittedFacts
-from models.ubjson import read_ubjson
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -45,7 +45,7 @@ def check_file(content: bytes, where: str, features: int) -> None:
     Raises ``InputError`` if it is empty, cut off, or its parts do not fit each other.
     """
     suffix = where.rpartition(".")[2]
-    check: Callable[[bytes, int], None] | None = {"ubj": _xgboost, "txt": _lightgbm, "skops": _skops}.get(suffix)
+    check: Callable[[bytes, int], None] | None = {"json": _xgboost, "txt": _lightgbm, "skops": _skops}.get(suffix)
     try:
         if not content:
             raise ValueError("it is empty")
@@ -107,7 +107,8 @@ def check_fitted(fitted: FittedFacts) -> None:
 
 
 def _xgboost(content: bytes, features: int) -> None:
-    root = read_ubjson(content)
+    # what two readers of JSON take differently is refused
+    root = json.loads(content.decode("ascii"), object_pairs_hook=_once, parse_constant=_no_constant)
     learner = root["learner"]
     _say(len(root["version"]) == 3, "its version is not three numbers")
     model_param = learner["learner_model_param"]
@@ -128,6 +129,15 @@ def _xgboost(content: bytes, features: int) -> None:
     for at, tree in enumerate(trees):
         _say(tree["id"] == at, f"tree {at} is numbered {tree['id']}")
         _xgboost_tree(tree, features)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    _say(len(dict(pairs)) == len(pairs), "a key stands twice")
+    return dict(pairs)
+
+
+def _no_constant(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON")
 
 
 def _xgboost_tree(tree: dict[str, Any], features: int) -> None:

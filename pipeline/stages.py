@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from features.engine import Engine
@@ -17,8 +15,6 @@ from models.bundle import CARD, save_bundle
 from models.config import BASELINES
 from models.drift.frames import drift_frames
 from models.evaluation import evaluate
-from models.light.bundle import load_light
-from models.light.errors import HeavyModelError
 from models.oracle import read_truth
 from models.points import make_points
 from models.sliding import BacktestResult, fit_final, run_backtest
@@ -102,7 +98,6 @@ def train_bundle(
             **({"search": fitted.searched} if fitted.searched else {}),
         },
     )
-    _load_as_served(out)
     summary = {
         "bundle": str(out),
         "profile": params.models.profile,
@@ -246,16 +241,6 @@ def write_report_for(backtest: Path, out: Path | None = None) -> Path:
 
 def _counted(progress: Progress | None) -> Callable[[int, int, str], None] | None:
     return None if progress is None else lambda done, total, _what: progress(done, total)
-
-
-def _load_as_served(bundle: Path) -> None:
-    """Load a bundle as the service does, before it is registered: what cannot be loaded is no challenger.
-
-    What is compiled for that is in the compiler's cache from then on, so the service's first start is a fast one.
-    """
-    with suppress(HeavyModelError):  # sound, and scored by its libraries
-        light = load_light(bundle)
-        light.contributions(np.full((1, len(light.facts.columns)), np.nan, dtype=np.float32))
 
 
 def _name_of(matrix: FeatureMatrix) -> str:

@@ -100,7 +100,7 @@ class _Rounds:
             )
             if standing is not None:
                 return standing  # so that a timer may fire every few minutes at little cost
-        from serving.model_source import model_source
+        from serving.champion.model_source import model_source
         from serving.scores.batch import score_decision
 
         if self._source is None:

@@ -1,16 +1,10 @@
-"""The bundle that scores rows: loaded in a thread, so that nothing waits, and swapped for a newer one in one step.
-
-The light scorer reads it, which needs neither pandas nor a library that trains; a profile that only those score is read
-as the full bundle, and the log says why.
-"""
+"""The bundle that scores rows: loaded in a thread, so that nothing waits, and swapped for a newer one in one step."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,10 +14,7 @@ from serving.champion.sources import BundleSource, FolderBundle, NotNamedYet
 
 if TYPE_CHECKING:
     from models.bundle import Bundle
-    from models.light.bundle import LightBundle
     from serving.http.rows import FeatureRows
-    from serving.profile_scores import ProfileScorer
-    from serving.scores.feature_settings import ReadBundle
 
 _LOG = logging.getLogger(__name__)
 _RETRY_ROUNDS = 10
@@ -36,30 +27,38 @@ MOST_EXPLAINED = 200
 class LoadedModel:
     """A bundle that is ready.
 
-    ``score``: from ``FeatureRows`` to a list of ``unit``, ``risk``, ``score``, ``rank``, ``alert``, in the order of the
-    rows; ranks and alerts are taken among the rows of one decision time.
     ``columns``: its features' names, in order.
     ``digest``, ``profile``, ``version``: what answers say of it.
     ``fitted_at``: end of what it knew (aware UTC).
     ``horizon_s``: seconds that a risk is of, if the bundle tells.
-    ``scorer``: scores and explains the rows of a decision time.
-    ``heavy``: why the full bundle scores; None: the light scorer does.
     """
 
-    score: Callable[[FeatureRows], list[dict[str, Any]]]
     columns: tuple[str, ...]
     digest: str
     profile: str
     version: str | None
     fitted_at: datetime
     horizon_s: float | None
-    bundle: ReadBundle
-    scorer: ProfileScorer
-    heavy: str | None = None
+    bundle: Bundle
 
     def about(self) -> dict[str, Any]:
         """Return what answers say of the model."""
         return {"digest": self.digest, "profile": self.profile, "version": self.version}
+
+    def score(self, rows: FeatureRows) -> list[dict[str, Any]]:
+        """Give ``unit``, ``risk``, ``score``, ``rank``, ``alert`` of rows, in their order.
+
+        Ranks and alerts are taken among the rows of one decision time.
+        """
+        from models.ranking import text_hashes  # noqa: PLC0415 - loaded with the model
+
+        fitted, profile = self.bundle.fitted, self.profile
+        found = fitted.score_arrays(rows.values, rows.times, text_hashes(rows.units))[profile]
+        columns = (rows.units, fitted.risk(profile, found.score), found.score, found.rank, found.alert)
+        return [
+            {"unit": unit, "risk": float(risk), "score": float(score), "rank": int(rank), "alert": bool(alert)}
+            for unit, risk, score, rank, alert in zip(*columns, strict=True)
+        ]
 
     def explained(self, rows: FeatureRows, top: int) -> list[dict[str, Any]]:
         """Score rows, and give those that alert their ``reasons`` beside the rows of the same decision time.
@@ -71,6 +70,8 @@ class LoadedModel:
             return answers
         import numpy as np  # noqa: PLC0415 - as where rows are read
 
+        from serving.scores.unit_scores import top_reasons  # noqa: PLC0415 - loaded with the model
+
         alerts = np.array([answer["alert"] for answer in answers], dtype=np.bool_)
         left = MOST_EXPLAINED
         for answer in answers:
@@ -81,7 +82,7 @@ class LoadedModel:
             ranks = np.array([answers[at]["rank"] for at in among[asked].tolist()])
             asked = asked[np.argsort(ranks, kind="stable")][:left]
             left -= len(asked)
-            told = self.scorer.reasons(rows.values[among], asked, top=top, noun="rows")
+            told = top_reasons(self.bundle.fitted, self.profile, rows.values[among], asked, top=top, noun="rows")
             for at, reasons in zip(among[asked].tolist(), told, strict=True):
                 answers[at]["reasons"] = [
                     {"text": each.text, "group": each.group, "share": each.share} for each in reasons
@@ -198,85 +199,31 @@ class ModelHolder:
 
 
 def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
-    """Load and verify a bundle, and score and explain one empty row, so that what is compiled late is compiled now.
+    """Load and verify a bundle, and score and explain one empty row, so that what is imported late is imported now.
 
     ``version``: its version in a registry; default: what its manifest says.
     Raises ``InputError`` if it is none, or does not fit this version.
     """
     import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
 
-    from models.light.bundle import load_light  # noqa: PLC0415
-    from models.light.errors import HeavyModelError  # noqa: PLC0415
+    from models.bundle import load_bundle  # noqa: PLC0415
     from serving.http.rows import FeatureRows  # noqa: PLC0415
+    from serving.scores.unit_scores import top_reasons  # noqa: PLC0415
 
-    try:
-        light = load_light(path)
-    except HeavyModelError as heavy:
-        _LOG.warning("the model is scored by the full bundle, which takes more time and memory: %s", heavy.why)
-        model = _of_full(path, heavy.why)
-    else:
-        model = _of_light(light)
-        with suppress(HeavyModelError):  # then the full bundle explains, once somebody asks
-            light.contributions(np.full((1, len(model.columns)), np.nan, dtype=np.float32))
-    empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
-    model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64), False))
-    return model if version is None else replace(model, version=str(version))
-
-
-def _of_light(bundle: LightBundle) -> LoadedModel:
-    from serving.light_scorer import LightScorer  # noqa: PLC0415 - numpy, as all of this
-
-    def score(rows: FeatureRows) -> list[dict[str, Any]]:
-        found = bundle.score(rows.values, rows.times, rows.units)
-        return _answers(rows.units, found.risk, found.score, found.rank, found.alert)
-
-    return LoadedModel(
-        score,
+    bundle = load_bundle(path, profile_only=True)
+    model = LoadedModel(
         tuple(column.name for column in bundle.columns),
         bundle.digest,
         bundle.profile,
-        _version(bundle.manifest),
-        bundle.facts.refit_at,
-        _horizon_s(bundle.manifest),
-        bundle,
-        LightScorer(bundle),
-    )
-
-
-def _of_full(path: Path, why: str) -> LoadedModel:
-    import numpy as np  # noqa: PLC0415 - only where the light scorer does not do
-    import pandas as pd  # noqa: PLC0415
-
-    from models.bundle import load_bundle  # noqa: PLC0415
-    from serving.unit_scores import FullScorer  # noqa: PLC0415
-
-    bundle: Bundle = load_bundle(path)
-
-    def score(rows: FeatureRows) -> list[dict[str, Any]]:
-        times = pd.Series(pd.DatetimeIndex(rows.times.astype("datetime64[ms]"), tz="UTC"))
-        scored = bundle.fitted.score(rows.values, times, np.array(rows.units, dtype=object))
-        mine = scored[scored["model"] == bundle.profile]
-        return _answers(mine["unit"], mine["risk"], mine["score"], mine["rank"], mine["alert"])
-
-    return LoadedModel(
-        score,
-        tuple(column.name for column in bundle.fitted.columns),
-        bundle.digest,
-        bundle.profile,
-        _version(bundle.manifest),
+        _version(bundle.manifest) if version is None else str(version),
         bundle.fitted.refit_at,
         _horizon_s(bundle.manifest),
         bundle,
-        FullScorer(bundle),
-        why,
     )
-
-
-def _answers(*columns: Iterable[Any]) -> list[dict[str, Any]]:
-    return [
-        {"unit": unit, "risk": float(risk), "score": float(score), "rank": int(rank), "alert": bool(alert)}
-        for unit, risk, score, rank, alert in zip(*columns, strict=True)
-    ]
+    empty = np.full((1, len(model.columns)), np.nan, dtype=np.float32)
+    model.score(FeatureRows(empty, ["0"], np.zeros(1, dtype=np.int64), False))
+    top_reasons(bundle.fitted, bundle.profile, empty, np.zeros(1, dtype=np.int64), top=1, noun="rows")
+    return model
 
 
 def _digest_at(path: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from features.matrix.meta import MatrixConfig
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import choose_thresholds
-from serving.model_source import ServedModel
+from serving.champion.model_source import ServedModel
 from serving.scores.decision_times import asked_decision, behind_s, due_decision
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
@@ -18,8 +18,8 @@ from serving.scores.records import OUT_OF_USE, risk_records
 from serving.scores.result import ScoringResult
 from serving.scores.settings import ScoringSettings
 from serving.scores.summary import decision_summary
+from serving.scores.unit_scores import score_units
 from serving.scores.writing import ScoresFolder, write_decision
-from serving.unit_scores import score_units
 from telemetry.store import Dataset
 
 __all__ = ["OUT_OF_USE", "Clock", "score_decision"]

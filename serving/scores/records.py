@@ -10,9 +10,9 @@ import numpy as np
 from features.matrix.meta import MatrixConfig
 from policy.risk_record import ModelName, RiskRecord
 from policy.tiers import TierThresholds
-from serving.profile_scores import UnitScore
 from serving.scores.decision_times import expiry
 from serving.scores.fleet_rows import FleetRows
+from serving.scores.unit_scores import UnitScore
 
 OUT_OF_USE = "out of use: known to be down or drained"
 """Why a unit in service that has no row has no risk."""

@@ -10,7 +10,7 @@ from typing import Any
 from features.matrix.meta import MatrixConfig
 from policy.risk_record import FORMAT, RiskRecord, instant_words
 from policy.tiers import TIERS, UNKNOWN, ChosenThresholds
-from serving.model_source import ServedModel
+from serving.champion.model_source import ServedModel
 from serving.scores.decision_times import stale_after
 from serving.scores.feature_settings import missing_channels
 from serving.scores.fleet_rows import FleetRows

@@ -56,6 +56,32 @@ def test_scores_after_loading_are_bit_identical(bundle):
     assert loaded.profile == "mean_rank"
 
 
+@pytest.mark.parametrize("profile", fitted_models().models)
+def test_the_profile_alone_scores_as_among_all_models(bundle, profile):
+    rewrite(bundle, lambda m: m.update(profile=profile))
+    alone = load_bundle(bundle, profile_only=True).fitted
+    assert alone.models == (profile,)
+    among = score(fitted_models())
+    among = among[among["model"] == profile].reset_index(drop=True)
+    pd.testing.assert_frame_equal(score(alone).drop(columns="model"), among.drop(columns="model"), check_exact=True)
+
+
+def test_a_stand_in_scores_alone_too(tmp_path):
+    nothing = replace(fitted_models(), learners={}, cascade=None, stand_in="history_count", calibrated=False)
+    path = save_bundle(tmp_path / "b", nothing, FACTS).path
+    among = score(nothing)
+    found = score(load_bundle(path, profile_only=True).fitted)
+    assert found["score"].tolist() == among.loc[among["model"] == "mean_rank", "score"].tolist()
+
+
+def test_a_learner_that_the_profile_does_not_need_is_verified_by_its_hash_alone(bundle):
+    replaced(bundle, "learners/mlp.skops", skops.io.dumps({"a": 1}))
+    assert refuse(bundle).what.startswith("not a readable mlp model: it holds a dict")
+    assert load_bundle(bundle, profile_only=True).profile == "mean_rank"
+    (bundle / "learners" / "mlp.skops").write_bytes(b"junk")
+    assert "its SHA-256 differs" in refuse(bundle, profile_only=True).what
+
+
 def test_no_pickle_is_written_or_read(tmp_path, monkeypatch):
     def explode(*args, **kwargs):
         raise AssertionError("pickle was used")
@@ -88,7 +114,7 @@ def test_the_manifest_holds_what_an_auditor_asks(bundle):
     on_disk = {each.relative_to(bundle).as_posix() for each in bundle.rglob("*") if each.is_file()}
     assert set(manifest["files"]) == on_disk - {"manifest.json"}
     assert "lightgbm.txt" in str(on_disk)
-    assert "xgboost.ubj" in str(on_disk)
+    assert "xgboost.json" in str(on_disk)
 
 
 def test_undefined_metrics_are_null_and_the_card_shows_the_others(tmp_path):
@@ -132,8 +158,8 @@ def test_a_changed_file_is_refused(bundle, file):
 
 
 def test_a_missing_file_is_refused(bundle):
-    (bundle / "learners" / "xgboost.ubj").unlink()
-    assert str(refuse(bundle)).startswith("xgboost.ubj is missing (")
+    (bundle / "learners" / "xgboost.json").unlink()
+    assert str(refuse(bundle)).startswith("xgboost.json is missing (")
 
 
 def test_no_bundle_and_no_json_are_told_apart(tmp_path, bundle):
@@ -145,7 +171,7 @@ def test_no_bundle_and_no_json_are_told_apart(tmp_path, bundle):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(format=99), "the bundle's layout is version 99, this code reads 2"),
+        (lambda m: m.update(format=99), "the bundle's layout is version 99, this code reads 3"),
         (lambda m: m["libraries"].update(lightgbm="3.3.1"), "the bundle was written with lightgbm 3.3.1, this is "),
         (lambda m: m["libraries"].pop("skops"), "the bundle was written with skops None, this is "),
         (lambda m: m["fitted"].pop("stacker"), "manifest.json lacks or misstates 'stacker'"),
@@ -194,7 +220,7 @@ def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
     [
         ("learners/mlp.skops", skops.io.dumps({"a": 1}), "not a readable mlp model: it holds a dict"),
         ("learners/mlp.skops", b"junk", "not a readable mlp model: "),
-        ("learners/xgboost.ubj", b"junk", "not a readable xgboost model: "),
+        ("learners/xgboost.json", b"junk", "not a readable xgboost model: "),
         ("learners/lightgbm.txt", b"junk", "not a readable lightgbm model: "),
     ],
 )

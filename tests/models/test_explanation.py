@@ -28,7 +28,6 @@ from models.explanation import (
     told_as,
     weights_in,
 )
-from models.forest_trees import forest_as_booster
 from models.odds import log_odds, logit
 from tests.models.small_models import COLUMNS, fitted_models, rows
 
@@ -96,14 +95,16 @@ def small_problem(seed):
 def test_a_forest_is_taken_apart_as_the_definition_of_shapley_values_says(seed):
     X, y, weight = small_problem(seed)
     forest = RandomForestClassifier(3, max_depth=3, random_state=seed).fit(X, y, sample_weight=weight)
-    found = forest_as_booster(forest).predict(X[:6], pred_contrib=True)
+    found, method = contributions(forest, X[:6])
+    assert method == TREES
     for row in range(6):
 
         def value(known, row=row):
             return np.mean([expected_leaf(each.tree_, X[row], known) for each in forest.estimators_])
 
-        np.testing.assert_allclose(found[row, :-1], shapley(value, 4), atol=1e-7)
-        assert found[row, -1] == pytest.approx(value(set()), abs=1e-7)
+        parts, base = shapley(value, 4), value(set())
+        factor = (logit(base + parts.sum()) - logit(base)) / parts.sum()  # from the probability to its log-odds
+        np.testing.assert_allclose(found[row], parts * factor, atol=1e-5)
 
 
 def test_xgboosts_contributions_are_shapley_values_by_the_rows_that_went_each_way():
@@ -117,11 +118,8 @@ def test_xgboosts_contributions_are_shapley_values_by_the_rows_that_went_each_wa
         np.testing.assert_allclose(values[row], expected, atol=1e-5)
 
 
-def test_a_forest_as_boosted_trees_gives_the_forests_probabilities(X):
-    forest = fitted_models().learners["random_forest"]
-    np.testing.assert_allclose(forest_as_booster(forest).predict(X), forest.predict_proba(X)[:, 1], atol=1e-12)
+def test_a_forest_that_learned_nothing_has_no_contributions():
     stump = RandomForestClassifier(2, max_depth=1, random_state=0).fit(np.zeros((20, 2)), np.arange(20) % 2)
-    assert forest_as_booster(stump).predict(np.zeros((1, 2)))[0] == pytest.approx(stump.predict_proba([[0, 0]])[0, 1])
     assert not contributions(stump, np.zeros((1, 2), np.float32))[0].any()
 
 

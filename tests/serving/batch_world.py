@@ -18,7 +18,7 @@ from models.combining import Stacker
 from models.fitted import FittedModels
 from models.horizon_map import HorizonMap, Link
 from models.learners import fit_learners, make_learner
-from serving.model_source import ServedModel
+from serving.champion.model_source import ServedModel
 from telemetry.store import Dataset
 from tests.features.small_fleet import (
     HOUR,

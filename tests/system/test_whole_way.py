@@ -55,7 +55,7 @@ from scheduler.ports.workloads import Verification, Workloads
 from scheduler.slurm.scheduler import open_slurm
 from scheduler.slurm.settings import SlurmSettings
 from scheduler.slurm.workloads import SlurmWorkloads
-from serving.model_source import ServedModel
+from serving.champion.model_source import ServedModel
 from serving.scores.batch import score_decision
 from serving.scores.settings import ScoringSettings
 from serving.scores.writing import ScoresFolder

@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from features.errors import InputError
+from models import bundle as bundles_module
 from models.bundle import Bundle, save_bundle
-from models.light import bundle as light_bundle
 from serving.champion.local_copy import ChampionCopy, named_bundle
 from serving.champion.sources import FolderBundle, NamedBundle, NotNamedYet
 from serving.champion.state_folder import StateFolder
@@ -137,7 +137,7 @@ def test_a_bundle_that_cannot_be_served_is_refused_and_the_old_one_goes_on(
 def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
     tmp_path: Path, bundles: list[Bundle], monkeypatch: pytest.MonkeyPatch, swaps: int, refusals: int
 ) -> None:
-    place, real = tmp_path / "bundle", light_bundle.read_manifest
+    place, real = tmp_path / "bundle", bundles_module.read_manifest
     put(bundles[0], place)
     left = list(range(swaps, 0, -1))
 
@@ -147,7 +147,7 @@ def test_a_bundle_that_is_replaced_while_it_is_read_is_read_again(
             put(bundles[left.pop() % 2], place)
         return manifest
 
-    monkeypatch.setattr(light_bundle, "read_manifest", between)
+    monkeypatch.setattr(bundles_module, "read_manifest", between)
     holder = ModelHolder(place)
     looks = 0
     while not holder.look() and looks < 60 and holder.refused is None:

@@ -18,7 +18,7 @@ from features.times import milliseconds
 from models.bundle import save_bundle
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
-from serving.model_source import ServedModel
+from serving.champion.model_source import ServedModel
 from serving.scores.batch import OUT_OF_USE, score_decision
 from serving.scores.decision_times import due_decision, expiry
 from serving.scores.feature_settings import live_config

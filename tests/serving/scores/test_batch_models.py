@@ -3,48 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from features.errors import InputError
 from models.bundle import load_bundle, save_bundle
 from models.champion import crown
-from models.ranking import name_hashes
 from models.registry import log_run, register_bundle
-from serving.model_source import ChampionModel, FolderModel, model_source, profile_alone
-from tests.models.small_models import fitted_models, rows
+from serving.champion.model_source import ChampionModel, FolderModel, model_source
+from tests.models.small_models import fitted_models
 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     folder = tmp_path_factory.mktemp("bundles")
     return [save_bundle(folder / name, fitted_models(), {"profile": name}).path for name in ("stacked", "lightgbm")]
-
-
-@pytest.mark.parametrize("profile", fitted_models().models)
-def test_the_profile_alone_scores_as_among_all_models(profile: str, bundles: list[Path]) -> None:
-    bundle = load_bundle(bundles[0])
-    bundle = replace(bundle, manifest={**bundle.manifest, "profile": profile})
-    alone = profile_alone(bundle)
-    assert alone.models == (profile,)
-    X, _ = rows(80, 5)
-    time, tie = np.zeros(80, np.int64), name_hashes([f"g{at}" for at in range(80)])
-    want, found = bundle.fitted.score_arrays(X, time, tie)[profile], alone.score_arrays(X, time, tie)[profile]
-    np.testing.assert_array_equal(found.score, want.score)
-    np.testing.assert_array_equal(found.rank, want.rank)
-    np.testing.assert_array_equal(found.alert, want.alert)
-
-
-def test_a_stand_in_scores_alone_too(bundles: list[Path]) -> None:
-    bundle = load_bundle(bundles[0])
-    bundle = replace(bundle, fitted=replace(bundle.fitted, stand_in="history_count"))
-    X, _ = rows(20, 5)
-    time, tie = np.zeros(20, np.int64), name_hashes([f"g{at}" for at in range(20)])
-    want = bundle.fitted.score_arrays(X, time, tie)["stacked"]
-    np.testing.assert_array_equal(profile_alone(bundle).score_arrays(X, time, tie)["stacked"].score, want.score)
 
 
 def test_a_folder_is_read_again_when_it_changes_and_the_old_model_kept_when_it_is_damaged(

@@ -10,9 +10,6 @@ from typing import Protocol
 
 from features.errors import InputError
 from models.bundle import Bundle, load_bundle
-from models.config import CASCADE
-from models.explanation import members_of
-from models.fitted import FittedModels
 from models.manifest import MANIFEST
 
 CHAMPION = "champion"
@@ -53,7 +50,7 @@ class FolderModel:
         """Give the present model, see :class:`ModelSource`."""
         try:
             if self._held is None or self._digest() != self._held.bundle.digest:
-                self._held = ServedModel(load_bundle(self._path))
+                self._held = ServedModel(load_bundle(self._path, profile_only=True))
         except InputError as error:
             return _kept(self._held, error)
         return self._held
@@ -103,7 +100,8 @@ class ChampionModel:
 
         version = version_at(self._registry, self._name, number)
         with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:
-            bundle = load_bundle(fetch_bundle(self._registry, self._name, version, Path(folder)))
+            folder_of = fetch_bundle(self._registry, self._name, version, Path(folder))
+            bundle = load_bundle(folder_of, profile_only=True)
         if bundle.digest != version.digest:
             raise InputError(
                 f"its bundle's digest is {bundle.digest[:12]}, registered was {version.digest[:12] or 'none'}",
@@ -119,20 +117,6 @@ def model_source(model: str, *, registry: str, name: str) -> ModelSource:
     ``model``: a bundle's folder, or :data:`CHAMPION` (a folder of that name: ``./champion``).
     """
     return ChampionModel(registry, name) if model == CHAMPION else FolderModel(Path(model))
-
-
-def profile_alone(bundle: Bundle) -> FittedModels:
-    """Give a bundle's models without those that its profile does not need: the same scores, several times sooner."""
-    fitted, profile = bundle.fitted, bundle.profile
-    wanted = {name for name, _ in members_of(fitted, profile)}
-    if profile == CASCADE and fitted.cascade is not None:
-        wanted |= {name for name, _ in fitted.cascade.stages_[:1]}
-    return replace(
-        fitted,
-        models=(profile,),
-        learners={name: each for name, each in fitted.learners.items() if name in wanted},
-        baselines={name: each for name, each in fitted.baselines.items() if name in wanted},
-    )
 
 
 def _kept(held: ServedModel | None, error: InputError) -> ServedModel:

@@ -1,0 +1,106 @@
+"""What a bundle's profile says of the units that may be scored: risks, ranks, alerts, and reasons in plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from features.times import instant_ms
+from models.bundle import Bundle
+from models.explanation import attribute_score, members_of, weights_in
+from models.fitted import FittedModels
+from models.ranking import name_hashes
+from models.reasons import Telling, largest
+from policy.risk_record import RiskReason
+from policy.tiers import RAISED, TierThresholds
+from serving.scores.fleet_rows import FleetRows
+from serving.scores.settings import ScoringSettings
+
+FLEET_UNITS = 2048
+"""Units that a value is placed among at most, spread evenly: percentiles need no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitScore:
+    """What a bundle says of one unit; see :class:`policy.risk_record.RiskRecord`."""
+
+    risk: float
+    risks: Mapping[str, float]
+    score: float
+    rank: int
+    alert: bool
+    reasons: tuple[RiskReason, ...]
+
+
+def score_units(
+    bundle: Bundle, rows: FleetRows, thresholds: TierThresholds, settings: ScoringSettings, t: datetime
+) -> tuple[dict[int, UnitScore], int]:
+    """Score the rows that may be scored, with reasons for those that alert or whose tier is raised.
+
+    Ranks and alerts are taken among the rows without a ``why``: a unit that is unknown takes nobody's place.
+    Returns the scores by row, and how many units were to be explained and are not, because there are too many.
+    """
+    known = np.flatnonzero([why is None for why in rows.why])
+    if not known.size:
+        return {}, 0
+    fitted, profile = bundle.fitted, bundle.profile
+    values = rows.values[known]
+    times = np.full(len(values), instant_ms(t), dtype=np.int64)
+    tie = name_hashes(rows.keys["unit"].to_numpy(dtype=object)[known])
+    found = fitted.score_arrays(values, times, tie)[profile]
+    risk = fitted.risk(profile, found.score)
+    risks = fitted.risks(profile, found.score)
+    raised = np.array([thresholds.tier(plain(each)) in RAISED for each in risk], dtype=np.bool_)
+    asked = np.flatnonzero(raised | found.alert)
+    explained = asked[np.lexsort((found.rank[asked], -risk[asked]))][: settings.explained]
+    noun = "GPUs" if rows.keys["gpu"].notna().any() else "nodes"
+    told = top_reasons(fitted, profile, values, explained, top=settings.reasons, noun=noun)
+    reasons = dict(zip(explained.tolist(), told, strict=True))
+    scores = {
+        row: UnitScore(
+            risk=plain(risk[at]),
+            risks={name.removeprefix("risk_"): plain(each[at]) for name, each in risks.items()},
+            score=plain(found.score[at]),
+            rank=int(found.rank[at]),
+            alert=bool(found.alert[at]),
+            reasons=reasons.get(at, ()),
+        )
+        for at, row in enumerate(known.tolist())
+    }
+    return scores, len(asked) - len(explained)
+
+
+def top_reasons(
+    fitted: FittedModels, profile: str, values: np.ndarray, rows: NDArray[np.int64], *, top: int, noun: str
+) -> list[tuple[RiskReason, ...]]:
+    """Explain some units by the model that scored them, compared with the fleet at the same time.
+
+    ``values`` holds all units of the decision time, ``rows`` the positions of those to explain. One tuple for each of
+    ``rows``, the weightiest reason first; empty where nothing raised the score. ``share`` is of all that raised it.
+    """
+    if len(rows) == 0 or top < 1:
+        return [()] * len(rows)
+    attributed, _ = attribute_score(members_of(fitted, profile), values[rows], weights_in(fitted, profile))
+    sampled = len(values) > FLEET_UNITS
+    among = np.unique(np.append(np.linspace(0, len(values) - 1, FLEET_UNITS).astype(np.int64), rows))
+    fleet = values[among] if sampled else values
+    called = f"{noun} sampled" if sampled else noun
+    telling = Telling.of_columns(fitted.columns)
+    group = {column.name: column.group for column in fitted.columns}
+    found = []
+    for number, row in enumerate(rows.tolist()):
+        told, raised = largest(attributed[number], values[row], telling, top, fleet, called)
+        found.append(
+            tuple(RiskReason(each.text, group[each.column], round(each.contribution / raised, 4)) for each in told)
+        )
+    return found
+
+
+def plain(value: Any) -> float:
+    """Give a float32 as the shortest double that names it: nine digits do, and read better than seventeen."""
+    return float(f"{float(value):.9g}")

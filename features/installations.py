@@ -176,6 +176,7 @@ def reported(events: pd.DataFrame, delay: timedelta) -> pd.DataFrame:
     ``delay``: ``features.delay``.
     Returns: a copy with ``known_at`` at least ``timestamp + delay``.
     """
-    earliest = events["timestamp"] + delay
+    last = events["timestamp"] if "last_at" not in events else events["last_at"].fillna(events["timestamp"])
+    earliest = last + delay
     later = events["known_at"].where(events["known_at"] >= earliest, earliest)
     return events.assign(known_at=later.astype(events["known_at"].dtype))

@@ -34,6 +34,7 @@ def import_files(
     with reported(), progress("importing") as advance:
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
+        from telemetry.event_runs import count_by_type
         from telemetry.importing import import_dataset
 
         loaded = load_params(params_files(params))
@@ -52,7 +53,6 @@ def import_files(
             progress=advance,
         )
         meta = result.dataset.meta
-        kinds = result.dataset.events()["type"].value_counts()
         show(
             {
                 "dataset": str(out),
@@ -61,7 +61,7 @@ def import_files(
                 "unit": meta.unit,
                 "units": int(result.dataset.inventory()[meta.unit].nunique()),
                 "samples": int(meta.counts["samples"]),
-                "events": {str(kind): int(count) for kind, count in kinds.items()},
+                "events": count_by_type(result.dataset.events()),
                 "this import": dict(result.counts),
                 "quarantined": dict(result.quarantined),
             },

@@ -1,9 +1,8 @@
-"""Event sources to one list of events: reading, finding the unit, and dropping what several sources say twice."""
+"""Event sources to one list of events: reading, and finding the unit."""
 
 from __future__ import annotations
 
 import re
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -17,19 +16,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.columns import KEY_ALIASES, Columns, as_text, map_values, require, resolve_columns
+from telemetry.event_runs import with_runs
 from telemetry.instants import OK, PROBLEMS, parse_instants
 from telemetry.inventory import naive_error
 from telemetry.mapping import TableMapping
 from telemetry.quarantine import Quarantine, row_text
 from telemetry.reading import Batch, read_batches
-from telemetry.schema import EVENT_TYPES, EVENTS
+from telemetry.schema import EVENT_RUNS, EVENT_TYPES, EVENTS
 from telemetry.stays import Stays
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
-
-_KEY = ("known_at", "timestamp", "node", "gpu", "type", "code", "source", "detail")
 
 
 def empty_events() -> pd.DataFrame:
@@ -57,7 +55,7 @@ class EventIntake:
         Raises ``InputError`` if a required column is missing, a column is unknown, or all instants are naive.
         """
         frames = []
-        known = list(EVENTS.names)
+        known = list(EVENT_RUNS.names)
         naive, usable, example = 0, 0, None
         where = ""
         for batch in read_batches(file, "events", self.quarantine):
@@ -126,7 +124,7 @@ class EventIntake:
                 good[dropped] = False
         for problem, reason in PROBLEMS.items():
             refuse(reason, status == problem)
-        text["type"] = np.array([None if each is None else each.lower() for each in text["type"]], dtype=object)
+        text["type"] = _lowered(text["type"])
         refuse("unknown event type", ~np.isin(text["type"].astype(str), EVENT_TYPES), text["type"])
         text["code"] = _codes(text["code"], text["type"])
         refuse("xid event without a code", (text["type"] == "xid") & pd.isna(text["code"]))
@@ -140,7 +138,22 @@ class EventIntake:
         made["source"] = made["source"].where(made["source"].notna(), file.name)
         made["timestamp"] = pd.to_datetime(ms[good], unit="ms", utc=True).as_unit("ms")
         made["known_at"] = pd.to_datetime(known_ms[good], unit="ms", utc=True).as_unit("ms")
-        return made[EVENTS.names]
+        return self._with_runs(made[EVENTS.names], file, columns, table, good)
+
+    def _with_runs(
+        self, made: pd.DataFrame, file: Path, columns: Columns, table: pa.Table, good: npt.NDArray[np.bool_]
+    ) -> pd.DataFrame:
+        """Add the columns of runs of a dataset's own events, where the file has them."""
+        last, count = columns.get(table, "last_at"), columns.get(table, "count")
+        if count is None:
+            return made
+        number = pd.to_numeric(count.to_pandas(), errors="coerce").to_numpy(np.float64)[good]
+        made["count"] = np.clip(np.nan_to_num(number, nan=1.0, posinf=1.0, neginf=1.0), 1, 2**31 - 1).astype(np.int64)
+        if last is not None:
+            instants = parse_instants(last, self.mapping.time, f"{file}, column 'last_at'")
+            ms = np.where(instants.status == OK, instants.ms, 0)[good]
+            made["last_at"] = pd.to_datetime(ms, unit="ms", utc=True).as_unit("ms")
+        return with_runs(made)
 
     def _known_ms(
         self, file: Path, columns: Columns, table: pa.Table, ms: npt.NDArray[np.int64], refuse: Any
@@ -179,12 +192,10 @@ def place_events(
         reasons[on_gpu & (stay == -2)] = "before installation"
         reasons[on_gpu & (stay == -3) & ~later] = "after removal"
         placed = on_gpu & (stay >= 0)
-        for index in np.flatnonzero(placed):
-            there = stays.nodes[stay[index]]
-            if node[index] is None:
-                node[index] = there
-            elif node[index] != there:
-                reasons[index] = "on another node than the inventory says"
+        there = stays.nodes[np.clip(stay, 0, None)]
+        unnamed = placed & pd.isna(node)
+        node[unnamed] = there[unnamed]
+        reasons[placed & (node != there)] = "on another node than the inventory says"
         for index in np.flatnonzero(on_gpu & (stay == -3) & later):
             if node[index] is None:
                 node[index] = stays.last_node(str(gpu[index]), int(ms[index]))
@@ -199,77 +210,20 @@ def place_events(
     return reasons
 
 
+def _lowered(texts: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
+    place, distinct = pd.factorize(texts)
+    return np.array([*(text.lower() for text in distinct), None], dtype=object)[place]
+
+
 def _codes(codes: npt.NDArray[np.object_], kinds: npt.NDArray[np.object_]) -> npt.NDArray[np.object_]:
     """Write XID codes as bare numbers."""
+    chosen = np.flatnonzero((kinds == "xid") & ~pd.isna(codes))
+    place, distinct = pd.factorize(codes[chosen])
+    matches = [(_XID.match(text), text) for text in distinct]
+    bare = np.array([text if match is None else str(int(match[1])) for match, text in matches], dtype=object)
     made = codes.copy()
-    for index in np.flatnonzero(kinds == "xid"):
-        match = None if codes[index] is None else _XID.match(codes[index])
-        if match is not None:
-            made[index] = str(int(match[1]))
+    made[chosen] = bare[place]
     return made
-
-
-def sort_events(events: pd.DataFrame) -> pd.DataFrame:
-    """Sort events by when they were known, and everything else after it, so that the order is the content's alone."""
-    keys = {
-        name: events[name] if name in ("known_at", "timestamp") else events[name].astype("str").fillna("")
-        for name in _KEY
-    }
-    order = pd.DataFrame(keys).sort_values(list(_KEY), kind="stable").index
-    return events.loc[order].reset_index(drop=True)
-
-
-def dedupe_events(events: pd.DataFrame, dedupe: timedelta) -> pd.DataFrame:
-    """Keep one event of those in which several sources tell the same, hearing of them one after the other.
-
-    ``events``: in the layout of :data:`telemetry.schema.EVENTS`, in any order.
-    ``dedupe``: an event is dropped when one of the same unit, type and code, but of another source, that was known
-    earlier lies within this span of its ``timestamp``. What one source says at two times are two events, for repeats
-    within minutes are what makes some XIDs a fault; at one time, it says one thing twice. What a source made of an
-    exporter's count never drops another source's event.
-    Returns: sorted by ``known_at``.
-
-    Going by ``known_at`` makes it causal: what was known at a time does not depend on what was reported later. The type
-    is part of the key because a failure and its repair may both come without a code.
-    """
-    events = sort_events(events)
-    if len(events) < 2:
-        return events
-    span = int(dedupe.total_seconds() * 1000)
-    stamps = events["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
-    key = same_thing(events)
-    source = pd.factorize(events["source"].astype("str").fillna("\0"))[0]
-    weak = is_from_exporter(events["source"])
-    made_of_counts = set(source[weak].tolist())
-    size = np.bincount(key)
-    keep = np.ones(len(events), dtype=bool)
-    kept: dict[int, list[tuple[int, int]]] = {}
-    for index in np.flatnonzero(size[key] > 1).tolist():
-        heard = kept.setdefault(int(key[index]), [])
-        stamp, said_by = int(stamps[index]), int(source[index])
-        near = heard[bisect_left(heard, (stamp - span, -1)) : bisect_right(heard, (stamp + span, len(events)))]
-        if not weak[index]:
-            near = [each for each in near if each[1] not in made_of_counts]
-        if any(other != said_by or when == stamp for when, other in near):
-            keep[index] = False
-        else:
-            insort(heard, (stamp, said_by))
-    return events[keep].reset_index(drop=True)
-
-
-def is_from_exporter(source: pd.Series) -> npt.NDArray[np.bool_]:
-    """Return which sources are the exporters' counts (``exporter:METRIC``), that tell late and not of every event."""
-    return source.astype("str").fillna("").str.startswith("exporter:").to_numpy(dtype=bool)
-
-
-def same_thing(events: pd.DataFrame) -> npt.NDArray[np.int64]:
-    """Return a number for each event that is the same for events of one unit, type and code.
-
-    A GPU keeps its identity when it moves; an event of the whole node is the node's.
-    """
-    parts = [events[name].astype("str").fillna("\0") for name in ("node", "gpu", "type", "code")]
-    owner = parts[1].where(events["gpu"].notna(), "\0" + parts[0])
-    return np.asarray(pd.MultiIndex.from_arrays([owner, parts[2], parts[3]]).factorize()[0], np.int64)
 
 
 def quarantine_frame(events: pd.DataFrame, reasons: npt.NDArray[np.object_], file: str, quarantine: Quarantine) -> None:

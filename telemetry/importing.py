@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,8 +27,18 @@ from telemetry.channel import Channel
 from telemetry.config import Section, format_duration
 from telemetry.dataset import Dataset
 from telemetry.errors import InputError
-from telemetry.events import EventIntake, dedupe_events, empty_events, place_events, quarantine_frame
+from telemetry.event_runs import (
+    concerned,
+    dedupe_events,
+    drop_told_edges,
+    merge_floods,
+    stack_events,
+    stored_layout,
+    total_count,
+)
+from telemetry.events import EventIntake, empty_events, place_events, quarantine_frame
 from telemetry.fold import LANDED_ROLE, Fold
+from telemetry.instants import ms_of
 from telemetry.inventory import InventorySource, check_stays, merge_stays, read_inventory, unit_of
 from telemetry.jobs import merge_jobs, read_jobs
 from telemetry.kernel_log import locate, parse_kernel_log
@@ -40,12 +49,11 @@ from telemetry.quarantine import Quarantine
 from telemetry.reading import expand_sources, is_kernel_log, kind_of
 from telemetry.sample_merge import SampleMerger, plan_merge, read_newest, write_newest
 from telemetry.samples import WRONG_CLOCK, SampleIntake, SamplePlan, no_usable_rows, plan_samples
-from telemetry.schema import EVENTS
 from telemetry.sources import Source, channels_digest, fingerprint, new_sources, text_digest
 from telemetry.spill import Spill
 from telemetry.stays import Stays
 from telemetry.writer import DatasetWriter
-from telemetry.xid_gauge import drop_told_edges
+from telemetry.xid_gauge import SOURCE
 
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is: rows of samples, half for reading them, half for writing."""
@@ -259,11 +267,11 @@ class _Import:
         for file in self._files("events"):
             frames.append(self._kernel_log(file, stays, quarantine) if is_kernel_log(file) else intake.read(file))
             if self.fold is not None and len(frames[-1]):
-                ms = _event_ms(frames[-1])
+                ms = ms_of(frames[-1]["timestamp"])
                 reasons = np.where(self.fold.wrong_clock(ms), WRONG_CLOCK, "").astype(object)
                 quarantine_frame(frames[-1], reasons, file.name, quarantine)
                 frames[-1] = frames[-1][reasons == ""]
-        return _stacked(frames)
+        return stack_events(frames)
 
     def _kernel_log(self, file: Path, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
         said: KernelLogMapping = self.rules.kernel_log
@@ -291,7 +299,7 @@ class _Import:
         text = {
             name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
         }
-        reasons = place_events(text, _event_ms(found), stays)
+        reasons = place_events(text, ms_of(found["timestamp"]), stays)
         quarantine_frame(found, reasons, file.name, quarantine)
         found["gpu"], found["node"] = text["gpu"], text["node"]
         return found[reasons == ""]
@@ -338,7 +346,7 @@ class _Import:
         write_newest(writer.folder, merger.newest)
         if merger.first_ms is not None and merger.last_ms is not None:
             self.observed += [_instant(merger.first_ms), _instant(merger.last_ms)]
-        return _stacked([empty_events(), *merger.events])
+        return stack_events([empty_events(), *merger.events])
 
     def _reading(self) -> Callable[[int], None] | None:
         """Give what is told of each batch that was read: CSV files hold as many rows as their size lets expect."""
@@ -367,14 +375,20 @@ class _Import:
 
     def _all_events(self, given: pd.DataFrame, detected: pd.DataFrame) -> pd.DataFrame:
         old = empty_events() if self.existing is None else self.existing.events()
-        together = _stacked([old, given, detected])
-        # The stored edges too: a kernel log that comes after the samples makes the same dataset as one before them.
-        better = drop_told_edges(together, max(self.step, self.dedupe))
-        kept = dedupe_events(better, self.dedupe)
+        new = stack_events([given, detected])
         self.counts["xids_from_gauge"] += len(detected)
-        self.counts["xids_from_gauge_told_elsewhere"] += len(together) - len(better)
-        self.counts["events_deduplicated"] += len(better) - len(kept)
-        return kept
+        if new.empty:
+            return old
+        may_change = concerned(old, new)
+        together = stack_events([old[may_change], new])
+        merged = merge_floods(together)
+        # The stored edges too: a kernel log that comes after the samples makes the same dataset as one before them.
+        better = drop_told_edges(merged, max(self.step, self.dedupe), SOURCE)
+        kept = dedupe_events(better, self.dedupe)
+        self.counts["xids_from_gauge_told_elsewhere"] += len(merged) - len(better)
+        self.counts["events_deduplicated"] += total_count(together) - total_count(kept) - (len(merged) - len(better))
+        self.counts["events_in_runs"] += total_count(kept) - len(kept)
+        return stored_layout(stack_events([old[~may_change], kept]))
 
     def _jobs(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame | None:
         old = None if self.existing is None else self.existing.jobs()
@@ -421,10 +435,6 @@ class _Import:
         return _plain(self.counts + Counter(old))
 
 
-def _event_ms(events: pd.DataFrame) -> npt.NDArray[np.int64]:
-    return events["timestamp"].dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
-
-
 _PLACE = ("node", "gpu", "type")
 
 
@@ -449,9 +459,3 @@ def _parquet_rows(path: Path) -> int:
         return int(pq.read_metadata(path).num_rows)
     except pa.ArrowInvalid:
         return 0  # reading the file will say what is wrong with it
-
-
-def _stacked(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Concatenate event frames; an empty one is left out, for its columns have no values to agree on."""
-    full = [frame for frame in frames if len(frame)]
-    return pd.concat(full, ignore_index=True)[list(EVENTS.names)] if full else empty_events()

@@ -47,6 +47,12 @@ class Instants:
     status: npt.NDArray[np.int8]
 
 
+def ms_of(times: pd.Series, *, unknown: int = 0) -> npt.NDArray[np.int64]:
+    """Return aware instants as milliseconds since the epoch, ``unknown`` where they are missing."""
+    values = times.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]")
+    return np.where(np.isnat(values), unknown, values.astype(np.int64))
+
+
 def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
     """Parse a column of instants.
 

@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+import numpy as np
 import pandas as pd
 
 from telemetry.errors import InputError
+from telemetry.instants import ms_of
 from telemetry.log_stamp import Stamped, split_line
 from telemetry.node_names import NodeNames
 from telemetry.pci import normalise_pci_bus_id
@@ -20,6 +22,8 @@ from telemetry.xid_message import DESCRIBED_XIDS, mentions_xid, parse_gpu_introd
 COLUMNS = ("timestamp", "node", "gpu", "pci_bus_id", "type", "code", "detail", "source")
 """Columns of parsed events before :func:`locate`."""
 
+_DESCRIBED = frozenset(str(code) for code in DESCRIBED_XIDS)
+_FOREVER = 1 << 62
 _REFERENCE_SLACK = timedelta(days=1)
 # A log is often fetched by a machine whose clock or zone differs a little.
 
@@ -62,7 +66,7 @@ def parse_kernel_log(
     """
     unparsed: list[tuple[int, str, str]] = []
     unknown: Counter[str] = Counter()
-    records: list[dict[str, object]] = []
+    records: list[tuple[object, ...]] = []
     uuids: dict[tuple[str | None, str], str] = {}
     n_lines = 0
     for number, line, stamped in _dated(lines, reference_time):
@@ -78,7 +82,7 @@ def parse_kernel_log(
         if xid is None:
             unparsed.append((number, line, "no XID number or GPU"))
             continue
-        if xid.code not in {str(code) for code in DESCRIBED_XIDS}:
+        if xid.code not in _DESCRIBED:
             unknown[xid.code] += 1
         when = None if stamped is None else _instant(stamped, boot_time, timezone, number)
         if when is None:
@@ -91,8 +95,7 @@ def parse_kernel_log(
                 "Give `kernel_log: {node: NAME}` in the mapping, or name the file after the node.",
             )
         uuid = xid.gpu or (uuids.get((host, xid.pci_bus_id)) if xid.pci_bus_id else None)
-        content = (when, host, uuid, xid.pci_bus_id, "xid", xid.code, xid.detail, source)
-        records.append(dict(zip(COLUMNS, content, strict=True)))
+        records.append((when, host, uuid, xid.pci_bus_id, "xid", xid.code, xid.detail, source))
     events = pd.DataFrame(records, columns=list(COLUMNS))
     events["timestamp"] = pd.to_datetime(events["timestamp"], utc=True).astype("datetime64[ms, UTC]")
     return KernelLog(events, dict(sorted(unknown.items())), unparsed, n_lines)
@@ -120,29 +123,33 @@ def locate(
             bus = normalise_pci_bus_id(stay.pci_bus_id) or stay.pci_bus_id
             by_place.setdefault((stay.node, bus), []).append(index)
     made = events.copy()
-    gpus: list[str | None] = []
-    places: list[str] = []
-    for event in events.itertuples(index=False):
-        host = names.written(event.node)
-        candidates = by_gpu.get(event.gpu, []) if isinstance(event.gpu, str) else []
-        if not candidates and isinstance(event.pci_bus_id, str):
-            candidates = by_place.get((host, event.pci_bus_id), [])
-        found = [index for index in candidates if _covers(stays[index], event.timestamp)]
+    gpus, places = np.full(len(events), None, dtype=object), np.full(len(events), None, dtype=object)
+    stamps = ms_of(events["timestamp"])
+    starts = ms_of(inventory["installed_at"], unknown=-_FOREVER)
+    ends = ms_of(inventory["removed_at"], unknown=_FOREVER)
+    # A flood names few places: each is looked up once.
+    asked = events[["node", "gpu", "pci_bus_id"]].astype(object).fillna("")
+    for (node, gpu, bus), rows in asked.groupby(["node", "gpu", "pci_bus_id"], sort=False).indices.items():
+        host = names.written(node)
+        candidates = by_gpu.get(gpu) or by_place.get((host, bus), [])
+        when = stamps[rows]
+        there = np.array([(starts[each] <= when) & (when <= ends[each]) for each in candidates], dtype=bool)
+        there = there.reshape(len(candidates), len(rows))
         # At the instant of a swap both stays cover it; the newer one is in the slot.
-        found = [index for index in found if stays[index].removed_at != event.timestamp] or found
-        named = {stays[index].gpu for index in found if isinstance(stays[index].gpu, str)}
-        gpus.append(named.pop() if len(named) == 1 else None)
-        places.append(stays[found[-1]].node if found else host)
+        inner = there & np.array([when != ends[each] for each in candidates], dtype=bool).reshape(there.shape)
+        there = np.where(inner.any(axis=0), inner, there)
+        patterns, pattern = np.unique(there, axis=1, return_inverse=True)
+        for number, column in enumerate(patterns.T):
+            found = [candidates[place] for place in np.flatnonzero(column)]
+            named = {stays[each].gpu for each in found if isinstance(stays[each].gpu, str)}
+            chosen = rows[pattern.reshape(-1) == number]
+            gpus[chosen] = named.pop() if len(named) == 1 else None
+            places[chosen] = stays[found[-1]].node if found else host
     made["gpu"] = pd.Series(gpus, index=made.index, dtype=object)
     made["node"] = pd.Series(places, index=made.index, dtype=object)
     # The sum is in microseconds, which do not stack with the milliseconds of every other source.
     made["known_at"] = (made["timestamp"] + delay).astype("datetime64[ms, UTC]")
-    return made[list(EVENTS.names)], sum(gpu is None for gpu in gpus)
-
-
-def _covers(stay: object, when: pd.Timestamp) -> bool:
-    start, end = getattr(stay, "installed_at", pd.NaT), getattr(stay, "removed_at", pd.NaT)
-    return bool((pd.isna(start) or start <= when) and (pd.isna(end) or when <= end))
+    return made[list(EVENTS.names)], int(pd.isna(gpus).sum())
 
 
 def _dated(lines: Iterable[str], reference: datetime | None) -> Iterator[tuple[int, str, Stamped | None]]:

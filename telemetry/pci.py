@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 _ADDRESS = re.compile(
     r"\s*(?:PCI:)?(?:(?P<domain>[0-9a-f]{1,8}):)?(?P<bus>[0-9a-f]{1,2}):(?P<device>[0-9a-f]{1,2})"
@@ -11,6 +12,7 @@ _ADDRESS = re.compile(
 )
 
 
+@lru_cache(maxsize=4096)
 def normalise_pci_bus_id(text: str) -> str | None:
     """Return ``domain:bus:device`` in lower case with 8, 2 and 2 digits, or None if ``text`` is no PCI address.
 

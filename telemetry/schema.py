@@ -59,6 +59,9 @@ EVENTS: Final = pa.schema(
 )
 """events.parquet: ``gpu`` null is the whole node; ``known_at`` is when the fact could first have been used."""
 
+EVENT_RUNS: Final = EVENTS.append(pa.field("last_at", INSTANT)).append(pa.field("count", pa.int64()))
+"""events.parquet of a dataset with a flood of events: rows that stand for ``count`` events until ``last_at``."""
+
 INVENTORY: Final = pa.schema(
     [
         pa.field("gpu", pa.string()),

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+from telemetry.instants import ms_of
 from telemetry.schema import Unit
 
 # A key is code * 2**43 + milliseconds: 2**43 ms reach the year 2248, and codes up to a million stay below 2**63.
@@ -26,8 +27,8 @@ class Stays:
         self.units = list(dict.fromkeys(ordered[name]))
         self._code = {unit_name: code for code, unit_name in enumerate(self.units)}
         codes = ordered[name].map(self._code).to_numpy(np.int64)
-        self._start = _ms(ordered["installed_at"], 0)
-        self._end = _ms(ordered["removed_at"], (1 << _KEY_SHIFT) - 1)
+        self._start = ms_of(ordered["installed_at"])
+        self._end = ms_of(ordered["removed_at"], unknown=(1 << _KEY_SHIFT) - 1)
         self._key = (codes << _KEY_SHIFT) + self._start
         self._row_code = codes
         self.nodes = ordered["node"].to_numpy(dtype=object)
@@ -67,8 +68,3 @@ class Stays:
         code = self._code[self.parents.get(name, name)]
         place = int(np.searchsorted(self._key, (code << _KEY_SHIFT) + ms, side="right")) - 1
         return str(self.nodes[place])
-
-
-def _ms(times: pd.Series, unknown: int) -> npt.NDArray[np.int64]:
-    values = times.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]")
-    return np.where(np.isnat(values), unknown, values.astype(np.int64))

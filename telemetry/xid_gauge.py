@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from telemetry.events import is_from_exporter, same_thing
-
 CHANNEL = "xid_last"
 """The channel that is read."""
 
@@ -109,41 +107,6 @@ def xid_events(samples: pd.DataFrame, *, delay: timedelta, unit: str = "gpu") ->
     rows = xid_edges(codes, values, valid)
     chosen = ordered.iloc[rows]
     return event_rows(chosen["timestamp"], chosen["node"], chosen["gpu"], values[rows], delay)
-
-
-def drop_told_edges(events: pd.DataFrame, interval: timedelta) -> pd.DataFrame:
-    """Leave out the edges, and the rises of an exporter's count, of which a better source tells.
-
-    ``events``: in the layout of :data:`telemetry.schema.EVENTS`: of this source and of others, new and stored.
-    Returns: without the edges that have an event of another source for the same GPU (or node) and code within
-    ``interval`` of them. What was known of it more than ``interval`` after the edge does not count: until then, the
-    edge was all that one could know. Rises of an exporter's count are treated alike, but edges are no better than they.
-    The rest is in the order given.
-    """
-    is_xid = (events["type"] == "xid").to_numpy(dtype=bool)
-    edge = is_xid & (events["source"] == SOURCE).to_numpy(dtype=bool)
-    rise = is_xid & is_from_exporter(events["source"])
-    rank = np.where(edge, 0, np.where(rise, 1, 2))
-    weak = rank < 2
-    if not weak.any() or len(np.unique(rank)) == 1:
-        return events
-    span = int(interval.total_seconds() * 1000)
-    key = same_thing(events)
-    stamps, known = _ms(events["timestamp"]), _ms(events["known_at"])
-    told: dict[int, list[int]] = {}
-    for index in np.flatnonzero(~edge & np.isin(key, key[weak])).tolist():
-        told.setdefault(int(key[index]), []).append(index)
-    keep = np.ones(len(events), dtype=bool)
-    for index in np.flatnonzero(weak).tolist():
-        others = np.array(told.get(int(key[index]), []), np.int64)
-        others = others[rank[others] > rank[index]]
-        near = np.abs(stamps[others] - stamps[index]) <= span
-        keep[index] = not (near & (known[others] <= known[index] + span)).any()
-    return events[keep].reset_index(drop=True)
-
-
-def _ms(times: pd.Series) -> npt.NDArray[np.int64]:
-    return times.dt.tz_localize(None).to_numpy().astype("datetime64[ms]").astype(np.int64)
 
 
 def event_rows(

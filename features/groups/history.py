@@ -140,6 +140,7 @@ class _ScopeEvents:
     time: Int64Array
     kinds: NDArray[np.uint32]
     code: Int64Array
+    count: Int64Array
     by_time: Int64Array
 
 
@@ -176,6 +177,7 @@ class History:
         time = np.r_[facts.time, milliseconds(onsets["timestamp"])]
         known = np.r_[facts.known, milliseconds(onsets["known_at"], "known_at")]
         kinds = np.r_[_kinds(facts, labels), np.full(len(onsets), 1 << _BIT["incident"], dtype=np.uint32)]
+        count = np.r_[facts.count, np.ones(len(onsets), dtype=np.int64)]
         distinct = np.unique(facts.xid[facts.xid >= 0])
         xid = np.r_[facts.xid, np.full(len(onsets), -1, dtype=np.int64)]
         code = np.where(xid >= 0, np.searchsorted(distinct, xid), -1)
@@ -197,6 +199,7 @@ class History:
                     time=moment,
                     kinds=kinds[kept][order],
                     code=code[kept][order].astype(np.int64),
+                    count=count[kept][order],
                     by_time=np.lexsort((moment, entity)).astype(np.int64),
                 )
             )
@@ -231,6 +234,7 @@ class History:
                 events.time,
                 events.kinds,
                 events.code,
+                events.count,
                 events.by_time,
                 self._codes,
                 self._windows,

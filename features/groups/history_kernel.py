@@ -28,7 +28,7 @@ def _count(
     counts: IntArray,
     per_code: IntArray,
 ) -> None:
-    """Take an event into a window (``by`` 1) or out of it (-1); the last window counts XIDs by their number."""
+    """Take an event into a window or out of it (negative ``by``); the last window counts XIDs by their number."""
     if span == counts.shape[1]:
         if code[event] >= 0:
             per_code[code[event]] += by
@@ -42,6 +42,7 @@ def _count(
 def _learn(
     kinds: np.uint32,
     time: int,
+    count: int,
     anchor: int,
     timed: IntArray,
     latest: IntArray,
@@ -55,7 +56,7 @@ def _learn(
             latest[b] = max(latest[b], time)
     for b in range(len(weighed)):
         if _has(kinds, weighed[b]):
-            weight[b] += 2.0 ** ((time - anchor) / half_life)
+            weight[b] += count * 2.0 ** ((time - anchor) / half_life)
 
 
 @njit(cache=True, nogil=True)
@@ -95,6 +96,7 @@ def sweep_history(
     time: IntArray,
     kinds: NDArray[np.uint32],
     code: IntArray,
+    count: IntArray,
     by_time: IntArray,
     codes: int,
     windows: IntArray,
@@ -116,6 +118,7 @@ def sweep_history(
     ``known``, ``time``: when each event was known and when it happened (ms), sorted by (entity, known); shape (m,).
     ``kinds``: bit set of what the event is; shape (m,).
     ``code``: number of the event's XID among ``codes`` distinct ones; -1: no XID; shape (m,).
+    ``count``: events that the row of the event stands for; shape (m,).
     ``by_time``: events sorted by (entity, time); shape (m,).
     ``windows``: windows of the counts (ms), then that of the distinct XIDs; shape (w + 1,).
     ``counted``, ``timed``, ``weighed``: bits that get a count in each window, hours since the last, and a
@@ -156,13 +159,13 @@ def sweep_history(
                 oldest[s] += 1
                 if inside[event, s]:
                     inside[event, s] = False
-                    _count(event, s, -1, kinds, code, counted, counts, per_code)
+                    _count(event, s, -count[event], kinds, code, counted, counts, per_code)
         while newest < end and known[newest] <= t:
             for s in range(spans):
                 if time[newest] > t - windows[s]:
                     inside[newest, s] = True
-                    _count(newest, s, 1, kinds, code, counted, counts, per_code)
-            _learn(kinds[newest], time[newest], time[begin], timed, latest, weighed, weight, half_life)
+                    _count(newest, s, count[newest], kinds, code, counted, counts, per_code)
+            _learn(kinds[newest], time[newest], count[newest], time[begin], timed, latest, weighed, weight, half_life)
             newest += 1
         fade = 2.0 ** (-(t - time[begin]) / half_life) if newest > begin else 0.0
         _write(out[row], first_column, t, counts, latest, weight, fade, per_code)

@@ -65,6 +65,8 @@ class Facts:
     ``node_wide``: the event names a node and no GPU.
     ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
     ``xid``: XID number of ``xid`` events, -1 for every other event.
+    ``count``: events that the fact stands for: a run (see :mod:`telemetry.event_runs`) is a fact at its first event,
+    and one of the others at its last.
     """
 
     time: Int64Array
@@ -77,6 +79,7 @@ class Facts:
     detail: NDArray[np.object_]
     source: NDArray[np.object_]
     xid: Int64Array
+    count: Int64Array
 
     @classmethod
     def of(cls, events: pd.DataFrame, stays: Stays, *, as_of_ms: int = NEVER) -> Facts:
@@ -84,6 +87,7 @@ class Facts:
 
         Raises ``InputError`` if an event has no time or no known-at time.
         """
+        events, count = _runs_as_two(events)
         time = milliseconds(events["timestamp"], "timestamp")
         known = milliseconds(events["known_at"], "known_at")
         for column, values in (("timestamp", time), ("known_at", known)):
@@ -118,6 +122,7 @@ class Facts:
             detail=detail[order],
             source=source[order],
             xid=xid[order],
+            count=count[order],
         )
 
     def own(self) -> BoolArray:
@@ -325,6 +330,16 @@ def established_at(candidates: list[tuple[int, int]], confirmers: list[tuple[int
 def folded(code: str) -> str:
     """Give a code as it is compared: without surrounding blanks and case."""
     return code.strip().casefold()
+
+
+def _runs_as_two(events: pd.DataFrame) -> tuple[pd.DataFrame, Int64Array]:
+    """Give each run of events a second row at its last event, and say how many events each row stands for."""
+    if "count" not in events:
+        return events, np.ones(len(events), dtype=np.int64)
+    count = events["count"].fillna(1).to_numpy(np.int64)
+    is_run = count > 1
+    ends = events[is_run].assign(timestamp=events.loc[is_run, "last_at"])
+    return pd.concat([events, ends], ignore_index=True), np.r_[np.where(is_run, 1, count), count[is_run] - 1]
 
 
 def _filled(events: pd.DataFrame, column: str) -> NDArray[np.object_]:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.errors import InputError
-from telemetry.events import dedupe_events
+from telemetry.event_runs import dedupe_events
 from telemetry.schema import EVENTS
 from tests.telemetry.helpers import (
     DAY,

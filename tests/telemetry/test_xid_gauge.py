@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.collect.series.xid_counts import SOURCE as COUNT_SOURCE
-from telemetry.events import dedupe_events
+from telemetry.event_runs import dedupe_events, drop_told_edges
 from telemetry.schema import EVENTS
-from telemetry.xid_gauge import SOURCE, drop_told_edges, untold_edges, xid_events
+from telemetry.xid_gauge import SOURCE, untold_edges, xid_events
 from tests.telemetry.helpers import DAY
 
 DELAY = timedelta(minutes=10)
@@ -128,5 +128,5 @@ def told_events(rows: list[tuple[int, str, int]]) -> pd.DataFrame:
     ],
 )
 def test_the_exporters_count_gives_way_to_better_sources(rows, kept):
-    left = drop_told_edges(told_events(rows), timedelta(minutes=10))
+    left = drop_told_edges(told_events(rows), timedelta(minutes=10), SOURCE)
     assert dedupe_events(left, timedelta(seconds=60))["source"].tolist() == kept

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from telemetry.errors import InputError
-from telemetry.events import is_from_exporter
+from telemetry.event_runs import is_from_exporter
 from telemetry.exporters import newest, sighting_news, xid_rises
 from telemetry.exporters.failures import ScrapeError
 from telemetry.exporters.settings import ScrapeSettings

@@ -57,7 +57,7 @@ def collect_kubernetes(
         loaded = load_rules(rules)
         scope = Scope(cluster, node_selector, namespace_selector, jobs)
         with stop_on_signals() as stop:
-            api = connect(kubeconfig, context, sleep=stop.wait)
+            api = connect(kubeconfig, context)
             collector = KubernetesCollector(api, Landing(landing_of(dataset), writer=WRITER), loaded, scope)
             try:
                 if once:

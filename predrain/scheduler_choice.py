@@ -68,7 +68,7 @@ def choose_scheduler(
 
         chosen = settings().kubernetes
         kubeconfig = None if chosen.kubeconfig is None else Path(chosen.kubeconfig).expanduser()
-        connection = connect(kubeconfig, chosen.context, agent=_agent())
+        connection = connect(kubeconfig, chosen.context, limits=chosen.limits, agent=_agent())
         adapter = KubernetesScheduler(connection, SystemClock(), chosen, waits=waits)
         verification = None
         if chosen.diagnostic_job is not None and not told:

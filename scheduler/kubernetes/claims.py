@@ -9,8 +9,8 @@ from typing import Final
 from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.pods import PodPart
 from scheduler.ports.errors import SchedulerError
+from telemetry.collect.kubernetes.api import Object
 from telemetry.collect.kubernetes.claims import gpus_of
-from telemetry.collect.kubernetes.client import Object
 from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _GROUP: Final = "/apis/resource.k8s.io"
@@ -40,7 +40,7 @@ class ClaimCounts:
             if self._version is None:
                 return
             path = f"{_GROUP}/{self._version}/resourceclaims"
-            self._held = dict(self._api.listing(path, {}, _PAGE, self._view)[0])
+            self._held = dict(self._api.listing(path, {}, _PAGE, self._view))
         except SchedulerError:
             self._version = None  # without the right to, or on another server by now
 

@@ -14,7 +14,7 @@ from policy.fleet import Level, Published
 from policy.plan import Action
 from scheduler.ports.codec import instant
 from scheduler.ports.readings import Write
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object
 
 CONDITION: Final = "GPUFailurePredicted"
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from scheduler.kubernetes.api import METADATA_ONLY, ApiServer, NoAnswerError, Said, is_named
+from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, StoredState, Switches
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, Response, Unreachable, is_named
+from telemetry.collect.kubernetes.client import METADATA_ONLY
 
 _TEXT: Final = "state"
 _REVISION: Final = "revision"
@@ -94,32 +95,32 @@ class KeptText:
                 answer = self._changed_once(change)
                 if answer is not None:
                     return answer
-        except NoAnswerError as error:
+        except Unreachable as error:
             return Answer("timeout" if error.sent else "refused", str(error))
         return Answer("conflict", "others kept writing to it")
 
     def _changed_once(self, change: Change) -> Answer | None:
         """Read, change and write it; None: somebody else wrote in between."""
-        read = self._api.ask("GET", self.path)
-        strange = read.good and not is_named(read.content, self._name)
-        if strange or (not read.good and read.status != 404):
-            return Answer("refused", "the answer is not the ConfigMap" if strange else read.words)
-        found = read.content if read.good else None
+        read = self._api.request("GET", self.path)
+        strange = read.ok and not is_named(read.content, self._name)
+        if strange or (not read.ok and read.status != 404):
+            return Answer("refused", "the answer is not the ConfigMap" if strange else read.problem)
+        found = read.content if read.ok else None
         made = change(found)
         if isinstance(made, Answer):
             return made
         said = self._written(made, new=found is None)
-        if said.good:
+        if said.ok:
             done = is_named(said.content, self._name)
             return Answer("done", "", (), _version(said.content)) if done else Answer("timeout", "the answer is not it")
         if said.status == 404 and found is None:
-            return Answer("refused", f"{said.words} (is there a namespace {self._namespace}?)")
-        return None if said.status in (404, 409) else Answer("refused", said.words)
+            return Answer("refused", f"{said.problem} (is there a namespace {self._namespace}?)")
+        return None if said.status in (404, 409) else Answer("refused", said.problem)
 
-    def _written(self, made: dict[str, Any], *, new: bool) -> Said:
+    def _written(self, made: dict[str, Any], *, new: bool) -> Response:
         if new:
-            return self._api.ask("POST", self._folder, body=made)
-        return self._api.ask("PUT", self.path, body=made)
+            return self._api.request("POST", self._folder, body=made)
+        return self._api.request("PUT", self.path, body=made)
 
 
 class SwitchesOn:

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from scheduler.kubernetes.api import ApiServer, NoAnswerError
+from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.readings import Write
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, Unreachable
 
 GROUP: Final = "/apis/resource.k8s.io"
 RULES: Final = "devicetaintrules"
@@ -78,7 +78,7 @@ class DeviceTaints:
             if isinstance(versions, str):
                 return (versions,)
             return self._followed(signals, *versions, may_not, may_begin)
-        except (SchedulerError, NoAnswerError) as error:
+        except (SchedulerError, Unreachable) as error:
             self._offered = None  # the server may be another one by now
             return (f"device taints could not be looked after: {error}",)
 
@@ -178,12 +178,12 @@ class DeviceTaints:
             return metadata if str(metadata.get("name") or "").startswith(_NAME) else None
 
         params = {"labelSelector": f"{self._label}=true"}
-        listed, _ = self._api.listing(f"{GROUP}/{version}/{RULES}", params, _PAGE, view)
+        listed = self._api.listing(f"{GROUP}/{version}/{RULES}", params, _PAGE, view)
         return {str(each["name"]): each for each in listed}
 
     def _devices(self, version: str, node: str) -> list[Device]:
         params = {"fieldSelector": f"spec.nodeName={node}"}
-        slices, _ = self._api.listing(f"{GROUP}/{version}/{SLICES}", params, _PAGE, lambda raw: raw.get("spec") or {})
+        slices = self._api.listing(f"{GROUP}/{version}/{SLICES}", params, _PAGE, lambda raw: raw.get("spec") or {})
         return devices_of(slices, self._drivers)
 
     def _rule(self, version: str, device: Device, signal: NodeSignal) -> Object:
@@ -207,8 +207,8 @@ class DeviceTaints:
         words = f"device taint for {about['unit']} on {about['node']}"
         if why is not None:
             return f"no {words}: {why}"
-        said = self._api.ask("POST", f"{GROUP}/{version}/{RULES}", body=rule)
-        return f"set: {words}" if said.good or said.status == _EXISTS else f"no {words}: {said.words}"
+        said = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
+        return f"set: {words}" if said.ok or said.status == _EXISTS else f"no {words}: {said.problem}"
 
     def _removed(self, version: str, name: str, metadata: Object, why: str | None) -> str:
         if why is not None:
@@ -219,9 +219,9 @@ class DeviceTaints:
             "kind": "DeleteOptions",
             "preconditions": {"uid": metadata.get("uid"), "resourceVersion": metadata.get("resourceVersion")},
         }
-        said = self._api.ask("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
-        good = said.good or said.status == _GONE
-        return f"taken off: device taint {name}" if good else f"device taint {name} stays: {said.words}"
+        said = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
+        good = said.ok or said.status == _GONE
+        return f"taken off: device taint {name}" if good else f"device taint {name} stays: {said.problem}"
 
 
 def name_of(device: Device) -> str:

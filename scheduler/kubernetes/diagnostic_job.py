@@ -12,11 +12,10 @@ from urllib.parse import quote
 
 import yaml
 
-from scheduler.kubernetes.api import NoAnswerError
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.codec import instant
 from scheduler.ports.workloads import DiagnosticResult, Fence, WorkAnswer
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, Unreachable
 from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
@@ -73,14 +72,14 @@ class KubernetesVerification:
             return WorkAnswer("refused", why or "the lease ended before it was sent")
         within = self._scheduler.leadership.left()
         try:
-            said = self._api.ask("POST", self._folder, None, self._job(node, units, key), within=within)
-        except NoAnswerError as error:
+            said = self._api.request("POST", self._folder, None, self._job(node, units, key), timeout=within)
+        except Unreachable as error:
             return WorkAnswer("timeout" if error.sent else "refused", str(error))
-        if said.good:
+        if said.ok:
             return WorkAnswer("done", f"Job {self._namespace}/{name_of(key)}")
         if said.status == _EXISTS:
             return WorkAnswer("already", "it was started before")
-        return WorkAnswer("refused", said.words)
+        return WorkAnswer("refused", said.problem)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands.
@@ -113,14 +112,14 @@ class KubernetesVerification:
         """Delete the Job with its pods; a failure is passed over, for it ends by its own deadline."""
         body = {"propagationPolicy": "Background"}
         try:
-            self._api.ask("DELETE", f"{self._folder}/{name_of(key)}", None, body)
-        except NoAnswerError:
+            self._api.request("DELETE", f"{self._folder}/{name_of(key)}", None, body)
+        except Unreachable:
             return
 
     def _pods(self, key: str) -> list[Object]:
         selector = {"labelSelector": f"{self._label}={name_of(key)}"}
         path = f"/api/v1/namespaces/{quote(self._namespace, safe='')}/pods"
-        return self._api.listing(path, selector, self._scheduler.settings.pod_page, lambda each: each)[0]
+        return self._api.listing(path, selector, self._scheduler.settings.pod_page, lambda each: each)
 
     @property
     def _label(self) -> str:

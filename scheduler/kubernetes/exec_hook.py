@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from scheduler.kubernetes.api import NoAnswerError
 from scheduler.kubernetes.pods import annotations_of
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.workloads import TRY_LATER, HookReply, reply_of
-from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
 
 if TYPE_CHECKING:
-    from telemetry.collect.kubernetes.executing import Executed
+    from telemetry.collect.kubernetes.client import KubernetesClient
+    from telemetry.collect.kubernetes.pod_exec import Executed
 
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
 """Annotation by which a pod says which of its containers is meant where none is named."""
 
 _NOT_FOUND: Final = 404
 _MAY_PASS: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
-
-
-class Executing(Protocol):
-    """What runs a command in a container; :class:`telemetry.collect.kubernetes.client.Cluster` does."""
-
-    def execute(self, path: str, command: Sequence[str], container: str | None, *, total_s: float) -> Executed:
-        """Run it once."""
-        ...
 
 
 class PodExecHook:
@@ -45,9 +37,9 @@ class PodExecHook:
     same name that comes to be between the two is told to write a checkpoint, which harms nobody.
     """
 
-    def __init__(self, scheduler: KubernetesScheduler, connection: Executing) -> None:
+    def __init__(self, scheduler: KubernetesScheduler, client: KubernetesClient) -> None:
         self._scheduler = scheduler
-        self._connection = connection
+        self._client = client
         self._command = scheduler.settings.checkpoint_exec
         self._container = scheduler.settings.checkpoint_container
         self._timeout = scheduler.settings.checkpoint_exec_timeout
@@ -62,7 +54,7 @@ class PodExecHook:
             return unready
         words = [*self._command, str(payload.get("kind", "")), key]
         try:
-            done = self._connection.execute(f"{path}/exec", words, container, total_s=self._timeout.total_seconds())
+            done = self._client.execute(f"{path}/exec", words, container, timeout_s=self._timeout.total_seconds())
         except Refused as refused:
             return HookReply("timeout" if refused.status in _MAY_PASS else "refused", str(refused))
         except Unreachable as error:
@@ -74,12 +66,12 @@ class PodExecHook:
         if self._scheduler.leadership.left() <= timedelta(0):
             return None, HookReply("refused", "the lease has ended, nothing was run")
         try:
-            found = self._scheduler.api.ask("GET", path)
-        except NoAnswerError as error:
+            found = self._scheduler.api.request("GET", path)
+        except Unreachable as error:
             return None, HookReply("timeout", f"nothing was run: {error}")
-        if not found.good:
+        if not found.ok:
             gone = found.status == _NOT_FOUND
-            return None, HookReply("refused", "there is no such pod any more" if gone else found.words)
+            return None, HookReply("refused", "there is no such pod any more" if gone else found.problem)
         container, why = self._container_of(found.content, uid)
         return container, None if why is None else HookReply("refused", why)
 
@@ -105,7 +97,7 @@ def _reply(done: Executed, name: str) -> HookReply:
         return reply_of("waiting", f"exit code {done.code}", content)
     said = done.stderr.decode("utf-8", "replace").strip()[-200:]
     if done.code is None:
-        return HookReply("timeout", f"{name} was not run to its end: {done.words}", content)
+        return HookReply("timeout", f"{name} was not run to its end: {done.message}", content)
     return reply_of("failed", f"{name} ended with exit code {done.code}{f': {said}' if said else ''}", content)
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
-from scheduler.kubernetes.api import ApiServer, NoAnswerError
+from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.protocols import Clock
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, Unreachable
 
 _API: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _LOOK_EVERY_S: Final = 1.0
@@ -106,8 +106,8 @@ class Leadership:
                 return
             # An empty holder is how Kubernetes' own components give a lease back.
             spec = {**_spec(found), "holderIdentity": "", "leaseDurationSeconds": 1}
-            self._api.ask("PUT", self._path, body={**found, "spec": spec}, within=timedelta(seconds=3))
-        except (SchedulerError, NoAnswerError):
+            self._api.request("PUT", self._path, body={**found, "spec": spec}, timeout=timedelta(seconds=3))
+        except (SchedulerError, Unreachable):
             return
 
     def _foreign_for(self, found: Object | None, holder: str) -> float | None:
@@ -153,16 +153,16 @@ class Leadership:
             if found is None:
                 metadata = {"name": self._name, "namespace": self._namespace}
                 lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-                said = self._api.ask("POST", self._folder, body=lease, within=lasts / 2)
+                said = self._api.request("POST", self._folder, body=lease, timeout=lasts / 2)
             else:
-                said = self._api.ask("PUT", self._path, body={**found, "spec": spec}, within=lasts / 2)
-        except NoAnswerError as error:
+                said = self._api.request("PUT", self._path, body={**found, "spec": spec}, timeout=lasts / 2)
+        except Unreachable as error:
             raise SchedulerError(f"{self._api.name}: {error}") from error
         if said.status == 409 and not self._is(holder, stamp):
             return None
-        if not said.good and said.status != 409:
-            raise SchedulerError(f"{self._api.name}{self._path}: {said.words}")
-        if said.good and _spec(said.content).get("holderIdentity") != holder:
+        if not said.ok and said.status != 409:
+            raise SchedulerError(f"{self._api.name}{self._path}: {said.problem}")
+        if said.ok and _spec(said.content).get("holderIdentity") != holder:
             raise SchedulerError(f"{self._api.name}{self._path}: the answer is not our lease")
         self._seen = None
         until = asked + lasts

@@ -8,7 +8,7 @@ from typing import Any
 from scheduler.kubernetes.condition import CONDITION
 from scheduler.kubernetes.seen_node import SeenNode
 from scheduler.ports.node_object import NodeObject, Taint
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object
 
 Operation = Mapping[str, Any]
 

@@ -10,7 +10,7 @@ from policy.fleet import JobView
 from scheduler.kubernetes.pods import PodKeys, annotations_of, duration, jobs_of, pod_part
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.workloads import CheckpointMeans, CheckpointOffer, Workload
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object
 from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _MIRROR: Final = "kubernetes.io/config.mirror"

@@ -10,7 +10,7 @@ from typing import Final
 
 from policy.fleet import JobView
 from scheduler.ports.codec import instant
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object
 from telemetry.collect.kubernetes.jobs import pod_run
 from telemetry.collect.kubernetes.rules import KubernetesRules
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from policy.fleet import JobView
 from policy.plan import Action
-from scheduler.kubernetes.api import JSON_PATCH, STRATEGIC_PATCH, ApiServer, Connection, NoAnswerError, Said, is_named
+from scheduler.kubernetes.api import ApiServer
 from scheduler.kubernetes.claims import ClaimCounts
 from scheduler.kubernetes.condition import condition_after, condition_mended, condition_write, event_of, event_write
 from scheduler.kubernetes.config_map import KeptText, SwitchesOn
@@ -27,7 +27,8 @@ from scheduler.ports.errors import SchedulerError
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
 from scheduler.ports.protocols import Clock, NodeSignal
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, Response, Unreachable, is_named
+from telemetry.collect.kubernetes.client import JSON_PATCH, STRATEGIC_PATCH, KubernetesClient
 
 NODES: Final = "/api/v1/nodes"
 PODS: Final = "/api/v1/pods"
@@ -44,7 +45,7 @@ _INVALID: Final = 422
 class KubernetesScheduler:
     """A Kubernetes cluster.
 
-    ``connection``: as :func:`telemetry.collect.kubernetes.client.connect` gives it.
+    ``client``: as :func:`telemetry.collect.kubernetes.client.connect` gives it, with the limits of the settings.
     ``waits``: whether a lease of another process is watched until it is renewed or over, rather than asked for again
     later: for a process that does one round and ends.
     ``elapsed``: seconds of a clock that never goes back.
@@ -52,7 +53,7 @@ class KubernetesScheduler:
 
     def __init__(
         self,
-        connection: Connection,
+        client: KubernetesClient,
         clock: Clock,
         settings: KubernetesSettings = KubernetesSettings(),  # noqa: B008 - frozen
         *,
@@ -63,7 +64,7 @@ class KubernetesScheduler:
         self.settings = settings
         self.clock = clock
         self.keys = Keys(settings.prefix)
-        self.api = ApiServer(connection, settings, elapsed, sleep)
+        self.api = ApiServer(client, elapsed)
         self.leadership = Leadership(self.api, settings.namespace, settings.lease, clock, waits=waits, sleep=sleep)
         self._state = KeptText(self.api, settings.namespace, settings.state)
         self._switches = SwitchesOn(self._state, settings.prefix)
@@ -167,13 +168,13 @@ class KubernetesScheduler:
         within = condition if status_only else None
         try:
             said = self._patched(seen, then, within, status_only=status_only)
-            if within is not None and not said.good and self._refused(said, seen).kind == "refused":
+            if within is not None and not said.ok and self._refused(said, seen).kind == "refused":
                 # it may be the condition alone that is not wanted, and nothing rests on it
-                words.append(f"the condition was not written: {said.words}")
+                words.append(f"the condition was not written: {said.problem}")
                 said = self._patched(seen, then, None, status_only=status_only)
-        except NoAnswerError as error:
+        except Unreachable as error:
             return Answer("timeout" if error.sent else "refused", str(error))
-        if not said.good:
+        if not said.ok:
             return self._refused(said, seen)
         if not is_named(said.content, action.node):
             return Answer("timeout", "the answer is not the node")
@@ -264,7 +265,7 @@ class KubernetesScheduler:
             seen = seen_node(raw, self.settings, self.rules, self.keys, self.clock.now())
             return seen if seen is not None and seen.concerns_us else None
 
-        return self.api.listing(NODES, params, self.settings.node_page, view)[0]
+        return self.api.listing(NODES, params, self.settings.node_page, view)
 
     def _all_jobs(self) -> dict[str, dict[str, JobView]]:
         if not self.settings.jobs:
@@ -277,7 +278,7 @@ class KubernetesScheduler:
             return self._part(raw)
 
         params = {"fieldSelector": f"{LIVING},spec.nodeName!="}
-        parts, _ = self.api.listing(PODS, params, self.settings.pod_page, view)
+        parts = self.api.listing(PODS, params, self.settings.pod_page, view)
         self._pods_version = newest
         self._claims.refresh(parts)
         jobs = jobs_of(self._claims.counted(parts))
@@ -293,7 +294,7 @@ class KubernetesScheduler:
             # The version is that of the newest pod seen and not of the listing: before 1.31, a server whose pods have
             # not changed since would wait for a change before it answers.
             params["resourceVersion"] = str(self._pods_version)
-        parts, _ = self.api.listing(PODS, params, 0, self._part)
+        parts = self.api.listing(PODS, params, 0, self._part)
         # of a job that runs elsewhere too, the pods of this node are only a part
         return tuple(self.whole_job(job) for job in jobs_of(self._claims.counted(parts)).get(node, {}).values())
 
@@ -328,25 +329,25 @@ class KubernetesScheduler:
             return "other marks of ours stand on it than expected"
         return None
 
-    def _patched(self, seen: SeenNode, then: NodeObject, condition: Object | None, *, status_only: bool) -> Said:
+    def _patched(self, seen: SeenNode, then: NodeObject, condition: Object | None, *, status_only: bool) -> Response:
         patch = patch_of(seen, then)
         if condition is not None:
             patch += condition_patch(seen, condition)
         # Of a node's status one may write its metadata, but no taint: a publisher needs no more right than this.
-        return self.api.ask(
+        return self.api.request(
             "PATCH",
             f"{_path(seen.thing.name)}/status" if status_only else _path(seen.thing.name),
             {"fieldManager": FIELD_MANAGER},
             patch,
-            kind=JSON_PATCH,
-            within=self.leadership.left(),
+            content_type=JSON_PATCH,
+            timeout=self.leadership.left(),
         )
 
-    def _refused(self, said: Said, seen: SeenNode) -> Answer:
+    def _refused(self, said: Response, seen: SeenNode) -> Answer:
         if said.status == _NOT_FOUND:
-            return Answer("gone", said.words)
+            return Answer("gone", said.problem)
         if said.status == _EXISTS:
-            return Answer("conflict", said.words)
+            return Answer("conflict", said.problem)
         if said.status == _INVALID:
             # a test that failed, or a value that the server will not have: the node itself tells which
             try:
@@ -354,8 +355,8 @@ class KubernetesScheduler:
             except SchedulerError:
                 now = None
             if now is None or now.reading.version != seen.reading.version:
-                return Answer("conflict", said.words)
-        return Answer("refused", said.words)
+                return Answer("conflict", said.problem)
+        return Answer("refused", said.problem)
 
     def _tell_of(self, action: Action, seen: SeenNode) -> str | None:
         """Tell people of an action by an event; gives what failed."""
@@ -365,18 +366,18 @@ class KubernetesScheduler:
     def _set_condition(self, node: str, content: Mapping[str, Any]) -> str | None:
         """Merge a condition into a node's status, by its type; gives what failed."""
         try:
-            said = self.api.ask(
+            said = self.api.request(
                 "PATCH",
                 f"{_path(node)}/status",
                 {"fieldManager": FIELD_MANAGER},
                 content,
-                kind=STRATEGIC_PATCH,
-                within=min(_BESIDE_WITHIN, self.leadership.left()),
+                content_type=STRATEGIC_PATCH,
+                timeout=min(_BESIDE_WITHIN, self.leadership.left()),
             )
-        except NoAnswerError as error:
+        except Unreachable as error:
             return f"the condition was not written: {error}"
-        if not said.good:
-            return f"the condition was not written: {said.words}"
+        if not said.ok:
+            return f"the condition was not written: {said.problem}"
         if is_named(said.content, node):
             self._remember(said.content)
         return None
@@ -384,12 +385,12 @@ class KubernetesScheduler:
     def _tell(self, path: str, event: Mapping[str, Any]) -> str | None:
         """Create an event; gives what failed."""
         try:
-            said = self.api.ask("POST", path, None, event, within=min(_BESIDE_WITHIN, self.leadership.left()))
-        except NoAnswerError as error:
+            said = self.api.request("POST", path, None, event, timeout=min(_BESIDE_WITHIN, self.leadership.left()))
+        except Unreachable as error:
             return f"the event was not written: {error}"
-        if said.good or said.status == _EXISTS:  # of this very second: ours, by an earlier try
+        if said.ok or said.status == _EXISTS:  # of this very second: ours, by an earlier try
             return None
-        return f"the event was not written: {said.words}"
+        return f"the event was not written: {said.problem}"
 
     def _mend(self, nodes: Sequence[SeenNode]) -> None:
         if not self.settings.condition:

@@ -13,7 +13,7 @@ from scheduler.kubernetes.condition import CONDITION, StandingCondition, standin
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
 from scheduler.ports.readings import NodeReading
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object
 from telemetry.collect.kubernetes.node_view import NodeView as Collected
 from telemetry.collect.kubernetes.node_view import view_of as collected
 from telemetry.collect.kubernetes.rules import KubernetesRules

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+from telemetry.collect.kubernetes.api import ClientLimits
 from telemetry.collect.kubernetes.rules import KubernetesRules, default_rules
 
 _DNS_NAME = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
@@ -114,6 +115,18 @@ class KubernetesSettings:
         for name in ("node_page", "pod_page"):
             if not 1 <= getattr(self, name) <= 500:
                 raise ValueError(f"{name} is {getattr(self, name)}: give 1 to 500")
+
+    @property
+    def limits(self) -> ClientLimits:
+        """Bounds of the client's requests."""
+        return ClientLimits(
+            self.requests_per_second,
+            self.burst,
+            self.connect_timeout.total_seconds(),
+            self.request_timeout.total_seconds(),
+            self.patience.total_seconds(),
+            attempts=None,
+        )
 
     @property
     def rules(self) -> KubernetesRules:

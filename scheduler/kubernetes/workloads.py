@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
-from scheduler.kubernetes.api import MERGE_PATCH, NoAnswerError, Said
 from scheduler.kubernetes.config_map import KeptText
 from scheduler.kubernetes.pod_workload import pod_workload
 from scheduler.kubernetes.pods import LIVING, annotations_of
@@ -17,15 +17,21 @@ from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, StoredState, Write
 from scheduler.ports.workloads import CheckpointAsk, CheckpointState, Fence, WorkAnswer, Workload
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, Response, Unreachable
+from telemetry.collect.kubernetes.client import MERGE_PATCH
 
 _CORE: Final = "/api/v1"
+_FORBIDDEN: Final = 403
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 _TOO_MANY: Final = 429
 _FAULT: Final = 500
 _TWO_BUDGETS: Final = "more than one poddisruptionbudget"
 _AGAIN_AFTER_FAULT: Final = timedelta(minutes=5)
+_REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_REVIEW: Final = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
+_REVIEW_TIMEOUT: Final = timedelta(seconds=3)
+_REVIEWED_FOR_S: Final = 300.0
 
 
 class KubernetesWorkloads:
@@ -37,9 +43,13 @@ class KubernetesWorkloads:
         self._keys = scheduler.pod_keys
         self._progress = KeptText(self._api, scheduler.settings.namespace, scheduler.settings.progress)
         self._version: str | None = None
+        self._may_patch: dict[str, tuple[bool, float]] = {}
 
     def on_node(self, node: str) -> tuple[Workload, ...]:
         """List the pods that are bound to a node and have not ended.
+
+        A pod that asks to be told by annotation is held where the controller may not write that annotation: to evict
+        it untold would lose its work.
 
         Raises ``SchedulerError`` if they cannot be listed wholly, or one of them cannot be understood.
         """
@@ -47,12 +57,17 @@ class KubernetesWorkloads:
 
         def view(raw: Object) -> Workload:
             try:
-                return pod_workload(raw, settings, self._scheduler.rules, self._keys, self._scheduler.whole_job)
+                workload = pod_workload(raw, settings, self._scheduler.rules, self._keys, self._scheduler.whole_job)
             except (KeyError, TypeError, AttributeError, ValueError) as error:
                 raise SchedulerError(f"a pod on {node} cannot be understood: {error!r}") from error
+            asks = workload.checkpoint is not None and workload.checkpoint.means == "scheduler"
+            namespace = workload.name.partition("/")[0]
+            if workload.held is None and asks and not self._may_annotate(namespace):
+                return replace(workload, held=f"it asks for a checkpoint by annotation, and {_forbidden(namespace)}")
+            return workload
 
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
-        return tuple(self._api.listing(PODS, params, settings.pod_page, view)[0])
+        return tuple(self._api.listing(PODS, params, settings.pod_page, view))
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
         """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
@@ -60,7 +75,7 @@ class KubernetesWorkloads:
         if why is not None:
             return WorkAnswer("refused", why)
         try:
-            found = self._api.ask("GET", _path(workload))
+            found = self._api.request("GET", _path(workload))
             other = self._another(found, workload)
             if other is not None:
                 return other
@@ -74,16 +89,19 @@ class KubernetesWorkloads:
             )
             # The uid in the patch makes the server refuse it for a pod that came after this one.
             content = {"metadata": {"uid": workload.uid, "annotations": {self._keys.requested: text}}}
-            said = self._api.ask(
-                "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, kind=MERGE_PATCH,
-                within=self._scheduler.leadership.left(),
+            said = self._api.request(
+                "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, content_type=MERGE_PATCH,
+                timeout=self._scheduler.leadership.left(),
             )  # fmt: skip
-        except NoAnswerError as error:
+        except Unreachable as error:
             return WorkAnswer("timeout" if error.sent else "refused", str(error))
-        if said.good:
+        if said.ok:
             write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
             return WorkAnswer("done", "", None, (write,))
-        return self._failed(said, workload)
+        answer = self._failed(said, workload)
+        if said.status == _FORBIDDEN:
+            answer = replace(answer, words=f"{_forbidden(workload.name.partition('/')[0])} ({said.problem})")
+        return answer
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
         """Read the annotation by which a pod acknowledges: the key, or JSON with ``key``, ``failed`` and ``at``."""
@@ -108,15 +126,15 @@ class KubernetesWorkloads:
             return WorkAnswer("already", "it is ending already")
         try:
             eviction = self._eviction(workload)
-            said = self._api.ask(
+            said = self._api.request(
                 "POST", f"{_path(workload)}/eviction", None, eviction, final=frozenset({_TOO_MANY, _FAULT}),
-                within=self._scheduler.leadership.left(),
+                timeout=self._scheduler.leadership.left(),
             )  # fmt: skip
         except SchedulerError as error:
             return WorkAnswer("refused", f"nothing was sent: {error}")
-        except NoAnswerError as error:
+        except Unreachable as error:
             return WorkAnswer("timeout" if error.sent else "refused", str(error))
-        if said.good:
+        if said.ok:
             return WorkAnswer("done", "the eviction was accepted", None, self.preview(workload))
         return self._failed(said, workload)
 
@@ -133,6 +151,22 @@ class KubernetesWorkloads:
     def save_progress(self, text: str, version: str) -> Answer:
         """Replace it, if it still has this version."""
         return self._progress.save(text, version)
+
+    def _may_annotate(self, namespace: str) -> bool:
+        """Whether the server would let us patch pods; True where it does not say."""
+        allowed, until = self._may_patch.get(namespace, (True, float("-inf")))
+        if self._api.elapsed() < until:
+            return allowed
+        wanted = {"namespace": namespace, "verb": "patch", "resource": "pods"}
+        review = {**_REVIEW, "spec": {"resourceAttributes": wanted}}
+        try:
+            said = self._api.request("POST", _REVIEWS, body=review, timeout=_REVIEW_TIMEOUT)
+        except Unreachable:
+            return True
+        status = said.content.get("status") if said.ok else None
+        allowed = not isinstance(status, dict) or status.get("allowed") is not False
+        self._may_patch[namespace] = (allowed, self._api.elapsed() + _REVIEWED_FOR_S)
+        return allowed
 
     def _may_not(self, fence: Fence) -> str | None:
         why = self._scheduler.leadership.may_write(fence.holder)
@@ -159,35 +193,44 @@ class KubernetesWorkloads:
                 return f"{each.get('group') or 'policy'}/{each.get('version') or 'v1'}"
         raise SchedulerError("the server offers no evictions")
 
-    def _another(self, found: Said, workload: Workload) -> WorkAnswer | None:
+    def _another(self, found: Response, workload: Workload) -> WorkAnswer | None:
         """Say that a pod is gone or is another one; None: it is the one that is meant."""
         if found.status == _NOT_FOUND:
             return WorkAnswer("gone", "there is no such pod any more")
-        if not found.good:
-            return WorkAnswer("refused", found.words)
+        if not found.ok:
+            return WorkAnswer("refused", found.problem)
         if _uid(found.content) != workload.uid:
             return WorkAnswer("conflict", f"another pod of that name is there (uid {_uid(found.content)})")
         return None
 
-    def _failed(self, said: Said, workload: Workload) -> WorkAnswer:
+    def _failed(self, said: Response, workload: Workload) -> WorkAnswer:
         if said.status == _NOT_FOUND:
             return WorkAnswer("gone", "there is no such pod any more")
         if said.status == _TOO_MANY:
-            again = None if said.retry_after is None else self._scheduler.clock.now() + said.retry_after
+            again = None
+            if said.retry_after_s is not None:
+                again = self._scheduler.clock.now() + timedelta(seconds=said.retry_after_s)
             causes = "; ".join(str(each.get("message")) for each in said.causes if each.get("message"))
-            return WorkAnswer("blocked", f"{said.words}{f' ({causes})' if causes else ''}", again)
+            return WorkAnswer("blocked", f"{said.problem}{f' ({causes})' if causes else ''}", again)
         if said.status == _FAULT:
-            if _TWO_BUDGETS in said.words.lower():
-                return WorkAnswer("blocked", said.words, self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
-            return WorkAnswer("timeout", said.words)
+            if _TWO_BUDGETS in said.problem.lower():
+                return WorkAnswer("blocked", said.problem, self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
+            return WorkAnswer("timeout", said.problem)
         if said.status in (_CONFLICT, 422):
             try:
-                other = self._another(self._api.ask("GET", _path(workload)), workload)
-            except NoAnswerError:
+                other = self._another(self._api.request("GET", _path(workload)), workload)
+            except Unreachable:
                 other = None
             # the same pod: somebody wrote to it or to its budget at this moment
-            return other or WorkAnswer("blocked" if said.status == _CONFLICT else "refused", said.words)
-        return WorkAnswer("refused", said.words)
+            return other or WorkAnswer("blocked" if said.status == _CONFLICT else "refused", said.problem)
+        return WorkAnswer("refused", said.problem)
+
+
+def _forbidden(namespace: str) -> str:
+    return (
+        f"the controller may not patch pods in namespace {namespace}: apply "
+        "deploy/kubernetes/checkpoint-rbac.yaml (Helm: act.roles.checkpointAnnotations), or let the job ask by webhook"
+    )
 
 
 def _path(workload: Workload) -> str:

@@ -87,7 +87,7 @@ def test_a_first_page_taken_for_the_whole_list_would_call_a_busy_node_empty(hand
     on_n1 = [each for each in _pages(hand, pages=1) if each["spec"]["nodeName"] == "n1"]
     assert on_n1 == [], "the naive one, whose next page was answered by 410"
     hand.world.expire_pages = 1
-    whole, _ = hand.scheduler.api.listing("/api/v1/pods", {}, 1, lambda each: each["metadata"]["name"])
+    whole = hand.scheduler.api.listing("/api/v1/pods", {}, 1, lambda each: each["metadata"]["name"])
     assert whole == ["a", "b"]
 
 

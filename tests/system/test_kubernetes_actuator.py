@@ -41,7 +41,8 @@ from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
 from scheduler.ports.workloads import CheckpointAsk, Fence
-from telemetry.collect.kubernetes.client import Refused, Unreachable, connect
+from telemetry.collect.kubernetes.api import Refused, Unreachable
+from telemetry.collect.kubernetes.client import connect
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.test_scores_reader import record, write
 from tests.system.kubernetes_cluster import PODS, KubernetesCluster, kubernetes_cluster_in, wait
@@ -375,7 +376,7 @@ def test_running_a_command_in_a_pod_is_a_right_of_its_own(cluster: KubernetesClu
     link, path = connect(cluster.server.kubeconfig("actuator")), f"{PODS}/{pod['metadata']['name']}/exec"
     assert not may_run(cluster, "get", "default")
     with pytest.raises(Refused, match="HTTP 403"):
-        link.execute(path, ("true",), "c", total_s=10)
+        link.execute(path, ("true",), "c", timeout_s=10)
     cluster.server.apply(DIAGNOSTIC.with_name("exec-rbac.yaml"))
     binding = "/apis/rbac.authorization.k8s.io/v1/namespaces/default/rolebindings/predrain-exec"
     try:
@@ -383,7 +384,7 @@ def test_running_a_command_in_a_pod_is_a_right_of_its_own(cluster: KubernetesClu
         assert not may_run(cluster, "get", "kube-system"), "only in the namespace that it is bound in"
         # the server takes it, and finds no kubelet behind this node
         with pytest.raises((Refused, Unreachable)) as failed:
-            link.execute(path, ("true",), "c", total_s=10)
+            link.execute(path, ("true",), "c", timeout_s=10)
         assert "403" not in str(failed.value)
     finally:
         cluster.server.request("DELETE", binding)

@@ -156,7 +156,7 @@ class Running:
 
     def __init__(self, server: KubernetesServer, root: Path) -> None:
         self._stop = threading.Event()
-        api = connect(server.kubeconfig("collector"), sleep=self._stop.wait)
+        api = connect(server.kubeconfig("collector"))
         scope = Scope(cluster="east")
         self._collector = KubernetesCollector(api, Landing(root, writer="kubernetes"), load_rules(None), scope)
         self._thread = threading.Thread(target=self._collector.run, args=(self._stop,), kwargs={"interval_s": 0.2})

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from telemetry.collect.kubernetes.client import Api, Object, Refused, Unreachable
+from telemetry.collect.kubernetes.api import Api, Object, Refused, Unreachable
 from telemetry.collect.kubernetes.rules import KubernetesRules
 
 log = logging.getLogger(__name__)

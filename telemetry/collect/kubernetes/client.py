@@ -1,76 +1,94 @@
-"""The connection to a Kubernetes API server: the only module that needs the ``kubernetes`` package.
+"""The Kubernetes client: the only module that imports the ``kubernetes`` package.
 
-Objects are read as plain JSON rather than as the package's models: those refuse objects that a server of another age
-sends (an event without ``eventTime``, a field that became required), and a collector has to read what is there.
+The package finds the credentials (kubeconfig, service account with token rotation, plug-ins) and makes the connection
+pool. Objects are read as plain JSON rather than as the package's models: those refuse objects that a server of another
+age sends, and drop the fields that they do not know from what is written back.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, suppress
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 from urllib.parse import urlencode
 
+import orjson
+import stamina
+import urllib3
 import yaml
 
-from telemetry.collect.kubernetes.answers import Api, NotSent, Object, Refused, Reply, Unreachable
+from telemetry.collect.kubernetes.api import (
+    DEFAULT_LIMITS,
+    PAGE_SIZE,
+    Api,
+    ClientLimits,
+    Object,
+    Refused,
+    Response,
+    Unreachable,
+    is_named,
+)
 from telemetry.errors import InputError
 
 if TYPE_CHECKING:
-    from telemetry.collect.kubernetes.deadline import Overdue
-    from telemetry.collect.kubernetes.executing import Executed, Tls
+    from telemetry.collect.kubernetes.pod_exec import Executed, Tls
 
-__all__ = ["Api", "Cluster", "NotSent", "Object", "Refused", "Reply", "Unreachable", "connect"]
+JSON_PATCH: Final = "application/json-patch+json"
+MERGE_PATCH: Final = "application/merge-patch+json"
+STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
 
-log = logging.getLogger(__name__)
-
-PAGE_SIZE: Final = 500
-"""Objects a page of a listing, as kubectl asks for."""
-
-REQUEST_TIMEOUT_S: Final = 30.0
-CONNECT_TIMEOUT_S: Final = 10.0
-ANSWER_S: Final = 60.0
-"""An answer that is not whole after so long is given up, also where bytes of it still come."""
+METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
+"""``Accept`` of a reading that needs no content: an object of 500 kB is then answered by 500 bytes."""
 
 WATCH_S: Final = 70
-"""A watch is asked to end after this long, spread by a fifth: sooner than IDLE_S, for a server of 1.20 says nothing on
+"""A watch is asked to end after this long, spread by a fifth: sooner than IDLE_S, for a server of 1.20 is silent on
 a watch on which nothing happens (newer ones send a bookmark each minute), and silence would look like a dead line."""
 
 IDLE_S: Final = 100.0
-"""A watch that says nothing for so long, and has not ended either, is taken for dead."""
+"""A watch that is silent for so long, and has not ended either, is taken for dead."""
 
-ANSWER_BYTES: Final = 64 * 2**20
-"""An answer of more bytes is given up; a page of a listing has a hundredth of it."""
+MAX_RESPONSE_BYTES: Final = 64 * 2**20
+"""A larger answer is given up; a page of a listing has a hundredth of it."""
 
-_ATTEMPTS: Final = 5
-_LONGEST_PAUSE_S: Final = 20.0
-_LINE_BYTES: Final = 16 * 2**20
+_MAX_LINE_BYTES: Final = 16 * 2**20
+_MAX_BACKOFF_S: Final = 5.0
+_MAX_RETRY_AFTER_S: Final = 86_400
+_TRANSIENT: Final = frozenset({408, 429, 500, 502, 503, 504})
 _IN_CLUSTER_TOKEN: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
-_AGAIN: Final = frozenset({408, 429, 500, 502, 503, 504})
+
+Method = Literal["GET", "POST", "PUT", "PATCH", "DELETE"]
 
 
-class Cluster:
-    """A server that is asked for JSON.
+class _TransientError(Exception):
+    """An attempt that failed in a way that may pass."""
 
-    ``headers``: gives the headers that say who asks, anew for each request: tokens are rotated.
-    ``tls``: for what does not go over the pool.
+    def __init__(self, message: str, retry_after_s: float | None, *, sent: bool) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        self.sent = sent
+
+
+class KubernetesClient:
+    """A connection to one API server, shared by threads.
+
+    ``headers`` is called for each attempt, for tokens are rotated. ``tls`` is for commands in containers, which do not
+    go over the pool.
     """
 
     def __init__(
         self,
-        pool: Any,
+        pool: urllib3.PoolManager,
         host: str,
         headers: Callable[[], Mapping[str, str]],
         *,
-        request_timeout_s: float = REQUEST_TIMEOUT_S,
-        sleep: Callable[[float], object] = time.sleep,
+        limits: ClientLimits = DEFAULT_LIMITS,
         agent: str = "predrain",
         tls: Tls | None = None,
     ) -> None:
@@ -78,256 +96,275 @@ class Cluster:
         self.name = self.host.split("://", 1)[-1]
         self._pool = pool
         self._headers = headers
-        self._timeout_s = request_timeout_s
-        self._sleep = sleep
+        self._limits = limits
+        self._bucket = TokenBucket(limits.requests_per_second, limits.burst)
         self._agent = agent
         self._tls = tls
-        self._open: set[Any] = set()
+        self._watches: set[Any] = set()
         self._lock = threading.Lock()
         self._closed = False
-        from telemetry.collect.kubernetes.deadline import Deadlines, heed_deadlines  # noqa: PLC0415 - needs urllib3, as below
 
-        self._deadlines = Deadlines()
-        heed_deadlines(pool)
+    def request(
+        self,
+        method: Method,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: Any = None,
+        *,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        final: frozenset[int] = frozenset(),
+        timeout: timedelta | None = None,
+    ) -> Response:
+        """Send a request until the server answers with something that waiting does not change, and return that.
 
-    def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
-        """Read one object or one page of a listing; what may pass is tried five times.
+        429 and 5xx are retried, as ``Retry-After`` says, except for the statuses in ``final``. Whatever is sent may
+        arrive twice: ``body``, written as JSON, must be such that the second time changes nothing (a version, a
+        ``test``, a name of its own). ``timeout`` shortens the time for all attempts.
 
-        Raises ``Refused`` if the server refuses; 429 and 5xx only after the last try.
-        Raises ``Unreachable`` if no try reached the server.
+        Raises
+        ------
+        Unreachable
+            If there was no such answer in time.
         """
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return self._get_once(path, params)
-            except Refused as refused:
-                if refused.status not in _AGAIN or attempt == _ATTEMPTS or self._closed:
-                    raise
-                pause_s = refused.retry_after_s
-            except Unreachable:
-                if attempt == _ATTEMPTS or self._closed:
-                    raise
-                pause_s = None
-            if pause_s is None:
-                pause_s = 0.25 * 2.0**attempt * random.uniform(0.75, 1.25)  # noqa: S311 - spreads retries, no secret
-            self._sleep(min(pause_s, _LONGEST_PAUSE_S))
+        patience_s = self._limits.retry_timeout_s
+        if timeout is not None:
+            patience_s = min(timeout.total_seconds(), patience_s)
+        end = time.monotonic() + patience_s
+        data = None if body is None else orjson.dumps(body)
+        headers = {"Accept": accept} if data is None else {"Accept": accept, "Content-Type": content_type}
+        sent, failures = False, 0
+
+        def backoff(error: Exception) -> bool | float:
+            nonlocal failures
+            if not isinstance(error, _TransientError) or self._closed:
+                return False
+            failures += 1
+            wait = error.retry_after_s
+            if wait is None:
+                wait = min(_MAX_BACKOFF_S, 0.1 * 2.0**failures) * random.uniform(0.75, 1.25)  # noqa: S311 - no secret
+            return time.monotonic() + wait < end and wait
+
+        try:
+            for attempt in stamina.retry_context(on=backoff, attempts=self._limits.attempts, timeout=None):
+                with attempt:
+                    if time.monotonic() >= end:
+                        raise Unreachable(f"{method} {path}: no time is left", sent=sent)
+                    self._bucket.take()
+                    try:
+                        response = self._send_once(method, path, params, data, headers, end)
+                    except Unreachable as error:
+                        sent = sent or error.sent
+                        raise _TransientError(str(error), None, sent=sent) from error
+                    sent = True
+                    if response.status in _TRANSIENT and response.status not in final:
+                        raise _TransientError(response.problem, response.retry_after_s, sent=True)
+                    return response
+        except _TransientError as error:
+            raise Unreachable(f"{method} {path}: {error}", sent=error.sent) from error
         raise AssertionError("unreachable")
 
-    def pages(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[Object]:
+    def get(
+        self,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        *,
+        accept: str = "application/json",
+        named: str | None = None,
+    ) -> Object:
+        """Read one object or one page of a listing; ``named``: it must be the object of this name.
+
+        Raises
+        ------
+        Refused
+            If the server refuses.
+        Unreachable
+            If it does not answer, or with something else.
+        """
+        response = self.request("GET", path, params, accept=accept)
+        if not response.ok:
+            raise Refused(response.status, response.message, response.retry_after_s)
+        if named is not None and not is_named(response.content, named):
+            raise Unreachable(f"{path}: the answer is not {named}")
+        return response.content
+
+    def pages(self, path: str, params: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE) -> Iterator[Object]:
         """List page by page; each page has ``items`` and ``metadata.resourceVersion``.
 
-        Raises ``Refused`` as :meth:`get`; 410 where the server forgot the listing between two pages: begin again.
+        Raises
+        ------
+        Refused
+            As :meth:`get`; 410 where the server forgot the listing between two pages.
         """
-        asked = {**(params or {}), "limit": str(PAGE_SIZE)}
+        query = {**(params or {}), **({"limit": str(page_size)} if page_size else {})}
         while True:
-            page = self.get(path, asked)
+            page = self.get(path, query)
+            items, metadata = page.get("items"), page.get("metadata")
+            # also an empty listing has a version: an answer without one comes from somewhere else
+            has_version = isinstance(metadata, dict) and metadata.get("resourceVersion")
+            if not has_version or not (items is None or isinstance(items, list)):
+                raise Unreachable(f"{path}: the answer is no listing")
             yield page
-            token = page.get("metadata", {}).get("continue")
+            token = page["metadata"].get("continue")
             if not token:
                 return
-            asked = {**asked, "continue": token}
+            query = {**query, "continue": str(token)}
 
     def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
-        """Give what happens after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
+        """Yield what happens after ``version`` as ``{"type": …, "object": …}`` until the server ends the watch.
 
-        Raises ``Refused`` if the server refuses to begin.
-        Raises ``Unreachable`` if the connection is cut. A silent one ends the watch as the server's own end does.
+        Raises
+        ------
+        Refused
+            If the server refuses to begin.
+        Unreachable
+            If the connection is cut. A silent one ends the watch as the server's own end does.
         """
-        asked = {
+        query = {
             **(params or {}),
             "watch": "1",
             "resourceVersion": version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(int(WATCH_S * random.uniform(0.8, 1.2))),  # noqa: S311 - spreads load, no secret
         }
-        with self._whole_within(ANSWER_S, path):  # until the watch begins
-            response = self._request(path, asked, read_s=IDLE_S, preload=False)
+        response = self._open("GET", path, query, None, {"Accept": "application/json"}, IDLE_S, IDLE_S)
         with self._lock:
             if self._closed:
                 response.close()
                 return
-            self._open.add(response)
+            self._watches.add(response)
         try:
             with closing(response):
-                self._check(response)
-                yield from self._lines(response)
+                if response.status != 200:
+                    answer = _response(response.status, response.read1(2**16), response.headers)
+                    raise Refused(answer.status, answer.message, answer.retry_after_s)
+                yield from _lines(response)
         finally:
             with self._lock:
-                self._open.discard(response)
+                self._watches.discard(response)
 
-    def send(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        body: bytes | None = None,
-        *,
-        headers: Mapping[str, str] | None = None,
-        connect_s: float = CONNECT_TIMEOUT_S,
-        read_s: float = REQUEST_TIMEOUT_S,
-        total_s: float = ANSWER_S,
-        most_bytes: int = ANSWER_BYTES,
-    ) -> Reply:
-        """Send one request, once, and give the answer whatever its status.
-
-        ``connect_s``, ``read_s``: seconds until the connection stands, and of silence until the answer is given up.
-        ``total_s``: seconds until an answer is given up that still comes, byte by byte.
-        Raises ``NotSent`` if nothing of it reached the server.
-        Raises ``Unreachable`` if no whole answer came: nobody knows whether it was carried out.
-        """
-        import urllib3  # noqa: PLC0415 - comes with the optional package
-
-        with self._whole_within(total_s, path) as request:
-            response = self._request(
-                path, params, read_s=read_s, preload=False, method=method, body=body, headers=headers,
-                connect_s=connect_s,
-            )  # fmt: skip
-            held = bytearray()
-            whole = False
-            try:
-                for chunk in response.stream(2**16):
-                    held += chunk
-                    if len(held) > most_bytes:
-                        raise Unreachable(f"{path}: the answer is larger than {most_bytes} bytes")
-                whole = not request.over
-            except (urllib3.exceptions.HTTPError, OSError) as error:
-                raise Unreachable(f"{path}: the answer was cut: {error}") from error
-            finally:
-                if whole:
-                    response.release_conn()
-                else:
-                    response.close()
-        return Reply(response.status, response.headers, bytes(held))
-
-    def execute(self, path: str, command: Sequence[str], container: str | None, *, total_s: float) -> Executed:
-        """Run a command in a container, once; see :func:`telemetry.collect.kubernetes.executing.execute`."""
-        from telemetry.collect.kubernetes.executing import Tls, execute  # noqa: PLC0415 - comes with the optional package
+    def execute(self, path: str, command: Sequence[str], container: str | None, *, timeout_s: float) -> Executed:
+        """Run a command in a container, once; see :func:`telemetry.collect.kubernetes.pod_exec.execute`."""
+        from telemetry.collect.kubernetes.pod_exec import Tls, execute  # noqa: PLC0415 - rarely needed
 
         return execute(
-            self.host, path, command, container=container, headers=self._all_headers(None), tls=self._tls or Tls(),
-            connect_s=min(CONNECT_TIMEOUT_S, total_s), total_s=total_s,
+            self.host, path, command, container=container, headers=self._all_headers({}), tls=self._tls or Tls(),
+            connect_timeout_s=min(self._limits.connect_timeout_s, timeout_s), timeout_s=timeout_s,
         )  # fmt: skip
 
     def close(self) -> None:
-        """End all requests, also those in which another thread waits; asking again is an error."""
+        """End all requests, also watches in which another thread waits; a later request is an error."""
         with self._lock:
             self._closed = True
-            responses = list(self._open)
+            responses = list(self._watches)
         for response in responses:
-            shutdown = getattr(response, "shutdown", None)  # urllib3 from 2.3 on; before, the thread waits it out
-            if shutdown is not None:
-                try:
-                    shutdown()
-                except (OSError, ValueError):
-                    continue
+            with suppress(OSError, ValueError):
+                response.shutdown()
 
-    @contextmanager
-    def _whole_within(self, seconds: float, path: str) -> Iterator[Overdue]:
-        with self._deadlines.within(seconds) as request:
-            try:
-                yield request
-            except Unreachable as error:
-                if not request.over or isinstance(error, NotSent):
-                    raise
-        if request.over:
-            raise Unreachable(f"{path}: timed out: the answer was not whole after {seconds:.3g} s")
-
-    def _get_once(self, path: str, params: Mapping[str, str] | None) -> Object:
-        with self._whole_within(max(ANSWER_S, 2 * self._timeout_s), path):
-            response = self._request(path, params, read_s=self._timeout_s, preload=True)
-        self._check(response)
-        try:
-            content = json.loads(response.data)
-        except ValueError as error:
-            raise Unreachable(f"{path}: the answer is no JSON: {error}") from error
-        if not isinstance(content, dict):
-            raise Unreachable(f"{path}: the answer is no object")
-        return content
-
-    def _request(
+    def _send_once(
         self,
+        method: Method,
         path: str,
         params: Mapping[str, str] | None,
-        *,
-        read_s: float,
-        preload: bool,
-        method: str = "GET",
-        body: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-        connect_s: float = CONNECT_TIMEOUT_S,
-    ) -> Any:
-        import urllib3  # noqa: PLC0415 - comes with the optional package
+        data: bytes | None,
+        headers: Mapping[str, str],
+        end: float,
+    ) -> Response:
+        left = max(end - time.monotonic(), 0.001)
+        connect_s, read_s = min(self._limits.connect_timeout_s, left), min(self._limits.read_timeout_s, left)
+        response = self._open(method, path, params, data, headers, connect_s, read_s)
+        content = bytearray()
+        try:
+            # read1 returns what has arrived: a server that sends a byte now and then holds nobody beyond the end
+            while chunk := response.read1(2**16):
+                content += chunk
+                if len(content) > MAX_RESPONSE_BYTES:
+                    raise Unreachable(f"the answer is larger than {MAX_RESPONSE_BYTES} bytes")
+                if time.monotonic() >= end:
+                    raise Unreachable("timed out: the answer was not complete in time")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            response.close()
+            raise Unreachable(f"the answer was cut: {error}") from error
+        except Unreachable:
+            response.close()
+            raise
+        response.release_conn()
+        return _response(response.status, bytes(content), response.headers)
 
+    def _open(
+        self,
+        method: Method,
+        path: str,
+        params: Mapping[str, str] | None,
+        data: bytes | None,
+        headers: Mapping[str, str],
+        connect_s: float,
+        read_s: float,
+    ) -> urllib3.BaseHTTPResponse:
         if self._closed:
-            raise Unreachable("the connection was closed")
+            raise Unreachable("the connection was closed", sent=False)
         query = f"?{urlencode(params)}" if params else ""
-        all_headers = self._all_headers(headers)
-        timeout = urllib3.Timeout(connect=connect_s, read=read_s)
         try:
             return self._pool.request(
-                method,
-                f"{self.host}{path}{query}",
-                body=body,
-                headers=all_headers,
-                timeout=timeout,
-                retries=False,
-                redirect=False,
-                preload_content=preload,
-            )
+                method, f"{self.host}{path}{query}", body=data, headers=self._all_headers(headers),
+                timeout=urllib3.Timeout(connect=connect_s, read=read_s), retries=False, redirect=False,
+                preload_content=False,
+            )  # fmt: skip
         except (urllib3.exceptions.NewConnectionError, urllib3.exceptions.ConnectTimeoutError) as error:
-            raise NotSent(f"{self.name} cannot be reached: {error}") from error
+            raise Unreachable(f"{self.name} cannot be reached: {error}", sent=False) from error
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise Unreachable(f"{self.name} cannot be reached: {error}") from error
 
-    def _all_headers(self, headers: Mapping[str, str] | None) -> dict[str, str]:
+    def _all_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         try:
-            return {"Accept": "application/json", "User-Agent": self._agent, **(headers or {}), **self._headers()}
+            return {"User-Agent": self._agent, **headers, **self._headers()}
         except Exception as error:  # a credential plug-in may fail in any way, and work the next time
-            raise Unreachable(f"no credentials for {self.name}: {error}") from error
+            raise Unreachable(f"no credentials for {self.name}: {error}", sent=False) from error
 
-    def _lines(self, response: Any) -> Iterator[Object]:
-        import urllib3  # noqa: PLC0415 - comes with the optional package
 
-        held = b""
-        try:
-            for chunk in response.stream(2**16, decode_content=False):
-                *lines, held = (held + chunk).split(b"\n")
-                if len(held) > _LINE_BYTES:
-                    raise Unreachable("a watched object is larger than any that a server can hold")
-                for line in lines:
-                    if line.strip():
-                        yield json.loads(line)
-        except urllib3.exceptions.ReadTimeoutError:
-            return  # quiet, or dead: who asks again will see
-        except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
-            # AttributeError: urllib3 loses its socket when the response is shut down while it reads.
-            raise Unreachable(f"the watch was cut: {error}") from error
+class TokenBucket:
+    """A bound on requests per second, shared by all threads of a process."""
 
-    def _check(self, response: Any) -> None:
-        if 200 <= response.status < 300:
-            return
-        text = response.data[:2000].decode("utf-8", "replace")
-        try:
-            message = str(json.loads(text)["message"])
-        except (ValueError, KeyError, TypeError):
-            message = text.strip() or str(response.reason)
-        wait = response.headers.get("Retry-After", "")
-        raise Refused(response.status, message, float(wait) if wait.isdigit() else None)
+    def __init__(
+        self,
+        per_second: float,
+        burst: int,
+        elapsed: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._per_second = per_second
+        self._burst = float(burst)
+        self._elapsed = elapsed
+        self._sleep = sleep
+        self._left = self._burst
+        self._at = elapsed()
+        self._lock = threading.Lock()
+
+    def take(self) -> float:
+        """Take the right to one request, wait until it holds, and return the seconds waited."""
+        with self._lock:
+            now = self._elapsed()
+            self._left = min(self._burst, self._left + max(0.0, now - self._at) * self._per_second) - 1.0
+            self._at = now
+            wait = max(0.0, -self._left / self._per_second)
+        if wait:
+            self._sleep(wait)  # the right is taken already: threads wait one after another
+        return wait
 
 
 def connect(
     kubeconfig: Path | None = None,
     context: str | None = None,
     *,
-    request_timeout_s: float = REQUEST_TIMEOUT_S,
-    sleep: Callable[[float], object] = time.sleep,
+    limits: ClientLimits = DEFAULT_LIMITS,
     agent: str = "predrain",
-) -> Cluster:
-    """Connect as a pod does, where this is one, and else as ``kubectl`` does.
+) -> KubernetesClient:
+    """Connect with ``kubeconfig`` where given, else as the pod that this runs in, else as ``kubectl`` does.
 
-    ``kubeconfig``: Given, this file is used wherever we run; else the service account of the pod that we run in, else
-    the file that ``KUBECONFIG`` names, else ``~/.kube/config``.
-    ``context``: of the file; default: its current one.
-    Raises ``InputError`` if the package is missing, or there is no usable configuration.
+    Raises
+    ------
+    InputError
+        If the package is missing, or there is no usable configuration.
     """
     try:
         from kubernetes import config  # noqa: PLC0415 - an optional package, slow to import
@@ -339,6 +376,8 @@ def connect(
             "package kubernetes",
             "Install it with: pip install 'predrain[kubernetes]'",
         ) from None
+    from telemetry.collect.kubernetes.pod_exec import Tls  # noqa: PLC0415 - needs a package that kubernetes brings
+
     configuration = Configuration()
     in_cluster = kubeconfig is None and context is None and _IN_CLUSTER_TOKEN.exists()
     in_cluster = in_cluster and "KUBERNETES_SERVICE_HOST" in os.environ
@@ -368,20 +407,16 @@ def connect(
         token = configuration.auth_settings().get("BearerToken")
         return {"Authorization": token["value"]} if token and token["value"] else {}
 
-    from telemetry.collect.kubernetes.executing import Tls  # noqa: PLC0415 - comes with the optional package
-
     tls = Tls(
         configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file, configuration.verify_ssl,
         configuration.tls_server_name,
     )  # fmt: skip
     pool = ApiClient(configuration).rest_client.pool_manager
-    return Cluster(
-        pool, configuration.host, headers, request_timeout_s=request_timeout_s, sleep=sleep, agent=agent, tls=tls
-    )
+    return KubernetesClient(pool, configuration.host, headers, limits=limits, agent=agent, tls=tls)
 
 
 def not_allowed(refused: Refused, path: str, api: Api) -> InputError:
-    """Return what to tell the user of an answer that waiting does not mend."""
+    """Return what to tell the user of an answer that waiting does not change."""
     if refused.status == 401:
         do = "Give a token or certificate that the server knows; a kubeconfig's may have expired."
     elif refused.status == 403:
@@ -392,7 +427,37 @@ def not_allowed(refused: Refused, path: str, api: Api) -> InputError:
 
 
 def unreachable(error: Exception, api: Api) -> InputError:
-    """Return what to tell the user of a server that no try reached."""
+    """Return what to tell the user of a server that no attempt reached."""
     return InputError(
         f"the Kubernetes API server does not answer: {error}", api.name, "Check that it runs, then retry."
     )
+
+
+def _response(status: int, data: bytes, headers: Mapping[str, str]) -> Response:
+    try:
+        content = orjson.loads(data) if data else {}
+    except ValueError as error:
+        if 200 <= status < 300:
+            raise Unreachable("the answer is no JSON") from error
+        content = {"message": data[:2000].decode("utf-8", "replace").strip()}
+    if not isinstance(content, dict):
+        raise Unreachable("the answer is no object")
+    wait = (headers.get("Retry-After") or "").strip()
+    return Response(status, content, min(int(wait), _MAX_RETRY_AFTER_S) if wait.isascii() and wait.isdigit() else None)
+
+
+def _lines(response: urllib3.BaseHTTPResponse) -> Iterator[Object]:
+    held = b""
+    try:
+        for chunk in response.stream(2**16, decode_content=False):
+            *lines, held = (held + chunk).split(b"\n")
+            if len(held) > _MAX_LINE_BYTES:
+                raise Unreachable("a watched object is larger than any that a server can hold")
+            for line in lines:
+                if line.strip():
+                    yield json.loads(line)
+    except urllib3.exceptions.ReadTimeoutError:
+        return  # quiet, or dead: the next request finds out
+    except (urllib3.exceptions.HTTPError, OSError, ValueError, AttributeError) as error:
+        # AttributeError: urllib3 loses its socket when the response is shut down while it reads
+        raise Unreachable(f"the watch was cut: {error}") from error

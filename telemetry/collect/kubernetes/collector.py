@@ -14,15 +14,16 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from telemetry.collect.event import Event
+from telemetry.collect.kubernetes.api import Api, Refused, Unreachable
 from telemetry.collect.kubernetes.claims import ClaimBook
-from telemetry.collect.kubernetes.client import Api, Refused, Unreachable, not_allowed, unreachable
+from telemetry.collect.kubernetes.client import not_allowed, unreachable
 from telemetry.collect.kubernetes.events import Notice, NoticeBook, notice_of
 from telemetry.collect.kubernetes.jobs import JobBook, PodRun, pod_run
 from telemetry.collect.kubernetes.journal import Journal
 from telemetry.collect.kubernetes.node_book import NodeBook
 from telemetry.collect.kubernetes.node_view import NodeView, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_all
+from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_resource
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -122,7 +123,7 @@ class KubernetesCollector:
         """
         for resource in self.resources():
             try:
-                self.take(list_all(self._api, resource, self._clock))
+                self.take(list_resource(self._api, resource, self._clock))
             except Refused as refused:
                 raise not_allowed(refused, resource.path, self._api) from refused
             except Unreachable as error:

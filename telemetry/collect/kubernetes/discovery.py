@@ -7,7 +7,8 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-from telemetry.collect.kubernetes.client import Api, Object, Refused, Unreachable, connect, not_allowed, unreachable
+from telemetry.collect.kubernetes.api import Api, Object, Refused, Unreachable
+from telemetry.collect.kubernetes.client import connect, not_allowed, unreachable
 from telemetry.errors import InputError
 from telemetry.exporters.targets import DEFAULT_PATH, Target
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from telemetry.collect.event import Event
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, timestamp_ms
 from telemetry.collect.kubernetes.node_changes import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.kubernetes.stamps import stamp_ms
 from telemetry.milliseconds import from_ms
 from telemetry.pci import normalise_pci_bus_id
 from telemetry.xid_message import parse_xid_message
@@ -69,8 +68,8 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
     series = event.get("series") or {}
     stamps = [series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")]
     stamps += [event.get("firstTimestamp"), (event.get("metadata") or {}).get("creationTimestamp")]
-    known = [ms for ms in map(stamp_ms, stamps) if ms is not None]
-    first_ms = next((ms for ms in map(stamp_ms, (event.get("firstTimestamp"), event.get("eventTime"))) if ms), None)
+    known = [ms for ms in map(timestamp_ms, stamps) if ms is not None]
+    first_ms = next((ms for ms in map(timestamp_ms, (event.get("firstTimestamp"), event.get("eventTime"))) if ms), None)
     return Notice(
         uid=uid,
         kind=str(about["kind"]),

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, timestamp_ms
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.kubernetes.stamps import stamp_ms
 from telemetry.milliseconds import to_ms
 
 CHECKPOINTED: Final = "checkpointed-at"
@@ -79,7 +78,7 @@ def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
     while the pod's phase says that it runs.
     """
     metadata, spec, status = pod["metadata"], pod.get("spec") or {}, pod.get("status") or {}
-    started_ms = stamp_ms(status.get("startTime"))
+    started_ms = timestamp_ms(status.get("startTime"))
     node = spec.get("nodeName")
     if not node or started_ms is None:
         return None
@@ -101,7 +100,7 @@ def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
         ended_ms=ended_ms,
         gpus=gpus,
         claims=claims,
-        checkpointed_ms=stamp_ms((metadata.get("annotations") or {}).get(f"{rules.prefix}/{CHECKPOINTED}")),
+        checkpointed_ms=timestamp_ms((metadata.get("annotations") or {}).get(f"{rules.prefix}/{CHECKPOINTED}")),
         outcome=outcome,
     )
 
@@ -264,7 +263,7 @@ def _job(metadata: Object) -> str:
 def _ended_ms(metadata: Object, status: Object) -> int | None:
     """When the last container ended, or, of a pod whose node never said, when its failure was noted."""
     states = [each.get("state") or {} for each in status.get("containerStatuses") or ()]
-    finished = [ms for each in states if (ms := stamp_ms((each.get("terminated") or {}).get("finishedAt")))]
+    finished = [ms for each in states if (ms := timestamp_ms((each.get("terminated") or {}).get("finishedAt")))]
     if finished:
         return max(finished)
     conditions = status.get("conditions") or ()
@@ -272,10 +271,10 @@ def _ended_ms(metadata: Object, status: Object) -> int | None:
         for condition in conditions:
             good = "True" if kind == "DisruptionTarget" else "False"
             if condition.get("type") == kind and condition.get("status") == good:
-                ms = stamp_ms(condition.get("lastTransitionTime"))
+                ms = timestamp_ms(condition.get("lastTransitionTime"))
                 if ms is not None:
                     return ms
-    return stamp_ms(metadata.get("deletionTimestamp"))
+    return timestamp_ms(metadata.get("deletionTimestamp"))
 
 
 def _failure(status: Object) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from telemetry.collect.kubernetes.client import Object
+from telemetry.collect.kubernetes.api import Object, timestamp_ms
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.collect.kubernetes.stamps import stamp_ms
 
 _CORDON: Final = "node.kubernetes.io/unschedulable"
 _GPU_LABELS: Final = ("nvidia.com/gpu.present", "nvidia.com/gpu.product", "amd.com/gpu.product-name")
@@ -101,9 +100,9 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
     cordon = next((each for each in all_taints if each["key"] == _CORDON), None)
     cordoned = bool(spec.get("unschedulable")) or cordon is not None
     by, by_ms = _cordoned_by(metadata.get("managedFields") or ()) if cordoned else (None, None)
-    since_ms = stamp_ms(cordon.get("timeAdded")) if cordon else None
+    since_ms = timestamp_ms(cordon.get("timeAdded")) if cordon else None
     taints = [
-        Taint(each["key"], each.get("value") or None, each.get("effect") or "", stamp_ms(each.get("timeAdded")))
+        Taint(each["key"], each.get("value") or None, each.get("effect") or "", timestamp_ms(each.get("timeAdded")))
         for each in all_taints
         if own_taint(each["key"], rules) or rules.for_taint(each["key"]) is not None
     ]
@@ -113,7 +112,7 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
             each.get("status") or "Unknown",
             each.get("reason") or None,
             each.get("message") or None,
-            stamp_ms(each.get("lastTransitionTime")),
+            timestamp_ms(each.get("lastTransitionTime")),
         )
         for each in status.get("conditions") or ()
         if each["type"] == "Ready" or rules.for_condition(each["type"]) is not None
@@ -126,7 +125,7 @@ def view_of(node: Object, rules: KubernetesRules) -> NodeView:
     return NodeView(
         name=metadata["name"],
         uid=metadata.get("uid") or "",
-        created_ms=stamp_ms(metadata.get("creationTimestamp")),
+        created_ms=timestamp_ms(metadata.get("creationTimestamp")),
         provider_id=spec.get("providerID") or None,
         # Kubelets write upper or lower case, depending on the firmware's age.
         system_uuid=(info.get("systemUUID") or "").lower() or None,
@@ -152,5 +151,5 @@ def _cordoned_by(managed: Any) -> tuple[str | None, int | None]:
     for entry in managed:
         fields = entry.get("fieldsV1") or {}
         if "f:unschedulable" in (fields.get("f:spec") or {}):
-            return entry.get("manager") or None, stamp_ms(entry.get("time"))
+            return entry.get("manager") or None, timestamp_ms(entry.get("time"))
     return None, None

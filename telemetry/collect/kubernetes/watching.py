@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-from telemetry.collect.kubernetes.client import Api, Object, Refused, Unreachable
+from telemetry.collect.kubernetes.api import Api, Object, Refused, Unreachable, list_all
 from telemetry.collect.running import Wait, backoff_s
 
 log = logging.getLogger(__name__)
 
 _GONE: Final = 410
-_LISTINGS: Final = 3
 _WATCH_TYPES: Final = {"ADDED": "changed", "MODIFIED": "changed", "DELETED": "gone"}
 
 
@@ -61,26 +60,11 @@ class Change:
     at: datetime
 
 
-def list_all(api: Api, resource: Resource, clock: Callable[[], datetime]) -> Change:
-    """List everything, page by page.
-
-    Raises ``Refused, Unreachable`` as the server answers; a listing that the server forgot half way is begun again,
-    three times.
-    """
-    for attempt in range(1, _LISTINGS + 1):
-        kept: list[Any] = []
-        version = ""
-        at = clock()
-        try:
-            for page in api.pages(resource.path, resource.params):
-                version = page.get("metadata", {}).get("resourceVersion", "")
-                kept += [each for item in page.get("items") or () if (each := resource.read(item)) is not None]
-        except Refused as refused:
-            if refused.status != _GONE or attempt == _LISTINGS:
-                raise
-            continue
-        return Change(resource.name, "listed", tuple(kept), version, at)
-    raise AssertionError("unreachable")
+def list_resource(api: Api, resource: Resource, clock: Callable[[], datetime]) -> Change:
+    """List everything; raises as :func:`telemetry.collect.kubernetes.api.list_all`."""
+    at = clock()
+    kept, version = list_all(api, resource.path, resource.params, resource.read)
+    return Change(resource.name, "listed", tuple(kept), version, at)
 
 
 class Follower:
@@ -144,7 +128,7 @@ class Follower:
     def _round(self) -> bool:
         """List if need be, then watch until the watch ends; False: stop."""
         if self._version is None:
-            change = list_all(self._api, self._resource, self._clock)
+            change = list_resource(self._api, self._resource, self._clock)
             self.listings += 1
             if not self._put(change):
                 return False

@@ -14,9 +14,11 @@ from typing import Any
 
 import urllib3
 
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.api import ClientLimits
+from telemetry.collect.kubernetes.client import KubernetesClient
 
 Raw = dict[str, Any]
+QUICK_LIMITS = ClientLimits(connect_timeout_s=0.3, read_timeout_s=0.3, retry_timeout_s=1.0, attempts=None)
 MEANWHILE = -1
 
 
@@ -52,6 +54,7 @@ class World:
         self.budgets: dict[str, str] = {}
         self.expire_pages = 0
         self.discovery: dict[str, Raw] = {}
+        self.denied: set[tuple[str, str]] = set()
         self.kinds: tuple[str, ...] = ()
         self.lock = threading.RLock()
 
@@ -96,14 +99,10 @@ class World:
         with self.lock:
             if method == "GET":
                 return self._get(path, params)
-            if path.endswith("/eviction"):
-                return self._evict(path.removesuffix("/eviction"), body)
-            if method in ("POST", "DELETE"):
-                return (
-                    self._create(f"{path}/{body['metadata']['name']}", body)
-                    if method == "POST"
-                    else self._delete(path, body)
-                )
+            if method == "POST":
+                return self._post(path, body)
+            if method == "DELETE":
+                return self._delete(path, body)
             target = path.removesuffix("/status")
             if target not in self.objects:
                 return _status(404, f"{target} not found")
@@ -131,6 +130,14 @@ class World:
         more = limit and start + limit < len(items)
         metadata = {"resourceVersion": str(self.version), **({"continue": str(start + limit)} if more else {})}
         return 200, {"kind": "List", "metadata": metadata, "items": page}
+
+    def _post(self, path: str, body: Raw) -> tuple[int, Raw]:
+        if path.endswith("/selfsubjectaccessreviews"):
+            wanted = body["spec"]["resourceAttributes"]
+            return 201, {"status": {"allowed": (wanted["verb"], wanted["resource"]) not in self.denied}}
+        if path.endswith("/eviction"):
+            return self._evict(path.removesuffix("/eviction"), body)
+        return self._create(f"{path}/{body['metadata']['name']}", body)
 
     def _create(self, path: str, body: Raw) -> tuple[int, Raw]:
         if path in self.objects:
@@ -257,7 +264,7 @@ def _status(code: int, message: str) -> tuple[int, Raw]:
 
 
 @contextmanager
-def served(world: World) -> Iterator[Cluster]:
+def served(world: World) -> Iterator[KubernetesClient]:
     """Serve a world; gives a connection to it."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -308,7 +315,9 @@ def served(world: World) -> Iterator[Cluster]:
     thread.start()
     with urllib3.PoolManager() as pool:
         try:
-            yield Cluster(pool, f"http://127.0.0.1:{server.server_port}", dict, agent="predrain-act/test")
+            yield KubernetesClient(
+                pool, f"http://127.0.0.1:{server.server_port}", dict, limits=QUICK_LIMITS, agent="predrain-act/test"
+            )
         finally:
             server.shutdown()
             server.server_close()

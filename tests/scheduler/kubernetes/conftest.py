@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World, served
 from tests.scheduler.kubernetes.objects import Hand, add, node
 
@@ -17,11 +17,11 @@ def world() -> World:
 
 
 @pytest.fixture
-def cluster(world: World) -> Iterator[Cluster]:
+def cluster(world: World) -> Iterator[KubernetesClient]:
     with served(world) as made:
         yield made
 
 
 @pytest.fixture
-def hand(world: World, cluster: Cluster) -> Hand:
+def hand(world: World, cluster: KubernetesClient) -> Hand:
     return Hand(world, cluster)

@@ -9,7 +9,7 @@ from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Answer, Precondition
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
 
 T0 = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -89,7 +89,7 @@ class Elapsed:
 class Hand:
     """A scheduler that holds the lease, on a world."""
 
-    def __init__(self, world: World, cluster: Cluster, settings: KubernetesSettings = QUICK) -> None:
+    def __init__(self, world: World, cluster: KubernetesClient, settings: KubernetesSettings = QUICK) -> None:
         self.world = world
         self.clock = ManualClock(T0)
         self.elapsed = Elapsed()

@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from predrain.command import app
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.test_scores_reader import record, write
 
@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: Cluster) -> Path:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: KubernetesClient) -> Path:
     monkeypatch.chdir(tmp_path)
     config = {
         "apiVersion": "v1", "kind": "Config", "current-context": "x",

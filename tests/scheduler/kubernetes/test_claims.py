@@ -5,7 +5,7 @@ import pytest
 from policy.fleet import JobView
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.clock import ManualClock
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, pod
 
@@ -37,7 +37,7 @@ def gpus(scheduler: KubernetesScheduler) -> dict[str, list[int]]:
 
 
 @pytest.fixture
-def scheduler(cluster: Cluster) -> KubernetesScheduler:
+def scheduler(cluster: KubernetesClient) -> KubernetesScheduler:
     elapsed = Elapsed()
     return KubernetesScheduler(cluster, ManualClock(T0), QUICK, elapsed=elapsed, sleep=elapsed.sleep)
 

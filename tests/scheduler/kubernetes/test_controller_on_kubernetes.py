@@ -24,7 +24,7 @@ from scheduler.ports.clock import ManualClock
 from scheduler.ports.readings import Switches
 from scheduler.ports.report import RoundReport
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import MEANWHILE, Raw, World, managed, served
 from tests.scheduler.kubernetes.objects import QUICK, T0, Elapsed, add, node, pod
@@ -44,7 +44,7 @@ OURS = "predrain.io/"
 class Fleet:
     """Controllers, one after another, on a world."""
 
-    def __init__(self, cluster: Cluster, world: World, settings: KubernetesSettings = QUICK) -> None:
+    def __init__(self, cluster: KubernetesClient, world: World, settings: KubernetesSettings = QUICK) -> None:
         self.cluster, self.world, self.settings = cluster, world, settings
         self.clock, self.elapsed = ManualClock(T0), Elapsed()
         self.risks, self.values = MemoryRisks(), dict.fromkeys(NAMES, 0.01)

@@ -17,7 +17,7 @@ from scheduler.ports.clock import ManualClock
 from scheduler.ports.protocols import NodeSignal
 from scheduler.ports.readings import Switches
 from scheduler.ports.risks import MemoryFacts, MemoryRisks, Risks
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.cluster import MODEL
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import LASTS, QUICK, T0, Elapsed
@@ -74,7 +74,7 @@ def devices(world: World) -> list[str]:
 class Drains:
     """A controller with device taints on a world."""
 
-    def __init__(self, world: World, cluster: Cluster) -> None:
+    def __init__(self, world: World, cluster: KubernetesClient) -> None:
         self.clock, self.elapsed, self.risks = ManualClock(T0), Elapsed(), MemoryRisks()
         self.scheduler = KubernetesScheduler(cluster, self.clock, ON, elapsed=self.elapsed, sleep=self.elapsed.sleep)
         self.controller = Controller(
@@ -104,7 +104,7 @@ class Drains:
     [("v1alpha3", "v1beta1", "1.33"), ("v1beta2", "v1", "1.36"), ("v1", "v1", "1.37")],
 )
 def test_each_gpu_that_a_hard_mark_is_due_to_is_tainted_in_the_version_that_the_server_offers(
-    world: World, cluster: Cluster, rules: str, slices: str, kubernetes: str
+    world: World, cluster: KubernetesClient, rules: str, slices: str, kubernetes: str
 ) -> None:
     offers(world, rules, slices)
     for path in [path for path in world.objects if "resourceslices" in path]:
@@ -132,7 +132,7 @@ def test_each_gpu_that_a_hard_mark_is_due_to_is_tainted_in_the_version_that_the_
 
 
 def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_none(
-    world: World, cluster: Cluster
+    world: World, cluster: KubernetesClient
 ) -> None:
     offers(world, "v1", "v1")
     drains = Drains(world, cluster)
@@ -160,7 +160,7 @@ def test_a_rehearsal_shows_the_rules_that_would_be_set_and_taken_off_and_sets_no
 
 
 def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_another_rule(
-    world: World, cluster: Cluster
+    world: World, cluster: KubernetesClient
 ) -> None:
     offers(world, "v1", "v1")
     folder = "/apis/resource.k8s.io/v1/devicetaintrules"
@@ -183,7 +183,7 @@ def test_only_what_is_ours_is_taken_off_and_another_gpu_behind_the_name_is_anoth
 
 
 def test_a_server_without_device_taints_is_said_once_and_asked_again_after_a_while(
-    world: World, cluster: Cluster
+    world: World, cluster: KubernetesClient
 ) -> None:
     drains = Drains(world, cluster)
     said = [note for _ in range(3) for note in drains.round(a=0.9).notes if "device" in note]
@@ -194,7 +194,7 @@ def test_a_server_without_device_taints_is_said_once_and_asked_again_after_a_whi
     assert devices(world) == ["n1/gpu-0"], "it was upgraded"
 
 
-def test_what_cannot_be_read_takes_nothing_off_and_fails_nothing_else(world: World, cluster: Cluster) -> None:
+def test_what_cannot_be_read_takes_nothing_off_and_fails_nothing_else(world: World, cluster: KubernetesClient) -> None:
     offers(world, "v1", "v1")
     drains = Drains(world, cluster)
     drains.round(a=0.9)
@@ -211,7 +211,7 @@ def test_what_cannot_be_read_takes_nothing_off_and_fails_nothing_else(world: Wor
 
 
 def test_a_kill_switch_sets_nothing_new_and_a_state_that_was_lost_takes_nothing_off(
-    world: World, cluster: Cluster
+    world: World, cluster: KubernetesClient
 ) -> None:
     offers(world, "v1", "v1")
     drains = Drains(world, cluster)

@@ -13,7 +13,7 @@ from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
 from scheduler.ports.workloads import CheckpointAsk, Fence
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import LASTS, Hand, add, pod
 from tests.telemetry.collect.kubernetes.exec_server import ExecServer, ended, exec_server
@@ -31,13 +31,15 @@ def inside() -> Iterator[ExecServer]:
         yield made
 
 
-def asking(names: list[Raw], world: World, cluster: Cluster, inside: ExecServer) -> tuple[Hand, Checkpoints, list]:
+def asking(
+    names: list[Raw], world: World, cluster: KubernetesClient, inside: ExecServer
+) -> tuple[Hand, Checkpoints, list]:
     for each in names:
         each["status"]["containerStatuses"] = RUNNING
     add(world, *names)
     hand = Hand(world, cluster, SETTINGS)
     workloads = KubernetesWorkloads(hand.scheduler)
-    connection = Cluster(urllib3.PoolManager(), inside.url, dict)
+    connection = KubernetesClient(urllib3.PoolManager(), inside.url, dict)
     hook = PodExecHook(hand.scheduler, connection)
     checkpoints = Checkpoints(workloads, CheckpointSettings(), None, None, hook)
     return hand, checkpoints, list(workloads.on_node("n1"))
@@ -53,7 +55,7 @@ def ask(hand: Hand, checkpoints: Checkpoints, workload: object) -> tuple[str, st
 
 
 def test_the_operators_command_runs_in_the_pod_that_asks_and_its_exit_code_says_how_it_stands(
-    world: World, cluster: Cluster, inside: ExecServer
+    world: World, cluster: KubernetesClient, inside: ExecServer
 ) -> None:
     notes = {"predrain.io/checkpoint": "exec", "predrain.io/checkpoint-command": "rm -rf /"}
     hand, checkpoints, (workload,) = asking([pod("p1", "n1", annotations=notes)], world, cluster, inside)
@@ -70,7 +72,7 @@ def test_the_operators_command_runs_in_the_pod_that_asks_and_its_exit_code_says_
 
 
 def test_without_a_command_in_the_settings_a_pod_that_asks_for_it_is_asked_nothing(
-    world: World, cluster: Cluster
+    world: World, cluster: KubernetesClient
 ) -> None:
     add(world, pod("p1", "n1", annotations={"predrain.io/checkpoint": "exec"}))
     scheduler = KubernetesScheduler(cluster, Hand(world, cluster).clock)
@@ -80,7 +82,7 @@ def test_without_a_command_in_the_settings_a_pod_that_asks_for_it_is_asked_nothi
 
 
 def test_nothing_is_run_in_another_pod_a_stopped_container_or_without_the_lease(
-    world: World, cluster: Cluster, inside: ExecServer
+    world: World, cluster: KubernetesClient, inside: ExecServer
 ) -> None:
     notes = {"predrain.io/checkpoint": "exec"}
     hand, checkpoints, (workload,) = asking([pod("p1", "n1", annotations=notes)], world, cluster, inside)
@@ -101,7 +103,7 @@ def test_nothing_is_run_in_another_pod_a_stopped_container_or_without_the_lease(
 
 
 def test_a_refusal_and_an_unknown_end_are_no_acknowledgement(
-    world: World, cluster: Cluster, inside: ExecServer
+    world: World, cluster: KubernetesClient, inside: ExecServer
 ) -> None:
     notes = {"predrain.io/checkpoint": "exec"}
     hand, checkpoints, (workload,) = asking([pod("p1", "n1", annotations=notes)], world, cluster, inside)

@@ -8,7 +8,7 @@ import pytest
 
 from policy.fleet import Level, NodeView
 from scheduler.kubernetes.settings import KubernetesSettings
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World, managed
 from tests.scheduler.kubernetes.objects import LASTS, QUICK, Hand
 
@@ -19,7 +19,7 @@ OF_THE_LIFECYCLE = {"key": "node.kubernetes.io/unschedulable", "effect": "NoSche
 
 
 @pytest.fixture
-def hand(world: World, cluster: Cluster) -> Hand:
+def hand(world: World, cluster: KubernetesClient) -> Hand:
     world.edit(NODE, by(None))
     return Hand(world, cluster, CORDONS)
 
@@ -110,7 +110,7 @@ def test_a_cordon_is_taken_off_also_where_none_is_asked_for_any_more(world: Worl
 
 
 def test_where_nobody_tells_who_cordons_none_of_ours_could_be_told_and_none_is_made(
-    world: World, cluster: Cluster
+    world: World, cluster: KubernetesClient
 ) -> None:
     hand = Hand(world, cluster, CORDONS)  # a server that tracks no fields
     hand.do("taint")
@@ -127,7 +127,7 @@ def test_a_cordon_of_which_the_writer_is_told_no_more_stays(world: World, hand: 
     assert hand.raw()["spec"]["unschedulable"] is True
 
 
-def test_without_the_setting_nothing_is_cordoned(world: World, cluster: Cluster) -> None:
+def test_without_the_setting_nothing_is_cordoned(world: World, cluster: KubernetesClient) -> None:
     hand = Hand(world, cluster)
     hand.do("taint")
     assert "unschedulable" not in hand.raw()["spec"]

@@ -8,7 +8,7 @@ import pytest
 from scheduler.kubernetes.scheduler import KubernetesScheduler
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import LASTS, QUICK, T0, Elapsed
 
@@ -19,7 +19,9 @@ STATE = "/api/v1/namespaces/predrain/configmaps/predrain-state"
 class Replica:
     """A process with clocks of its own."""
 
-    def __init__(self, cluster: Cluster, name: str, *, skew: timedelta = timedelta(0), waits: bool = False) -> None:
+    def __init__(
+        self, cluster: KubernetesClient, name: str, *, skew: timedelta = timedelta(0), waits: bool = False
+    ) -> None:
         self.name = name
         self.clock = ManualClock(T0 + skew)
         self.elapsed = Elapsed()
@@ -35,7 +37,7 @@ class Replica:
         self.elapsed.now += seconds
 
 
-def test_one_of_two_holds_it_and_prolongs_it(cluster: Cluster, world: World) -> None:
+def test_one_of_two_holds_it_and_prolongs_it(cluster: KubernetesClient, world: World) -> None:
     one, two = Replica(cluster, "one"), Replica(cluster, "two")
     assert one.scheduler.hold_lease("one", LASTS) == T0 + LASTS
     assert not two.take()
@@ -51,7 +53,9 @@ def test_one_of_two_holds_it_and_prolongs_it(cluster: Cluster, world: World) -> 
 
 
 @pytest.mark.parametrize("skew", [timedelta(days=-400), timedelta(0), timedelta(days=400)])
-def test_a_dead_holders_lease_is_over_when_it_stood_unchanged_for_its_time(cluster: Cluster, skew: timedelta) -> None:
+def test_a_dead_holders_lease_is_over_when_it_stood_unchanged_for_its_time(
+    cluster: KubernetesClient, skew: timedelta
+) -> None:
     one, two = Replica(cluster, "one", skew=skew), Replica(cluster, "two")
     assert one.take()
     assert not two.take()
@@ -62,7 +66,7 @@ def test_a_dead_holders_lease_is_over_when_it_stood_unchanged_for_its_time(clust
     assert not one.take(), "it sees that it lost it"
 
 
-def test_a_clock_that_is_set_back_prolongs_nothing(cluster: Cluster) -> None:
+def test_a_clock_that_is_set_back_prolongs_nothing(cluster: KubernetesClient) -> None:
     one = Replica(cluster, "one")
     assert one.take()
     one.clock.move(-timedelta(hours=2))
@@ -74,7 +78,7 @@ def test_a_clock_that_is_set_back_prolongs_nothing(cluster: Cluster) -> None:
     assert one.scheduler.leadership.may_write("one") == "the lease of one has ended", "set forward, it ends sooner"
 
 
-def test_a_lease_that_is_given_back_is_free_at_once(cluster: Cluster) -> None:
+def test_a_lease_that_is_given_back_is_free_at_once(cluster: KubernetesClient) -> None:
     one, two = Replica(cluster, "one"), Replica(cluster, "two")
     assert one.take()
     assert not two.take()
@@ -84,7 +88,7 @@ def test_a_lease_that_is_given_back_is_free_at_once(cluster: Cluster) -> None:
     assert two.take()
 
 
-def test_a_process_of_one_round_waits_until_it_knows(cluster: Cluster) -> None:
+def test_a_process_of_one_round_waits_until_it_knows(cluster: KubernetesClient) -> None:
     assert Replica(cluster, "dead").take()
     once = Replica(cluster, "once", waits=True)
     assert once.take()
@@ -102,7 +106,7 @@ def test_a_process_of_one_round_waits_until_it_knows(cluster: Cluster) -> None:
     assert again.elapsed.now <= 2
 
 
-def test_of_two_that_take_a_free_lease_at_once_one_gets_it(cluster: Cluster) -> None:
+def test_of_two_that_take_a_free_lease_at_once_one_gets_it(cluster: KubernetesClient) -> None:
     replicas = [Replica(cluster, f"r{i}") for i in range(4)]
     gate = threading.Barrier(4)
     held = []
@@ -120,7 +124,7 @@ def test_of_two_that_take_a_free_lease_at_once_one_gets_it(cluster: Cluster) -> 
     assert len(held) == 1
 
 
-def test_a_lease_of_which_nothing_is_known_is_not_held(cluster: Cluster, world: World) -> None:
+def test_a_lease_of_which_nothing_is_known_is_not_held(cluster: KubernetesClient, world: World) -> None:
     one = Replica(cluster, "one")
     world.fail("POST", "leases", 503, times=99)
     with pytest.raises(SchedulerError, match="HTTP 503"):
@@ -134,7 +138,7 @@ def test_a_lease_of_which_nothing_is_known_is_not_held(cluster: Cluster, world: 
     assert one.scheduler.leadership.may_write("one") is not None
 
 
-def test_a_renewal_whose_answer_was_lost_is_known_for_ours(cluster: Cluster, world: World) -> None:
+def test_a_renewal_whose_answer_was_lost_is_known_for_ours(cluster: KubernetesClient, world: World) -> None:
     one = Replica(cluster, "one")
     assert one.take()
     world.fail("PUT", "leases", after=True)
@@ -142,7 +146,9 @@ def test_a_renewal_whose_answer_was_lost_is_known_for_ours(cluster: Cluster, wor
     assert one.scheduler.leadership.may_write("one") is None
 
 
-def test_the_state_is_kept_under_its_version_whatever_people_write_beside_it(cluster: Cluster, world: World) -> None:
+def test_the_state_is_kept_under_its_version_whatever_people_write_beside_it(
+    cluster: KubernetesClient, world: World
+) -> None:
     one, two = Replica(cluster, "one").scheduler, Replica(cluster, "two").scheduler
     empty = one.load_state()
     assert empty.text is None
@@ -157,7 +163,7 @@ def test_the_state_is_kept_under_its_version_whatever_people_write_beside_it(clu
     assert world.objects[STATE]["metadata"]["annotations"] == {"predrain.io/kill": "true"}
 
 
-def test_a_writing_between_reading_and_replacing_is_seen(cluster: Cluster, world: World) -> None:
+def test_a_writing_between_reading_and_replacing_is_seen(cluster: KubernetesClient, world: World) -> None:
     one, two = Replica(cluster, "one").scheduler, Replica(cluster, "two").scheduler
     first = one.save_state("first", one.load_state().version)
     assert first.version is not None
@@ -170,7 +176,7 @@ def test_a_writing_between_reading_and_replacing_is_seen(cluster: Cluster, world
     assert one.load_state().text == "other's"
 
 
-def test_a_state_whose_answer_was_lost_is_known_for_ours(cluster: Cluster, world: World) -> None:
+def test_a_state_whose_answer_was_lost_is_known_for_ours(cluster: KubernetesClient, world: World) -> None:
     one = Replica(cluster, "one").scheduler
     world.fail("POST", "configmaps", after=True)
     first = one.save_state("first", one.load_state().version)
@@ -180,7 +186,7 @@ def test_a_state_whose_answer_was_lost_is_known_for_ours(cluster: Cluster, world
     assert (second.kind, second.version) == ("done", one.load_state().version)
 
 
-def test_a_namespace_that_is_not_there_is_said(cluster: Cluster, world: World) -> None:
+def test_a_namespace_that_is_not_there_is_said(cluster: KubernetesClient, world: World) -> None:
     one = Replica(cluster, "one").scheduler
     world.fail("POST", "configmaps", 404, content={"message": 'namespaces "predrain" not found'})
     answer = one.save_state("first", one.load_state().version)

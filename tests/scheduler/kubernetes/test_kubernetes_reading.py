@@ -7,7 +7,7 @@ import pytest
 from policy.fleet import JobView, Level, NodeView
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, node, pod
 
@@ -28,7 +28,7 @@ def test_nodes_with_gpus_are_the_fleet_and_so_is_what_carries_our_marks(world: W
     assert found["left"].marks.level is Level.PUBLISHED
 
 
-def test_a_selector_narrows_the_fleet_and_never_loses_a_mark(world: World, cluster: Cluster) -> None:
+def test_a_selector_narrows_the_fleet_and_never_loses_a_mark(world: World, cluster: KubernetesClient) -> None:
     add(world, node("n3"))
     world.edit("/api/v1/nodes/n1", lambda each: each["metadata"]["labels"].update(pool="train"))
     world.edit("/api/v1/nodes/n2", lambda each: each["metadata"]["labels"].update({"predrain.io/risk-tier": "high"}))
@@ -111,7 +111,7 @@ def test_an_instant_outside_what_utc_can_tell_is_none(world: World, hand: Hand, 
     assert object_of(JobView, plain_of(job), "job") == job, "as the ledger keeps it"
 
 
-def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: World, cluster: Cluster) -> None:
+def test_gpus_places_and_driver_are_taken_from_annotations_and_labels(world: World, cluster: KubernetesClient) -> None:
     uuid = "GPU-8dcd427f-1f5a-4d61-b2f0-9f4c3b0a0001"
     world.edit("/api/v1/nodes/n1", lambda each: each["metadata"].update(annotations={"predrain.io/gpus": "a-1, a-2"}))
     world.edit(
@@ -142,7 +142,7 @@ def test_where_pods_may_not_be_listed_nothing_is_known_of_the_fleet(world: World
         hand.scheduler.read_fleet()
 
 
-def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cluster: Cluster) -> None:
+def test_without_jobs_no_pod_is_read_and_the_breaker_stays_open(world: World, cluster: KubernetesClient) -> None:
     hand = Hand(world, cluster, replace(QUICK, jobs=False))
     fleet = hand.scheduler.read_fleet()
     assert "jobs are not read" in (fleet.trouble or "")

@@ -10,7 +10,7 @@ from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.kubernetes.workloads import KubernetesWorkloads
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.workloads import CheckpointAsk, CheckpointOffer, Fence, Workload
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from tests.scheduler.kubernetes.api_world import Raw, World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand, add, pod
 
@@ -83,7 +83,7 @@ def test_slurms_own_pods_are_left_to_slurm(world: World, pods: KubernetesWorkloa
     assert the(pods).held == "Slurm runs in it: its jobs leave through Slurm"
 
 
-def test_an_operator_may_let_more_go_or_less(world: World, cluster: Cluster) -> None:
+def test_an_operator_may_let_more_go_or_less(world: World, cluster: KubernetesClient) -> None:
     add(world, pod("a", "n1", owner=None, volumes=volume()), pod("web", "n1", gpus=0))
 
     def with_(settings: KubernetesSettings) -> KubernetesWorkloads:
@@ -93,7 +93,7 @@ def test_an_operator_may_let_more_go_or_less(world: World, cluster: Cluster) -> 
     assert (the(freely).held, the(freely).stays, the(freely, "web").stays) == (None, None, "it has no GPU")
 
 
-def test_a_gpu_pod_whose_containers_have_not_begun_has_to_go_too(world: World, cluster: Cluster) -> None:
+def test_a_gpu_pod_whose_containers_have_not_begun_has_to_go_too(world: World, cluster: KubernetesClient) -> None:
     thing = pod("a", "n1")
     thing["status"] = {"phase": "Pending"}
     add(world, thing)
@@ -132,6 +132,27 @@ def test_a_checkpoint_is_asked_for_once_and_acknowledged_by_its_key(world: World
     assert says(ASK.key) == "acknowledged"
     assert says(json.dumps({"key": ASK.key, "failed": "disk full"})) == "failed"
     assert says(json.dumps({"key": ASK.key, "at": "2026-11-21T12:01:00Z"})) == "acknowledged"
+
+
+def test_without_the_right_to_patch_pods_a_pod_that_asks_by_annotation_is_held_and_the_rest_goes(
+    world: World, hand: Hand
+) -> None:
+    pods = KubernetesWorkloads(hand.scheduler)
+    add(world, pod("a", "n1", annotations={"predrain.io/checkpoint": "annotation"}), pod("b", "n1"))
+    workload = the(pods)
+    world.fail("PATCH", "/pods/a", 403, content={"message": 'cannot patch resource "pods"'})
+    refused = pods.ask_checkpoint(workload, ASK, FENCE)
+    assert refused.kind == "refused"
+    assert "may not patch pods in namespace team: apply deploy/kubernetes/checkpoint-rbac.yaml" in refused.words
+    hand.elapsed.now += 600
+    world.denied.add(("patch", "pods"))
+    assert "may not patch pods in namespace team: apply deploy/kubernetes/checkpoint-rbac.yaml" in (
+        the(pods).held or ""
+    )
+    assert the(pods, "b").held is None
+    world.denied.clear()
+    hand.elapsed.now += 600
+    assert the(pods).held is None, "the right was granted since"
 
 
 def test_an_eviction_is_of_exactly_this_pod_and_is_not_yet_its_end(world: World, pods: KubernetesWorkloads) -> None:

@@ -17,7 +17,7 @@ import pytest
 from policy.fleet import Level, Published
 from policy.plan import Action
 from scheduler.kubernetes.nvsentinel import METHOD, HealthEvents, health_events
-from telemetry.collect.kubernetes.client import Cluster
+from telemetry.collect.kubernetes.client import KubernetesClient
 from telemetry.errors import InputError
 from tests.scheduler.kubernetes.api_world import World
 from tests.scheduler.kubernetes.objects import QUICK, T0, Hand
@@ -98,7 +98,7 @@ def test_it_is_told_when_the_tier_becomes_high_and_when_it_is_no_more(
 
 
 def test_through_the_adapter_the_connector_hears_what_a_rehearsal_showed(
-    world: World, cluster: Cluster, connector: Connector
+    world: World, cluster: KubernetesClient, connector: Connector
 ) -> None:
     hand = Hand(world, cluster, replace(QUICK, nvsentinel_socket=str(connector.path)))
     reading = hand.scheduler.revalidate("n1")
@@ -131,7 +131,7 @@ def test_a_connector_that_refuses_or_hangs_is_told_and_left_alone_for_a_while(
 
 
 def test_what_is_not_there_or_speaks_something_else_fails_nothing_else(
-    world: World, cluster: Cluster, tmp_path: Path
+    world: World, cluster: KubernetesClient, tmp_path: Path
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as rubbish:
         rubbish.bind(str(tmp_path / "rubbish.sock"))

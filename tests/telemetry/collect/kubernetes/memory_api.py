@@ -6,7 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
 
 NODES, PODS, EVENTS = "/api/v1/nodes", "/api/v1/pods", "/api/v1/events"
 
@@ -51,7 +51,7 @@ class MemoryApi:
             raise Refused(404, f"{path} not found")
         return self.objects[(folder, name)]
 
-    def pages(self, path: str, params: Mapping[str, str] | None = None) -> Iterator[Object]:
+    def pages(self, path: str, params: Mapping[str, str] | None = None, page_size: int = 0) -> Iterator[Object]:
         self._maybe_fail(path)
         items = [item for (place, _), item in sorted(self.objects.items()) if place == path]
         version = str(self.version)

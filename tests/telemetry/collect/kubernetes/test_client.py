@@ -6,6 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ import pytest
 import urllib3
 import yaml
 
-from telemetry.collect.kubernetes.client import Cluster, Refused, Unreachable, connect
+from telemetry.collect.kubernetes.api import ClientLimits, Refused, Unreachable
+from telemetry.collect.kubernetes.client import KubernetesClient, TokenBucket, connect
 from telemetry.errors import InputError
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
@@ -63,10 +65,12 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
-            def do_GET(self) -> None:
+            def handle_request(self) -> None:
                 outer.paths.append(self.path)
                 outer.tokens.append(self.headers.get("Authorization"))
                 outer.answers.pop(0)(self)
+
+            do_GET = do_PUT = handle_request
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -89,26 +93,25 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def pauses() -> list[float]:
-    return []
-
-
-@pytest.fixture
-def cluster(server: Server, pauses: list[float]) -> Iterator[Cluster]:
+def cluster(server: Server) -> Iterator[KubernetesClient]:
     count = iter(range(100))
+    limits = ClientLimits(read_timeout_s=2.0, retry_timeout_s=20.0)
     with urllib3.PoolManager() as pool:
-        made = Cluster(
-            pool,
-            server.url,
-            lambda: {"Authorization": f"Bearer t{next(count)}"},
-            request_timeout_s=2.0,
-            sleep=pauses.append,
-        )
+        made = KubernetesClient(pool, server.url, lambda: {"Authorization": f"Bearer t{next(count)}"}, limits=limits)
         yield made
         made.close()
 
 
-def test_what_may_pass_is_tried_again_with_a_fresh_token(server: Server, cluster: Cluster, pauses: list[float]) -> None:
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    made: list[float] = []
+    monkeypatch.setattr("tenacity.nap.time.sleep", made.append)
+    return made
+
+
+def test_what_may_pass_is_tried_again_with_a_fresh_token(
+    server: Server, cluster: KubernetesClient, pauses: list[float]
+) -> None:
     server.answers = [
         say(429, {"message": "slow"}, {"Retry-After": "3"}),
         say(503, b"<html>"),
@@ -118,29 +121,41 @@ def test_what_may_pass_is_tried_again_with_a_fresh_token(server: Server, cluster
     ]
     assert cluster.get("/x") == {"a": 1}
     assert pauses[0] == 3.0
-    assert all(0 < pause <= 20 for pause in pauses)
+    assert all(0 < pause <= 5 for pause in pauses)
     assert len(pauses) == 4
     assert server.tokens == [f"Bearer t{n}" for n in range(5)]
 
 
-def test_what_does_not_pass_is_not_tried_again(server: Server, cluster: Cluster, pauses: list[float]) -> None:
+def test_what_does_not_pass_is_not_tried_again(server: Server, cluster: KubernetesClient, pauses: list[float]) -> None:
     server.answers = [say(403, {"message": "not you"})]
     with pytest.raises(Refused, match="HTTP 403: not you"):
         cluster.get("/x")
     assert pauses == []
-    server.answers = [say(500, {"message": "ill"})] * 5
-    with pytest.raises(Refused, match="HTTP 500: ill"):
-        cluster.get("/x")
     server.answers = [say(302, b"", {"Location": "http://127.0.0.1:1/"})]
     with pytest.raises(Refused, match="HTTP 302"):
         cluster.get("/x")
-
-
-def test_a_server_that_is_not_there(cluster: Cluster, server: Server, pauses: list[float]) -> None:
-    server.close()
-    with pytest.raises(Unreachable, match="cannot be reached"):
+    server.answers = [say(429, {"message": "slow"}, {"Retry-After": "30"})]
+    with pytest.raises(Unreachable, match="HTTP 429: slow"):
+        cluster.get("/x")
+    assert pauses == [], "a wait that is longer than the time that is left is not waited"
+    server.answers = [say(500, {"message": "ill"})] * 5
+    with pytest.raises(Unreachable, match="GET /x: HTTP 500: ill"):
         cluster.get("/x")
     assert len(pauses) == 4
+
+
+def test_a_request_that_did_not_leave_is_told_from_one_without_an_answer(
+    cluster: KubernetesClient, server: Server, pauses: list[float]
+) -> None:
+    server.answers = [say(200, {"a": 1}, cut=3)] * 5
+    with pytest.raises(Unreachable, match="the answer was cut") as error:
+        cluster.request("PUT", "/x", body={})
+    assert error.value.sent
+    server.close()
+    with pytest.raises(Unreachable, match="cannot be reached") as error:
+        cluster.request("PUT", "/x", body={})
+    assert not error.value.sent
+    assert len(pauses) == 8
 
 
 def test_credentials_that_fail_for_a_while_are_asked_for_again(server: Server, pauses: list[float]) -> None:
@@ -153,11 +168,11 @@ def test_credentials_that_fail_for_a_while_are_asked_for_again(server: Server, p
 
     server.answers = [say(200, {"a": 1})]
     with urllib3.PoolManager() as pool:
-        assert Cluster(pool, server.url, headers, sleep=pauses.append).get("/x") == {"a": 1}
+        assert KubernetesClient(pool, server.url, headers).get("/x") == {"a": 1}
     assert len(pauses) == 1
 
 
-def test_pages_are_followed_to_the_end(server: Server, cluster: Cluster) -> None:
+def test_pages_are_followed_to_the_end(server: Server, cluster: KubernetesClient) -> None:
     server.answers = [
         say(200, {"items": [1], "metadata": {"continue": "a b", "resourceVersion": "7"}}),
         say(200, {"items": [2], "metadata": {"resourceVersion": "7"}}),
@@ -170,14 +185,14 @@ def test_pages_are_followed_to_the_end(server: Server, cluster: Cluster) -> None
     ]
 
 
-def test_a_watch_is_read_line_by_line_however_it_is_cut(server: Server, cluster: Cluster) -> None:
+def test_a_watch_is_read_line_by_line_however_it_is_cut(server: Server, cluster: KubernetesClient) -> None:
     server.answers = [stream(b'{"type": "ADDED"', b', "object": {}}\n{"ty', b'pe": "DELETED"}\n\n')]
     assert [event["type"] for event in cluster.watch("/w", None, "5")] == ["ADDED", "DELETED"]
     assert "resourceVersion=5" in server.paths[0]
     assert "allowWatchBookmarks=true" in server.paths[0]
 
 
-def test_a_watch_that_is_cut_says_so(server: Server, cluster: Cluster) -> None:
+def test_a_watch_that_is_cut_says_so(server: Server, cluster: KubernetesClient) -> None:
     server.answers = [stream(b'{"type": "ADDED"}\n', finish=False)]
     watch = cluster.watch("/w", None, "5")
     assert next(watch)["type"] == "ADDED"
@@ -191,7 +206,7 @@ def test_a_watch_that_is_cut_says_so(server: Server, cluster: Cluster) -> None:
         list(cluster.watch("/w", None, "5"))
 
 
-def test_a_silent_watch_ends(server: Server, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_watch_ends(server: Server, cluster: KubernetesClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("telemetry.collect.kubernetes.client.IDLE_S", 0.2)
     hold = threading.Event()
     server.answers = [stream(b'{"type": "ADDED"}\n', hold=hold)]
@@ -199,7 +214,7 @@ def test_a_silent_watch_ends(server: Server, cluster: Cluster, monkeypatch: pyte
     hold.set()
 
 
-def test_closing_ends_a_watch_in_another_thread(server: Server, cluster: Cluster) -> None:
+def test_closing_ends_a_watch_in_another_thread(server: Server, cluster: KubernetesClient) -> None:
     hold, heard = threading.Event(), threading.Event()
     server.answers = [stream(b'{"type": "ADDED"}\n', hold=hold)]
     ends: list[str] = []
@@ -277,20 +292,30 @@ def drip(handler: BaseHTTPRequestHandler) -> None:
 
 @pytest.mark.parametrize("before", [0, 10])
 def test_a_server_that_drips_its_answer_holds_nobody_beyond_the_time_for_all_of_it(
-    server: Server, cluster: Cluster, before: int
+    server: Server, cluster: KubernetesClient, before: int
 ) -> None:
     """In the headers of the answer, or in its body."""
     server.answers += [drip]
     began = time.monotonic()
-    with pytest.raises(Unreachable, match=r"/api/v1/nodes: timed out: the answer was not whole after"):
-        cluster.send("GET", "/api/v1/nodes", read_s=1.0, total_s=0.3 + before / 10)
+    with pytest.raises(Unreachable, match=r"/api/v1/nodes: timed out: the answer was not complete in time"):
+        cluster.request("GET", "/api/v1/nodes", timeout=timedelta(seconds=0.3 + before / 10))
     assert time.monotonic() - began < 3.0
     server.answers += [say(200, {"items": []})]
-    assert cluster.send("GET", "/x", total_s=2.0).status == 200, "and the next one has a connection of its own"
+    assert cluster.get("/x") == {"items": []}, "and the next one has a connection of its own"
 
 
-def test_what_was_in_time_is_left_alone_at_its_deadline(server: Server, cluster: Cluster) -> None:
-    for _ in range(2):
-        server.answers += [say(200, {})]
-        assert cluster.send("GET", "/x", total_s=0.05).status == 200
-        time.sleep(0.1)
+def test_requests_are_held_to_their_rate_after_a_burst() -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    bucket = TokenBucket(10.0, 5, lambda: now, sleep)
+    assert [bucket.take() for _ in range(5)] == [0.0] * 5
+    for _ in range(20):
+        bucket.take()
+    assert now == pytest.approx(2.0)
+    now += 100
+    assert [bucket.take() for _ in range(5)] == [0.0] * 5
+    assert bucket.take() > 0

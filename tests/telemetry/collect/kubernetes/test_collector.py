@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.collect.kubernetes.client import Refused, Unreachable
+from telemetry.collect.kubernetes.api import Refused, Unreachable
 from telemetry.collect.kubernetes.collector import KubernetesCollector, Scope
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.errors import InputError

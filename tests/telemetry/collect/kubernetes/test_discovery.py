@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
 from telemetry.collect.kubernetes.discovery import endpoints_targets, service_targets, slice_targets
 from telemetry.errors import InputError
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from telemetry.collect.kubernetes.client import Object, Refused, Unreachable
-from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_all
+from telemetry.collect.kubernetes.api import Object, Refused, Unreachable
+from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_resource
 from tests.telemetry.collect.kubernetes.memory_api import CUT, NODES, MemoryApi
 from tests.telemetry.collect.kubernetes.objects import NOW
 
@@ -67,7 +67,7 @@ def test_a_listing_is_put_together_from_its_pages() -> None:
     api = MemoryApi()
     for number in range(5):
         api.put(NODES, item(f"n{number}", number))
-    change = list_all(api, RESOURCE, clock)
+    change = list_resource(api, RESOURCE, clock)
     assert (change.kind, len(change.objects), change.version, change.at) == ("listed", 5, str(api.version), NOW)
 
 
@@ -75,10 +75,10 @@ def test_a_listing_that_the_server_forgot_is_begun_again() -> None:
     api = MemoryApi()
     api.put(NODES, item("n", 1))
     api.failures = [Refused(410, "expired")]
-    assert len(list_all(api, RESOURCE, clock).objects) == 1
+    assert len(list_resource(api, RESOURCE, clock).objects) == 1
     api.failures = [Refused(410, "expired")] * 3
     with pytest.raises(Refused, match="expired"):
-        list_all(api, RESOURCE, clock)
+        list_resource(api, RESOURCE, clock)
 
 
 def test_changes_come_once_each_and_bookmarks_move_on() -> None:

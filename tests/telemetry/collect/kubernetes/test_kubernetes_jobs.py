@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.collect.kubernetes.api import Refused
 from telemetry.collect.kubernetes.claims import ClaimBook, gpus_of
-from telemetry.collect.kubernetes.client import Refused
 from telemetry.collect.kubernetes.jobs import JobBook, PodRun, pod_run
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.milliseconds import to_ms

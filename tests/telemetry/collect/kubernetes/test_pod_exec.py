@@ -9,8 +9,9 @@ import pytest
 import urllib3
 from aiohttp import web
 
-from telemetry.collect.kubernetes.client import Cluster, NotSent, Refused, Unreachable
-from telemetry.collect.kubernetes.executing import KEPT_BYTES, Executed
+from telemetry.collect.kubernetes.api import Refused, Unreachable
+from telemetry.collect.kubernetes.client import KubernetesClient
+from telemetry.collect.kubernetes.pod_exec import KEPT_BYTES, Executed
 from tests.telemetry.collect.kubernetes.exec_server import ExecServer, ended, exec_server
 
 PATH = "/api/v1/namespaces/team/pods/p1/exec"
@@ -22,10 +23,10 @@ def server() -> Iterator[ExecServer]:
         yield made
 
 
-def run(server: ExecServer, *command: str, total_s: float = 5.0) -> Executed:
+def run(server: ExecServer, *command: str, timeout_s: float = 5.0) -> Executed:
     with urllib3.PoolManager() as pool:
-        cluster = Cluster(pool, server.url, lambda: {"Authorization": "Bearer t"})
-        return cluster.execute(PATH, command or ("true",), "main", total_s=total_s)
+        cluster = KubernetesClient(pool, server.url, lambda: {"Authorization": "Bearer t"})
+        return cluster.execute(PATH, command or ("true",), "main", timeout_s=timeout_s)
 
 
 def test_a_command_runs_word_by_word_and_tells_its_exit_code_and_output(server: ExecServer) -> None:
@@ -37,7 +38,7 @@ def test_a_command_runs_word_by_word_and_tells_its_exit_code_and_output(server: 
     }  # fmt: skip
     assert run(server).code == 75
     failed = run(server)
-    assert (failed.code, failed.stderr, failed.words) == (
+    assert (failed.code, failed.stderr, failed.message) == (
         3, b"no", "command terminated with non-zero exit code: exit status 3",
     )  # fmt: skip
 
@@ -95,7 +96,7 @@ def test_a_command_that_does_not_end_is_left_in_time(server: ExecServer, script:
     server.scripts = [script]  # type: ignore[list-item]
     began = time.monotonic()
     with pytest.raises(Unreachable, match=r"timed out: the command did not end within 0\.3 s"):
-        run(server, total_s=0.3)
+        run(server, timeout_s=0.3)
     assert time.monotonic() - began < 1.5
 
 
@@ -104,12 +105,13 @@ def test_no_exit_code_is_no_success(server: ExecServer) -> None:
     with pytest.raises(Unreachable, match="ended before the command's exit code was told"):
         run(server)
     found = run(server)
-    assert (found.code, found.words) == (None, "container not found")
+    assert (found.code, found.message) == (None, "container not found")
     assert run(server).code is None
 
 
 def test_a_server_that_is_not_there_was_sent_nothing() -> None:
     nowhere = ExecServer()
     nowhere.url = "http://127.0.0.1:1"
-    with pytest.raises(NotSent):
+    with pytest.raises(Unreachable) as error:
         run(nowhere)
+    assert not error.value.sent

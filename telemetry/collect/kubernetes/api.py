@@ -1,0 +1,163 @@
+"""What collectors and the scheduler ask of a Kubernetes API server, and how it may answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol, TypeVar
+
+from telemetry.milliseconds import to_ms
+
+Object = Mapping[str, Any]
+"""One object of the API, as its JSON says."""
+
+PAGE_SIZE: Final = 500
+"""Objects a page of a listing, as kubectl asks for."""
+
+CLAIM_VERSIONS: Final = ("v1", "v1beta2", "v1beta1")
+"""Versions of ``resource.k8s.io`` with resource claims, newest first."""
+
+_GONE: Final = 410
+_LISTINGS: Final = 3
+_MAX_MESSAGE: Final = 500
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLimits:
+    """Bounds of a client's requests; ``retry_timeout_s`` and ``attempts`` (None: any number) are for one request."""
+
+    requests_per_second: float = 200.0
+    burst: int = 200
+    connect_timeout_s: float = 10.0
+    read_timeout_s: float = 30.0
+    retry_timeout_s: float = 60.0
+    attempts: int | None = 5
+
+
+DEFAULT_LIMITS: Final = ClientLimits()
+
+
+class Refused(Exception):
+    """An answer of the server that is no success, and that waiting does not change."""
+
+    def __init__(self, status: int, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(status, message)
+        self.status = status
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"HTTP {self.status}: {self.message}"
+
+
+class Unreachable(Exception):
+    """No answer that says whether the request was carried out; ``sent`` False: nothing of it reached the server."""
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """An answer of the server, success or not; ``content`` is empty where it sent no JSON object."""
+
+    status: int
+    content: Object
+    retry_after_s: float | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is a success."""
+        return 200 <= self.status < 300
+
+    @property
+    def message(self) -> str:
+        """What the server says about it."""
+        return str(self.content.get("message") or "no message")[:_MAX_MESSAGE]
+
+    @property
+    def problem(self) -> str:
+        """Status and message, for people."""
+        return f"HTTP {self.status}: {self.message}"
+
+    @property
+    def causes(self) -> tuple[Object, ...]:
+        """The causes in the details of a failure."""
+        details = self.content.get("details")
+        causes = details.get("causes") if isinstance(details, dict) else None
+        return tuple(cause for cause in causes or () if isinstance(cause, dict))
+
+
+class Api(Protocol):
+    """What collectors ask of a server; tests have an in-memory one."""
+
+    name: str
+    """Host and port of the server."""
+
+    def get(self, path: str, params: Mapping[str, str] | None = None) -> Object:
+        """Read one object."""
+        ...
+
+    def pages(self, path: str, params: Mapping[str, str] | None = None, page_size: int = PAGE_SIZE) -> Iterator[Object]:
+        """List page by page; a ``page_size`` of 0 asks for everything in one page."""
+        ...
+
+    def watch(self, path: str, params: Mapping[str, str] | None, version: str) -> Iterator[Object]:
+        """Yield the changes after a version."""
+        ...
+
+    def close(self) -> None:
+        """End all requests."""
+        ...
+
+
+def list_all(
+    api: Api, path: str, params: Mapping[str, str], view: Callable[[Object], T | None], page_size: int = PAGE_SIZE
+) -> tuple[list[T], str]:
+    """List objects page by page, and keep of each what ``view`` makes of it (None: nothing).
+
+    Returns the views and the listing's resourceVersion. A listing that the server forgets between two pages (410) is
+    begun again, three times.
+    """
+    for attempt in range(1, _LISTINGS + 1):
+        kept: list[T] = []
+        version = ""
+        try:
+            for page in api.pages(path, params, page_size):
+                version = str(page["metadata"]["resourceVersion"])
+                kept += [made for item in page.get("items") or () if (made := view(item)) is not None]
+        except Refused as refused:
+            if refused.status != _GONE:
+                raise
+            if attempt == _LISTINGS:
+                raise Refused(_GONE, f"the listing expired {_LISTINGS} times before its last page") from refused
+            continue
+        return kept, version
+    raise AssertionError("unreachable")
+
+
+def is_named(content: Object, name: str) -> bool:
+    """Whether an answer is the object of this name; a proxy may answer with something else."""
+    metadata = content.get("metadata")
+    return isinstance(metadata, dict) and metadata.get("name") == name
+
+
+def timestamp_ms(text: Any) -> int | None:
+    """Return an RFC 3339 instant as milliseconds since 1970 UTC.
+
+    None where there is none, where it is the zero instant that Go writes for none, and where it lies outside the years
+    that UTC can tell: anybody may write an annotation.
+    """
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        when = datetime.fromisoformat(text)
+        when = when.replace(tzinfo=UTC) if when.tzinfo is None else when.astimezone(UTC)
+    except (ValueError, OverflowError):
+        return None
+    ms = to_ms(when)
+    return ms if ms > 0 else None

@@ -13,7 +13,7 @@ from features.wording import percent
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class FleetPercentile:
     """One feature's value among all units at one decision time.
 
     ``low``, ``median``, ``high``: first percentile, median and 99th percentile of the known values; NaN where no unit
@@ -32,7 +32,7 @@ class Standing:
     units: int
 
     @classmethod
-    def of(cls, fleet: NDArray[np.float32], value: float) -> Standing:
+    def of(cls, fleet: NDArray[np.float32], value: float) -> FleetPercentile:
         """Place a value among those of the fleet, shape (n_units,), the unit's own among them; NaN: unknown."""
         known = fleet[~np.isnan(fleet)]
         # percentiles that a unit has: half an error is none
@@ -51,7 +51,7 @@ class Standing:
         )
 
 
-def describe_standing(column: FeatureColumn, value: float, standing: Standing, noun: str = "GPUs") -> str:
+def describe_percentile(column: FeatureColumn, value: float, position: FleetPercentile, noun: str = "GPUs") -> str:
     """Say where a value stands.
 
     ``value``: the value; NaN: unknown.
@@ -59,23 +59,23 @@ def describe_standing(column: FeatureColumn, value: float, standing: Standing, n
     Examples
     --------
     >>> rise = FeatureColumn.of("telemetry", "ecc_sbe_volatile_total", "rise", unit="errors")
-    >>> describe_standing(rise, 17700.0, Standing(0.0, 0.0, 2.0, 0, 1999, 1, 2000, 2000))
+    >>> describe_percentile(rise, 17700.0, FleetPercentile(0.0, 0.0, 2.0, 0, 1999, 1, 2000, 2000))
     'fleet at that time: median 0, 99th percentile 2; the highest of 2,000 GPUs'
     """
-    if math.isnan(value) or column.categories or column.unit == "bool" or standing.known == 0:
-        return f"as of {percent(standing.same / max(standing.units, 1))} of the fleet at that time"
-    middle = f"fleet at that time: median {amount(column, standing.median)}"
-    if value == standing.median:
+    if math.isnan(value) or column.categories or column.unit == "bool" or position.known == 0:
+        return f"as of {percent(position.same / max(position.units, 1))} of the fleet at that time"
+    middle = f"fleet at that time: median {amount(column, position.median)}"
+    if value == position.median:
         return f"{middle}, the same"
-    high = value > standing.median
-    edge = f"{'99th' if high else '1st'} percentile {amount(column, standing.high if high else standing.low)}"
-    others = (standing.above if high else standing.below) + standing.same - 1
+    high = value > position.median
+    edge = f"{'99th' if high else '1st'} percentile {amount(column, position.high if high else position.low)}"
+    others = (position.above if high else position.below) + position.same - 1
     word = "highest" if high else "lowest"
     if others <= 0:
-        place = f"the {word} of {standing.known:,} {noun}"
-    elif others < standing.known / 100:
-        place = f"among the {others + 1:,} {word} of {standing.known:,} {noun}"
+        place = f"the {word} of {position.known:,} {noun}"
+    elif others < position.known / 100:
+        place = f"among the {others + 1:,} {word} of {position.known:,} {noun}"
     else:
-        beaten = (standing.below if high else standing.above) / standing.known
-        place = f"{'higher' if high else 'lower'} than {percent(beaten)} of {standing.known:,} {noun}"
+        beaten = (position.below if high else position.above) / position.known
+        place = f"{'higher' if high else 'lower'} than {percent(beaten)} of {position.known:,} {noun}"
     return f"{middle}, {edge}; {place}"

@@ -73,7 +73,7 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
-class Stays:
+class Installations:
     """An inventory as arrays, one entry a stay, sorted by (unit, installed_at).
 
     ``units``: distinct unit names, sorted; a unit's code is its position here.
@@ -91,7 +91,7 @@ class Stays:
     gpu: NDArray[np.object_]
 
     @classmethod
-    def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> Stays:
+    def of(cls, inventory: pd.DataFrame, *, as_of_ms: int = NEVER) -> Installations:
         """Read an inventory as it was known at a time: later stays are absent, later removals have not happened."""
         names = units_of(inventory)
         if absent(names).any():
@@ -124,7 +124,7 @@ class Stays:
         return pd.Index(self.units, dtype=object).get_indexer(pd.Index(names, dtype=object)).astype(np.int64)
 
     def timeline(self) -> Timeline:
-        """Stays by (unit, installed)."""
+        """Installations by (unit, installed)."""
         return Timeline(self.unit, self.installed, len(self.units))
 
     def leaves(self) -> tuple[Int64Array, Int64Array]:

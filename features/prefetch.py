@@ -11,7 +11,7 @@ T = TypeVar("T")
 _END: Any = object()
 
 
-def ahead(items: Iterable[T]) -> Iterator[T]:
+def prefetch(items: Iterable[T]) -> Iterator[T]:
     """Give the same items, each made by a thread of its own while the one before it is in use.
 
     What makes them should leave Python's lock alone for the most part, as Arrow and compiled kernels do. One item more

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from features.fleet_percentile import Standing, describe_standing
+from features.fleet_percentile import FleetPercentile, describe_percentile
 from features.vocabulary import FeatureColumn, describe
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
@@ -193,7 +193,7 @@ def largest(
         column, value = telling.columns[at], float(row[at])
         text = describe(column, value)
         if fleet is not None:
-            text += f" ({describe_standing(column, value, Standing.of(fleet[:, at], value), noun)})"
+            text += f" ({describe_percentile(column, value, FleetPercentile.of(fleet[:, at], value), noun)})"
         names = tuple(telling.columns[int(each)].name for each in own)
         found.append(Reason(column.name, value, float(sums[key]), text, names))
     return tuple(found), float(sums.clip(min=0).sum())

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from features.config import FAILURE_CLASSES, FeatureSection, LabelSection, Scope
 from features.groups.history_kernel import sweep_history
-from features.installations import Stays
+from features.installations import Installations
 from features.labels.evidence import Facts, Record, xid_classes
 from features.labels.incidents import known_onsets
 from features.times import (
@@ -153,7 +153,7 @@ class History:
 
     columns: list[FeatureColumn]
     _scopes: list[_ScopeEvents]
-    _stays: Stays
+    _stays: Installations
     _codes: int
     _windows: Int64Array
 
@@ -277,7 +277,7 @@ def _kinds(facts: Facts, labels: LabelSection) -> NDArray[np.uint32]:
     return kinds
 
 
-def _slots(stays: Stays) -> NDArray[np.object_]:
+def _slots(stays: Installations) -> NDArray[np.object_]:
     """Name of the position of each stay; None where the inventory gives no slot."""
     # Node names hold no line feed, so that no two positions share a name.
     named = [None if slot is None else f"{node}\n{slot}" for node, slot in zip(stays.node, stays.slot, strict=True)]
@@ -291,7 +291,7 @@ def _entities(
     units: NDArray[np.object_],
     unit: Int64Array,
     node: NDArray[np.object_],
-    stays: Stays,
+    stays: Installations,
     stay: Int64Array,
 ) -> NDArray[np.object_]:
     """Name of what each event belongs to in a scope; None: nothing."""

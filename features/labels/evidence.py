@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from features.config import FAILURE_CLASSES, LabelSection
 from features.errors import InputError
-from features.installations import Stays
+from features.installations import Installations
 from features.times import (
     NEVER,
     BoolArray,
@@ -61,7 +61,7 @@ class Facts:
     """Events as arrays, one entry an event, in a fixed order that depends on their content only.
 
     ``time``, ``known``: when it happened and from when it is known (ms); nothing is known before it happened.
-    ``unit``: unit code (see :class:`features.times.Stays`); -1 for a whole node of GPUs and for unknown devices.
+    ``unit``: unit code (see :mod:`features.installations`); -1 for a whole node of GPUs and for unknown devices.
     ``node_wide``: the event names a node and no GPU.
     ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
     ``xid``: XID number of ``xid`` events, -1 for every other event.
@@ -82,7 +82,7 @@ class Facts:
     count: Int64Array
 
     @classmethod
-    def of(cls, events: pd.DataFrame, stays: Stays, *, as_of_ms: int = NEVER) -> Facts:
+    def of(cls, events: pd.DataFrame, stays: Installations, *, as_of_ms: int = NEVER) -> Facts:
         """Read events, leaving out those not known at ``as_of_ms``.
 
         Raises ``InputError`` if an event has no time or no known-at time.
@@ -151,7 +151,7 @@ class Facts:
             out[i] = outcome is passed
         return out
 
-    def at_units(self, chosen: BoolArray, stays: Stays) -> tuple[Int64Array, Int64Array]:
+    def at_units(self, chosen: BoolArray, stays: Installations) -> tuple[Int64Array, Int64Array]:
         """Pairs (position of the fact, unit code); a fact about a node of GPUs stands once for each GPU then on it."""
         direct = np.flatnonzero(chosen & (self.unit >= 0))
         wide = np.flatnonzero(chosen & self.node_wide)
@@ -209,7 +209,7 @@ def xid_classes(labels: LabelSection) -> dict[int, int]:
     return table
 
 
-def gather(facts: Facts, stays: Stays, labels: LabelSection) -> dict[int, UnitEvidence]:
+def gather(facts: Facts, stays: Installations, labels: LabelSection) -> dict[int, UnitEvidence]:
     """Collect the evidence of every unit that has any label-worthy event, by unit code in ascending order."""
     table = xid_classes(labels)
     classes = {folded(code): FAILURE_CLASSES.index(name) for code, name in labels.classes.items()}
@@ -261,21 +261,21 @@ class Record:
     ``evidence``: from :func:`gather`.
     """
 
-    stays: Stays
+    stays: Installations
     facts: Facts
     evidence: Mapping[int, UnitEvidence]
 
     @classmethod
     def of(cls, events: pd.DataFrame, inventory: pd.DataFrame, labels: LabelSection) -> Record:
         """Read events and inventory as a dataset holds them."""
-        stays = Stays.of(inventory)
+        stays = Installations.of(inventory)
         facts = Facts.of(events, stays)
         return cls(stays, facts, gather(facts, stays, labels))
 
 
 def _collect_ends(
     facts: Facts,
-    stays: Stays,
+    stays: Installations,
     out: Mapping[int, UnitEvidence],
     confirmers: dict[int, list[tuple[int, int]]],
 ) -> None:

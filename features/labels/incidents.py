@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from features.config import FAILURE_CLASSES, LabelSection
-from features.installations import Stays
+from features.installations import Installations
 from features.labels.evidence import (
     Facts,
     Record,
@@ -69,7 +69,7 @@ def find_incidents(
     overlap.
     """
     as_of_ms = instant_ms(as_of)
-    stays = Stays.of(inventory, as_of_ms=as_of_ms)
+    stays = Installations.of(inventory, as_of_ms=as_of_ms)
     facts = Facts.of(events, stays, as_of_ms=as_of_ms)
     seen_until = min(as_of_ms, instant_ms(data_end))
     if seen_until == NEVER:
@@ -229,14 +229,14 @@ def _openings(evidence: UnitEvidence, labels: LabelSection) -> list[Sign]:
     return openings
 
 
-def _gpus(stays: Stays) -> np.ndarray:
+def _gpus(stays: Installations) -> np.ndarray:
     """GPU name of each unit code; None where the unit is a node."""
     gpu = np.full(len(stays.units), None, dtype=object)
     gpu[stays.unit] = stays.gpu
     return gpu
 
 
-def _incident_frame(found: list[tuple[int, int, int, int, Sign]], stays: Stays) -> pd.DataFrame:
+def _incident_frame(found: list[tuple[int, int, int, int, Sign]], stays: Installations) -> pd.DataFrame:
     unit = np.asarray([row[1] for row in found], dtype=np.int64)
     names = stays.units[unit] if found else np.zeros(0, dtype=object)
     gpu = _gpus(stays)[unit] if found else np.zeros(0, dtype=object)

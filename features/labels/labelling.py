@@ -9,7 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from features.config import LabelSection
-from features.installations import Stays, Timeline
+from features.installations import Installations, Timeline
 from features.labels.evidence import Facts
 from features.times import (
     NEVER,
@@ -57,7 +57,7 @@ def label_rows(
     ``failure_class`` of the incident that makes a label 1 (else null), ``complete_at`` (t + gap + horizon).
     """
     as_of_ms = instant_ms(as_of)
-    stays = Stays.of(inventory, as_of_ms=as_of_ms)
+    stays = Installations.of(inventory, as_of_ms=as_of_ms)
     decided = milliseconds(rows["decision_time"], "decision_time")
     position, names = unit_positions(rows) if units is None else units
     unit = stays.codes(names)[position] if len(names) else np.zeros(0, dtype=np.int64)
@@ -117,7 +117,7 @@ class _Onsets:
         self.timeline = Timeline(unit, start, units)
 
     @classmethod
-    def of(cls, incidents: pd.DataFrame, stays: Stays) -> _Onsets:
+    def of(cls, incidents: pd.DataFrame, stays: Installations) -> _Onsets:
         unit = stays.codes(text(incidents["unit"]))
         start = milliseconds(incidents["start"], "start")
         end = milliseconds(incidents["end"], "end")
@@ -130,13 +130,13 @@ class _Onsets:
         return np.append(self.end, -NEVER)[self.timeline.last(unit, time)]
 
 
-def _next_leave(stays: Stays, unit: Int64Array, time: Int64Array) -> Int64Array:
+def _next_leave(stays: Installations, unit: Int64Array, time: Int64Array) -> Int64Array:
     leaver, left = stays.leaves()
     return np.append(left, NEVER)[Timeline(leaver, left, len(stays.units)).next(unit, time)]
 
 
 def _drained_by_us(
-    facts: Facts, stays: Stays, onset: _Onsets, unit: Int64Array, decided: Int64Array, complete: Int64Array
+    facts: Facts, stays: Installations, onset: _Onsets, unit: Int64Array, decided: Int64Array, complete: Int64Array
 ) -> BoolArray:
     """Rows whose outcome our own drain hides."""
     position, drained = facts.at_units(facts.drains() & facts.own(), stays)
@@ -165,7 +165,7 @@ class _Moments:
 
     __slots__ = ("timeline", "times")
 
-    def __init__(self, facts: Facts, chosen: BoolArray, stays: Stays, onset: _Onsets) -> None:
+    def __init__(self, facts: Facts, chosen: BoolArray, stays: Installations, onset: _Onsets) -> None:
         position, unit = facts.at_units(chosen, stays)
         unit, time = np.r_[unit, onset.unit], np.r_[facts.time[position], onset.start]
         order = np.lexsort((time, unit))

@@ -141,7 +141,7 @@ def first_other_row(
     """Return an instant before which nothing was known that is different now: rows until then are the same.
 
     ``delay``: ``features.delay``.
-    ``events``: the standing matrix's and the present ones, from :func:`features.times.reported`.
+    ``events``: the existing matrix's and the present ones, from :func:`features.installations.reported`.
     Returns: milliseconds since 1970: rows decided before, and augmented rows established before, stand as they are.
     ``-NEVER``: none; :data:`~features.times.NEVER`: all.
     """

@@ -37,7 +37,7 @@ from features.matrix.build_inputs import BuildOrder, digest_of
 from features.matrix.filling import Rows
 from features.matrix.grid import rows_of
 from features.matrix.meta import ROW_COLUMNS, read_meta
-from features.matrix.part_files import StandingParts, read_file, write_part
+from features.matrix.part_files import ExistingParts, read_file, write_part
 from features.matrix.plan import FeaturePlan
 from features.matrix.slabs import SlabJoiner, SlabTimes, cut_slabs
 from features.matrix.spill import Spill
@@ -53,7 +53,7 @@ _SHARED = "Give every machine of the cluster the same folders under the same pat
 class Known:
     """What is read of a dataset before any sample.
 
-    ``events``: from :func:`features.times.reported`.
+    ``events``: from :func:`features.installations.reported`.
     """
 
     events: pd.DataFrame
@@ -115,7 +115,7 @@ class Build:
         self.rows = Rows.of(self.keys, self.fleet, order.decision)
         self.augmented: npt.NDArray[np.bool_] = self.keys["augmented"].to_numpy(dtype=bool)
         self.slabs = cut_slabs(self.rows, slab_times(order, self.known.inventory))
-        self.standing: StandingParts | None = None
+        self.existing: ExistingParts | None = None
         if order.base:
             meta = read_meta(order.target)
             if meta.digest != order.base:
@@ -125,10 +125,10 @@ class Build:
                     "Do not replace a matrix while it is extended; run again.",
                 )
         if order.since is not None:
-            self.standing = StandingParts(order.target, {part.file: part for part in meta.parts}, order.since)
-            self.slabs = self.standing.slabs(self.slabs)
+            self.existing = ExistingParts(order.target, {part.file: part for part in meta.parts}, order.since)
+            self.slabs = self.existing.slabs(self.slabs)
         self._first: datetime | None = None
-        if self.standing is not None and len(self.keys):
+        if self.existing is not None and len(self.keys):
             self._first = instants(self.rows.times[:1])[0].to_pydatetime()
         self.work = []
         if self.plan.reads_samples and len(self.keys):
@@ -185,12 +185,12 @@ class Build:
         found = {column.name: pa.array(columns[j]) for j, column in enumerate(self.plan.columns)}
         taken = [column.name for column in self.columns if column.name not in found]
         if taken:
-            standing = read_file(self.order.target / slab.file, columns=taken)
-            found |= {name: standing.column(name) for name in taken}
+            existing = read_file(self.order.target / slab.file, columns=taken)
+            found |= {name: existing.column(name) for name in taken}
         arrays.update({column.name: found[column.name] for column in self.columns})
         table = pa.table(arrays)
-        if self.standing is not None:
-            table = self.standing.join(slab.file, table)
+        if self.existing is not None:
+            table = self.existing.join(slab.file, table)
         if not table.num_rows:
             return
         temporary = self.spill.temporary()

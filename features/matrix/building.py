@@ -107,15 +107,15 @@ def build_matrix(
         seed=seed,
     )
     order = replace(order, digest=digest_of(order))
-    standing = _standing(out)
-    if standing is not None and standing.digest == order.digest:
-        return standing
+    existing = _existing(out)
+    if existing is not None and existing.digest == order.digest:
+        return existing
     _check(dataset, decision, features)
     with FolderSwap(out) as swap, disk_errors(out):
         known = Known.of(order, dataset)
-        if standing is not None:
-            order = _extending(order, dataset, standing, known)
-            order = order if order.base else _taking(order, standing, known)
+        if existing is not None:
+            order = _extending(order, dataset, existing, known)
+            order = order if order.base else _taking(order, existing, known)
         spill = Spill(swap.target, order.spill_key)
         try:
             build = Build(replace(order, token=spill.token), dataset, spill, known)
@@ -140,7 +140,7 @@ def _silent(done: int, total: int) -> None:
     """Report nothing."""
 
 
-def _standing(out: Path) -> FeatureMatrix | None:
+def _existing(out: Path) -> FeatureMatrix | None:
     """Open the matrix that stands, if it is whole."""
     recover_folder(out)
     if not (out / META_NAME).exists():
@@ -161,13 +161,13 @@ def _standing(out: Path) -> FeatureMatrix | None:
     return matrix if all((out / name).exists() for name in names) else None
 
 
-def _extending(order: BuildOrder, dataset: Dataset, standing: FeatureMatrix, known: Known) -> BuildOrder:
+def _extending(order: BuildOrder, dataset: Dataset, existing: FeatureMatrix, known: Known) -> BuildOrder:
     """Let an order take over what it can of the matrix that stands at its target."""
-    before = BuiltFrom.read(standing.path)
+    before = BuiltFrom.read(existing.path)
     expected = settings_digest(order), slab_times(order, known.inventory).length
     if before is None or (before.settings, before.slab) != expected:
         return order
-    config, meta = standing.config, dataset.meta
+    config, meta = existing.config, dataset.meta
     if not _mean_the_same(config.columns, known.plan.columns) or (config.channels, config.step) != (
         meta.channels,
         meta.step,
@@ -178,24 +178,24 @@ def _extending(order: BuildOrder, dataset: Dataset, standing: FeatureMatrix, kno
         before,
         dataset,
         delay=order.features.delay,
-        events=(read_file(standing.path / EVENTS_NAME), events),
-        inventory=(read_file(standing.path / INVENTORY_NAME), inventory),
+        events=(read_file(existing.path / EVENTS_NAME), events),
+        inventory=(read_file(existing.path / INVENTORY_NAME), inventory),
     )
     begins = decision_times(order.decision, meta.span)
     if not len(begins) or since <= instant_ms(begins[0]):
         return order
-    return replace(order, base=standing.digest, since=since)
+    return replace(order, base=existing.digest, since=since)
 
 
-def _taking(order: BuildOrder, standing: FeatureMatrix, known: Known) -> BuildOrder:
+def _taking(order: BuildOrder, existing: FeatureMatrix, known: Known) -> BuildOrder:
     """Let an order take over groups that nothing has changed for, of a matrix of the same rows."""
-    before = BuiltFrom.read(standing.path)
+    before = BuiltFrom.read(existing.path)
     expected = rows_digest(order), slab_times(order, known.inventory).length
     if before is None or (before.rows, before.slab) != expected:
         return order
     now = group_digests(order, known.plan.panes.reach)
     taken = tuple(group for group in order.features.groups if before.groups.get(group) == now[group])
-    return replace(order, base=standing.digest, taken=taken) if taken else order
+    return replace(order, base=existing.digest, taken=taken) if taken else order
 
 
 def _mean_the_same(before: Sequence[FeatureColumn], after: Sequence[FeatureColumn]) -> bool:
@@ -280,10 +280,10 @@ def _gather_parts(build: Build) -> tuple[MatrixPart, ...]:
     """Take over the parts that hold as they are; give all of them, in order of time."""
     folder, written = build.order.folder, {slab.file for slab in build.slabs}
     found = [read_part_facts(folder / file) for file in written if (folder / file).exists()]
-    if build.standing is not None:
-        for file in build.standing.parts.keys() - written:
-            build.standing.take_over(file, folder)
-            found.append(build.standing.parts[file])
+    if build.existing is not None:
+        for file in build.existing.parts.keys() - written:
+            build.existing.take_over(file, folder)
+            found.append(build.existing.parts[file])
     return tuple(sorted(found, key=lambda part: part.file))
 
 

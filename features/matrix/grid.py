@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from features.config import DecisionSection, LabelSection
 from features.errors import InputError
-from features.installations import Stays, Timeline
+from features.installations import Installations, Timeline
 from features.labels.evidence import Record
 from features.labels.incidents import known_onsets
 from features.labels.outages import out_of_use
@@ -42,7 +42,7 @@ def rows_of(
 ) -> pd.DataFrame:
     """List rows of a dataset, on the decision grid and off it.
 
-    ``events``: from :func:`features.times.reported`.
+    ``events``: from :func:`features.installations.reported`.
     ``since``: only rows decided, or established, at this instant (ms) or later; of the times off the grid among them
     that are older, also the fleet at the last time of the grid before, which they are held against.
     Returns: key columns, sorted by (decision_time, augmented, unit).
@@ -191,7 +191,7 @@ class _Population:
     __slots__ = ("_down", "_down_until", "_timeline", "stays")
 
     def __init__(self, inventory: pd.DataFrame, down: pd.DataFrame) -> None:
-        self.stays = Stays.of(inventory)
+        self.stays = Installations.of(inventory)
         self._timeline = self.stays.timeline()
         unit = self.stays.codes(text(down["unit"]))
         start, until = milliseconds(down["down_from"], "down_from"), milliseconds(down["down_until"], "down_until")

@@ -29,7 +29,7 @@ from features.matrix.filling import (
 from features.matrix.grid import decision_rows, grid_time
 from features.matrix.meta import ROW_COLUMNS, MatrixConfig
 from features.matrix.plan import FeaturePlan
-from features.prefetch import ahead
+from features.prefetch import prefetch
 from features.times import instant_ms, instants
 from features.windows.blocks import (
     FloatArray,
@@ -192,7 +192,7 @@ def _fill(
     filler = SampleFiller(plan, fleet, rows, values, first_pass, amounts)
     blocks = (block for runs in tables for block in blocks_of(runs, plan.layout, unit=plan.unit))
     # buckets are read, and the next block is cut, while rows are computed
-    filler.fill(blocks if isinstance(tables, tuple) else ahead(blocks), dict(node_ranges(fleet)))
+    filler.fill(blocks if isinstance(tables, tuple) else prefetch(blocks), dict(node_ranges(fleet)))
     return filler, first_pass, amounts
 
 
@@ -205,7 +205,7 @@ def _tables(
     if isinstance(samples, pa.Table | pd.DataFrame):
         table = table_of(samples) if isinstance(samples, pd.DataFrame) else samples
         return ((_distinct(_usable(table, config), config.unit),),)
-    return ([_usable(table, config) for table in runs] for runs in ahead(samples))
+    return ([_usable(table, config) for table in runs] for runs in prefetch(samples))
 
 
 def _usable(table: pa.Table, config: MatrixConfig) -> pa.Table:

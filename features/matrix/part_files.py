@@ -72,7 +72,7 @@ def read_part_facts(path: Path) -> MatrixPart:
 
 
 @dataclass(frozen=True, slots=True)
-class StandingParts:
+class ExistingParts:
     """The parts of a matrix that stands, and up to when they hold for another one.
 
     ``since``: rows decided and established before this instant (ms) hold.
@@ -83,7 +83,7 @@ class StandingParts:
     since: int
 
     def slabs(self, computed: list[Slab]) -> list[Slab]:
-        """Add to the slabs of computed rows those in which a standing part has rows that do not hold; in order."""
+        """Add to the slabs of computed rows those in which an existing part has rows that do not hold; in order."""
         named = {slab.file for slab in computed}
         stale = [
             Slab(part.file, 0, 0)
@@ -93,24 +93,24 @@ class StandingParts:
         return sorted([*computed, *stale], key=lambda slab: slab.file)
 
     def join(self, file: str, computed: pa.Table) -> pa.Table:
-        """Put computed rows among those of a standing part that hold; what stands both here and there is the same."""
+        """Put computed rows among those of an existing part that hold; what stands both here and there is the same."""
         if file not in self.parts:
             return computed
-        standing = read_file(self.folder / file).replace_schema_metadata(None)
-        times = [standing.column(name).cast(pa.int64()).to_numpy() for name in ("decision_time", "established_at")]
+        existing = read_file(self.folder / file).replace_schema_metadata(None)
+        times = [existing.column(name).cast(pa.int64()).to_numpy() for name in ("decision_time", "established_at")]
         held = np.maximum(*times) < self.since
-        standing = standing.filter(pa.array(held))
+        existing = existing.filter(pa.array(held))
         begin = computed.column("decision_time").cast(pa.int64()).to_numpy()[:1]
         if not begin.size or not held.any() or times[0][held].max() < begin[0]:
-            return pa.concat_tables([standing, computed]).unify_dictionaries()  # what is computed comes after all else
-        twice = _row_index(computed).isin(_row_index(standing))
-        both = pa.concat_tables([standing, computed.filter(pa.array(~twice))]).unify_dictionaries()
+            return pa.concat_tables([existing, computed]).unify_dictionaries()  # what is computed comes after all else
+        twice = _row_index(computed).isin(_row_index(existing))
+        both = pa.concat_tables([existing, computed.filter(pa.array(~twice))]).unify_dictionaries()
         keys = both.select(["decision_time", "augmented"]).append_column("unit", both.column("unit").cast(pa.string()))
         order = pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names])
         return both.take(order)
 
     def take_over(self, file: str, folder: Path) -> None:
-        """Give a folder a standing part as it is: the same file, or a copy where the file system has no links."""
+        """Give a folder an existing part as it is: the same file, or a copy where the file system has no links."""
         try:
             os.link(self.folder / file, folder / file)
         except OSError:

@@ -18,7 +18,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from features.config import LabelSection
-from features.installations import Stays
+from features.installations import Installations
 from features.labels.evidence import Facts
 from features.labels.incidents import find_incidents
 from policy.alert_outcomes import Alert, Happening, judge
@@ -55,7 +55,7 @@ def outcomes_of(
     to the incident, null without any); ``alerts``, the newest first, at most 2,000.
     """
     decisions = _decisions(scores, data_end - WINDOW, data_end)
-    stays = Stays.of(inventory)
+    stays = Installations.of(inventory)
     incidents = find_incidents(events, inventory, labels, data_end=data_end)
     onsets: dict[str, list[tuple[datetime, str]]] = {}
     for unit, start, kind in zip(incidents["unit"], incidents["start"], incidents["failure_class"], strict=True):
@@ -191,7 +191,7 @@ def _alerts(
 
 
 def _happenings(
-    events: pd.DataFrame, stays: Stays, onsets: Mapping[str, Sequence[tuple[datetime, str]]]
+    events: pd.DataFrame, stays: Installations, onsets: Mapping[str, Sequence[tuple[datetime, str]]]
 ) -> dict[str, list[Happening]]:
     found = {unit: [Happening("incident", start) for start, _ in each] for unit, each in onsets.items()}
     facts = Facts.of(events, stays)

@@ -10,7 +10,7 @@ import pytest
 import xgboost
 from sklearn.ensemble import RandomForestClassifier
 
-from features.fleet_percentile import Standing, describe_standing
+from features.fleet_percentile import FleetPercentile, describe_percentile
 from features.vocabulary import FeatureColumn, describe
 from models.bundle import load_bundle, save_bundle
 from models.contributions import explainable
@@ -310,7 +310,7 @@ CODE = FeatureColumn.of("static", "model", "code", categories=("A", "B"))
     ],
 )
 def test_standings_in_words(column, value, fleet, words):
-    assert describe_standing(column, value, Standing.of(np.array(fleet, np.float32), value)) == words
+    assert describe_percentile(column, value, FleetPercentile.of(np.array(fleet, np.float32), value)) == words
 
 
 def test_an_alert_on_a_hot_gpu_says_that_it_is_hot():

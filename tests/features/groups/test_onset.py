@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from features.config import DecisionSection, FeatureSection, LabelSection
-from features.fleet_percentile import Standing, describe_standing
+from features.fleet_percentile import FleetPercentile, describe_percentile
 from features.groups.onset import MIN_UNITS, QUANTILE, OnsetPlan
 from features.matrix.building import build_matrix
 from features.matrix.live_rows import live_rows, look_back
@@ -186,7 +186,7 @@ def test_a_surge_is_told_in_words(world):
     assert describe(surge, -0.5) == "PCIe replays did not rise beyond the usual in the last 6 h"
     assert describe(surge, math.log(12), math.log(0.5)).endswith("(usual: 0.5 times)")
     assert amount(surge, math.log(12)) == "12.0 times"
-    standing = Standing(math.log(0.2), math.log(0.4), math.log(1.4), 0, 99, 1, 100, 100)
-    assert describe_standing(surge, math.log(12), standing) == (
+    existing = FleetPercentile(math.log(0.2), math.log(0.4), math.log(1.4), 0, 99, 1, 100, 100)
+    assert describe_percentile(surge, math.log(12), existing) == (
         "fleet at that time: median 0.4 times, 99th percentile 1.4 times; the highest of 100 GPUs"
     )

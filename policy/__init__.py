@@ -1,1 +1,5 @@
-"""From risk to decision: pure functions on arrays, without I/O, that ask for numpy alone."""
+"""From risk to decision, without I/O: what a fleet looks like comes in, a plan with its reasons goes out.
+
+Start with ``decide``: ``assess`` finds each node's tier (``tiers``, ``hysteresis``, ``hard_rules``), ``limits`` lowers
+what it gets (``stages``, ``breaker``, ``budget``, ``cost_benefit``). ``thresholds`` chooses risks from past decisions.
+"""

@@ -1,4 +1,4 @@
-"""The controller's own numbers, in Prometheus' text format."""
+"""The controller's own numbers: ``/metrics`` and ``/healthz``."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import contextlib
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import ThreadingMixIn
+from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 from policy.fleet import Level
 from policy.plan import Plan
@@ -17,7 +23,9 @@ from policy.tiers import TIERS, UNKNOWN
 from scheduler.ports.protocols import Clock
 from scheduler.ports.report import RoundReport
 from telemetry.errors import InputError
-from telemetry.exposition.writer import MEDIA, family, labels
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 _RESULTS = ("decided", "standby", "failed")
 
@@ -31,8 +39,8 @@ class RoundMetrics:
 
     def __init__(self) -> None:
         self._rounds: Counter[str] = Counter(dict.fromkeys(_RESULTS, 0))
-        self._steps: Counter[tuple[str, str]] = Counter()
-        self._work: Counter[tuple[str, str]] = Counter()
+        self._steps: Counter[tuple[str, ...]] = Counter()
+        self._work: Counter[tuple[str, ...]] = Counter()
         self._seconds = 0.0
         self._last: RoundReport | None = None
         self._last_s = 0.0
@@ -51,28 +59,31 @@ class RoundMetrics:
         elif not report.active:
             self._decided = None  # what this process decided before it lost the lease is not how things stand
 
-    def exposition(self) -> str:
-        """Return the page of ``GET /metrics``."""
-        page = family("act_rounds_total", "counter", "Rounds, by what they came to.", _by("result", self._rounds))
-        page += family("act_round_seconds_total", "counter", "Time that rounds took.", {"": self._seconds})
-        page += family("act_actions_total", "counter", "Actions, by what became of them.", _by_two(self._steps))
-        page += family("act_work_total", "counter", "What was done to empty nodes, likewise.", _by_two(self._work))
+    def collect(self) -> Iterator[Metric]:
+        """Give the numbers to ``prometheus_client``."""
+        yield _counter("rounds", "Rounds, by what they came to.", ("result",), _keyed(self._rounds))
+        yield _counter("round_seconds", "Time that rounds took.", (), {(): self._seconds})
+        labels = ("verb", "came_to")
+        yield _counter("actions", "Actions, by what became of them.", labels, self._steps)
+        yield _counter("work", "What was done to empty nodes, likewise.", labels, self._work)
         last = self._last
         if last is not None:
-            at = {"": last.at.timestamp()}
-            page += family("act_last_round_timestamp_seconds", "gauge", "When the last round began.", at)
-            page += family("act_last_round_seconds", "gauge", "What it took.", {"": self._last_s})
-            refused = {"": last.refused_scores}
-            page += family("act_refused_scores", "gauge", "Records of the newest scores that are refused.", refused)
-            page += family("act_active", "gauge", "Whether this process holds the lease.", {"": last.active})
+            yield _gauge("last_round_timestamp_seconds", "When the last round began.", last.at.timestamp())
+            yield _gauge("last_round_seconds", "What it took.", self._last_s)
+            yield _gauge("refused_scores", "Records of the newest scores that are refused.", last.refused_scores)
+            yield _gauge("active", "Whether this process holds the lease.", last.active)
         if self._decided is not None and self._decided_at is not None:
-            at = {"": self._decided_at.timestamp()}
-            page += family("act_last_decision_timestamp_seconds", "gauge", "When it last decided.", at)
-            page += _stand(self._decided)
-        return page
+            yield _gauge("last_decision_timestamp_seconds", "When it last decided.", self._decided_at.timestamp())
+            yield from _fleet(self._decided)
+
+    def exposition(self) -> str:
+        """Return the page of ``GET /metrics``."""
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry).decode()
 
 
-def _stand(plan: Plan) -> str:
+def _fleet(plan: Plan) -> Iterator[Metric]:
     """Say how the fleet stood at a decision; nodes that are clear and bear no mark of ours are not counted."""
     tiers: Counter[str] = Counter(dict.fromkeys((*TIERS, UNKNOWN), 0))
     tiers.update(node.tier for node in plan.nodes.values())
@@ -82,28 +93,40 @@ def _stand(plan: Plan) -> str:
     stages: Counter[str] = Counter(dict.fromkeys(STAGES, 0))
     stages.update(each.stage for each in plan.stages.values())
     causes = Counter(key.split(" ", 1)[0] for key in plan.open_causes)
-    page = family("act_nodes", "gauge", "Nodes by tier.", _by("tier", tiers))
-    page += family("act_target_nodes", "gauge", "Nodes by what they are to be.", _by("level", targets))
-    page += family(
-        "act_over_budget_nodes", "gauge", "Nodes left in service for lack of budget.", {"": len(plan.over_budget)}
-    )
-    page += family("act_stage_groups", "gauge", "Groups of nodes by stage.", _by("stage", stages))
-    page += family("act_breaker_causes", "gauge", "Causes that hold the breaker open.", {"": len(plan.open_causes)})
-    page += family("act_breaker_open", "gauge", "The same by kind.", _by("cause", causes))
     left: dict[str, int] = {}
     for use in plan.uses:
         kind = use.scope[0]
         left[kind] = min(left.get(kind, use.allowed - use.lost), use.allowed - use.lost)
+    yield _gauges("nodes", "Nodes by tier.", "tier", tiers)
+    yield _gauges("target_nodes", "Nodes by what they are to be.", "level", targets)
+    yield _gauge("over_budget_nodes", "Nodes left in service for lack of budget.", len(plan.over_budget))
+    yield _gauges("stage_groups", "Groups of nodes by stage.", "stage", stages)
+    yield _gauge("breaker_causes", "Causes that hold the breaker open.", len(plan.open_causes))
+    yield _gauges("breaker_open", "The same by kind.", "cause", causes)
     text = "Nodes that the fullest budget of a kind still lets go; below zero where others took nodes out."
-    return page + family("act_budget_left_nodes", "gauge", text, _by("scope", left))
+    yield _gauges("budget_left_nodes", text, "scope", left)
 
 
-def _by(name: str, counts: Counter[str] | dict[str, int]) -> dict[str, float]:
-    return {labels(**{name: key}): float(count) for key, count in sorted(counts.items())}
+def _counter(name: str, text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], float]) -> Metric:
+    made = CounterMetricFamily(f"predrain_act_{name}", text, labels=labels)
+    for key, count in sorted(counts.items()):
+        made.add_metric(key, count)
+    return made
 
 
-def _by_two(counts: Counter[tuple[str, str]]) -> dict[str, float]:
-    return {labels(verb=verb, came_to=came_to): float(count) for (verb, came_to), count in sorted(counts.items())}
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"predrain_act_{name}", text, value=float(value))
+
+
+def _gauges(name: str, text: str, label: str, counts: Mapping[str, float]) -> Metric:
+    made = GaugeMetricFamily(f"predrain_act_{name}", text, labels=(label,))
+    for key, count in sorted(counts.items()):
+        made.add_metric((key,), count)
+    return made
+
+
+def _keyed(counts: Mapping[str, float]) -> dict[tuple[str, ...], float]:
+    return {(key,): count for key, count in counts.items()}
 
 
 _ANSWER_WITHIN_S = 5.0
@@ -154,7 +177,7 @@ def listening(page: MetricsPage, address: str) -> Iterator[int]:
             f"{address!r} is no address to listen on", "--listen", "Write host:port, such as 127.0.0.1:9220."
         )
     try:
-        server = _Server(host.strip("[]") or "127.0.0.1", int(port), _handler(page))
+        server = _Server(host.strip("[]") or "127.0.0.1", int(port), page)
     except OSError as error:
         raise InputError(
             f"cannot listen on {address}: {error.strerror}", "--listen", "Give a free address of this machine."
@@ -169,41 +192,32 @@ def listening(page: MetricsPage, address: str) -> Iterator[int]:
         thread.join()
 
 
-class _Server(ThreadingHTTPServer):
+class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
-    def __init__(self, host: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
+    def __init__(self, host: str, port: int, page: MetricsPage) -> None:
         self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        super().__init__((host, port), handler)
+        super().__init__((host, port), _Handler)
+        self.set_app(_app(page))
 
 
-def _handler(page: MetricsPage) -> type[BaseHTTPRequestHandler]:
-    routes: dict[str, Callable[[], tuple[int, str, str]]] = {
-        "/metrics": lambda: (200, page.text(), MEDIA),
-        "/healthz": lambda: _health(page),
-    }
+class _Handler(WSGIRequestHandler):
+    timeout = _ANSWER_WITHIN_S
 
-    class Handler(BaseHTTPRequestHandler):
-        timeout = _ANSWER_WITHIN_S
-        server_version = "predrain"
-        sys_version = ""
-
-        def do_GET(self) -> None:
-            route = routes.get(self.path.split("?", 1)[0])
-            status, text, media = route() if route else (404, "not found\n", "text/plain; charset=utf-8")
-            body = text.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", media)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            """Say nothing: whoever scrapes would fill the log."""
-
-    return Handler
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing: whoever scrapes would fill the log."""
 
 
-def _health(page: MetricsPage) -> tuple[int, str, str]:
-    ill = page.illness()
-    return (200 if ill is None else 503), f"{ill or 'ok'}\n", "text/plain; charset=utf-8"
+def _app(page: MetricsPage) -> WSGIApplication:
+    def app(environ: WSGIEnvironment, start_response: StartResponse) -> list[bytes]:
+        path = environ.get("PATH_INFO", "")
+        status, media, body = "404 Not Found", "text/plain; charset=utf-8", "not found\n"
+        if path == "/metrics":
+            status, media, body = "200 OK", CONTENT_TYPE_PLAIN_0_0_4, page.text()
+        elif path == "/healthz":
+            ill = page.illness()
+            status, body = ("200 OK" if ill is None else "503 Service Unavailable"), f"{ill or 'ok'}\n"
+        start_response(status, [("Content-Type", media)])
+        return [body.encode()]
+
+    return app

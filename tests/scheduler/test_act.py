@@ -164,7 +164,7 @@ def test_the_loop_shows_its_numbers_until_it_is_told_to_stop(place):
             while "predrain_act_rounds_total" not in page or 'result="decided"} 0.0' in page:
                 with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
                     page = answer.read().decode()
-            assert 'predrain_act_actions_total{verb="taint",came_to="done"} 1.0' in page
+            assert 'predrain_act_actions_total{came_to="done",verb="taint"} 1.0' in page
             assert 'predrain_act_nodes{tier="high"} 1.0' in page
             process.terminate()
             assert process.wait(30) == 0

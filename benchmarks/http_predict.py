@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.local_ports import asked_once, free_port
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import load_bundle
+from models.bundle.store import load_bundle
 from policy.risk_record import ModelName, RiskRecord
 from serving.scores.writing import ScoresFolder, write_decision
 

@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 
 from features.times import instants
-from models.alert_reasons import AlertReasons
 from models.drift.verdict import Findings
+from models.explanation.alert_reasons import AlertReasons
 from models.horizon_map import HorizonMap
 from models.ranking import Ints
 from models.schedule import Schedule, format_days, format_instant
@@ -61,7 +61,7 @@ class BacktestResult:
     ``horizons``: for each fold the profile's risks at further horizons, see :func:`models.horizons.add_risks`; none
     asked for: empty.
     ``reasons``: why the profile alerted, for the riskiest alerts of each fold.
-    ``attributions``: what the profile's scores are made of, see :func:`models.attribution.attribution_frame`; None if
+    ``attributions``: what the profile's scores are made of, see ``attribution_frame``; None if
     nothing was to be explained.
     ``precedents``: past incidents that looked like the alerts explained, see
     :func:`models.precedent_table.precedent_frame`.

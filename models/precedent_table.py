@@ -107,7 +107,7 @@ def precedent_facts(
 def precedent_frame(matrix: Matrix, folds: Sequence[dict[str, Any]]) -> pd.DataFrame:
     """Lay the precedents of all explained alerts out as a table, beside what followed.
 
-    ``folds``: facts of the folds in order: ``reasons`` as :func:`models.alert_reasons.explain_rows` gives them, and
+    ``folds``: facts of the folds in order: ``reasons`` as ``explain_rows`` gives them, and
     ``library``, the number of incidents of each class that were known.
     Returns: one row for each precedent, nearest first, and one of ``place`` 0 for an alert that has none: ``fold``
     (int32), ``decision_time``, ``unit``, ``place`` (int32), ``precedent_unit``, ``precedent_time``,

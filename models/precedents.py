@@ -90,7 +90,7 @@ class PrecedentLibrary:
         """Find the incidents that an alert looks most like.
 
         ``row``: the alert's features; shape (n_features,).
-        ``contributions``: what each added to its score, see :func:`models.explanation.explained_by`; shape
+        ``contributions``: what each added to its score, see :func:`models.explanation.members.explained_by`; shape
         (n_features,).
         Returns: the nearest first; none where the library is empty or the alert differs from the usual in nothing that
         counts.

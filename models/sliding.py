@@ -14,9 +14,7 @@ import pyarrow as pa
 from features.engine import Engine
 from features.errors import InputError
 from features.times import duration_ms, instant_ms
-from models.alert_reasons import alert_reasons, explain_rows, riskiest_alerts
 from models.as_of import refit_time
-from models.attribution import attribute, attribution_frame
 from models.backtest_frames import VARIANTS, BacktestResult, Fold, Skipped, fold_frame, predictions_of, skipped_of
 from models.checkpoint import FoldStore, digest_of
 from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
@@ -24,6 +22,8 @@ from models.drift.check import reference_at
 from models.drift.reference import LabelledRows
 from models.drift.verdict import Findings
 from models.drift.watch import DriftWatch, refit_reason
+from models.explanation.alert_reasons import alert_reasons, explain_rows, riskiest_alerts
+from models.explanation.importance import attribute, attribution_frame
 from models.fits import Fits
 from models.fitted import FittedModels, model_names
 from models.horizon_map import horizon_maps

@@ -14,7 +14,7 @@ from features.errors import InputError
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
-from models.bundle import Bundle, load_bundle
+from models.bundle.store import Bundle, load_bundle
 from models.config import ModelsSection
 from models.drift.check import Scores, examine
 from models.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval

@@ -16,7 +16,7 @@ from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, instants, milliseconds
 from features.vocabulary import FeatureColumn
 from models.baselines import Baseline, make_baseline
-from models.bundle import Bundle
+from models.bundle.store import Bundle
 from models.config import ModelsSection
 from models.promotion import LATENCY_ROWS, Contender
 from models.ranking import Floats, Hashes, mix, name_hashes, rank_within

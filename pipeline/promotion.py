@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import Bundle, load_bundle
-from models.champion import (
+from models.bundle.model_card import promotion_section
+from models.bundle.store import Bundle, load_bundle
+from models.promotion import Verdict, judge
+from models.registry.champion import (
     Standing,
     Version,
     alone,
@@ -25,10 +27,8 @@ from models.champion import (
     tag_version,
     version_at,
 )
-from models.model_card import promotion_section
-from models.promotion import Verdict, judge
-from models.registry import CHALLENGER, log_run
-from models.run_log import tag_run
+from models.registry.runs import tag_run
+from models.registry.store import CHALLENGER, log_run
 from pipeline.held_out import contend, untouched
 from pipeline.params import Params
 from pipeline.provenance import code_revision

@@ -11,7 +11,7 @@ import pandas as pd
 
 from features.engine import Engine
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import CARD, save_bundle
+from models.bundle.store import CARD, save_bundle
 from models.config import BASELINES
 from models.drift.frames import drift_frames
 from models.evaluation import evaluate
@@ -110,7 +110,7 @@ def train_bundle(
     if fitted.thinned_to is not None:
         summary["negatives_a_positive_in_memory"] = fitted.thinned_to
     if track is not None:
-        from models.registry import register_bundle  # noqa: PLC0415 - MLflow takes seconds to import
+        from models.registry.store import register_bundle  # noqa: PLC0415 - MLflow takes seconds to import
 
         run_id = record_training(
             track,

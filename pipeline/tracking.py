@@ -38,7 +38,7 @@ def record_backtest(
 
     ``tags``: ``dataset_digest``, ``code_revision`` and what else belongs to every run.
     """
-    from models.run_log import RunRecord, log_series  # noqa: PLC0415 - MLflow is for tracked runs only
+    from models.registry.runs import RunRecord, log_series  # noqa: PLC0415 - MLflow is for tracked runs only
 
     whole = {
         f"{row['model']}.{row['variant']}.{name}": float(value)
@@ -77,7 +77,7 @@ def check_store(track: str) -> None:
 
     Raises ``InputError`` if it cannot be used.
     """
-    from models.registry import opened_store  # noqa: PLC0415 - MLflow takes seconds to import
+    from models.registry.store import opened_store  # noqa: PLC0415 - MLflow takes seconds to import
 
     with opened_store(track) as mlflow:
         mlflow.MlflowClient().search_experiments(max_results=1)
@@ -93,7 +93,7 @@ def record_training(
     card: Path,
 ) -> str:
     """Record a training with its model card, once for each bundle; give the run's id."""
-    from models.run_log import RunRecord, log_series  # noqa: PLC0415 - as above
+    from models.registry.runs import RunRecord, log_series  # noqa: PLC0415 - as above
 
     record = RunRecord("train", params, metrics, {**tags, "kind": "train"}, (card,))
     return log_series(track, experiment, record).run_id

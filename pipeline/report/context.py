@@ -62,7 +62,7 @@ class ReportContext:
     ``skipped``: what was skipped and why, such as spans longer than the history; and baselines with nothing to go by.
     ``alerts``: alerts to show with their reasons.
     ``params``: parameters worth showing, by dotted name.
-    ``attributions``: what the profile's scores are made of, see :func:`models.attribution.attribution_frame`.
+    ``attributions``: what the profile's scores are made of, see ``attribution_frame``.
     ``extras``: what further sections of the report tell, by the name that their maker gave; each is kept as a file
     ``evaluation/extra_NAME.parquet``.
     """

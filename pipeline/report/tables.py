@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from models.attribution import by_group
 from models.comparison import SLIDING, TRAIN_ONCE
 from models.config import ALL_LEARNERS, BASELINES
 from models.evaluation import Evaluation
+from models.explanation.importance import by_group
 from models.oracle import ORACLE
 from pipeline.report.context import AlertEntry, ReportContext
 from pipeline.report.wording import (

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from features.errors import InputError
-from models.bundle_files import read_files
+from models.bundle.files import read_files
 from serving.champion.sources import NamedBundle, NotNamedYet
 from telemetry.atomic import disk_errors, fsync_path, write_bytes
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Protocol
 
 from features.errors import InputError
-from models.bundle import Bundle, load_bundle
-from models.manifest import MANIFEST
+from models.bundle.manifest import MANIFEST
+from models.bundle.store import Bundle, load_bundle
 
 CHAMPION = "champion"
 """What stands for the champion of the registry where a folder may be named."""
@@ -84,7 +84,7 @@ class ChampionModel:
         return self._held
 
     def _champion(self) -> int:
-        from models.champion import standing_of  # noqa: PLC0415 - MLflow takes seconds, which a folder need not spend
+        from models.registry.champion import standing_of  # noqa: PLC0415 - MLflow takes seconds, which a folder need not spend
 
         number = standing_of(self._registry, self._name).champion
         if number is None:
@@ -96,7 +96,7 @@ class ChampionModel:
         return number
 
     def _fetch(self, number: int) -> ServedModel:
-        from models.champion import fetch_bundle, version_at  # noqa: PLC0415 - as above
+        from models.registry.champion import fetch_bundle, version_at  # noqa: PLC0415 - as above
 
         version = version_at(self._registry, self._name, number)
         with tempfile.TemporaryDirectory(prefix="predrain-champion-") as folder:

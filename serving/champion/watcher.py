@@ -28,7 +28,7 @@ def look(copy: ChampionCopy, registry: str, name: str, *, verify: bool = False) 
     Raises ``InputError`` if there is no champion, the registry cannot be asked, or its bundle is not the one that was
     registered.
     """
-    from models.champion import fetch_bundle, standing_of, version_at  # noqa: PLC0415 - MLflow, after the arguments
+    from models.registry.champion import fetch_bundle, standing_of, version_at  # noqa: PLC0415 - MLflow, after the arguments
 
     number = standing_of(registry, name).champion
     if number is None:

@@ -13,7 +13,7 @@ from features.errors import InputError
 from serving.champion.sources import BundleSource, FolderBundle, NotNamedYet
 
 if TYPE_CHECKING:
-    from models.bundle import Bundle
+    from models.bundle.store import Bundle
     from serving.http.rows import FeatureRows
 
 _LOG = logging.getLogger(__name__)
@@ -206,7 +206,7 @@ def load_model(path: Path, *, version: int | None = None) -> LoadedModel:
     """
     import numpy as np  # noqa: PLC0415 - heavy: this runs in the loader's thread
 
-    from models.bundle import load_bundle  # noqa: PLC0415
+    from models.bundle.store import load_bundle  # noqa: PLC0415
     from serving.http.rows import FeatureRows  # noqa: PLC0415
     from serving.scores.unit_scores import top_reasons  # noqa: PLC0415
 

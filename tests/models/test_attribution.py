@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models import alert_reasons
-from models.attribution import SAMPLED_ROWS, attribute, attribution_frame, by_group
+from models.explanation import alert_reasons
+from models.explanation.importance import SAMPLED_ROWS, attribute, attribution_frame, by_group
 from tests.models.small_models import COLUMNS, fitted_models, rows
 
 

@@ -17,11 +17,11 @@ import pytest
 import skops.io
 
 from features.errors import InputError
-from models.bundle import load_bundle, save_bundle
-from models.bundle_files import sealed
+from models.bundle.files import sealed
+from models.bundle.serialization import read_learner, write_learner
+from models.bundle.store import load_bundle, save_bundle
+from models.bundle.validation import check_file
 from models.learners import make_learner
-from models.native import read_learner, write_learner
-from models.structure import check_file
 from tests.models.small_models import COLUMNS, fitted_models, score
 
 FACTS = {"profile": "mean_rank", "dataset_digest": "d1", "code_revision": "c1", "params": {"seed": 42}}
@@ -306,8 +306,8 @@ HOSTILE = """
 import hashlib, json, random, sys
 from pathlib import Path
 from features.errors import InputError
-from models.bundle import load_bundle
-from models.bundle_files import sealed
+from models.bundle.store import load_bundle
+from models.bundle.files import sealed
 from tests.models.small_models import score
 
 bundle, resealed = Path(sys.argv[1]), sys.argv[2] == "resealed"
@@ -372,7 +372,7 @@ def test_a_save_that_fails_leaves_the_old_bundle(bundle, monkeypatch):
     def full(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("models.bundle.write_learner", full)
+    monkeypatch.setattr("models.bundle.store.write_learner", full)
     with pytest.raises(InputError) as raised:
         save_bundle(bundle, fitted_models(), {**FACTS, "dataset_digest": "d2"})
     assert str(raised.value) == (

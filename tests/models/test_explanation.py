@@ -12,9 +12,9 @@ from sklearn.ensemble import RandomForestClassifier
 
 from features.fleet_percentile import FleetPercentile, describe_percentile
 from features.vocabulary import FeatureColumn, describe
-from models.bundle import load_bundle, save_bundle
-from models.contributions import explainable
-from models.explanation import (
+from models.bundle.store import load_bundle, save_bundle
+from models.explanation.contributions import explainable
+from models.explanation.members import (
     GRADIENTS,
     LINEAR,
     OCCLUSION,

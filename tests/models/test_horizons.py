@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from models.bundle import load_bundle, save_bundle
+from models.bundle.store import load_bundle, save_bundle
 from models.config import ModelsSection, TrainingSection
 from models.horizon_map import HorizonMap, Link, add_risks, horizon_column
 from models.horizons import HorizonLabels, fit_horizons

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from features.errors import InputError
-from models.bundle import load_bundle, save_bundle
+from models.bundle.store import load_bundle, save_bundle
 from models.precedent_table import COLUMNS, precedent_facts, precedent_frame, tell_precedent, tell_worth
 from models.precedents import GROUP_CAP, NEAREST, PrecedentLibrary, Precedents, library_at, weights_of
 from models.prepared import SignedLogScaler

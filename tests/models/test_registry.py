@@ -10,10 +10,12 @@ import pandas as pd
 import pytest
 
 from features.errors import InputError
-from models import champion, registry, run_log
-from models.bundle import save_bundle
-from models.champion import PREVIOUS_TAG, crown, standing_of, step_back, version_at
-from models.run_log import RunRecord, log_series
+from models.bundle.store import save_bundle
+from models.registry import champion
+from models.registry import runs as run_log
+from models.registry import store as registry
+from models.registry.champion import PREVIOUS_TAG, crown, standing_of, step_back, version_at
+from models.registry.runs import RunRecord, log_series
 from tests.models.small_models import COLUMNS, T0, fitted_models, rows
 
 
@@ -236,5 +238,5 @@ def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
 
 
 def test_the_module_itself_does_not_import_mlflow():
-    code = "import sys, models.registry; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, models.registry.store; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pandas as pd
 
-from models.bundle import load_bundle, save_bundle
+from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CalibrationSection, ModelsSection, SearchSection, TrainingSection
 from models.search import Searched, search_table
 from models.searched import search_facts

@@ -16,9 +16,9 @@ from sklearn.metrics import roc_auc_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
-from models.contributions import contributions
+from models.bundle.serialization import read_learner, write_learner
+from models.explanation.contributions import contributions
 from models.learners import fit_learners, make_learner
-from models.native import read_learner, write_learner
 from models.odds import log_odds
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.layout import SequenceLayout
@@ -205,7 +205,7 @@ def test_without_pytorch_everything_else_works_and_one_error_says_what_to_instal
         real = importlib.util.find_spec
         importlib.util.find_spec = lambda name, package=None: None if name == "torch" else real(name, package)
 
-        import pipeline.stages, models.bundle, models.sequence.windows
+        import pipeline.stages, models.bundle.store, models.sequence.windows
         from features.errors import InputError
         from models.learners import make_learner
 

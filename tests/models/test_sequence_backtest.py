@@ -10,9 +10,9 @@ import pytest
 
 from features.errors import InputError
 from features.sequences import SequencePlan
-from models.bundle import load_bundle, save_bundle
+from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
-from models.explanation import explain, members_of
+from models.explanation.members import explain, members_of
 from models.sequence.layout import window_of
 from models.sequence.windows import WindowedMatrix, with_windows
 from models.sliding import fit_final, run_backtest

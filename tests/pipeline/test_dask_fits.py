@@ -22,7 +22,7 @@ from features.config import DecisionSection, LabelSection
 from features.errors import InputError
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import load_bundle
+from models.bundle.store import load_bundle
 from models.config import ModelsSection
 from models.fit_facts import FitFacts
 from models.fits import FitRows, LocalFits

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from features.config import GROUPS
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.bundle import load_bundle, save_bundle
+from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
 from models.drift.frames import drift_frames
 from models.fitted import FittedModels

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import load_bundle
+from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
 from pipeline.stages import replay, train_bundle, write_report_for

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import load_bundle
-from models.champion import standing_of
-from models.registry import opened_store
+from models.bundle.store import load_bundle
+from models.registry.champion import standing_of
+from models.registry.store import opened_store
 from pipeline.held_out import untouched
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import CARD, load_bundle
+from models.bundle.store import CARD, load_bundle
 from models.config import SearchSection, TrainingSection
-from models.registry import version_of
+from models.registry.store import version_of
 from models.searched import settings_in_words
 from models.trainer import Trainer
 from pipeline.artefacts import load_evaluation

@@ -12,7 +12,7 @@ import pandas as pd
 
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import Bundle, save_bundle
+from models.bundle.store import Bundle, save_bundle
 from models.calibrator import Calibrator
 from models.combining import Stacker
 from models.fitted import FittedModels

@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import load_bundle
+from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from tests.system.prometheus_server import free_port

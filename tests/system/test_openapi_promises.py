@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from models.bundle import save_bundle
+from models.bundle.store import save_bundle
 from tests.models.small_models import fitted_models
 from tests.serving.http.world import Running, running, small_fleet, wait, write_scores
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.load_verdict import show
 from benchmarks.serve_load import Place, run_load
-from models.bundle import save_bundle
+from models.bundle.store import save_bundle
 from tests.serving.batch_world import fitted_on, make_world, manifest
 
 pytestmark = pytest.mark.system

@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from models.bundle import load_bundle
+from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
 from pipeline.stages import train_bundle

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from features.matrix.matrix import FeatureMatrix
-from models.bundle import save_bundle
+from models.bundle.store import save_bundle
 from models.sliding import fit_final
 from pipeline.health import Health, check_health
 from pipeline.matrix_stage import make_matrix

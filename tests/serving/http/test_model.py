@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.bundle import load_bundle, save_bundle
+from models.bundle.store import load_bundle, save_bundle
 from serving.http.model import ModelHolder, load_model
 from serving.http.rows import FeatureRows
 from tests.models.small_models import fitted_models, rows

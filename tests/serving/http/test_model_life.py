@@ -15,8 +15,8 @@ import pandas as pd
 import pytest
 
 from features.errors import InputError
-from models import bundle as bundles_module
-from models.bundle import Bundle, save_bundle
+from models.bundle import store as bundles_module
+from models.bundle.store import Bundle, save_bundle
 from serving.champion.local_copy import ChampionCopy, named_bundle
 from serving.champion.sources import FolderBundle, NamedBundle, NotNamedYet
 from serving.champion.state_folder import StateFolder

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.bundle import Bundle, save_bundle
-from models.explanation import attribute_score, members_of, weights_in
+from models.bundle.store import Bundle, save_bundle
+from models.explanation.members import attribute_score, members_of, weights_in
 from tests.models.small_models import fitted_models, rows
 from tests.serving.http.world import running, wait
 

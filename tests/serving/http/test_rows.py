@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.bundle import save_bundle
+from models.bundle.store import save_bundle
 from serving.http.settings import ServiceSettings
 from tests.models.small_models import COLUMNS, fitted_models, rows
 from tests.serving.http.world import NOW, Client, Running, running, small_fleet, wait, write_scores

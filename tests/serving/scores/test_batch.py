@@ -15,7 +15,7 @@ import pytest
 from features.config import FeatureSection
 from features.errors import InputError
 from features.times import milliseconds
-from models.bundle import save_bundle
+from models.bundle.store import save_bundle
 from policy.risk_record import RiskRecord
 from policy.tiers import TierThresholds
 from serving.champion.model_source import ServedModel

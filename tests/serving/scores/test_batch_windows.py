@@ -12,7 +12,7 @@ import pytest
 
 from features.config import SequenceSection
 from features.errors import InputError
-from models.bundle import Bundle
+from models.bundle.store import Bundle
 from models.sequence.windows import SequenceMatrix, WindowedMatrix
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows

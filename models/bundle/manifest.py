@@ -13,12 +13,12 @@ from typing import Any, Final, Literal
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.bundle_files import check_seal, damaged
+from models.bundle.files import check_seal, damaged
+from models.bundle.library_versions import check_libraries
 from models.calibrator import Calibrator
 from models.combining import Stacker
 from models.config import CASCADE, COMBINERS
 from models.horizon_map import HorizonMap
-from models.libraries import check_libraries
 
 FORMAT: Final = 3
 """Version of the bundle's layout; a reader refuses any other."""

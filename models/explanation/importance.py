@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from models.explanation import explained_by
+from models.explanation.members import explained_by
 from models.fitted import FittedModels
 from models.ranking import Ints
 from models.training_set import Matrix

@@ -13,7 +13,7 @@ import mlflow.exceptions
 import numpy as np
 import pandas as pd
 
-from models.bundle import load_bundle
+from models.bundle.store import load_bundle
 
 
 class BundleModel(mlflow.pyfunc.PythonModel):

@@ -25,11 +25,11 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
 from models.baselines import Baseline
+from models.explanation.reasons import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN
 from models.learners import THREADS
 from models.metrics import Floats
 from models.odds import logit
 from models.prepared import PreparedClassifier
-from models.reasons import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN
 from models.sequence.tabular import inner_of
 
 __all__ = ["ADDITIVE", "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "contributions", "explainable"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from features.errors import InputError
-from models.registry import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent
+from models.registry.store import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent
 
 HISTORY_TAG = "predrain.champions"
 """Tag of a registered model: its champions' versions in order, as a JSON list."""

@@ -1,6 +1,6 @@
 """Why a unit was alerted: what each feature added to the model's score, and the largest additions in plain words.
 
-How one learner's score is taken apart stands in :mod:`models.contributions`. An ensemble's is the sum of its members'
+See :mod:`models.explanation.contributions` for one learner's score. An ensemble's is the sum of its members'
 additions, each weighed as the ensemble weighs its score: exact for ``stacked`` and ``mean_log_odds``, whose score is
 that sum; for ``mean_rank``, ``min_votes`` and ``intersection``, which join ranks, the plain mean. A cascade's score is
 its last stage's, or the mean of all. It costs about half a millisecond a row and tree member, so only alerts are
@@ -16,10 +16,8 @@ import numpy as np
 
 from features.vocabulary import FeatureColumn
 from models.config import BASELINES, CASCADE, COMBINERS
-from models.contributions import contributions, explainable
-from models.fitted import FittedModels
-from models.metrics import Floats
-from models.reasons import (
+from models.explanation.contributions import contributions, explainable
+from models.explanation.reasons import (
     GRADIENTS,
     LINEAR,
     OCCLUSION,
@@ -33,6 +31,8 @@ from models.reasons import (
     largest,
     told_as,
 )
+from models.fitted import FittedModels
+from models.metrics import Floats
 
 __all__ = [
     "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "Explanation", "Reason", "attribute_score",

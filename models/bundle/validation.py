@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from features.errors import InputError
+from models.bundle.manifest import FittedFacts
 from models.config import CASCADE, COMBINERS
-from models.manifest import FittedFacts
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -57,7 +57,7 @@ class LoadedLightGBM:
 def write_learner(name: str, learner: Any, path: Path) -> None:
     """Write a fitted learner.
 
-    ``name``: which learner, one of :data:`models.manifest.SUFFIXES`.
+    ``name``: which learner, one of :data:`models.bundle.manifest.SUFFIXES`.
     ``learner``: Fitted, or loaded by :func:`read_learner`.
     ``path``: the file; the same learner gives the same bytes.
     Raises ``OSError`` if it cannot be written.
@@ -78,7 +78,7 @@ def write_learner(name: str, learner: Any, path: Path) -> None:
 def read_learner(name: str, content: bytes, where: str) -> Any:
     """Read a fitted learner.
 
-    ``name``: which learner, one of :data:`models.manifest.SUFFIXES`.
+    ``name``: which learner, one of :data:`models.bundle.manifest.SUFFIXES`.
     Returns: has ``predict_proba``; its probabilities are bit-identical to those of the learner that was written.
     Raises ``InputError`` if the file is not what it should be or holds a type that is not trusted.
     """

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from features.times import milliseconds
-from models.explanation import attribute_score, explain, members_of, weights_in
+from models.explanation.members import attribute_score, explain, members_of, weights_in
 from models.fitted import FittedModels
 from models.precedent_table import precedent_facts
 from models.precedents import PrecedentLibrary

@@ -24,13 +24,9 @@ import numpy as np
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.baselines import make_baseline
-from models.bundle_files import SEAL, read_files, sealed
-from models.cascade import CascadeEnsemble
-from models.config import SEQUENCE
-from models.drift.reference import Reference
-from models.fitted import FittedModels
-from models.libraries import running_versions
-from models.manifest import (
+from models.bundle.files import SEAL, read_files, sealed
+from models.bundle.library_versions import running_versions
+from models.bundle.manifest import (
     FORMAT,
     MANIFEST,
     CascadeFacts,
@@ -43,13 +39,17 @@ from models.manifest import (
     read_manifest,
     stage_file,
 )
-from models.model_card import model_card
-from models.native import read_learner, write_learner
+from models.bundle.model_card import model_card
+from models.bundle.serialization import read_learner, write_learner
+from models.bundle.validation import check_file, check_fitted, load_checked
+from models.cascade import CascadeEnsemble
+from models.config import SEQUENCE
+from models.drift.reference import Reference
+from models.fitted import FittedModels
 from models.precedents import PrecedentLibrary
 from models.sequence.extra import versions
 from models.sequence.layout import window_of
 from models.sequence.tabular import FirstColumns
-from models.structure import check_file, check_fitted, load_checked
 
 CARD = "MODEL_CARD.md"
 PRECEDENTS = "precedents.parquet"

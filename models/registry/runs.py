@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from models.registry import experiment_id, opened_store
+from models.registry.store import experiment_id, opened_store
 
 FINGERPRINT = "predrain.fingerprint"
 """Tag that holds the digest of all that a run records."""

@@ -1,4 +1,4 @@
-"""MLflow: every run recorded, every bundle a model version; imported here and in ``models/pyfunc.py`` only.
+"""MLflow: every run recorded, every bundle a model version; imported here and in ``models/registry/pyfunc.py`` only.
 
 The store is a database (``sqlite:///``); MLflow 3 refuses its old folder of files. Nothing leaves the machine:
 telemetry is switched off before the import. Other modules reach MLflow through :func:`opened_store`.
@@ -55,7 +55,7 @@ def log_run(
     ``name``: name of the run; by default MLflow makes one up.
     Raises ``InputError`` if the store cannot be used.
     """
-    from models.run_log import fill_run  # noqa: PLC0415 - it builds on this module
+    from models.registry.runs import fill_run  # noqa: PLC0415 - it builds on this module
 
     with opened_store(tracking_uri) as mlflow:
         client = mlflow.MlflowClient()
@@ -67,14 +67,14 @@ def log_run(
 def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str, alias: str = CHALLENGER) -> int:
     """Register a bundle as a version of a model and give it an alias.
 
-    The version is a pyfunc logged from code (``models/pyfunc.py``) whose only artifact is the bundle's folder:
+    The version is a pyfunc logged from code (``models/registry/pyfunc.py``) whose only artifact is the bundle's folder:
     nothing is pickled, and ``mlflow models serve`` answers with risks. A bundle that is a version already is not
     registered again: the alias moves to that version.
 
     ``model``: name of the registered model; made where it does not exist.
     Raises ``InputError`` if the bundle is not whole, or the store cannot be used.
     """
-    from models.bundle import load_bundle  # noqa: PLC0415 - who only records runs needs no learner libraries
+    from models.bundle.store import load_bundle  # noqa: PLC0415 - who only records runs needs no learner libraries
 
     loaded = load_bundle(bundle)
     with opened_store(tracking_uri) as mlflow:
@@ -101,7 +101,7 @@ def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str,
 def move_alias(tracking_uri: str, model: str, alias: str, version: int) -> None:
     """Give an alias to a version of a model, taking it from the one that had it.
 
-    ``alias``: such as :data:`CHALLENGER`; the champion is moved by :mod:`models.champion`, which keeps its history.
+    ``alias``: such as :data:`CHALLENGER`; :mod:`~models.registry.champion` moves the champion, and keeps a history.
     Raises ``InputError`` if there is no such model or version.
     """
     with opened_store(tracking_uri) as mlflow:

@@ -31,7 +31,7 @@ LARGE = "--whole"
 """An option that is left out of the quick run: gigabytes of disk, and minutes."""
 
 RUNS = (
-    "simulate", "parquet_layout", "parse_exporter_page", "backfill_prometheus", "collect_exporters", "fold_cost",
+    "simulate", "parquet_layout", "backfill_prometheus", "collect_exporters", "fold_cost",
     "features_extend_day", "batch_scoring", "http_predict", "decide_fleet",
     "jobs_saved", "features_file_to_file", "features_out_of_core", f"features_out_of_core {LARGE}",
     "features_window_length", "sliding_refit", "dask_scaling", "actuate_kubernetes", "actuate_slurm",

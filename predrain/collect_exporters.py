@@ -61,8 +61,7 @@ def exporters(
 ) -> None:
     """Scrape dcgm-exporter's and AMD's pages until SIGTERM. How the scraping goes is telemetry too.
 
-    Several collectors of one dataset share the targets: each is scraped by one, and when that one dies another takes
-    over within an interval.
+    Of several collectors with the same --targets on one dataset one scrapes; when it ends, another takes over.
 
     Example: predrain collect exporters --targets gpu-nodes.txt --interval 30s --dataset fleet
     """
@@ -82,22 +81,22 @@ def exporters(
 
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
+        from telemetry.collect.exporters.collector import ScrapeSettings
+        from telemetry.collect.exporters.service import ExporterOptions, collect_exporters
         from telemetry.collect.series.mapping import load_source_mapping
-        from telemetry.exporters.credentials import Credentials
-        from telemetry.exporters.service import ExporterOptions, collect_exporters
-        from telemetry.exporters.settings import ScrapeSettings
-        from telemetry.exporters.target_lists import read_target_options
+        from telemetry.http import connect_to
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         options = ExporterOptions(
             dataset=dataset,
-            targets=read_target_options(targets),
+            targets=tuple(targets),
             channels=resolve_channels(load_params(params_files(params)).channels),
             mapping=load_source_mapping(mapping),
             settings=ScrapeSettings(seconds["--interval"], seconds["--timeout"], concurrency),
             node_from=node_from.value,
-            credentials=Credentials(bearer_token_file, basic_auth_file),
-            ca_file=ca_file,
+            connection=connect_to(
+                "http://targets", bearer_token_file=bearer_token_file, basic_auth_file=basic_auth_file, ca_file=ca_file
+            ),
             listen=listen,
         )
         show(asyncio.run(collect_exporters(options, once=once)), as_json=as_json)

@@ -192,7 +192,7 @@ def _source(
     if path.is_file():
         return observe_file(path, channels=known, mapping=source_mapping)
 
-    from telemetry.exporters.targets import parse_target
+    from telemetry.collect.exporters.targets import parse_target
     from telemetry.http import Connection
 
     target = parse_target(source, "SOURCE, which is no file")

@@ -174,11 +174,14 @@ def client(connection: Connection, *, timeout_s: float, concurrency: int = 10) -
     return httpx.Client(**_options(connection.url, connection.tls(), timeout_s, concurrency))
 
 
-def async_client(connection: Connection, *, timeout_s: float, concurrency: int = 10) -> httpx.AsyncClient:
+def async_client(
+    connection: Connection, *, timeout_s: float, concurrency: int = 10, use_proxies: bool = True
+) -> httpx.AsyncClient:
     """Return an asynchronous client; ``concurrency`` bounds its connections."""
     import httpx  # noqa: PLC0415
 
-    return httpx.AsyncClient(**_options(connection.url, connection.tls(), timeout_s, concurrency))
+    options = _options(connection.url, connection.tls(), timeout_s, concurrency)
+    return httpx.AsyncClient(**(options if use_proxies else options | {"trust_env": False}))
 
 
 def _options(url: str, tls: ssl.SSLContext, timeout_s: float, concurrency: int) -> dict[str, Any]:

@@ -7,10 +7,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from telemetry.channels import is_sentinel
+from telemetry.collect.series.exposition import is_openmetrics, parse_line
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.unused import unused_reason
-from telemetry.exposition.grammar import END_OF_PAGE, is_openmetrics, parse_line
-from telemetry.exposition.tokens import GrammarError
 
 XID_METRICS = (XID_COUNT_METRIC,)
 """Metrics of the exporter that tell single XIDs and that predrain reads."""
@@ -64,23 +63,21 @@ def read_lines(body: bytes, catalogue: SeriesCatalogue) -> PageLines:
     Returns: lines that are not of the format are counted and do not hide the others.
     """
     text = body.decode("utf-8", "replace")
-    openmetrics = is_openmetrics(body)
+    openmetrics = is_openmetrics(text)
     found = PageLines(whole=openmetrics or not text or text.endswith("\n"))
     metrics = catalogue.metric_names()
     lines = text.split("\n")
     for number, raw in enumerate(lines[:MAX_LINES], start=1):
         line = raw.removesuffix("\r")
-        if not line.strip() or (openmetrics and line == END_OF_PAGE):
-            continue
         if line.startswith("#"):
             found.xid_metric = found.xid_metric or any(name in line for name in XID_METRICS)
             continue
         try:
-            sample = parse_line(line, number, openmetrics=openmetrics)
-        except GrammarError as error:
+            sample = parse_line(line, openmetrics=openmetrics)
+        except ValueError as error:
             found.fault_count += 1
             if len(found.faults) < 3:
-                found.faults.append(str(error))
+                found.faults.append(f"line {number}: {error}")
             continue
         if sample is not None:
             _take(found, catalogue, metrics, sample.name, sample.labels, sample.value, sample.timestamp_ms)

@@ -65,11 +65,12 @@ def application(receiver: Receiver) -> Starlette:
     return Starlette(routes=receiver.routes(), lifespan=lifespan)
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
     """uvicorn's server, which leaves the signals to :func:`serve` (it would raise them again after its end)."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
+        """Capture none."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -79,7 +80,8 @@ class _Server(uvicorn.Server):
             each.listen(_BACKLOG)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket bound to the address; raises InputError if it is taken or not of this machine."""
     try:
         # with its protocol: asyncio switches off the delay of small answers only on sockets that say TCP
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -124,8 +126,8 @@ def serve(receiver: Receiver, host: str, port: int, *, started: Callable[[int], 
         timeout_graceful_shutdown=_GRACE_S,
         lifespan="on",
     )
-    listener = _listen(host, port)
-    server = _Server(config)
+    listener = listen(host, port)
+    server = QuietServer(config)
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -7,10 +7,10 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from telemetry.collect.exporters.targets import DEFAULT_PATH, Target
 from telemetry.collect.kubernetes.api import Api, Object, Refused, Unreachable
 from telemetry.collect.kubernetes.client import connect, not_allowed, unreachable
 from telemetry.errors import InputError
-from telemetry.exporters.targets import DEFAULT_PATH, Target
 
 _SLICE_VERSIONS: Final = ("v1", "v1beta1")
 _SERVICE_LABEL: Final = "kubernetes.io/service-name"

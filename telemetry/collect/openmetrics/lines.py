@@ -18,12 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from telemetry.collect.series.exposition import Sample, parse_line
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.unused import unused_reason
 from telemetry.errors import InputError
-from telemetry.exposition.grammar import parse_line
-from telemetry.exposition.labels import read_series
-from telemetry.exposition.tokens import GrammarError
 
 NO_TIME: Final = "line without a time stamp"
 BAD_LINE: Final = "line that cannot be read"
@@ -188,7 +186,9 @@ class DumpReader:
             return np.array(index, np.int32), ms, numbers
         good: list[tuple[int, float, int]] = []
         for number, time, value in zip(index, times, values, strict=True):
-            self._parse(b"x " + value + b" " + time, number, good)
+            sample = self._parse(b"x " + value + b" " + time)
+            if sample is not None:
+                self._take(sample, number, good)
         odd.extend(good)
         return np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.float64)
 
@@ -199,33 +199,35 @@ class DumpReader:
             return None
         if self._in_seconds is None:
             self._in_seconds = _is_seconds(stripped.rsplit(None, 1)[-1])
-        try:
-            text = line.decode()
-            name, labels, end = read_series(text)
-        except (GrammarError, UnicodeDecodeError) as error:
-            self._fault(error)
+        sample = self._parse(line)
+        if sample is None:
             return None
-        head = text[:end].encode()
-        number = self._number(name, labels)
-        if head == parts[0] and _REST.fullmatch(line[len(head) :]):
-            self._heads[head] = number
+        number = self._number(sample.name, sample.labels)
+        if (
+            len(parts) == 3
+            and b" # {" not in line
+            and _REST.fullmatch(line[len(parts[0]) :])
+            and _is_head(parts[0], sample)
+        ):
+            self._heads[parts[0]] = number
             return number
-        if number < 0:
-            self.left_out[self._reasons[~number]] += 1
-        else:
-            self._parse(line, number, odd)
+        self._take(sample, number, odd)
         return None
 
-    def _parse(self, line: bytes, number: int, odd: list[tuple[int, float, int]]) -> None:
-        try:
-            sample = parse_line(line.decode().strip(), self.lines, openmetrics=bool(self._in_seconds))
-        except (GrammarError, UnicodeDecodeError) as error:
-            self._fault(error)
-            return
-        if sample is None or sample.timestamp_ms is None:
+    def _take(self, sample: Sample, number: int, odd: list[tuple[int, float, int]]) -> None:
+        if number < 0:
+            self.left_out[self._reasons[~number]] += 1
+        elif sample.timestamp_ms is None:
             self.left_out[NO_TIME] += 1
         else:
             odd.append((number, sample.value, sample.timestamp_ms))
+
+    def _parse(self, line: bytes) -> Sample | None:
+        try:
+            return parse_line(line.decode(), openmetrics=bool(self._in_seconds))
+        except (ValueError, UnicodeDecodeError) as error:
+            self._fault(error)
+            return None
 
     def _fault(self, error: Exception) -> None:
         self.left_out[BAD_LINE] += 1
@@ -248,6 +250,15 @@ class DumpReader:
             self._reason_numbers[reason] = len(self._reasons)
             self._reasons.append(reason)
         return ~self._reason_numbers[reason]
+
+
+def _is_head(text: bytes, sample: Sample) -> bool:
+    """Whether a text before the numbers is the whole series of a sample: a label's value may hold blanks."""
+    try:
+        series = parse_line(text.decode() + " 0")
+    except (ValueError, UnicodeDecodeError):
+        return False
+    return series is not None and (series.name, series.labels) == (sample.name, sample.labels)
 
 
 def _is_seconds(text: bytes) -> bool:

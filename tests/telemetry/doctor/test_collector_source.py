@@ -8,26 +8,21 @@ from typing import Any
 import pytest
 
 from telemetry.channels import CATALOGUE
+from telemetry.collect.exporters.page import PageReader
+from telemetry.collect.exporters.targets import Target
+from telemetry.collect.exporters.watch import TargetWatch
+from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.doctor.collector_source import observe_collector
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.text import as_text
 from telemetry.errors import InputError
-from telemetry.exporters.status import target_state
-from telemetry.exporters.targets import Target
-from telemetry.exporters.watch import TargetWatch
-from telemetry.exposition.page import PageRows
 from tests.telemetry.doctor.looks import NOW
-
-
-class NoReader:
-    def read(self, body: bytes, at_ms: int, *, openmetrics: bool | None = None, whole: bool = True) -> PageRows:
-        raise NotImplementedError
 
 
 def target(**given: Any) -> dict[str, Any]:
     """Give what the collector writes of a target, with changes."""
-    watch = TargetWatch(Target("http://n:9400/metrics"), NoReader(), 150.0)
-    whole = target_state(watch, 0.0)
+    watch = TargetWatch(Target("http://n:9400/metrics"), PageReader(SeriesCatalogue(CATALOGUE)), 150.0)
+    whole = watch.as_state(0.0)
     unknown = set(given) - set(whole)
     assert unknown == set(), "the collector does not write these"
     return whole | {"collector": "host:1", "seen_at": NOW.isoformat(), "scrapes": 100} | given

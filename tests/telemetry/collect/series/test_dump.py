@@ -15,11 +15,11 @@ from telemetry.channels import CATALOGUE
 from telemetry.collect.openmetrics.dump import DumpResult, land_dump
 from telemetry.collect.openmetrics.lines import BAD_LINE, BAD_TIME, NO_TIME
 from telemetry.collect.openmetrics.spill import Spill
+from telemetry.collect.series.exposition import parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import assemble
 from telemetry.errors import InputError
-from telemetry.exposition.grammar import parse_page
 from telemetry.landing.folder import Landing
 
 T0 = 1_772_323_200
@@ -56,7 +56,10 @@ def landed(folder: Path, kind: str = "samples") -> list[dict[str, Any]]:
 
 def plain(text: str) -> dict[tuple[str, int], dict[str, float]]:
     rows: dict[tuple[str, int], dict[str, float]] = {}
-    for sample in parse_page(text, openmetrics=True):
+    for line in text.splitlines():
+        sample = parse_line(line, openmetrics=True)
+        if sample is None:
+            continue
         channel = SeriesCatalogue(CATALOGUE).metric_names()[sample.name]
         assert sample.timestamp_ms is not None
         rows.setdefault((sample.labels["UUID"], sample.timestamp_ms), {})[channel] = sample.value

@@ -1,11 +1,8 @@
 """Rounds of scraping in virtual time, with a network made of functions."""
 
 import asyncio
-import gc
 import logging
-import tracemalloc
 from collections import Counter
-from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,18 +12,17 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
+from telemetry.collect.exporters.collector import ScrapeSettings
+from telemetry.collect.exporters.scraping import ScrapeError
+from telemetry.collect.exporters.targets import Target
 from telemetry.errors import InputError
 from telemetry.event_runs import is_from_exporter
-from telemetry.exporters import newest, sighting_news, xid_rises
-from telemetry.exporters.failures import ScrapeError
-from telemetry.exporters.settings import ScrapeSettings
-from telemetry.exporters.targets import Target
 from telemetry.landing.folder import Landing
-from tests.telemetry.exporters.exporter_pages import (
+from tests.telemetry.collect.exporters.exporter_pages import (
     START,
     FakeFetcher,
-    FleetClock,
     exporter_page,
+    fleet_time,
     landed,
     make_collector,
     run_for,
@@ -57,7 +53,7 @@ def test_every_target_is_scraped_once_an_interval_at_a_time_of_its_own(tmp_path:
         assert min(thirds.values()) > 0.15 * len(fetcher.calls)
         assert (collector.counts.late, collector.counts.failed) == (0, 0)
         rows = landed(tmp_path, "samples")
-        assert rows.num_rows == 2 * len(fetcher.calls) == collector.holding.landed_rows
+        assert rows.num_rows == 2 * len(fetcher.calls) == collector.counts.rows_landed
 
     run_virtual(work)
 
@@ -117,37 +113,6 @@ def test_failures_are_told_by_the_next_good_row(tmp_path: Path, caplog: pytest.L
         "n1:9400 cannot be scraped: timeout: no page",
         "n1:9400 is scraped again, after 2 failures",
     ]
-
-
-def test_a_dead_target_is_asked_once_in_four_intervals_and_comes_back(tmp_path: Path) -> None:
-    def answer(url: str, number: int) -> str | Exception:
-        return ScrapeError("refused", "nobody") if number < 20 else moving(url, number)
-
-    async def work() -> None:
-        fetcher = FakeFetcher(answer)
-        await run_for(make_collector(tmp_path, fetcher, ["n1"]), 3600)
-        at = [when for when, _ in fetcher.calls]
-        gaps = [b - a for a, b in pairwise(at)]
-        assert gaps[0] == pytest.approx(30, abs=0.1)
-        assert max(gaps) <= 120.1
-        assert all(90 <= gap <= 120.1 for gap in gaps[2:19])
-        assert all(gap == pytest.approx(30, abs=0.1) for gap in gaps[21:])
-
-    run_virtual(work)
-
-
-def test_a_server_that_asks_for_rest_gets_it(tmp_path: Path) -> None:
-    def answer(url: str, number: int) -> str | Exception:
-        busy = ScrapeError("status", "HTTP status 503", retry_after_s=200)
-        return busy if number == 0 else moving(url, number)
-
-    async def work() -> None:
-        fetcher = FakeFetcher(answer)
-        await run_for(make_collector(tmp_path, fetcher, ["n1"]), 400)
-        first, second = [when for when, _ in fetcher.calls][:2]
-        assert 200 <= second - first < 231
-
-    run_virtual(work)
 
 
 def test_a_repeated_page_lands_once_and_a_hung_one_is_a_gap(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -247,43 +212,15 @@ def test_a_page_that_says_nothing_is_a_failure(tmp_path: Path, answer: str, kind
     assert landed(tmp_path, "samples").num_rows == 0
 
 
-def test_a_clock_that_is_set_gives_no_two_rows_of_one_time_and_none_out_of_order(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    clock = FleetClock()
-
-    async def work() -> Any:
-        loop = asyncio.get_running_loop()
-        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1"], clock=clock)
-        loop.call_later(100, lambda: setattr(clock, "offset", timedelta(seconds=-65)))
-        loop.call_later(400, lambda: setattr(clock, "offset", timedelta(hours=2)))
-        await run_for(collector, 600)
-        return collector
-
-    with caplog.at_level(logging.WARNING):
-        collector = run_virtual(work)
-    rows = [row for row in landed(tmp_path, "samples").to_pylist() if row["gpu"] == "GPU-n1-0"]
-    times = [row["timestamp"] for row in rows]
-    assert times == sorted(set(times))
-    assert 2 <= collector.newest.dropped / 2 <= 3
-    assert len(rows) == 20 - collector.newest.dropped / 2
-    assert collector.clock.jumps == 2
-    jumps = [record.message for record in caplog.records if "clock was set" in record.message]
-    assert len(jumps) == 2
-    assert jumps[0].startswith("this machine's clock was set back by 65.0 s")
-    assert jumps[1].startswith("this machine's clock was set forward by 7265.0 s")
-
-
 class FullDisk:
     """A landing whose disk is full for a while."""
 
-    def __init__(self, root: Path, clock: FleetClock, full: tuple[float, float]) -> None:
+    def __init__(self, root: Path, full: tuple[float, float]) -> None:
         self.inner = Landing(root, writer="exporters")
-        self.clock = clock
         self.full = full
 
     def land(self, kind: Any, table: pa.Table) -> object:
-        since = (self.clock.now() - START).total_seconds()
+        since = (fleet_time() - START).total_seconds()
         if self.full[0] <= since < self.full[1]:
             raise InputError("the disk is full", "test", "Free space.")
         return self.inner.land(kind, table)
@@ -291,9 +228,8 @@ class FullDisk:
 
 def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work() -> Any:
-        clock = FleetClock()
-        disk = FullDisk(tmp_path, clock, (60, 400))
-        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1", "n2"], clock=clock, landing=disk)
+        disk = FullDisk(tmp_path, (60, 400))
+        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1", "n2"], landing=disk)
         assert await run_for(collector, 600)
         return collector
 
@@ -312,16 +248,15 @@ def test_a_full_disk_is_waited_for_and_loses_nothing(tmp_path: Path, caplog: pyt
 
 def test_a_disk_that_stays_full_drops_the_oldest_and_says_so(tmp_path: Path) -> None:
     async def work() -> Any:
-        clock = FleetClock()
-        disk = FullDisk(tmp_path, clock, (0, 1e9))
+        disk = FullDisk(tmp_path, (0, 1e9))
         limits = ScrapeSettings(max_held_rows=10)
-        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1"], clock=clock, landing=disk, settings=limits)
+        collector = make_collector(tmp_path, FakeFetcher(moving), ["n1"], landing=disk, settings=limits)
         assert not await run_for(collector, 600)
         return collector
 
     collector = run_virtual(work)
-    assert collector.holding.rows == 10
-    assert collector.holding.rows + collector.holding.dropped_rows == 2 * collector.counts.scrapes
+    assert collector.rows_held == 10
+    assert collector.rows_held + collector.counts.rows_dropped == 2 * collector.counts.scrapes
 
 
 def test_an_error_of_ours_in_one_page_does_not_stop_the_others(tmp_path: Path) -> None:
@@ -348,66 +283,7 @@ def test_a_page_of_thousands_of_gpus_is_no_page_of_a_node(tmp_path: Path) -> Non
         collector = make_collector(tmp_path, FakeFetcher(lambda *_: page), ["n1"])
         await collector.once()
         (watch,) = collector.watches.values()
-        assert str(watch.last_failure) == "too_large: the page tells of 5000 GPUs, over 4096"
+        assert str(watch.last_failure) == "too_large: the page has 5000 GPUs, over 4096"
 
     run_virtual(work)
     assert landed(tmp_path, "samples").num_rows == 0
-
-
-def test_labels_that_are_new_on_every_page_fill_no_memory(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    caplog.set_level(logging.CRITICAL)
-    for module in (newest, xid_rises, sighting_news):
-        monkeypatch.setattr(module, "_MAX_KEPT" if module is newest else "_MAX_KNOWN", 500)
-
-    def answer(_: str, number: int) -> str:
-        return exporter_page(f"bomb{number}", number, gpus=50)
-
-    async def work() -> Any:
-        collector = make_collector(tmp_path, FakeFetcher(answer), ["n1"], settings=ScrapeSettings(land_every_s=900))
-        await run_for(collector, 30 * 60)
-        return collector
-
-    collector = run_virtual(work)
-    (watch,) = collector.watches.values()
-    assert landed(tmp_path, "samples").num_rows == 50 * collector.counts.good >= 50 * 59
-    assert len(collector.newest._newest_ms) <= 550
-    assert len(watch._xids._gpus) <= 600
-    assert len(watch._news._rows) <= 600
-
-
-@pytest.mark.system
-def test_memory_is_flat_over_hours(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    sizes: list[int] = []
-    caplog.set_level(logging.CRITICAL)  # pytest keeps each record
-
-    async def work() -> None:
-        def answer(url: str, number: int) -> str | Exception:
-            if number % 17 == 5:
-                return ScrapeError("timeout", f"no page {number}")
-            return exporter_page(node_of(url), number, xids={number % 50: 1 + number % 3})
-
-        fetcher = FakeFetcher(answer)
-
-        async def forget(collector: Any) -> None:
-            fetcher.calls.clear()
-            if len(fetcher.number) == 3 and collector.counts.scrapes % 60 < 3:
-                gc.collect()
-                sizes.append(tracemalloc.get_traced_memory()[0] + pa.total_allocated_bytes())
-
-        class Nowhere:
-            def land(self, kind: Any, table: pa.Table) -> object:
-                return None
-
-        collector = make_collector(tmp_path, fetcher, ["n1", "n2", "n3"], landing=Nowhere(), on_round=forget)
-        await run_for(collector, 30 * 160)
-        assert collector.counts.scrapes > 450
-
-    tracemalloc.start()
-    try:
-        run_virtual(work)
-    finally:
-        tracemalloc.stop()
-    late, early = max(sizes[-5:]), max(sizes[5:10])
-    assert late < 1.1 * early + 50_000, sizes

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.telemetry.exporters.exporter_pages import exporter_page
+from tests.telemetry.collect.exporters.exporter_pages import exporter_page
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 
 
 class PageServer:

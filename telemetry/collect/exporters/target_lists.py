@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from telemetry.collect.exporters.targets import Target, parse_target
 from telemetry.errors import InputError
-from telemetry.exporters.targets import Target, parse_target
 from telemetry.yaml_text import read_yaml
 
 _log = logging.getLogger(__name__)

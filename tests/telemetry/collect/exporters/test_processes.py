@@ -1,11 +1,9 @@
-"""Collectors that are real processes: killed at every step of writing, two at once, ended by a signal."""
+"""Collectors that are real processes: two at once, killed, ended by a signal."""
 
 import itertools
 import json
 import signal
 import socket
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -15,19 +13,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.exporters.ownership import Ownership
-from telemetry.exporters.targets import target_hash
-from tests.telemetry.exporters.exporter_pages import landed
-from tests.telemetry.exporters.page_server import ROOT, page_server, start_collector
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from telemetry.exporters.ownership import Ownership
-owner = Ownership(Path(sys.argv[1]))
-print(*[owner.acquire(url) for url in sys.argv[2:]], flush=True)
-time.sleep(60)
-"""
+from tests.telemetry.collect.exporters.exporter_pages import landed
+from tests.telemetry.collect.exporters.page_server import page_server, start_collector
 
 
 def check_whole(live: Path) -> Counter[str]:
@@ -42,71 +29,8 @@ def check_whole(live: Path) -> Counter[str]:
     return Counter(row["gpu"] for row in rows)
 
 
-def test_a_target_belongs_to_one_process_and_is_free_when_that_is_killed(tmp_path: Path) -> None:
-    path = tmp_path / "state" / "lock"
-    urls = [f"http://n{number}:9400/metrics" for number in range(3)]
-    command = [sys.executable, "-c", HOLD, str(path), *urls[:2]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline().split() == ["True", "True"]
-        with Ownership(path) as owner:
-            assert [owner.acquire(url) for url in urls] == [False, False, True]
-            assert [owner.owns(url) for url in urls] == [False, False, True]
-            other.kill()
-            other.wait()
-            assert [owner.acquire(url) for url in urls] == [True, True, True]
-
-
-def test_targets_that_share_a_byte_are_held_until_both_are_given_back(tmp_path: Path) -> None:
-    path = tmp_path / "lock"
-    first = "http://n0:9400/metrics"
-    second = next(
-        url
-        for url in (f"http://n{number}:9400/metrics" for number in itertools.count(1))
-        if target_hash(url) % 8 == target_hash(first) % 8
-    )
-    ask = [sys.executable, "-c", HOLD.replace("owner = Ownership(Path(sys.argv[1]))", "").replace("time.sleep(60)", "")]
-    ask[2] = ask[2].replace("print", "owner = Ownership(Path(sys.argv[1]), positions=8)\nprint")
-
-    def other_may_have(url: str) -> bool:
-        done = subprocess.run([*ask, str(path), url], capture_output=True, text=True, cwd=ROOT, check=True)
-        return done.stdout.strip() == "True"
-
-    with Ownership(path, positions=8) as owner:
-        assert owner.acquire(first)
-        assert owner.acquire(second)
-        owner.release(first)
-        assert not owner.owns(first)
-        assert owner.owns(second)
-        assert not other_may_have(first)
-        owner.release(second)
-        owner.release(second)
-        assert other_may_have(first)
-
-
-def test_a_process_killed_at_any_step_leaves_whole_files_and_nothing_twice(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("kill_points.py")
-    done = subprocess.run(
-        [sys.executable, "-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        check=True,
-        timeout=120,
-    )
-    points = int(done.stdout)
-    assert points >= 30
-    lives = Counter(int(row["energy_mj"] // 1_000_000) for row in landed(tmp_path, "samples").to_pylist())
-    check_whole(tmp_path)
-    # The last life was not killed: it has all its rows, and each life has at least those of the one before.
-    assert lives[points + 1] == max(lives.values()) >= 16
-    counts = [lives[life] for life in range(1, points + 2)]
-    assert counts == sorted(counts)
-    assert json.loads((tmp_path / "state" / "exporters.json").read_text())["targets"].keys() == {"n1:9400", "n2:9400"}
-
-
 @pytest.mark.system
-def test_two_collectors_share_the_targets_and_one_takes_over_from_the_other(tmp_path: Path) -> None:
+def test_of_two_collectors_one_scrapes_and_the_other_takes_over(tmp_path: Path) -> None:
     dataset = tmp_path / "fleet"
     with page_server() as server:
         first = start_collector(dataset, server.targets(4))
@@ -125,7 +49,7 @@ def test_two_collectors_share_the_targets_and_one_takes_over_from_the_other(tmp_
                 process.kill()
                 process.communicate()
         assert second.returncode == 0, err
-        assert "4 of 4 targets are scraped by this process" in err
+        assert "standby: another collector scrapes these targets" in err
         for times in server.requests.values():
             # Two at once would halve the distance between most requests.
             gaps = sorted(b - a for a, b in itertools.pairwise(times))

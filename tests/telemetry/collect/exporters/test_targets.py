@@ -2,11 +2,10 @@ from pathlib import Path
 
 import pytest
 
+from telemetry.collect.exporters.collector import ScrapeSettings
+from telemetry.collect.exporters.target_lists import read_target_options
+from telemetry.collect.exporters.targets import Target, parse_target
 from telemetry.errors import InputError
-from telemetry.exporters.schedule import Schedule
-from telemetry.exporters.settings import ScrapeSettings
-from telemetry.exporters.target_lists import read_target_options
-from telemetry.exporters.targets import Target, parse_target
 
 
 @pytest.mark.parametrize(
@@ -132,14 +131,3 @@ def test_a_timeout_longer_than_the_interval_is_refused() -> None:
         "a timeout of 10 s is longer than the interval of 5 s (--timeout). "
         "Give a timeout of at most the interval: two scrapes of one target never overlap."
     )
-
-
-def test_a_collector_that_is_started_again_goes_on_at_the_same_times() -> None:
-    first = Schedule(30, wall_s=1_000_003.0, monotonic_s=17.0, random=lambda: 0.0)
-    second = Schedule(30, wall_s=1_000_111.0, monotonic_s=5.0, random=lambda: 0.0)
-    for number in range(20):
-        url = f"http://n{number}:9400/metrics"
-        walls = [first.next_slot_s(url, 17.0) - 17.0 + 1_000_003.0, second.next_slot_s(url, 5.0) - 5.0 + 1_000_111.0]
-        assert (walls[0] - walls[1]) % 30 == pytest.approx(0, abs=1e-6) or (walls[0] - walls[1]) % 30 == pytest.approx(
-            30
-        )

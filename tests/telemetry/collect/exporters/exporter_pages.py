@@ -11,16 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.channels import CATALOGUE
+from telemetry.collect.exporters.collector import Collector, ScrapeSettings
+from telemetry.collect.exporters.page import PageReader, fleet_catalogue, target_labels
+from telemetry.collect.exporters.scraping import Page
+from telemetry.collect.exporters.target_lists import FixedTargets
+from telemetry.collect.exporters.targets import Target, parse_target
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.exporters.collector import Collector, Pace
-from telemetry.exporters.fetching import Fetched
-from telemetry.exporters.holding import Holding
-from telemetry.exporters.node_names import TargetCatalogue, fleet_catalogue
-from telemetry.exporters.ownership import Ownership
-from telemetry.exporters.settings import ScrapeSettings
-from telemetry.exporters.target_lists import FixedTargets
-from telemetry.exporters.targets import Target, parse_target
-from telemetry.exposition.page import PageReader
 from telemetry.landing.folder import Landing
 
 START = datetime(2026, 3, 1, tzinfo=UTC)
@@ -70,21 +66,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual_s
 
 
-class FleetClock:
-    """A wall clock that goes with the loop, and can be set."""
-
-    def __init__(self) -> None:
-        self.offset = timedelta()
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self.monotonic() - 1000.0) + self.offset
+def fleet_time() -> datetime:
+    """Return a wall clock that goes with the loop."""
+    return START + timedelta(seconds=asyncio.get_running_loop().time() - 1000.0)
 
 
-async def inline(work: Callable[[], object]) -> object:
-    return work()
+async def inline(work: Callable[..., Any], *given: object) -> Any:
+    return work(*given)
 
 
 Answer = Callable[[str, int], str | Exception]
@@ -99,14 +87,14 @@ class FakeFetcher:
         self.calls: list[tuple[float, str]] = []
         self.number: dict[str, int] = {}
 
-    async def fetch(self, url: str) -> Fetched:
+    async def fetch(self, url: str) -> Page:
         self.calls.append((asyncio.get_running_loop().time(), url))
         number = self.number[url] = self.number.get(url, -1) + 1
         await asyncio.sleep(self.took_s)
         answer = self.answer(url, number)
         if isinstance(answer, Exception):
             raise answer
-        return Fetched(answer.encode(), self.took_s)
+        return Page(answer.encode(), self.took_s)
 
 
 def make_collector(
@@ -114,26 +102,20 @@ def make_collector(
     fetcher: Any,
     targets: list[str | Target],
     *,
-    clock: FleetClock | None = None,
     landing: Any = None,
     settings: ScrapeSettings | None = None,
-    on_round: Callable[[Collector], Awaitable[None]] | None = None,
 ) -> Collector:
-    clock = clock or FleetClock()
-    settings = settings or ScrapeSettings()
     landing = landing or Landing(root, writer="exporters", channels=CATALOGUE)
     fleet = fleet_catalogue(CATALOGUE, SourceMapping())
     made = [each if isinstance(each, Target) else parse_target(each, "test") for each in targets]
     return Collector(
         targets=FixedTargets(made),
-        fetcher=fetcher,
-        holding=Holding(landing, max_rows=settings.max_held_rows),
-        ownership=Ownership(root / "state" / "exporters.lock"),
-        reader_of=lambda target: PageReader(TargetCatalogue(fleet, target, "auto")),
-        settings=settings,
-        pace=Pace(clock.now, clock.monotonic, lambda: 0.5),
+        scraper=fetcher,
+        landing=landing,
+        reader_of=lambda target: PageReader(fleet, target_labels(target, "auto")),
+        settings=settings or ScrapeSettings(),
+        clock=fleet_time,
         run_blocking=inline,
-        on_round=on_round,
     )
 
 

@@ -1,0 +1,294 @@
+"""The loop: every target is scraped once an interval, spread evenly, and what the pages hold lands once an interval."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Protocol
+
+import pyarrow as pa
+
+from telemetry.collect.exporters.page import PageReader
+from telemetry.collect.exporters.scraping import Page, ScrapeError
+from telemetry.collect.exporters.target_lists import TargetList
+from telemetry.collect.exporters.targets import Target, target_hash
+from telemetry.collect.exporters.watch import TargetWatch
+from telemetry.errors import InputError
+from telemetry.landing.tables import Kind
+
+_log = logging.getLogger(__name__)
+
+LATE_S: Final = 1.0
+"""A scrape that starts this long after it was due is late."""
+
+_KINDS: Final[tuple[Kind, ...]] = ("events", "inventory", "samples")
+_PHASES: Final = 1 << 20
+_EARLIEST_AGAIN_S: Final = 5.0
+
+
+class Fetches(Protocol):
+    """Where pages come from: :class:`telemetry.collect.exporters.scraping.Scraper`."""
+
+    async def fetch(self, url: str) -> Page:
+        """Return the page at ``url``; raise ScrapeError."""
+        ...
+
+
+class Lands(Protocol):
+    """What takes the tables: :class:`telemetry.landing.folder.Landing`."""
+
+    def land(self, kind: Kind, table: pa.Table) -> object:
+        """Write a table; raise InputError if the disk is full."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeSettings:
+    """Pace and bounds of a collector.
+
+    ``timeout_s`` is for one scrape, from connecting to the last byte; ``concurrency`` bounds the scrapes under way.
+    Rows are held up to ``max_held_rows`` while nothing can be landed, then the oldest are dropped. A page that is
+    unchanged for more than ``hung_intervals`` is called hung.
+    """
+
+    interval_s: float = 30.0
+    timeout_s: float = 10.0
+    concurrency: int = 512
+    max_held_rows: int = 600_000
+    hung_intervals: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in ("interval_s", "timeout_s"):
+            value = getattr(self, name)
+            if not 0 < value <= 86_400:
+                raise InputError(f"{value:g} s cannot be used", f"--{name[:-2]}", "Give a time between 1s and 1d.")
+        if self.timeout_s > self.interval_s:
+            raise InputError(
+                f"a timeout of {self.timeout_s:g} s is longer than the interval of {self.interval_s:g} s",
+                "--timeout",
+                "Give a timeout of at most the interval: two scrapes of one target never overlap.",
+            )
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the collector did so far; scrapes that its end cut off are neither good nor failed."""
+
+    scrapes: int = 0
+    good: int = 0
+    failed: int = 0
+    late: int = 0
+    repeated: int = 0
+    worst_late_s: float = 0.0
+    rows_landed: int = 0
+    rows_dropped: int = 0
+    events_landed: int = 0
+
+
+class Collector:
+    """Scrapes targets until it is told to stop.
+
+    ``targets`` is read at the start and once an interval; ``reader_of`` makes the reader of a target's pages;
+    ``on_round`` runs after each landing, with the collector: it writes its state; ``run_blocking`` runs what waits for
+    a disk beside the loop.
+    """
+
+    def __init__(
+        self,
+        *,
+        targets: TargetList,
+        scraper: Fetches,
+        landing: Lands,
+        reader_of: Callable[[Target], PageReader],
+        settings: ScrapeSettings,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        on_round: Callable[[Collector], Awaitable[None]] | None = None,
+        run_blocking: Callable[..., Awaitable[Any]] = asyncio.to_thread,
+    ) -> None:
+        self._targets = targets
+        self._scraper = scraper
+        self._landing = landing
+        self._reader_of = reader_of
+        self.settings = settings
+        self.clock = clock
+        self.started_at = clock()
+        self._on_round = on_round
+        self._run_blocking = run_blocking
+        self.watches: dict[str, TargetWatch] = {}
+        self.counts = Counts()
+        self.problem: str | None = None
+        self.is_standby = False
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._held: dict[Kind, list[pa.Table]] = {kind: [] for kind in _KINDS}
+        self._landing_lock = asyncio.Lock()
+
+    @property
+    def rows_held(self) -> int:
+        """Rows of samples that wait to be landed."""
+        return sum(table.num_rows for table in self._held["samples"])
+
+    async def run(self, stop: asyncio.Event) -> bool:
+        """Scrape until ``stop`` is set, then land what is held; return whether everything is on the disk.
+
+        Raises InputError if the targets cannot be read at the start.
+        """
+        await self.refresh_targets()
+        landing = asyncio.create_task(self._keep_landing())
+        others: list[asyncio.Task[Any]] = [
+            asyncio.create_task(stop.wait()),
+            asyncio.create_task(self._keep_refreshing()),
+        ]
+        self._follow_all()
+        try:
+            done, _ = await asyncio.wait([landing, *others], return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()  # a failure of ours must not pass in silence
+        finally:
+            ending = [*others, *self._tasks.values()]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+            async with self._landing_lock:  # a landing under way is let finish: its rows are in nobody else's hands
+                landing.cancel()
+            await asyncio.gather(landing, return_exceptions=True)
+            landed = await self.land()
+        return landed
+
+    async def once(self) -> bool:
+        """Scrape every target once and land it; return whether everything is on the disk."""
+        await self.refresh_targets()
+        try:
+            await asyncio.gather(
+                *(self._scrape(watch, asyncio.get_running_loop().time()) for watch in self.watches.values())
+            )
+        finally:
+            landed = await self.land()
+        return landed
+
+    async def refresh_targets(self) -> None:
+        """Read the targets again; raises InputError if they cannot be read and never could."""
+        targets = await self._run_blocking(self._targets.read)
+        if targets is None:
+            return
+        wanted = {target.url: target for target in targets}
+        for url, watch in list(self.watches.items()):
+            if wanted.get(url) != watch.target:
+                del self.watches[url]
+                if url in self._tasks:
+                    self._tasks.pop(url).cancel()
+        hung_s = self.settings.hung_intervals * self.settings.interval_s
+        for url, target in wanted.items():
+            if url not in self.watches:
+                self.watches[url] = TargetWatch(target, self._reader_of(target), hung_s)
+
+    def _follow_all(self) -> None:
+        for url, watch in self.watches.items():
+            if url not in self._tasks:
+                self._tasks[url] = asyncio.create_task(self._follow(watch))
+
+    async def _follow(self, watch: TargetWatch) -> None:
+        """Scrape one target on its own grid of times; a scrape that takes long skips the times that it missed."""
+        interval_s = self.settings.interval_s
+        phase_s = target_hash(watch.target.url) % _PHASES / _PHASES * interval_s
+        while True:
+            now_s = asyncio.get_running_loop().time()
+            due_s = phase_s + (math.floor((now_s - phase_s) / interval_s) + 1) * interval_s
+            await asyncio.sleep(due_s - now_s)
+            await self._scrape(watch, due_s)
+
+    async def _scrape(self, watch: TargetWatch, due_s: float) -> None:
+        async with self._slots:
+            started_s, at = asyncio.get_running_loop().time(), self.clock()
+            self.counts.worst_late_s = max(self.counts.worst_late_s, started_s - due_s)
+            self.counts.late += started_s - due_s > LATE_S
+            self.counts.scrapes += 1
+            try:
+                rows = watch.take(await self._scraper.fetch(watch.target.url), at, started_s)
+            except ScrapeError as error:
+                self._failed(watch, error, at)
+                return
+            except Exception as error:
+                # A page that breaks our own code must not stop the other thousand targets.
+                _log.exception("%s: its page could not be read", watch.target.address)
+                self._failed(watch, ScrapeError("parse", f"our own error: {type(error).__name__}"), at)
+                return
+        self.counts.good += 1
+        if rows.samples is None:
+            self.counts.repeated += 1
+        for kind, table in (("events", rows.events), ("inventory", rows.inventory), ("samples", rows.samples)):
+            if table is not None and table.num_rows:
+                self._held[kind].append(table)  # type: ignore[index]  # kinds, each
+
+    def _failed(self, watch: TargetWatch, error: ScrapeError, at: datetime) -> None:
+        self.counts.failed += 1
+        watch.failed(error, at)
+
+    async def land(self) -> bool:
+        """Land what is held, and write the state; return whether all rows are on the disk."""
+        async with self._landing_lock:
+            batch, self._held = self._held, {kind: [] for kind in _KINDS}
+            left = await self._run_blocking(self._write, batch)
+            for kind, tables in left.items():
+                self._held[kind] = tables + self._held[kind]
+            self._drop_oldest()
+            if self._on_round is not None:
+                await self._on_round(self)
+            return not left
+
+    def _write(self, batch: dict[Kind, list[pa.Table]]) -> dict[Kind, list[pa.Table]]:
+        """Write one file a kind; return what could not be written."""
+        left: dict[Kind, list[pa.Table]] = {}
+        for kind in _KINDS:
+            if not batch[kind]:
+                continue
+            table = pa.concat_tables(batch[kind], promote_options="default").combine_chunks()
+            try:
+                self._landing.land(kind, table)
+            except (InputError, OSError) as error:
+                if self.problem is None:
+                    _log.error("nothing can be landed, it is tried again: %s", error)
+                self.problem = str(error)
+                left[kind] = [table]
+            except ValueError:
+                # A table that can never land must not keep all others from landing.
+                _log.exception("%d rows of %s cannot land and are dropped", table.num_rows, kind)
+                self.counts.rows_dropped += table.num_rows
+            else:
+                self.counts.rows_landed += table.num_rows if kind == "samples" else 0
+                self.counts.events_landed += table.num_rows if kind == "events" else 0
+        if self.problem is not None and not left:
+            _log.warning("landing works again")
+            self.problem = None
+        return left
+
+    def _drop_oldest(self) -> None:
+        for kind in _KINDS:
+            over = sum(table.num_rows for table in self._held[kind]) - self.settings.max_held_rows
+            if over <= 0:
+                continue
+            _log.error("%d rows of %s are dropped: nothing can be landed for too long", over, kind)
+            self.counts.rows_dropped += over
+            whole = pa.concat_tables(self._held[kind], promote_options="default")
+            self._held[kind] = [whole.slice(over)]
+
+    async def _keep_landing(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.interval_s)
+            await self.land()
+
+    async def _keep_refreshing(self) -> None:
+        while True:
+            await asyncio.sleep(max(self.settings.interval_s, _EARLIEST_AGAIN_S))
+            try:
+                await self.refresh_targets()
+            except InputError as error:
+                _log.error("targets stay as they were: %s", error)
+            except Exception:
+                # A client library's surprise must not stop the scraping of the targets that are known.
+                _log.exception("targets stay as they were")
+            self._follow_all()

@@ -1,0 +1,116 @@
+"""Lines of Prometheus' text format 0.0.4 and of OpenMetrics, read by ``prometheus_client``, faulty ones one by one."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Final, Generic, NamedTuple, TypeVar
+
+from prometheus_client.parser import text_string_to_metric_families
+
+END_OF_PAGE: Final = "# EOF"
+"""The line that ends an OpenMetrics page."""
+
+BAD_LINE: Final = "line that cannot be read"
+TOO_LONG: Final = "line over the length limit"
+TOO_MANY_LINES: Final = "line over the limit of lines"
+"""Reasons why lines of a page are left out."""
+
+_EXEMPLAR: Final = re.compile(r' # \{[^"]*(?:"(?:[^"\\]|\\.)*"[^"]*)*\}[^"]*\Z')
+_HEADS_KEPT: Final = 20_000
+_LINE_CHARACTERS: Final = 16_384
+
+_Identity = TypeVar("_Identity")
+
+
+class Sample(NamedTuple):
+    """One line: ``timestamp_ms`` is since 1970 in UTC, None where the line has none."""
+
+    name: str
+    labels: dict[str, str]
+    value: float
+    timestamp_ms: int | None
+
+
+def is_openmetrics(page: str) -> bool:
+    """Return whether a page of unknown type is OpenMetrics: whether it has a line ``# EOF``."""
+    return page.rstrip("\r\n ").rpartition("\n")[2].rstrip("\r") == END_OF_PAGE or f"\n{END_OF_PAGE}\n" in page
+
+
+def parse_line(line: str, *, openmetrics: bool = False) -> Sample | None:
+    """Read one line; None for a comment and a blank one. Raises ValueError if it is not of the format."""
+    line = line.strip()
+    if not line or line.startswith("#"):
+        return None
+    if " # {" in line:
+        line = _EXEMPLAR.sub("", line)
+    rest = line[line.rfind("}") + 1 :] if line.endswith(tuple("0123456789+-fFnNyY.")) and "}" in line else line
+    if len(rest.split()) > (2 if rest is not line else 3):
+        raise ValueError(f"text after the time stamp: {line[:60]!r}")
+    try:
+        samples = [sample for family in text_string_to_metric_families(line) for sample in family.samples]
+    except (ValueError, IndexError, KeyError, TypeError) as error:
+        raise ValueError(f"{error}: {line[:60]!r}") from error
+    if len(samples) != 1:
+        raise ValueError(f"no sample: {line[:60]!r}")
+    sample = samples[0]
+    stamp = None
+    if sample.timestamp is not None:
+        # The library takes every stamp for milliseconds; OpenMetrics writes seconds.
+        written = float(sample.timestamp) * 1000.0
+        if not math.isfinite(written) or abs(written) > 1e18:
+            raise ValueError(f"time stamp out of range: {line[:60]!r}")
+        stamp = math.floor(round(written * 1000.0, 3)) if openmetrics else round(written)
+    return Sample(sample.name, dict(sample.labels), float(sample.value), stamp)
+
+
+class PageParser(Generic[_Identity]):
+    """Reads the pages of one target; what a series is, ``identify`` is asked once in its life.
+
+    An exporter's lines change only in their numbers, so the text before the number is remembered with its identity.
+    """
+
+    def __init__(self, identify: Callable[[str, dict[str, str]], _Identity]) -> None:
+        self._identify = identify
+        self._known: dict[str, _Identity] = {}
+
+    def read(
+        self, page: str, *, openmetrics: bool, max_lines: int, problems: Counter[str], faults: list[str] | None = None
+    ) -> Iterator[tuple[_Identity, float, int | None]]:
+        """Yield identity, value and time stamp of each line; lines that cannot be used are counted.
+
+        ``faults`` takes what was wrong with the first three.
+        """
+        if len(self._known) > _HEADS_KEPT:  # ever new labels must not fill the memory
+            self._known.clear()
+        lines = page.split("\n")
+        if len(lines) > max_lines + 1:
+            problems[TOO_MANY_LINES] += len(lines) - max_lines
+        for number, line in enumerate(lines[:max_lines], start=1):
+            if not line or line.startswith("#"):
+                continue
+            if len(line) > _LINE_CHARACTERS:
+                problems[TOO_LONG] += 1
+                continue
+            head, brace, rest = line.rpartition("} ")
+            if brace and head in self._known:
+                try:
+                    yield self._known[head], float(rest), None
+                    continue
+                except ValueError:
+                    pass  # a time stamp or a fault: the parser tells
+            try:
+                sample = parse_line(line, openmetrics=openmetrics)
+            except ValueError as error:
+                problems[BAD_LINE] += 1
+                if faults is not None and len(faults) < 3:
+                    faults.append(f"line {number}: {error}")
+                continue
+            if sample is None:
+                continue
+            identity = self._identify(sample.name, sample.labels)
+            if brace and sample.timestamp_ms is None and " # {" not in head:  # no exemplar's braces
+                self._known[head] = identity
+            yield identity, sample.value, sample.timestamp_ms

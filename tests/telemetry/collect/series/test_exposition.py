@@ -1,0 +1,69 @@
+"""Lines of the two text formats, and pages whose faulty lines do not cost the others."""
+
+from collections import Counter
+
+import pytest
+
+from telemetry.collect.series.exposition import BAD_LINE, TOO_MANY_LINES, PageParser, is_openmetrics, parse_line
+
+
+@pytest.mark.parametrize(
+    ("line", "openmetrics", "sample"),
+    [
+        ("x 1", False, ("x", {}, 1.0, None)),
+        ('x{a="b c",d="}"} NaN 1700000000123', False, ("x", {"a": "b c", "d": "}"}, "nan", 1700000000123)),
+        ('x{a="b"} 1 1700000000.5', True, ("x", {"a": "b"}, 1.0, 1700000000500)),
+        (r'x{a="q\"\\\n"} +Inf', False, ("x", {"a": 'q"\\\n'}, "inf", None)),
+        ('{"a.b",c="d"} 5', False, ("a.b", {"c": "d"}, 5.0, None)),
+        ('x_total{a="b"} 3 # {trace="} 1"} 0.5 1700000000.5', True, ("x_total", {"a": "b"}, 3.0, None)),
+        ('x{a="b # {c}"} 1', True, ("x", {"a": "b # {c}"}, 1.0, None)),
+    ],
+)
+def test_lines_are_read(line: str, openmetrics: bool, sample: tuple[object, ...]) -> None:
+    found = parse_line(line, openmetrics=openmetrics)
+    assert found is not None
+    value = found.value if isinstance(sample[2], float) else str(found.value)
+    assert (found.name, found.labels, value, found.timestamp_ms) == sample
+
+
+@pytest.mark.parametrize("line", ["", "  ", "# HELP x text", "# EOF"])
+def test_comments_and_blanks_are_no_samples(line: str) -> None:
+    assert parse_line(line) is None
+
+
+@pytest.mark.parametrize(
+    "line", ["x", 'x{a="b', "x abc", "1x 3", 'x{a="1",a="2"} 3', "x 1_000", 'x{a="b"} 1 2 3', "<html> 1", "x 1 nan"]
+)
+def test_what_is_no_line_of_the_format(line: str) -> None:
+    with pytest.raises(ValueError, match=r".+"):
+        parse_line(line)
+
+
+def test_the_format_is_known_by_the_end_mark() -> None:
+    assert is_openmetrics("x 1\n# EOF\n")
+    assert is_openmetrics("x 1\n# EOF")
+    assert not is_openmetrics("x 1\n# EOF is not here\n")
+    assert not is_openmetrics("x 1\n")
+
+
+def read(parser: PageParser[tuple[str, str]], page: str, **more: int) -> tuple[list[object], Counter[str]]:
+    problems: Counter[str] = Counter()
+    rows = list(parser.read(page, openmetrics=False, problems=problems, max_lines=more.get("max_lines", 100)))
+    return rows, problems
+
+
+def test_a_faulty_line_does_not_cost_the_others_and_a_known_series_is_identified_once() -> None:
+    asked = []
+
+    def identify(name: str, labels: dict[str, str]) -> tuple[str, str]:
+        asked.append(name)
+        return name, labels.get("gpu", "")
+
+    parser = PageParser(identify)
+    page = 'x{gpu="0"} 1\nx{gpu="1" 2\ny{gpu="0"} 3 17\nx{gpu="2"} 4 # {t="a"} 5\n'
+    first = [(("x", "0"), 1.0, None), (("y", "0"), 3.0, 17), (("x", "2"), 4.0, None)]
+    assert read(parser, page) == (first, Counter({BAD_LINE: 1}))
+    again, _ = read(parser, page.replace("1\n", "8\n", 1))
+    assert again == [(("x", "0"), 8.0, None), *first[1:]]
+    assert asked.count("x") == 3  # once, and the line with an exemplar each time
+    assert read(parser, page, max_lines=1)[1][TOO_MANY_LINES] > 0

@@ -1,31 +1,40 @@
-"""A server of the operator's, told by POST: with an idempotency key, bounded in time and tries, without redirects."""
+"""The operator's own servers (told by POST) and commands: an idempotency key, bounded in time and tries."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import http.client
+import http
 import json
 import os
 import signal
-import socket
-import ssl
 import subprocess
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 from scheduler.evacuation.settings import CommandSettings, WebhookSettings, usable
 from scheduler.ports.protocols import Clock
 from scheduler.ports.workloads import TRY_LATER, HookKind, HookReply, reply_of
+from telemetry.errors import InputError
+from telemetry.http import (
+    BodyTooLarge,
+    Connection,
+    HttpError,
+    async_client,
+    bounded_body_async,
+    http_errors_async,
+    retry_after_s,
+    retry_policy,
+)
 
 _LONGEST_ANSWER = 65_536
 _LONGEST_PAUSE_S = 2.0
 # Between two tries; a server that asks for more is asked again in the next round.
+_LONGEST_RETRY_AFTER_S = 3600.0
 _TOO_MANY, _SERVER = 429, 500
 
 
@@ -37,13 +46,10 @@ class Webhook:
     refusal: a token must not follow to another host. Certificates are checked.
     """
 
-    def __init__(
-        self, settings: WebhookSettings, clock: Clock, agent: str, sleep: Callable[[float], None] = time.sleep
-    ) -> None:
+    def __init__(self, settings: WebhookSettings, clock: Clock, agent: str) -> None:
         self._settings = settings
         self._clock = clock
         self._agent = agent
-        self._sleep = sleep
 
     def tell(self, payload: Mapping[str, Any], key: str, url: str | None = None) -> HookReply:
         """Post it; see :class:`scheduler.ports.workloads.Hook`."""
@@ -60,14 +66,18 @@ class Webhook:
         except OSError as error:
             return HookReply("refused", f"the token cannot be read: {error}")
         body = json.dumps(payload, ensure_ascii=False, allow_nan=False).encode()
-        reply = HookReply("timeout", "not tried")
-        for attempt in range(self._settings.attempts):
-            if attempt:
-                self._sleep(min(_LONGEST_PAUSE_S, 0.2 * 4.0**attempt))
-            reply, final = self._once(parts, headers, body)
-            if final:
-                return reply
-        return reply
+        tries = retry_policy(
+            attempts=self._settings.attempts,
+            wait_max_s=_LONGEST_PAUSE_S,
+            on=lambda error: isinstance(error, _AgainError),
+        )
+        try:
+            for attempt in tries:
+                with attempt:
+                    return self._once(parts, headers, body)
+        except _AgainError as error:
+            return error.reply
+        raise AssertionError("unreachable")
 
     def _allowed(self, parts: SplitResult) -> bool:
         own = self._settings.url
@@ -79,68 +89,64 @@ class Webhook:
     def _headers(self, parts: SplitResult, key: str) -> dict[str, str]:
         headers = {
             "Content-Type": "application/json", "Accept": "application/json", "Idempotency-Key": key,
-            "User-Agent": self._agent, "Connection": "close",
+            "User-Agent": self._agent,
         }  # fmt: skip
         own, token = self._settings.url, self._settings.token_file
         if token is not None and own is not None and (parts.scheme, parts.netloc.lower()) == _origin(own):
             headers["Authorization"] = f"Bearer {Path(token).read_text(encoding='ascii').strip()}"
         return headers
 
-    def _once(self, parts: SplitResult, headers: dict[str, str], body: bytes) -> tuple[HookReply, bool]:
+    async def _post(self, where: str, headers: dict[str, str], body: bytes) -> tuple[int, str | None, bytes]:
         seconds = self._settings.timeout.total_seconds()
-        link = _link(parts, seconds)
-        ended = threading.Event()
-        sockets: list[socket.socket] = []  # the link itself lets go of it as soon as the headers are there
+        connection = Connection(where)
+        # a bound on the whole call: a timeout of each read would let a server that drips hold us for ever
+        async with (
+            asyncio.timeout(seconds),
+            http_errors_async(where),
+            async_client(connection, timeout_s=seconds) as session,
+            session.stream("POST", where, content=body, headers=headers) as answer,
+        ):
+            try:
+                said = await bounded_body_async(answer, _LONGEST_ANSWER)
+            except BodyTooLarge:
+                said = b""  # the status alone counts
+            return answer.status_code, answer.headers.get("Retry-After"), said
 
-        def end() -> None:
-            ended.set()
-            for each in sockets:
-                with contextlib.suppress(OSError):
-                    each.shutdown(socket.SHUT_RDWR)
-
-        # the socket's own timeout is of each read: a server that sends a byte now and then would hold us for ever
-        timer = threading.Timer(seconds, end)
-        timer.daemon = True
-        timer.start()
+    def _once(self, parts: SplitResult, headers: dict[str, str], body: bytes) -> HookReply:
+        """Post it once; raises ``_Again`` where another try may help."""
         try:
-            link.connect()
-            assert link.sock is not None
-            sockets.append(link.sock)
-            link.request("POST", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""), body, headers)
-            answer = link.getresponse()
-            said = answer.read(_LONGEST_ANSWER)
-            if ended.is_set() or (answer.length and len(said) < _LONGEST_ANSWER):
-                raise http.client.IncompleteRead(said, answer.length)  # half an answer says nothing
-            return self._answered(answer.status, answer.getheader("Retry-After"), _object(said))
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            why = "no answer in time" if ended.is_set() else f"{type(error).__name__}: {error}"
-            return HookReply("timeout", f"{parts.netloc}: {why}"), False
-        finally:
-            timer.cancel()
-            link.close()
+            status, after, said = asyncio.run(self._post(urlunsplit(parts), headers, body))
+        except TimeoutError:
+            raise _AgainError(HookReply("timeout", f"{parts.netloc}: no answer in time")) from None
+        except (HttpError, InputError, ValueError) as error:
+            raise _AgainError(HookReply("timeout", f"{parts.netloc}: {error}")) from None
+        return self._answered(status, after, _object(said))
 
-    def _answered(self, status: int, after: str | None, content: Mapping[str, Any]) -> tuple[HookReply, bool]:
+    def _answered(self, status: int, after: str | None, content: Mapping[str, Any]) -> HookReply:
         if status in (http.HTTPStatus.OK, http.HTTPStatus.NO_CONTENT, http.HTTPStatus.ACCEPTED):
             kind: HookKind = "waiting" if status == http.HTTPStatus.ACCEPTED else "done"
-            return reply_of(kind, f"status {status}", content), True
+            return reply_of(kind, f"status {status}", content)
         if status == _TOO_MANY or status >= _SERVER:
-            seconds = int(after) if after is not None and after.isdigit() else 0
-            again = self._clock.now() + timedelta(seconds=min(seconds, 3600)) if seconds else None
-            return HookReply("timeout", f"status {status}", {}, again), seconds > _LONGEST_PAUSE_S
-        return HookReply("refused", f"status {status}", content), True
+            seconds = retry_after_s(after, self._clock.now(), longest_s=_LONGEST_RETRY_AFTER_S) or 0.0
+            again = self._clock.now() + timedelta(seconds=seconds) if seconds else None
+            reply = HookReply("timeout", f"status {status}", {}, again)
+            if seconds > _LONGEST_PAUSE_S:
+                return reply
+            raise _AgainError(reply)
+        return HookReply("refused", f"status {status}", content)
+
+
+class _AgainError(Exception):
+    """No answer that settles it: another try may."""
+
+    def __init__(self, reply: HookReply) -> None:
+        super().__init__(reply.words)
+        self.reply = reply
 
 
 def _origin(url: str) -> tuple[str, str]:
     parts = urlsplit(url)
     return parts.scheme, parts.netloc.lower()
-
-
-def _link(parts: SplitResult, seconds: float) -> http.client.HTTPConnection:
-    assert parts.hostname is not None
-    if parts.scheme == "https":
-        context = ssl.create_default_context()
-        return http.client.HTTPSConnection(parts.hostname, parts.port, timeout=seconds, context=context)
-    return http.client.HTTPConnection(parts.hostname, parts.port, timeout=seconds)
 
 
 def _object(text: bytes) -> Mapping[str, Any]:

@@ -159,7 +159,7 @@ class ReportReader(Generic[Row]):
             raise SlurmFormatError(f"a row of {self._key} is {str(found[0])[:40]!r}")
         try:
             row = self._keep(found[0])
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:
             raise SlurmFormatError(f"a row of {self._key} cannot be read: {error}") from None
         if row is not None:
             self._rows.append(row)

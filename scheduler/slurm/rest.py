@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import json
-import socket
-import ssl
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
+
+import httpx
 
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
@@ -20,6 +19,7 @@ from scheduler.slurm.report import NEWEST, OLDEST, Report, ReportReader
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 from telemetry.errors import InputError
+from telemetry.http import Connection, HttpError, client, http_errors
 
 _Row = TypeVar("_Row")
 
@@ -32,17 +32,6 @@ _MOST_ANSWER: Final = 1 << 20
 _OK: Final = 200
 _NOT_FOUND: Final = 404
 _DENIED: Final = frozenset({401, 403, 511})  # 511: slurmrestd's answer to a token that it does not take
-
-
-class _Unix(http.client.HTTPConnection):
-    def __init__(self, path: str, timeout: float) -> None:
-        super().__init__("localhost", timeout=timeout)
-        self._path = path
-
-    def connect(self) -> None:
-        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self.sock.settimeout(self.timeout)
-        self.sock.connect(self._path)
 
 
 class _NoAnswerError(Exception):
@@ -182,7 +171,7 @@ class SlurmRest:
         return f"/slurm/v0.0.{version}/{path}"
 
     def _headers(self) -> dict[str, str]:
-        headers = {"Accept": "application/json", "User-Agent": "predrain"}
+        headers = {"Accept": "application/json"}
         if self._settings.rest_user is not None:
             headers["X-SLURM-USER-NAME"] = self._settings.rest_user
         if self._settings.rest_token_file is not None:
@@ -203,46 +192,44 @@ class SlurmRest:
             headers = self._headers()
         except InputError as error:
             raise SchedulerError(str(error)) from None
-        if body is not None:
-            headers["Content-Type"] = "application/json"
-        connection = self._connect(timeout)
+        size = 0
         try:
-            connection.request(method, path, None if body is None else json.dumps(body).encode(), headers)
-            answer = connection.getresponse()
-            size = 0
-            while piece := answer.read(_CHUNK):
-                size += len(piece)
-                if size > self._settings.most_bytes:
-                    raise SlurmFormatError(f"an answer of over {self._settings.most_bytes:,} bytes")
-                if time.monotonic() > deadline:
-                    raise _NoAnswerError(f"{self._where}: no whole answer within {timeout:g} s")
-                sink(piece)
-            return answer.status
-        except (OSError, http.client.HTTPException) as error:
-            raise _NoAnswerError(f"{self._where}: {type(error).__name__}: {error}") from None
-        finally:
-            connection.close()
+            with (
+                http_errors(self._where),
+                self._client(timeout) as session,
+                session.stream(method, path, json=body, headers=headers) as answer,
+            ):
+                for piece in answer.iter_bytes(_CHUNK):
+                    size += len(piece)
+                    if size > self._settings.most_bytes:
+                        raise SlurmFormatError(f"an answer of over {self._settings.most_bytes:,} bytes")
+                    if time.monotonic() > deadline:
+                        raise _NoAnswerError(f"{self._where}: no whole answer within {timeout:g} s")
+                    sink(piece)
+                return answer.status_code
+        except (HttpError, InputError) as error:
+            raise _NoAnswerError(f"{self._where}: {error}") from None
 
-    def _connect(self, timeout: float) -> http.client.HTTPConnection:
+    def _client(self, timeout_s: float) -> httpx.Client:
         if self._where.startswith("unix:"):
-            return _Unix(self._where.removeprefix("unix:"), timeout)
-        parts = urlsplit(self._where)
-        host, port = parts.hostname or "", parts.port
-        if parts.scheme == "https":
-            return http.client.HTTPSConnection(host, port, timeout=timeout, context=ssl.create_default_context())
-        return http.client.HTTPConnection(host, port, timeout=timeout)
+            socket = httpx.HTTPTransport(uds=self._where.removeprefix("unix:"))
+            return httpx.Client(transport=socket, base_url="http://localhost", timeout=timeout_s)
+        session = client(Connection(self._where.rstrip("/")), timeout_s=timeout_s)
+        session.base_url = httpx.URL(self._where)
+        return session
 
 
 def _errors(content: bytes) -> str | None:
     """Give the errors that an answer tells; None where it is no answer of slurmrestd."""
     try:
         found = json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(found, dict):
         return None
+    errors = found.get("errors") or []
     told = [
         str(each.get("error") or each.get("description") or each) if isinstance(each, dict) else str(each)
-        for each in found.get("errors") or ()
+        for each in (errors if isinstance(errors, list) else [errors])
     ]
     return " ".join(told)[:300]

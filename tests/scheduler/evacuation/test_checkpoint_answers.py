@@ -25,7 +25,7 @@ def test_a_webhook_that_cannot_be_reached_would_fail_whole_rounds_and_is_one_ans
     assert step.words == "w1.example: refused; it is asked again until 2026-03-01 00:05:00 UTC, then moved all the same"
     numbers = RoundMetrics()
     numbers.note(first, 0.1)
-    assert f'predrain_act_work_total{{verb="checkpoint",came_to="{step.came_to}"}} 1.0' in numbers.exposition()
+    assert f'predrain_act_work_total{{came_to="{step.came_to}",verb="checkpoint"}} 1.0' in numbers.exposition()
     assert 'predrain_act_rounds_total{result="failed"} 0.0' in numbers.exposition()
     cluster.later(4)
     assert cluster.evicted() == [], "the deadline holds"

@@ -101,7 +101,7 @@ def halved(handler):
 
 def hook(place, **others) -> Webhook:
     settings = WebhookSettings(url=f"http://{place}/hook", **{"timeout": 2 * SECOND, **others})
-    return Webhook(settings, ManualClock(T0), "predrain-test/1", sleep=lambda _: None)
+    return Webhook(settings, ManualClock(T0), "predrain-test/1")
 
 
 def test_it_posts_the_payload_with_the_key_and_the_token(tmp_path):

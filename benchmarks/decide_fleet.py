@@ -32,6 +32,7 @@ from policy.plan import Action, Plan  # noqa: E402
 from policy.stages import StagesConfig  # noqa: E402
 from policy.state import PolicyState  # noqa: E402
 from policy.tiers import TierThresholds  # noqa: E402
+from scheduler.ports.stored_state import state_json  # noqa: E402
 
 REQUIRED_S = 1.0
 """What a decision about :data:`NODES` nodes may take."""
@@ -136,7 +137,7 @@ def rounds(nodes: int, count: int) -> list[Took]:
         after = carry_out(fleet, plan)
         check(after, plan, state, signals, config)
         marks = [node.marks for node in after]
-        took.append(Took(seconds, len(plan.actions), len(json.dumps(state.to_json()))))
+        took.append(Took(seconds, len(plan.actions), len(json.dumps(state_json(state)))))
     return took
 
 

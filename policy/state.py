@@ -1,22 +1,17 @@
-"""What the policy remembers between decisions, as plain JSON."""
+"""What the policy remembers between decisions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from policy.breaker import BreakerState
 from policy.budget import Start
 from policy.fleet import Level
 from policy.hysteresis import TierState
-from policy.plain import from_plain, to_plain
 from policy.stages import StageState
 from policy.tiers import TIERS, Tier
-
-FORMAT = 1
-"""Version of the state; another one is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +54,3 @@ class PolicyState:
     starts: tuple[Start, ...] = ()
     stages: Mapping[str, StageState] = field(default_factory=dict)
     breaker: BreakerState = field(default_factory=BreakerState)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the state as a JSON object; what has its default is left out."""
-        content = to_plain(self)
-        assert isinstance(content, dict)
-        return {"format": FORMAT, **content}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> PolicyState:
-        """Read what :meth:`to_json` wrote.
-
-        Raises ``ValueError`` if it is of another format, or damaged, with the place. The caller then begins with an
-        empty state, which only makes tiers rise later: what stands on the nodes is read from the scheduler.
-        """
-        if not isinstance(content, Mapping) or content.get("format") != FORMAT:
-            found = content.get("format") if isinstance(content, Mapping) else content
-            raise ValueError(f"a policy state of format {found!r}, this code reads {FORMAT}")
-        state = from_plain(cls, {name: value for name, value in content.items() if name != "format"}, "state")
-        assert isinstance(state, cls)
-        return state

@@ -14,10 +14,10 @@ from typing import Any
 from policy.config import PolicyConfig
 from policy.decide import decide
 from policy.fleet import Signals
-from policy.state import PolicyState
 from scheduler.ledger.schema import connect
 from scheduler.ledger.sqlite_ledger import fleet_of
 from scheduler.ports.codec import object_of, plain_of
+from scheduler.ports.stored_state import state_from_json
 from telemetry.errors import InputError
 
 
@@ -154,7 +154,7 @@ class LedgerReader:
             given = {name: self._blob(each) for name, each in _json(inputs).items()}
             then = self._blob(digest)
             fleet = fleet_of(given["nodes"], given["units"])
-            state = PolicyState.from_json(given["state"])
+            state = state_from_json(given["state"])
             signals = object_of(Signals, given["signals"], "signals")
             config = object_of(PolicyConfig, given["config"], "config")
             now = object_of(_Moment, {"now": then["now"]}, "plan").now

@@ -22,6 +22,7 @@ from scheduler.ledger.schema import connect
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import LedgerError
 from scheduler.ports.records import Call, Finding, Intent, RoundRecord, Settled, digest_of
+from scheduler.ports.stored_state import state_json
 
 _BESIDE_UNITS: Final = tuple(each.name for each in fields(NodeView) if each.name != "units")
 
@@ -214,7 +215,7 @@ def inputs_of(record: RoundRecord) -> dict[str, Any]:
     return {
         "units": orjson.dumps({node.name: node.units for node in record.fleet}),
         "nodes": orjson.dumps([{name: getattr(node, name) for name in _BESIDE_UNITS} for node in record.fleet]),
-        "state": record.state.to_json(),
+        "state": state_json(record.state),
         "signals": plain_of(record.signals),
         "config": plain_of(record.config),
     }

@@ -14,6 +14,7 @@ from policy.risk_record import ModelName, RiskReason, RiskRecord
 from policy.stages import StagesConfig
 from policy.state import PolicyState
 from policy.tiers import TierThresholds
+from scheduler.ports.stored_state import state_from_json, state_json
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, healthy, node, once, signals, verbs, why
 
 DAY = timedelta(days=1)
@@ -204,8 +205,8 @@ def test_nodes_without_units_are_neither_counted_nor_touched():
 
 def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place():
     plan = once([node("a", 0.9), node("b", 0.2), *healthy(5)], config(), drift=("x",))
-    content = json.loads(json.dumps(plan.state.to_json()))
-    assert PolicyState.from_json(content) == plan.state
+    content = json.loads(json.dumps(state_json(plan.state)))
+    assert state_from_json(content) == plan.state
     for change, words in [
         (lambda it: it.update(format=9), r"a policy state of format 9, this code reads 1"),
         (lambda it: it["nodes"]["a"].update(seen="up"), r"state.nodes.a.seen is 'up': expected one of none, published"),
@@ -218,7 +219,7 @@ def test_the_state_survives_json_and_anything_damaged_is_refused_with_its_place(
         broken = json.loads(json.dumps(content))
         change(broken)
         with pytest.raises(ValueError, match=f"^{words}"):
-            PolicyState.from_json(broken)
+            state_from_json(broken)
 
 
 def test_nodes_that_left_are_forgotten_in_time():

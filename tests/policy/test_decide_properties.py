@@ -17,6 +17,7 @@ from policy.decide import carried_out, decide
 from policy.fleet import Fact, JobView, Level, NodeView, Signals, UnitView
 from policy.hysteresis import NodeRiskConfig
 from policy.state import PolicyState
+from scheduler.ports.stored_state import state_from_json, state_json
 from tests.policy.decide_world import HOUR, STEP, T0, carry_out, config, score
 
 NODES = 8
@@ -218,7 +219,7 @@ def test_floors_hold_nothing_foreign_is_touched_and_nothing_stands_on_expired_ev
             assert all(each.marks.level is Level.NONE for each in world.nodes)
         if stage == "soft":
             assert not any(each.marks.level.hard for each in world.nodes)
-    assert PolicyState.from_json(json.loads(json.dumps(world.state.to_json()))) == world.state
+    assert state_from_json(json.loads(json.dumps(state_json(world.state)))) == world.state
 
 
 @settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

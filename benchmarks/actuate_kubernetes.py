@@ -144,10 +144,11 @@ def rounds(config: Path, folder: Path, nodes: int, burst: int, singles: int) -> 
     """Do the measured rounds; in a process of its own, whose memory is the controller's."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     clock, risks = SystemClock(), MemoryRisks()
-    scheduler = TimedScheduler(connect(config), clock, KubernetesSettings(request_timeout=timedelta(seconds=20)))
-    settings = ControllerSettings(lease=timedelta(seconds=60), most_time=timedelta(minutes=5), most_new=10_000)
+    settings = KubernetesSettings(request_timeout=timedelta(seconds=20))
+    scheduler = TimedScheduler(connect(config, limits=settings.limits), clock, settings)
+    controlled = ControllerSettings(lease=timedelta(seconds=60), most_time=timedelta(minutes=5), most_new=10_000)
     controller = Controller(
-        scheduler, risks, MemoryFacts(), SqliteLedger(folder / "ledger.db"), clock, POLICY, settings,
+        scheduler, risks, MemoryFacts(), SqliteLedger(folder / "ledger.db"), clock, POLICY, controlled,
         holder="benchmark", code="benchmark",
     )  # fmt: skip
     sick = {"n0000"}

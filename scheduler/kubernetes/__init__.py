@@ -1,1 +1,9 @@
-"""Kubernetes as a scheduler: marks as labels, annotations and taints; state, switches and lease as its objects."""
+"""The Kubernetes adapter: a fleet from nodes and pods, and each action as one patch that the server checks.
+
+In: actions of the controller and the steps of an evacuation. Out: labels, annotations, taints, a condition, an event,
+evictions, Jobs; state and switches in ConfigMaps, and a Lease that fences all of it.
+
+Start with ``scheduler`` (the port of the controller) and ``workloads`` (that of the evacuation). ``nodes`` reads a node
+and writes its patch, ``pods`` reads pods as jobs, ``leadership`` is the Lease. The client itself, with retries, rate
+and 410, is :mod:`telemetry.collect.kubernetes.client`.
+"""

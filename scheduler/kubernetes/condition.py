@@ -19,7 +19,7 @@ from telemetry.collect.kubernetes.api import Object
 CONDITION: Final = "GPUFailurePredicted"
 
 UNKNOWN_KEPT: Final = timedelta(days=1)
-"""How long ``Unknown`` stands on a node of which nothing is said any more."""
+"""How long ``Unknown`` stands on a node of which nothing is known any more."""
 
 _MOST_MESSAGE: Final = 1000
 _EVENT_NAMESPACE: Final = "default"
@@ -35,7 +35,7 @@ _OF_TIER: Final[dict[str, tuple[Status, str]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class StandingCondition:
+class CurrentCondition:
     """Our condition as it stands on a node."""
 
     status: str
@@ -43,16 +43,16 @@ class StandingCondition:
     since: datetime | None
 
 
-def standing_condition(raw: Object) -> StandingCondition:
+def current_condition(raw: Object) -> CurrentCondition:
     """Read our condition."""
-    return StandingCondition(str(raw.get("status")), str(raw.get("reason")), instant(raw.get("lastTransitionTime")))
+    return CurrentCondition(str(raw.get("status")), str(raw.get("reason")), instant(raw.get("lastTransitionTime")))
 
 
-def condition_after(action: Action, standing: StandingCondition | None, now: datetime) -> Object | None:
-    """Give the content of the status patch that says what an action came to; None: nothing is to be said.
+def condition_after(action: Action, standing: CurrentCondition | None, now: datetime) -> Object | None:
+    """Give the content of the status patch that says what an action came to; None: nothing is to be response.
 
-    ``True`` is said of tier ``high`` only, for tools that repair nodes follow it. Of a node that is released because
-    nothing is known of it any more, ``Unknown`` is said; of one that is clear, nothing.
+    ``True`` means tier ``high``, for tools that repair nodes follow it. A node that is released because nothing is
+    known of it any more becomes ``Unknown``; on one that is clear the condition is removed.
     """
     if action.verb == "publish":
         status, reason = _OF_TIER.get(action.tier, ("Unknown", "RiskUnknown"))
@@ -67,7 +67,7 @@ def condition_after(action: Action, standing: StandingCondition | None, now: dat
     return None
 
 
-def condition_mended(standing: StandingCondition | None, published: Published | None, now: datetime) -> Object | None:
+def condition_mended(standing: CurrentCondition | None, published: Published | None, now: datetime) -> Object | None:
     """Give the status patch for a condition that no longer says what stands; None: it does.
 
     A condition is written after the mark that it tells of, so that one may be left behind where a process died between
@@ -84,7 +84,7 @@ def condition_mended(standing: StandingCondition | None, published: Published | 
     return None
 
 
-def condition_write(node: str, standing: StandingCondition | None, content: Object) -> Write:
+def condition_write(node: str, standing: CurrentCondition | None, content: Object) -> Write:
     """Tell a status patch as a change of the node, for people."""
     (wanted,) = content["status"]["conditions"]
     gone = wanted.get("$patch") == "delete"
@@ -135,7 +135,7 @@ def event_of(action: Action, node: str, before: Published | None, now: datetime)
     return f"/api/v1/namespaces/{_EVENT_NAMESPACE}/events", event
 
 
-def _set(status: Status, reason: str, words: str, standing: StandingCondition | None, now: datetime) -> Object:
+def _set(status: Status, reason: str, words: str, standing: CurrentCondition | None, now: datetime) -> Object:
     same = standing is not None and standing.status == status and standing.since is not None
     since = standing.since if same and standing is not None and standing.since is not None else now
     content: dict[str, Any] = {

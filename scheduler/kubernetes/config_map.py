@@ -21,7 +21,7 @@ Change = Callable[[Object | None], dict[str, Any] | Answer]
 """Makes of the object that is there (None: none) the one to be written, or an answer without writing."""
 
 
-class KeptText:
+class ConfigMapText:
     """A text in a ConfigMap.
 
     Its version is a revision that each writing raises, with a digest of the text. It is not the object's
@@ -109,13 +109,17 @@ class KeptText:
         made = change(found)
         if isinstance(made, Answer):
             return made
-        said = self._written(made, new=found is None)
-        if said.ok:
-            done = is_named(said.content, self._name)
-            return Answer("done", "", (), _version(said.content)) if done else Answer("timeout", "the answer is not it")
-        if said.status == 404 and found is None:
-            return Answer("refused", f"{said.problem} (is there a namespace {self._namespace}?)")
-        return None if said.status in (404, 409) else Answer("refused", said.problem)
+        response = self._written(made, new=found is None)
+        if response.ok:
+            done = is_named(response.content, self._name)
+            return (
+                Answer("done", "", (), _version(response.content))
+                if done
+                else Answer("timeout", "the answer is not it")
+            )
+        if response.status == 404 and found is None:
+            return Answer("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
+        return None if response.status in (404, 409) else Answer("refused", response.problem)
 
     def _written(self, made: dict[str, Any], *, new: bool) -> Response:
         if new:
@@ -123,13 +127,13 @@ class KeptText:
         return self._api.request("PUT", self.path, body=made)
 
 
-class SwitchesOn:
+class SwitchAnnotations:
     """The switches as annotations of a ConfigMap, where ``kubectl annotate`` sets them too.
 
     ``prefix``: of the annotations: ``PREFIX/kill``, ``PREFIX/release-all``, ``PREFIX/reset-breaker-at``.
     """
 
-    def __init__(self, kept: KeptText, prefix: str) -> None:
+    def __init__(self, kept: ConfigMapText, prefix: str) -> None:
         self._kept = kept
         self.kill = f"{prefix}/kill"
         self.release_all = f"{prefix}/release-all"

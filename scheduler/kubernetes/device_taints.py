@@ -149,7 +149,7 @@ class DeviceTaints:
         return about if isinstance(about, dict) else {}
 
     def _versions(self) -> tuple[str, str] | str | None:
-        """Give the versions of rules and slices; words where there are none, which are said once in a while."""
+        """Give the versions of rules and slices; a message where there are none, repeated once in a while."""
         if self._offered is not None:
             return self._offered
         now = self._api.elapsed()
@@ -168,9 +168,11 @@ class DeviceTaints:
         if RULES in found and SLICES in found:
             self._offered = (found[RULES], found[SLICES])
             return self._offered
-        said = self._absent_until is not None
+        reported = self._absent_until is not None
         self._absent_until = now + _LOOK_AGAIN_S
-        return None if said else "the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set"
+        return (
+            None if reported else "the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set"
+        )
 
     def _standing(self, version: str) -> dict[str, Object]:
         def view(raw: Object) -> Object | None:
@@ -207,8 +209,8 @@ class DeviceTaints:
         words = f"device taint for {about['unit']} on {about['node']}"
         if why is not None:
             return f"no {words}: {why}"
-        said = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
-        return f"set: {words}" if said.ok or said.status == _EXISTS else f"no {words}: {said.problem}"
+        response = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
+        return f"set: {words}" if response.ok or response.status == _EXISTS else f"no {words}: {response.problem}"
 
     def _removed(self, version: str, name: str, metadata: Object, why: str | None) -> str:
         if why is not None:
@@ -219,9 +221,9 @@ class DeviceTaints:
             "kind": "DeleteOptions",
             "preconditions": {"uid": metadata.get("uid"), "resourceVersion": metadata.get("resourceVersion")},
         }
-        said = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
-        good = said.ok or said.status == _GONE
-        return f"taken off: device taint {name}" if good else f"device taint {name} stays: {said.problem}"
+        response = self._api.request("DELETE", f"{GROUP}/{version}/{RULES}/{name}", body=options)
+        good = response.ok or response.status == _GONE
+        return f"taken off: device taint {name}" if good else f"device taint {name} stays: {response.problem}"
 
 
 def name_of(device: Device) -> str:
@@ -256,6 +258,6 @@ def _uuid(device: Mapping[str, Any]) -> str | None:
     # v1beta1 has the attributes one level down
     attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
     found = {str(name).rpartition("/")[2]: each for name, each in attributes.items() if isinstance(each, dict)}
-    said = [found[name].get("string") for name in _UUIDS if name in found]
-    of_gpu = [each for each in said if isinstance(each, str) and each]
+    uuids = [found[name].get("string") for name in _UUIDS if name in found]
+    of_gpu = [each for each in uuids if isinstance(each, str) and each]
     return of_gpu[-1] if of_gpu else None

@@ -72,14 +72,14 @@ class KubernetesVerification:
             return WorkAnswer("refused", why or "the lease ended before it was sent")
         within = self._scheduler.leadership.left()
         try:
-            said = self._api.request("POST", self._folder, None, self._job(node, units, key), timeout=within)
+            response = self._api.request("POST", self._folder, None, self._job(node, units, key), timeout=within)
         except Unreachable as error:
             return WorkAnswer("timeout" if error.sent else "refused", str(error))
-        if said.ok:
+        if response.ok:
             return WorkAnswer("done", f"Job {self._namespace}/{name_of(key)}")
-        if said.status == _EXISTS:
+        if response.status == _EXISTS:
             return WorkAnswer("already", "it was started before")
-        return WorkAnswer("refused", said.problem)
+        return WorkAnswer("refused", response.problem)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
         """Read where it stands.
@@ -98,8 +98,8 @@ class KubernetesVerification:
         found = [statement for each in pods for statement in _statements(each, node, key)]
         at, complete = instant(end.get("lastTransitionTime")), end["type"] == "Complete"
         if len(found) != 1:
-            said = "it ended and says neither passed nor failed" if not found else "it says more than one thing"
-            return DiagnosticResult("inconclusive", f"{said} ({end.get('message') or end['type']})", (), at)
+            reason = "it ended and says neither passed nor failed" if not found else "it says more than one thing"
+            return DiagnosticResult("inconclusive", f"{reason} ({end.get('message') or end['type']})", (), at)
         (statement,) = found
         words = str(statement.get("words") or "")[:500]
         if statement["result"] == "passed" and not complete:
@@ -177,11 +177,11 @@ def _statements(pod: Object, node: str, key: str) -> list[Mapping[str, Any]]:
     for each in (pod.get("status") or {}).get("containerStatuses") or ():
         message = ((each.get("state") or {}).get("terminated") or {}).get("message")
         try:
-            said = json.loads(message or "")
+            response = json.loads(message or "")
         except ValueError:
             continue
-        if not isinstance(said, dict) or (said.get("node"), said.get("key")) != (node, key):
+        if not isinstance(response, dict) or (response.get("node"), response.get("key")) != (node, key):
             continue
-        if said.get("result") in ("passed", "failed"):
-            found.append(said)
+        if response.get("result") in ("passed", "failed"):
+            found.append(response)
     return found

@@ -95,10 +95,10 @@ def _reply(done: Executed, name: str) -> HookReply:
         return reply_of("done", "exit code 0", content)
     if done.code == TRY_LATER:
         return reply_of("waiting", f"exit code {done.code}", content)
-    said = done.stderr.decode("utf-8", "replace").strip()[-200:]
+    stderr = done.stderr.decode("utf-8", "replace").strip()[-200:]
     if done.code is None:
         return HookReply("timeout", f"{name} was not run to its end: {done.message}", content)
-    return reply_of("failed", f"{name} ended with exit code {done.code}{f': {said}' if said else ''}", content)
+    return reply_of("failed", f"{name} ended with exit code {done.code}{f': {stderr}' if stderr else ''}", content)
 
 
 def _last_object(output: bytes) -> Mapping[str, Any]:

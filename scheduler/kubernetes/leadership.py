@@ -35,7 +35,7 @@ class Held:
 class Leadership:
     """A Lease.
 
-    Another one's lease is over when we have seen it unchanged for as long as it is said to last, by our own clock that
+    Another one's lease is over when we have seen it unchanged for as long as it claims to last, by our own clock that
     is never set. ``renewTime`` is only compared with itself: it is a time of the other's clock, which may be wrong.
     Our own ends ``lasts`` after the moment before the request was sent.
 
@@ -153,16 +153,16 @@ class Leadership:
             if found is None:
                 metadata = {"name": self._name, "namespace": self._namespace}
                 lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-                said = self._api.request("POST", self._folder, body=lease, timeout=lasts / 2)
+                response = self._api.request("POST", self._folder, body=lease, timeout=lasts / 2)
             else:
-                said = self._api.request("PUT", self._path, body={**found, "spec": spec}, timeout=lasts / 2)
+                response = self._api.request("PUT", self._path, body={**found, "spec": spec}, timeout=lasts / 2)
         except Unreachable as error:
             raise SchedulerError(f"{self._api.name}: {error}") from error
-        if said.status == 409 and not self._is(holder, stamp):
+        if response.status == 409 and not self._is(holder, stamp):
             return None
-        if not said.ok and said.status != 409:
-            raise SchedulerError(f"{self._api.name}{self._path}: {said.problem}")
-        if said.ok and _spec(said.content).get("holderIdentity") != holder:
+        if not response.ok and response.status != 409:
+            raise SchedulerError(f"{self._api.name}{self._path}: {response.problem}")
+        if response.ok and _spec(response.content).get("holderIdentity") != holder:
             raise SchedulerError(f"{self._api.name}{self._path}: the answer is not our lease")
         self._seen = None
         until = asked + lasts

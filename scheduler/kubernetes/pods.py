@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from policy.fleet import JobView
+from scheduler.kubernetes.api import ApiServer
 from scheduler.ports.codec import instant
-from telemetry.collect.kubernetes.api import Object
-from telemetry.collect.kubernetes.jobs import pod_run
+from scheduler.ports.errors import SchedulerError
+from telemetry.collect.kubernetes.api import CLAIM_VERSIONS, Object
+from telemetry.collect.kubernetes.jobs import gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import KubernetesRules
 
 LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
@@ -19,6 +21,12 @@ LIVING: Final = "status.phase!=Succeeded,status.phase!=Failed"
 
 _DURATION: Final = re.compile(r"(\d{1,6})(s|m|h|)")
 _SECONDS: Final = {"s": 1, "": 1, "m": 60, "h": 3600}
+
+_GROUP: Final = "/apis/resource.k8s.io"
+_PAGE: Final = 250
+
+Claim = tuple[str, str]
+"""Namespace and name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,9 +161,9 @@ def annotations_of(thing: Object) -> Mapping[str, str]:
 
 def ends_at(pod: Object, keys: PodKeys) -> datetime | None:
     """Give when a pod ends by itself at the latest: as it says, or by its ``activeDeadlineSeconds``."""
-    said = instant(annotations_of(pod).get(keys.ends_at))
-    if said is not None:
-        return said
+    stated = instant(annotations_of(pod).get(keys.ends_at))
+    if stated is not None:
+        return stated
     spec, status = pod.get("spec") or {}, pod.get("status") or {}
     started, lasts = instant(status.get("startTime")), spec.get("activeDeadlineSeconds")
     if started is None or not isinstance(lasts, int):
@@ -216,3 +224,53 @@ def _unreadable(pod: Object) -> PodPart | None:
 
 def _instant(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+class ClaimCounts:
+    """The GPUs of claims, as of the last listing; a claim that is not known counts as one GPU."""
+
+    def __init__(self, api: ApiServer, rules: KubernetesRules) -> None:
+        self._api = api
+        self._rules = rules
+        self._version: str | None = None
+        self._held: Mapping[Claim, int] = {}
+
+    def refresh(self, parts: Iterable[PodPart]) -> None:
+        """List the claims anew, where any pod has one; what cannot be listed stays as it was."""
+        if not any(part.claims for part in parts):
+            return
+        try:
+            if self._version is None:
+                self._version = self._offered()
+            if self._version is None:
+                return
+            path = f"{_GROUP}/{self._version}/resourceclaims"
+            self._held = dict(self._api.listing(path, {}, _PAGE, self._view))
+        except SchedulerError:
+            self._version = None  # without the right to, or on another server by now
+
+    def counted(self, parts: Iterable[PodPart]) -> Iterator[PodPart]:
+        """Give the parts of jobs with the GPUs that they hold by claims.
+
+        Pods may share a claim, and its GPUs with it: within one job it counts once, with the first pod that has it.
+        """
+        seen: set[tuple[str, str, str]] = set()
+        for part in parts:
+            held = 0
+            for claim in part.claims:
+                if (part.job, part.namespace, claim) not in seen:
+                    seen.add((part.job, part.namespace, claim))
+                    held += self._held.get((part.namespace, claim), 1)
+            yield replace(part, gpus=part.gpus + held) if part.claims else part
+
+    def _view(self, raw: Object) -> tuple[Claim, int] | None:
+        try:
+            metadata = raw["metadata"]
+            return (metadata["namespace"], metadata["name"]), gpus_of(raw, self._rules)
+        except (KeyError, TypeError, AttributeError):
+            return None
+
+    def _offered(self) -> str | None:
+        group = self._api.read(_GROUP) or {}
+        named = {str(each.get("version")) for each in group.get("versions") or () if isinstance(each, dict)}
+        return next((version for version in CLAIM_VERSIONS if version in named), None)

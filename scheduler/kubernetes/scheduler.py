@@ -13,15 +13,13 @@ from urllib.parse import quote
 from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.kubernetes.api import ApiServer
-from scheduler.kubernetes.claims import ClaimCounts
 from scheduler.kubernetes.condition import condition_after, condition_mended, condition_write, event_of, event_write
-from scheduler.kubernetes.config_map import KeptText, SwitchesOn
+from scheduler.kubernetes.config_map import ConfigMapText, SwitchAnnotations
 from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
+from scheduler.kubernetes.nodes import NodeSnapshot, condition_patch, patch_of, snapshot_of
 from scheduler.kubernetes.nvsentinel import HealthEvents
-from scheduler.kubernetes.patches import condition_patch, patch_of
-from scheduler.kubernetes.pods import LIVING, PodKeys, PodPart, jobs_of, pod_part, version_of
-from scheduler.kubernetes.seen_node import SeenNode, seen_node
+from scheduler.kubernetes.pods import LIVING, ClaimCounts, PodKeys, PodPart, jobs_of, pod_part, version_of
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.node_object import WRITER, Keys, NodeObject, after, writes_between
@@ -66,11 +64,11 @@ class KubernetesScheduler:
         self.keys = Keys(settings.prefix)
         self.api = ApiServer(client, elapsed)
         self.leadership = Leadership(self.api, settings.namespace, settings.lease, clock, waits=waits, sleep=sleep)
-        self._state = KeptText(self.api, settings.namespace, settings.state)
-        self._switches = SwitchesOn(self._state, settings.prefix)
+        self._state = ConfigMapText(self.api, settings.namespace, settings.state)
+        self._switches = SwitchAnnotations(self._state, settings.prefix)
         self.rules = settings.rules
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
-        self._seen: OrderedDict[str, SeenNode] = OrderedDict()
+        self._seen: OrderedDict[str, NodeSnapshot] = OrderedDict()
         self._left: set[str] = set()
         drivers = self.rules.claim_drivers or ()
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
@@ -132,7 +130,7 @@ class KubernetesScheduler:
     def _after(self, action: Action, thing: NodeObject) -> NodeObject:
         return after(action, thing, self.keys, self.clock.now(), cordon=self.settings.cordon)
 
-    def _beside(self, action: Action, seen: SeenNode, now: datetime) -> tuple[Write, ...]:
+    def _beside(self, action: Action, seen: NodeSnapshot, now: datetime) -> tuple[Write, ...]:
         """Give what is written for others beside an action: the condition and the event."""
         content = condition_after(action, seen.condition, now) if self.settings.condition else None
         event = self._event(action, seen, now)
@@ -143,7 +141,7 @@ class KubernetesScheduler:
         )
         return tuple(each for each in told if each is not None)
 
-    def _event(self, action: Action, seen: SeenNode, now: datetime) -> tuple[str, Object] | None:
+    def _event(self, action: Action, seen: NodeSnapshot, now: datetime) -> tuple[str, Object] | None:
         if not self.settings.events:
             return None
         return event_of(action, action.node, seen.reading.view.marks.published, now)
@@ -167,18 +165,18 @@ class KubernetesScheduler:
         condition = condition_after(action, seen.condition, now) if self.settings.condition else None
         within = condition if status_only else None
         try:
-            said = self._patched(seen, then, within, status_only=status_only)
-            if within is not None and not said.ok and self._refused(said, seen).kind == "refused":
+            response = self._patched(seen, then, within, status_only=status_only)
+            if within is not None and not response.ok and self._refused(response, seen).kind == "refused":
                 # it may be the condition alone that is not wanted, and nothing rests on it
-                words.append(f"the condition was not written: {said.problem}")
-                said = self._patched(seen, then, None, status_only=status_only)
+                words.append(f"the condition was not written: {response.problem}")
+                response = self._patched(seen, then, None, status_only=status_only)
         except Unreachable as error:
             return Answer("timeout" if error.sent else "refused", str(error))
-        if not said.ok:
-            return self._refused(said, seen)
-        if not is_named(said.content, action.node):
+        if not response.ok:
+            return self._refused(response, seen)
+        if not is_named(response.content, action.node):
             return Answer("timeout", "the answer is not the node")
-        self._remember(said.content)
+        self._remember(response.content)
         if condition is not None and not status_only:
             words.append(self._set_condition(action.node, condition))
         words.append(self._tell_of(action, seen))
@@ -191,17 +189,17 @@ class KubernetesScheduler:
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
         """Say what stands by device taints too, where the settings ask for them."""
-        said: tuple[str, ...] = ()
+        notes: tuple[str, ...] = ()
         if self.settings.cordon and not self._tells_cordoner:
-            said = ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
+            notes = ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
         if self._device_taints is None:
-            return said
+            return notes
 
         def may_not() -> str | None:
             late = "the lease ended before it was sent" if self.clock.now() >= until else None
             return self.leadership.may_write(holder) or late
 
-        return said + self._device_taints.follow(signals, may_not, lambda: new and not self.read_switches().kill)
+        return notes + self._device_taints.follow(signals, may_not, lambda: new and not self.read_switches().kill)
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Give the device taints that would be set and taken off; reads only."""
@@ -237,7 +235,7 @@ class KubernetesScheduler:
         """Give a job with its GPUs on all nodes, as of the last listing, where only a part of it was read."""
         return self._jobs.get(part.name, part)
 
-    def _ready(self, action: Action, precondition: Precondition) -> SeenNode | Answer:
+    def _ready(self, action: Action, precondition: Precondition) -> NodeSnapshot | Answer:
         """Give the node that the precondition speaks of, or why it cannot be written to."""
         why = self.leadership.may_write(precondition.holder)
         if why is not None or self.clock.now() >= precondition.until:
@@ -251,7 +249,7 @@ class KubernetesScheduler:
         conflict = self._conflict(seen, precondition)
         return seen if conflict is None else Answer("conflict", conflict)
 
-    def _nodes(self) -> list[SeenNode]:
+    def _nodes(self) -> list[NodeSnapshot]:
         found = self._listed({"labelSelector": self.settings.selector} if self.settings.selector else {})
         if self.settings.selector:
             # what carries our marks is never passed over, also where it is selected no more
@@ -260,9 +258,9 @@ class KubernetesScheduler:
             found += [each for each in marked if each.thing.name not in names]
         return found
 
-    def _listed(self, params: Mapping[str, str]) -> list[SeenNode]:
-        def view(raw: Mapping[str, Any]) -> SeenNode | None:
-            seen = seen_node(raw, self.settings, self.rules, self.keys, self.clock.now())
+    def _listed(self, params: Mapping[str, str]) -> list[NodeSnapshot]:
+        def view(raw: Mapping[str, Any]) -> NodeSnapshot | None:
+            seen = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
             return seen if seen is not None and seen.concerns_us else None
 
         return self.api.listing(NODES, params, self.settings.node_page, view)
@@ -301,12 +299,12 @@ class KubernetesScheduler:
     def _part(self, raw: Mapping[str, Any]) -> PodPart | None:
         return pod_part(raw, self.rules, self.pod_keys)
 
-    def _read(self, node: str) -> SeenNode | None:
+    def _read(self, node: str) -> NodeSnapshot | None:
         raw = self.api.read(_path(node), named=node)
         return None if raw is None else self._remember(raw)
 
-    def _remember(self, raw: Mapping[str, Any]) -> SeenNode | None:
-        seen = seen_node(raw, self.settings, self.rules, self.keys, self.clock.now())
+    def _remember(self, raw: Mapping[str, Any]) -> NodeSnapshot | None:
+        seen = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
         if seen is not None:
             self._seen[seen.thing.name] = seen
             self._seen.move_to_end(seen.thing.name)
@@ -314,11 +312,11 @@ class KubernetesScheduler:
                 self._seen.popitem(last=False)
         return seen
 
-    def _known(self, node: str, version: str) -> SeenNode | None:
+    def _known(self, node: str, version: str) -> NodeSnapshot | None:
         seen = self._seen.get(node)
         return seen if seen is not None and seen.reading.version == version else None
 
-    def _conflict(self, seen: SeenNode, expected: Precondition) -> str | None:
+    def _conflict(self, seen: NodeSnapshot, expected: Precondition) -> str | None:
         if not seen.reading.view.readable:
             return "its state cannot be read"
         if seen.reading.version != expected.version:
@@ -329,7 +327,9 @@ class KubernetesScheduler:
             return "other marks of ours stand on it than expected"
         return None
 
-    def _patched(self, seen: SeenNode, then: NodeObject, condition: Object | None, *, status_only: bool) -> Response:
+    def _patched(
+        self, seen: NodeSnapshot, then: NodeObject, condition: Object | None, *, status_only: bool
+    ) -> Response:
         patch = patch_of(seen, then)
         if condition is not None:
             patch += condition_patch(seen, condition)
@@ -343,22 +343,22 @@ class KubernetesScheduler:
             timeout=self.leadership.left(),
         )
 
-    def _refused(self, said: Response, seen: SeenNode) -> Answer:
-        if said.status == _NOT_FOUND:
-            return Answer("gone", said.problem)
-        if said.status == _EXISTS:
-            return Answer("conflict", said.problem)
-        if said.status == _INVALID:
+    def _refused(self, response: Response, seen: NodeSnapshot) -> Answer:
+        if response.status == _NOT_FOUND:
+            return Answer("gone", response.problem)
+        if response.status == _EXISTS:
+            return Answer("conflict", response.problem)
+        if response.status == _INVALID:
             # a test that failed, or a value that the server will not have: the node itself tells which
             try:
                 now = self._read(seen.thing.name)
             except SchedulerError:
                 now = None
             if now is None or now.reading.version != seen.reading.version:
-                return Answer("conflict", said.problem)
-        return Answer("refused", said.problem)
+                return Answer("conflict", response.problem)
+        return Answer("refused", response.problem)
 
-    def _tell_of(self, action: Action, seen: SeenNode) -> str | None:
+    def _tell_of(self, action: Action, seen: NodeSnapshot) -> str | None:
         """Tell people of an action by an event; gives what failed."""
         event = self._event(action, seen, self.clock.now())
         return None if event is None else self._tell(*event)
@@ -366,7 +366,7 @@ class KubernetesScheduler:
     def _set_condition(self, node: str, content: Mapping[str, Any]) -> str | None:
         """Merge a condition into a node's status, by its type; gives what failed."""
         try:
-            said = self.api.request(
+            response = self.api.request(
                 "PATCH",
                 f"{_path(node)}/status",
                 {"fieldManager": FIELD_MANAGER},
@@ -376,23 +376,23 @@ class KubernetesScheduler:
             )
         except Unreachable as error:
             return f"the condition was not written: {error}"
-        if not said.ok:
-            return f"the condition was not written: {said.problem}"
-        if is_named(said.content, node):
-            self._remember(said.content)
+        if not response.ok:
+            return f"the condition was not written: {response.problem}"
+        if is_named(response.content, node):
+            self._remember(response.content)
         return None
 
     def _tell(self, path: str, event: Mapping[str, Any]) -> str | None:
         """Create an event; gives what failed."""
         try:
-            said = self.api.request("POST", path, None, event, timeout=min(_BESIDE_WITHIN, self.leadership.left()))
+            response = self.api.request("POST", path, None, event, timeout=min(_BESIDE_WITHIN, self.leadership.left()))
         except Unreachable as error:
             return f"the event was not written: {error}"
-        if said.ok or said.status == _EXISTS:  # of this very second: ours, by an earlier try
+        if response.ok or response.status == _EXISTS:  # of this very second: ours, by an earlier try
             return None
-        return f"the event was not written: {said.problem}"
+        return f"the event was not written: {response.problem}"
 
-    def _mend(self, nodes: Sequence[SeenNode]) -> None:
+    def _mend(self, nodes: Sequence[NodeSnapshot]) -> None:
         if not self.settings.condition:
             return
         now, mended = self.clock.now(), 0

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, timedelta
 from typing import Any, Final
 from urllib.parse import quote
 
-from scheduler.kubernetes.config_map import KeptText
-from scheduler.kubernetes.pod_workload import pod_workload
-from scheduler.kubernetes.pods import LIVING, annotations_of
+from policy.fleet import JobView
+from scheduler.kubernetes.config_map import ConfigMapText
+from scheduler.kubernetes.pods import LIVING, PodKeys, annotations_of, duration, jobs_of, pod_part
 from scheduler.kubernetes.scheduler import FIELD_MANAGER, PODS, KubernetesScheduler
+from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.readings import Answer, StoredState, Write
-from scheduler.ports.workloads import CheckpointAsk, CheckpointState, Fence, WorkAnswer, Workload
+from scheduler.ports.workloads import (
+    CheckpointAsk,
+    CheckpointMeans,
+    CheckpointOffer,
+    CheckpointState,
+    Fence,
+    WorkAnswer,
+    Workload,
+)
 from telemetry.collect.kubernetes.api import Object, Response, Unreachable
 from telemetry.collect.kubernetes.client import MERGE_PATCH
+from telemetry.collect.kubernetes.rules import KubernetesRules
 
 _CORE: Final = "/api/v1"
 _FORBIDDEN: Final = 403
@@ -33,6 +43,25 @@ _REVIEW: Final = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectA
 _REVIEW_TIMEOUT: Final = timedelta(seconds=3)
 _REVIEWED_FOR_S: Final = 300.0
 
+_MIRROR: Final = "kubernetes.io/config.mirror"
+_OURS: Final = "it is our own diagnostic"
+_SLURM_GROUP: Final = "slinky.slurm.net/"
+
+OPT_OUTS: Final[Mapping[str, str]] = {
+    "karpenter.sh/do-not-disrupt": "true",
+    "karpenter.sh/do-not-evict": "true",
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "nodeset.slinky.slurm.net/pod-protect": "true",
+}
+"""Annotations and labels of other tools by which a pod asks not to be moved."""
+
+_MEANS: Final[Mapping[str, CheckpointMeans]] = {
+    "annotation": "scheduler",
+    "webhook": "webhook",
+    "command": "command",
+    "exec": "exec",
+}
+
 
 class KubernetesWorkloads:
     """The pods of a cluster."""
@@ -41,7 +70,7 @@ class KubernetesWorkloads:
         self._scheduler = scheduler
         self._api = scheduler.api
         self._keys = scheduler.pod_keys
-        self._progress = KeptText(self._api, scheduler.settings.namespace, scheduler.settings.progress)
+        self._progress = ConfigMapText(self._api, scheduler.settings.namespace, scheduler.settings.progress)
         self._version: str | None = None
         self._may_patch: dict[str, tuple[bool, float]] = {}
 
@@ -89,18 +118,18 @@ class KubernetesWorkloads:
             )
             # The uid in the patch makes the server refuse it for a pod that came after this one.
             content = {"metadata": {"uid": workload.uid, "annotations": {self._keys.requested: text}}}
-            said = self._api.request(
+            response = self._api.request(
                 "PATCH", _path(workload), {"fieldManager": FIELD_MANAGER}, content, content_type=MERGE_PATCH,
                 timeout=self._scheduler.leadership.left(),
             )  # fmt: skip
         except Unreachable as error:
             return WorkAnswer("timeout" if error.sent else "refused", str(error))
-        if said.ok:
+        if response.ok:
             write = Write(f"pod {workload.name}", f"metadata.annotations[{self._keys.requested}]", standing, text)
             return WorkAnswer("done", "", None, (write,))
-        answer = self._failed(said, workload)
-        if said.status == _FORBIDDEN:
-            answer = replace(answer, words=f"{_forbidden(workload.name.partition('/')[0])} ({said.problem})")
+        answer = self._failed(response, workload)
+        if response.status == _FORBIDDEN:
+            answer = replace(answer, words=f"{_forbidden(workload.name.partition('/')[0])} ({response.problem})")
         return answer
 
     def checkpoint_state(self, workload: Workload, key: str) -> CheckpointState:
@@ -126,7 +155,7 @@ class KubernetesWorkloads:
             return WorkAnswer("already", "it is ending already")
         try:
             eviction = self._eviction(workload)
-            said = self._api.request(
+            response = self._api.request(
                 "POST", f"{_path(workload)}/eviction", None, eviction, final=frozenset({_TOO_MANY, _FAULT}),
                 timeout=self._scheduler.leadership.left(),
             )  # fmt: skip
@@ -134,9 +163,9 @@ class KubernetesWorkloads:
             return WorkAnswer("refused", f"nothing was sent: {error}")
         except Unreachable as error:
             return WorkAnswer("timeout" if error.sent else "refused", str(error))
-        if said.ok:
+        if response.ok:
             return WorkAnswer("done", "the eviction was accepted", None, self.preview(workload))
-        return self._failed(said, workload)
+        return self._failed(response, workload)
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
         """Give what :meth:`evict` would send."""
@@ -160,10 +189,10 @@ class KubernetesWorkloads:
         wanted = {"namespace": namespace, "verb": "patch", "resource": "pods"}
         review = {**_REVIEW, "spec": {"resourceAttributes": wanted}}
         try:
-            said = self._api.request("POST", _REVIEWS, body=review, timeout=_REVIEW_TIMEOUT)
+            response = self._api.request("POST", _REVIEWS, body=review, timeout=_REVIEW_TIMEOUT)
         except Unreachable:
             return True
-        status = said.content.get("status") if said.ok else None
+        status = response.content.get("status") if response.ok else None
         allowed = not isinstance(status, dict) or status.get("allowed") is not False
         self._may_patch[namespace] = (allowed, self._api.elapsed() + _REVIEWED_FOR_S)
         return allowed
@@ -203,27 +232,27 @@ class KubernetesWorkloads:
             return WorkAnswer("conflict", f"another pod of that name is there (uid {_uid(found.content)})")
         return None
 
-    def _failed(self, said: Response, workload: Workload) -> WorkAnswer:
-        if said.status == _NOT_FOUND:
+    def _failed(self, response: Response, workload: Workload) -> WorkAnswer:
+        if response.status == _NOT_FOUND:
             return WorkAnswer("gone", "there is no such pod any more")
-        if said.status == _TOO_MANY:
+        if response.status == _TOO_MANY:
             again = None
-            if said.retry_after_s is not None:
-                again = self._scheduler.clock.now() + timedelta(seconds=said.retry_after_s)
-            causes = "; ".join(str(each.get("message")) for each in said.causes if each.get("message"))
-            return WorkAnswer("blocked", f"{said.problem}{f' ({causes})' if causes else ''}", again)
-        if said.status == _FAULT:
-            if _TWO_BUDGETS in said.problem.lower():
-                return WorkAnswer("blocked", said.problem, self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
-            return WorkAnswer("timeout", said.problem)
-        if said.status in (_CONFLICT, 422):
+            if response.retry_after_s is not None:
+                again = self._scheduler.clock.now() + timedelta(seconds=response.retry_after_s)
+            causes = "; ".join(str(each.get("message")) for each in response.causes if each.get("message"))
+            return WorkAnswer("blocked", f"{response.problem}{f' ({causes})' if causes else ''}", again)
+        if response.status == _FAULT:
+            if _TWO_BUDGETS in response.problem.lower():
+                return WorkAnswer("blocked", response.problem, self._scheduler.clock.now() + _AGAIN_AFTER_FAULT)
+            return WorkAnswer("timeout", response.problem)
+        if response.status in (_CONFLICT, 422):
             try:
                 other = self._another(self._api.request("GET", _path(workload)), workload)
             except Unreachable:
                 other = None
             # the same pod: somebody wrote to it or to its budget at this moment
-            return other or WorkAnswer("blocked" if said.status == _CONFLICT else "refused", said.problem)
-        return WorkAnswer("refused", said.problem)
+            return other or WorkAnswer("blocked" if response.status == _CONFLICT else "refused", response.problem)
+        return WorkAnswer("refused", response.problem)
 
 
 def _forbidden(namespace: str) -> str:
@@ -256,3 +285,101 @@ def _key_of(text: str | None) -> str | None:
         return None
     key = _object(text).get("key")
     return key if isinstance(key, str) else text.strip()
+
+
+def pod_workload(
+    pod: Object,
+    settings: KubernetesSettings,
+    rules: KubernetesRules,
+    keys: PodKeys,
+    whole: Callable[[JobView], JobView],
+) -> Workload:
+    """Read a pod that is bound to a node.
+
+    ``whole``: gives the whole job for the part of it that this pod is.
+    Raises ``KeyError, TypeError, AttributeError`` if it is not of the form that a pod has.
+    """
+    metadata, spec = pod["metadata"], pod["spec"]
+    namespace = metadata.get("namespace") or "default"
+    owner = _owner(metadata)
+    job = _job(pod, rules, keys)
+    annotations = annotations_of(pod)
+    grace = spec.get("terminationGracePeriodSeconds")
+    return Workload(
+        name=f"{namespace}/{metadata['name']}",
+        uid=metadata["uid"],
+        kind="pod",
+        node=spec["nodeName"],
+        owner=None if owner is None else f"{owner['kind']} {namespace}/{owner['name']}",
+        job=None if job is None else whole(job),
+        stays=_OURS if keys.is_diagnostic(pod) else _stays(pod, owner, job, settings),
+        held=_held(metadata, spec, annotations, owner, settings, keys),
+        ending=bool(metadata.get("deletionTimestamp")),
+        grace=timedelta(seconds=grace) if isinstance(grace, int) else None,
+        checkpoint=_offer(annotations, keys),
+    )
+
+
+def _owner(metadata: Object) -> Object | None:
+    return next((each for each in metadata.get("ownerReferences") or () if each.get("controller")), None)
+
+
+def _job(pod: Object, rules: KubernetesRules, keys: PodKeys) -> JobView | None:
+    """Give the job that a pod is part of, also where its containers have not begun yet."""
+    status = dict(pod.get("status") or {})
+    status.setdefault("startTime", pod["metadata"].get("creationTimestamp"))
+    part = pod_part({**pod, "status": status}, rules, keys)
+    return None if part is None else jobs_of([part])[part.node][part.job]
+
+
+def _stays(pod: Object, owner: Object | None, job: JobView | None, settings: KubernetesSettings) -> str | None:
+    if _MIRROR in annotations_of(pod) or (owner is not None and owner.get("kind") == "Node"):
+        return "its kubelet runs it by itself (a mirror pod)"
+    if owner is not None and owner.get("kind") == "DaemonSet":
+        return f"daemon set {owner.get('name')} runs it on every node"
+    if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return "it has ended"
+    if settings.evict == "gpu" and job is None:
+        return "it has no GPU"
+    return None
+
+
+def _held(
+    metadata: Object,
+    spec: Object,
+    annotations: Mapping[str, str],
+    owner: Object | None,
+    settings: KubernetesSettings,
+    keys: PodKeys,
+) -> str | None:
+    labels = metadata.get("labels") or {}
+    for key, value in {keys.managed: "false", **OPT_OUTS}.items():
+        if value in (annotations.get(key), labels.get(key)):
+            return f"{key}={value}"
+    if owner is not None and str(owner.get("apiVersion") or "").startswith(_SLURM_GROUP):
+        return "Slurm runs in it: its jobs leave through Slurm"
+    if annotations.get(keys.evict) == "true":
+        return None
+    if owner is None and not settings.evict_unmanaged:
+        return f"nothing would start it elsewhere ({keys.evict}=true lets it go)"
+    local = _local_data(spec)
+    if local is not None and not settings.evict_local_data:
+        return f"the data in its volume {local} would be lost ({keys.evict}=true lets it go)"
+    return None
+
+
+def _local_data(spec: Object) -> str | None:
+    """Give the name of a volume that is lost with the pod; one in memory is no data that anybody keeps."""
+    for volume in spec.get("volumes") or ():
+        empty = volume.get("emptyDir")
+        if isinstance(empty, dict) and empty.get("medium") != "Memory":
+            return str(volume.get("name"))
+    return None
+
+
+def _offer(annotations: Mapping[str, str], keys: PodKeys) -> CheckpointOffer | None:
+    means: Any = _MEANS.get(annotations.get(keys.checkpoint, ""))
+    if means is None:
+        return None
+    url = annotations.get(keys.checkpoint_url) if means == "webhook" else None
+    return CheckpointOffer(means, url, duration(annotations.get(keys.checkpoint_takes)))

@@ -41,7 +41,7 @@ def allowed(server: KubernetesServer) -> KubernetesServer:
     server.apply(RBAC)
     status = 0
     deadline = time.monotonic() + WITHIN_S
-    while status != 200 and time.monotonic() < deadline:  # the authorizer takes a moment to see new roles
+    while status != 200 and time.monotonic() < deadline:  # the authorizer wanted a moment to see new roles
         status, _ = server.request("GET", "/api/v1/nodes?limit=1", user="collector", check=False)
     assert status == 200
     return server

@@ -15,12 +15,11 @@ from typing import Any, Final
 
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.api import Api, Refused, Unreachable
-from telemetry.collect.kubernetes.claims import ClaimBook
 from telemetry.collect.kubernetes.client import not_allowed, unreachable
-from telemetry.collect.kubernetes.events import Notice, NoticeBook, notice_of
-from telemetry.collect.kubernetes.jobs import JobBook, PodRun, pod_run
+from telemetry.collect.kubernetes.events import Notice, NoticeTracker, notice_of
+from telemetry.collect.kubernetes.jobs import ClaimLookup, JobTracker, PodRun, pod_run
 from telemetry.collect.kubernetes.journal import Journal
-from telemetry.collect.kubernetes.node_book import NodeBook
+from telemetry.collect.kubernetes.node_tracker import NodeTracker
 from telemetry.collect.kubernetes.node_view import NodeView, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.collect.kubernetes.watching import Change, Follower, Resource, list_resource
@@ -86,15 +85,15 @@ class KubernetesCollector:
         self._clock = clock
         self.journal = Journal(landing, state_name(api, scope))
         content = self.journal.content
-        claims = ClaimBook(api, rules)
-        self.nodes = NodeBook(
+        claims = ClaimLookup(api, rules)
+        self.nodes = NodeTracker(
             rules,
             cluster=scope.cluster,
             all_nodes=scope.node_selector is not None,
             content=content.get("nodes"),
         )
-        self._notices = NoticeBook(content.get("notices"))
-        self._jobs = JobBook(map(PodRun.of_content, content.get("pods", ())), gpus_of_claim=claims.gpus)
+        self._notices = NoticeTracker(content.get("notices"))
+        self._jobs = JobTracker(map(PodRun.of_content, content.get("pods", ())), gpus_of_claim=claims.gpus)
         self._versions: dict[str, str] = dict(content.get("versions", {}))
         self._namespaces: frozenset[str] | None = None
         self._events: list[Event] = []
@@ -200,9 +199,9 @@ class KubernetesCollector:
 
         Raises ``InputError`` if the disk is full; what is held stays held.
         """
-        takes = self._takes
-        self._rows["jobs"] += self._jobs.news(takes)
-        self._rows["inventory"] += self.nodes.sightings(self._clock())
+        wanted = self._wanted
+        self._rows["jobs"] += self._jobs.changed_rows(wanted)
+        self._rows["inventory"] += self.nodes.observations(self._clock())
         rows: dict[Kind, list[dict[str, Any]]] = {"events": [event.row() for event in self._events], **self._rows}
         if not self._changed and not any(rows.values()):
             return
@@ -275,11 +274,11 @@ class KubernetesCollector:
             for view in views:
                 # Its last state may be one that no watch told.
                 if view.name in self.nodes:
-                    self._events += self.nodes.see(view, change.at)
-                self._events += self.nodes.lose(view.name, change.at)
+                    self._events += self.nodes.update(view, change.at)
+                self._events += self.nodes.remove(view.name, change.at)
             return
         for view in views:
-            self._events += self.nodes.see(view, change.at)
+            self._events += self.nodes.update(view, change.at)
         if change.kind == "listed":
             self._events += self.nodes.keep_only((view.name for view in views), change.at)
 
@@ -289,7 +288,7 @@ class KubernetesCollector:
             if change.kind == "gone":
                 self._notices.forget(notice)
             elif notice.node in self.nodes:
-                self._events += self._notices.see(notice, change.at)
+                self._events += self._notices.update(notice, change.at)
         if change.kind == "listed":
             kind = change.resource.removeprefix(_EVENTS_OF)
             self._notices.keep_only(kind, (notice.uid for notice in notices))
@@ -297,13 +296,13 @@ class KubernetesCollector:
     def _take_pods(self, change: Change) -> None:
         runs: tuple[PodRun, ...] = change.objects
         for run in runs:
-            self._jobs.see(run)
+            self._jobs.update(run)
             if change.kind == "gone":
-                self._jobs.lose(run.uid, change.at)
+                self._jobs.remove(run.uid, change.at)
         if change.kind == "listed":
             self._jobs.keep_only((run.uid for run in runs), change.at)
 
-    def _takes(self, namespace: str) -> bool:
+    def _wanted(self, namespace: str) -> bool:
         if self._scope.namespace_selector is None:
             return True
         return self._namespaces is not None and namespace in self._namespaces

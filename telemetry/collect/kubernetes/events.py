@@ -8,7 +8,7 @@ from datetime import datetime
 
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.api import Object, timestamp_ms
-from telemetry.collect.kubernetes.node_changes import SOURCE
+from telemetry.collect.kubernetes.node_tracker import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.milliseconds import from_ms
 from telemetry.pci import normalise_pci_bus_id
@@ -85,7 +85,7 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
     )
 
 
-class NoticeBook:
+class NoticeTracker:
     """Which Kubernetes events were told already, and up to which count.
 
     ``told``: from an earlier run, as :attr:`told`.
@@ -99,7 +99,7 @@ class NoticeBook:
         """Count by uid by kind of object, of the events that the server still has."""
         return {kind: dict(counts) for kind, counts in self._told.items()}
 
-    def see(self, notice: Notice, at: datetime) -> list[Event]:
+    def update(self, notice: Notice, at: datetime) -> list[Event]:
         """Return our events for what is new in a Kubernetes event.
 
         One when it is first seen, at its first and, if it was repeated since, one more at its last occurrence; then one

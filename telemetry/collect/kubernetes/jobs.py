@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Final
 
-from telemetry.collect.kubernetes.api import Object, timestamp_ms
+from telemetry.collect.kubernetes.api import CLAIM_VERSIONS, Api, Object, Refused, Unreachable, timestamp_ms
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.milliseconds import to_ms
 
@@ -30,6 +32,10 @@ _GROUP_LABELS: Final = (
 # Whole jobs of several pods whose direct owner is only a part of them, outermost first.
 
 _BETTER_FIRST: Final = ("Succeeded", DELETED, UNKNOWN)
+
+_MAX_CLAIMS: Final = 50_000
+_CLAIM_RETRY_S: Final = 600.0
+
 
 Key = tuple[str, str, int]
 """job, node, start: what a row of jobs is known by."""
@@ -105,7 +111,7 @@ def pod_run(pod: Object, rules: KubernetesRules) -> PodRun | None:
     )
 
 
-class JobBook:
+class JobTracker:
     """The pods that hold GPUs, and which of their rows are to be landed.
 
     Pods of one job that began on one node in the same second share a row, for a row is known by job, node and start:
@@ -133,7 +139,7 @@ class JobBook:
         """Return the pods that are known."""
         return [run for group in self._groups.values() for run in group.values()]
 
-    def see(self, run: PodRun) -> None:
+    def update(self, run: PodRun) -> None:
         """Take in how a pod is now."""
         known = self._known(run.uid)
         if known is not None:
@@ -150,7 +156,7 @@ class JobBook:
         if run != known:
             self._put(run)
 
-    def lose(self, uid: str, at: datetime, outcome: str = DELETED) -> None:
+    def remove(self, uid: str, at: datetime, outcome: str = DELETED) -> None:
         """Take in that a pod was removed; if it ran until then, that is its end."""
         run = self._known(uid)
         if run is None:
@@ -164,9 +170,9 @@ class JobBook:
         """Take in a listing: whoever is not in it was removed while nobody looked."""
         there = set(uids)
         for uid in [uid for uid in self._key_of if uid not in there and uid not in self._gone]:
-            self.lose(uid, at, UNKNOWN)
+            self.remove(uid, at, UNKNOWN)
 
-    def news(self, takes: Callable[[str], bool] = lambda _namespace: True) -> list[dict[str, Any]]:
+    def changed_rows(self, wanted: Callable[[str], bool] = lambda _namespace: True) -> list[dict[str, Any]]:
         """Return the rows that changed since they were last returned, and forget pods that are gone.
 
         Returns: in the layout of :data:`telemetry.schema.JOBS`, instants in milliseconds.
@@ -174,7 +180,7 @@ class JobBook:
         rows = []
         for key in list(self._dirty):
             group = self._groups[key]
-            if takes(next(iter(group.values())).namespace):
+            if wanted(next(iter(group.values())).namespace):
                 row = _row(group.values())
                 if self._landed.get(key) != row:
                     rows.append(row)
@@ -287,3 +293,70 @@ def _failure(status: Object) -> str:
     ends = [(each.get("state") or {}).get("terminated") or {} for each in status.get("containerStatuses") or ()]
     reasons = [str(end["reason"]) for end in ends if end.get("reason") and end["reason"] not in ("Completed", "Error")]
     return reasons[0] if reasons else "Failed"
+
+
+log = logging.getLogger(__name__)
+
+
+def gpus_of(claim: Object, rules: KubernetesRules) -> int:
+    """Return how many GPUs a ResourceClaim holds: its allocated devices of GPU drivers, parts of one GPU once."""
+    allocation = (claim.get("status") or {}).get("allocation") or {}
+    devices = set()
+    for result in (allocation.get("devices") or {}).get("results") or ():
+        if result.get("driver") in (rules.claim_drivers or ()) and not result.get("adminAccess"):
+            # NVIDIA's driver calls whole GPUs gpu-0 and parts of one gpu-0-mig-1g.5gb-0-1.
+            devices.add((result.get("pool"), str(result.get("device")).split("-mig-", 1)[0]))
+    return len(devices)
+
+
+class ClaimLookup:
+    """Looks claims up when a pod names one; without the permission, or on a server without claims, each holds none.
+
+    ``monotonic_s``: seconds of a clock that never jumps.
+    """
+
+    def __init__(self, api: Api, rules: KubernetesRules, *, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+        self._api = api
+        self._rules = rules
+        self._monotonic_s = monotonic_s
+        self._known: dict[tuple[str, str], int] = {}
+        self._version: str | None = None
+        self._closed_until_s = float("-inf")
+
+    def gpus(self, namespace: str, name: str) -> int:
+        """Return how many GPUs a claim holds; 0 where that cannot be told now."""
+        key = (namespace, name)
+        if key in self._known:
+            return self._known[key]
+        claim = self._read(namespace, name)
+        if claim is None:
+            return 0
+        count = gpus_of(claim, self._rules)
+        if count:
+            if len(self._known) >= _MAX_CLAIMS:
+                self._known.pop(next(iter(self._known)))
+            self._known[key] = count
+        return count
+
+    def _read(self, namespace: str, name: str) -> Object | None:
+        if self._monotonic_s() < self._closed_until_s:
+            return None
+        for version in CLAIM_VERSIONS if self._version is None else (self._version,):
+            path = f"/apis/resource.k8s.io/{version}/namespaces/{namespace}/resourceclaims/{name}"
+            try:
+                claim = self._api.get(path)
+            except Refused as refused:
+                if refused.status == 404:
+                    continue
+                self._close(refused)
+                return None
+            except Unreachable as error:
+                self._close(error)
+                return None
+            self._version = version
+            return claim
+        return None
+
+    def _close(self, error: Exception) -> None:
+        log.warning("%s: GPUs of resource claims are not counted: %s", self._api.name, error)
+        self._closed_until_s = self._monotonic_s() + _CLAIM_RETRY_S

@@ -7,9 +7,7 @@ own, which a landing folder takes once. A process that dies between the two land
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +15,7 @@ from types import TracebackType
 from typing import Any, Final
 
 import pyarrow as pa
+from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors, write_bytes
 from telemetry.errors import InputError
@@ -43,7 +42,7 @@ class Journal:
     def __init__(self, landing: Landing, name: str) -> None:
         self._landing = landing
         self._path = landing.state(f"{name}.json")
-        self._lock: int | None = _locked(self._path.with_name(f"{name}.lock"), name)
+        self._lock = _locked(self._path.with_name(f"{name}.lock"), name)
         self.landed: dict[str, int] = dict.fromkeys(_SCHEMAS, 0)
         try:
             saved = self._read() or {"token": secrets.token_hex(6), "batch": 0, "content": {}, "rows": {}}
@@ -83,9 +82,7 @@ class Journal:
 
     def close(self) -> None:
         """Let another process have it."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        self._lock.release()
 
     def __enter__(self) -> Journal:
         return self
@@ -125,17 +122,13 @@ def table_of(kind: Kind, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-def _locked(path: Path, name: str) -> int:
-    with disk_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _locked(path: Path, name: str) -> FileLock:
+    lock = FileLock(path, timeout=0)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+        with disk_errors(path):
+            lock.acquire()
+    except Timeout:
         raise InputError(
             f"another collector {name!r} is running on this dataset", str(path), "Stop it first, or leave it to work."
         ) from None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return lock

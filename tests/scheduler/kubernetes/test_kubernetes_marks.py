@@ -9,8 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from policy.fleet import Level
-from scheduler.kubernetes.patches import patch_of
-from scheduler.kubernetes.seen_node import seen_node
+from scheduler.kubernetes.nodes import patch_of, snapshot_of
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.clock import ManualClock
 from scheduler.ports.node_object import Keys, after
@@ -236,12 +235,12 @@ def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any,
         del raw["metadata"]["annotations"]
     foreign = [each for each in raw["spec"]["taints"] if not _ours(each)]
     for verb in verbs:
-        seen = seen_node(raw, KubernetesSettings(), rules, keys, clock.now())
+        seen = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert seen is not None
         then = after(Hand.action(_At(clock), verb), seen.thing, keys, clock.now())
         for operation in patch_of(seen, then):
             operate(raw, operation)
-        again = seen_node(raw, KubernetesSettings(), rules, keys, clock.now())
+        again = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert again is not None
         assert again.thing == then
     assert [each for each in raw["spec"].get("taints") or [] if not _ours(each)] == foreign

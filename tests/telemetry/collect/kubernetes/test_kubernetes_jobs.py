@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from telemetry.collect.kubernetes.api import Refused
-from telemetry.collect.kubernetes.claims import ClaimBook, gpus_of
-from telemetry.collect.kubernetes.jobs import JobBook, PodRun, pod_run
+from telemetry.collect.kubernetes.jobs import ClaimLookup, JobTracker, PodRun, gpus_of, pod_run
 from telemetry.collect.kubernetes.rules import default_rules
 from telemetry.milliseconds import to_ms
 from tests.telemetry.collect.kubernetes.memory_api import MemoryApi
@@ -28,9 +27,9 @@ def run_of(item: dict[str, Any]) -> PodRun:
 
 
 def test_a_pod_that_runs_has_no_end() -> None:
-    book = JobBook()
-    book.see(run_of(pod(gpus=4, owner=("llama", "u9"), annotations={"predrain.io/checkpointed-at": HALF_PAST})))
-    assert book.news() == [
+    book = JobTracker()
+    book.update(run_of(pod(gpus=4, owner=("llama", "u9"), annotations={"predrain.io/checkpointed-at": HALF_PAST})))
+    assert book.changed_rows() == [
         {
             "job": "train/llama/u9",
             "node": "n1",
@@ -42,7 +41,7 @@ def test_a_pod_that_runs_has_no_end() -> None:
             "outcome": None,
         }
     ]
-    assert book.news() == []
+    assert book.changed_rows() == []
 
 
 @pytest.mark.parametrize(
@@ -102,65 +101,67 @@ def test_the_job_of_a_pod_is_the_outermost_whole() -> None:
 
 
 def test_pods_of_one_job_that_begin_together_share_a_row() -> None:
-    book = JobBook()
+    book = JobTracker()
     for name in ("w0", "w1"):
-        book.see(run_of(pod(name, gpus=2, owner=("j", "u"))))
-    (row,) = book.news()
+        book.update(run_of(pod(name, gpus=2, owner=("j", "u"))))
+    (row,) = book.changed_rows()
     assert row["gpus"] == 4
-    book.see(run_of(pod("w0", gpus=2, owner=("j", "u"), phase="Succeeded", status=ended(HALF_PAST))))
-    assert book.news() == []  # the row goes on with the other
-    book.see(run_of(pod("w1", gpus=2, owner=("j", "u"), phase="Failed", status=ended("2026-03-01T11:40:00Z", "Error"))))
-    (row,) = book.news()
+    book.update(run_of(pod("w0", gpus=2, owner=("j", "u"), phase="Succeeded", status=ended(HALF_PAST))))
+    assert book.changed_rows() == []  # the row goes on with the other
+    book.update(
+        run_of(pod("w1", gpus=2, owner=("j", "u"), phase="Failed", status=ended("2026-03-01T11:40:00Z", "Error")))
+    )
+    (row,) = book.changed_rows()
     assert (row["ended_at"], row["outcome"]) == (ELEVEN + 40 * MINUTE, "Failed")
 
 
 def test_a_pod_that_is_removed_ends_then_unless_it_had_ended() -> None:
-    book = JobBook()
-    book.see(run_of(pod("a")))
-    book.see(run_of(pod("b", phase="Succeeded", status=ended(HALF_PAST))))
-    assert len(book.news()) == 2
-    book.lose("uid-a", NOW)
-    book.lose("uid-b", NOW)
-    book.lose("uid-never-seen", NOW)
-    (row,) = book.news()
+    book = JobTracker()
+    book.update(run_of(pod("a")))
+    book.update(run_of(pod("b", phase="Succeeded", status=ended(HALF_PAST))))
+    assert len(book.changed_rows()) == 2
+    book.remove("uid-a", NOW)
+    book.remove("uid-b", NOW)
+    book.remove("uid-never-seen", NOW)
+    (row,) = book.changed_rows()
     assert (row["job"], row["ended_at"], row["outcome"]) == ("train/a/uid-a", to_ms(NOW), "Deleted")
     assert book.runs() == []
-    assert book.news() == []
+    assert book.changed_rows() == []
 
 
 def test_a_finished_pod_keeps_its_end_when_its_containers_are_cleared() -> None:
-    book = JobBook()
-    book.see(run_of(pod(phase="Succeeded", status=ended(HALF_PAST))))
-    before = book.news()
-    book.see(run_of(pod(phase="Succeeded")))
-    assert book.news() == []
+    book = JobTracker()
+    book.update(run_of(pod(phase="Succeeded", status=ended(HALF_PAST))))
+    before = book.changed_rows()
+    book.update(run_of(pod(phase="Succeeded")))
+    assert book.changed_rows() == []
     assert before[0]["ended_at"] == ELEVEN + 30 * MINUTE
 
 
 def test_what_vanished_while_nobody_looked_ended_some_time_before() -> None:
-    book = JobBook()
-    book.see(run_of(pod("a")))
-    book.see(run_of(pod("b")))
-    book.news()
-    again = JobBook(PodRun.of_content(run.content()) for run in book.runs())
-    assert again.news() == []  # it was landed by the earlier run
+    book = JobTracker()
+    book.update(run_of(pod("a")))
+    book.update(run_of(pod("b")))
+    book.changed_rows()
+    again = JobTracker(PodRun.of_content(run.content()) for run in book.runs())
+    assert again.changed_rows() == []  # it was landed by the earlier run
     again.keep_only(["uid-b"], NOW)
-    (row,) = again.news()
+    (row,) = again.changed_rows()
     assert (row["job"], row["outcome"], row["ended_at"]) == ("train/a/uid-a", "Unknown", to_ms(NOW))
 
 
 def test_namespaces_that_are_not_wanted_wait() -> None:
-    book = JobBook()
-    book.see(run_of(pod("a", namespace="x")))
-    assert book.news(lambda namespace: namespace == "y") == []
-    assert len(book.news()) == 1
+    book = JobTracker()
+    book.update(run_of(pod("a", namespace="x")))
+    assert book.changed_rows(lambda namespace: namespace == "y") == []
+    assert len(book.changed_rows()) == 1
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["run", "end", "lose", "save"])), max_size=20), st.booleans()
 )
 def test_the_last_landed_rows_are_the_truth(steps: list[tuple[int, str]], shared: bool) -> None:
-    book = JobBook()
+    book = JobTracker()
     landed: dict[tuple[str, int], dict[str, Any]] = {}
     alive: dict[int, str] = {}
     truth: dict[int, str] = {}
@@ -170,20 +171,20 @@ def test_the_last_landed_rows_are_the_truth(steps: list[tuple[int, str]], shared
         name = f"p{number}"
         owner = ("job", "u") if shared else None
         if step == "save":
-            for row in book.news():
+            for row in book.changed_rows():
                 landed[(row["job"], row["started_at"])] = row
-            book = JobBook(PodRun.of_content(run.content()) for run in book.runs())
+            book = JobTracker(PodRun.of_content(run.content()) for run in book.runs())
         elif step == "run" and number not in truth:
-            book.see(run_of(pod(name, owner=owner)))
+            book.update(run_of(pod(name, owner=owner)))
             alive[number] = truth[number] = "run"
         elif step == "end" and alive.get(number) == "run":
-            book.see(run_of(pod(name, owner=owner, phase="Succeeded", status=ended(HALF_PAST))))
+            book.update(run_of(pod(name, owner=owner, phase="Succeeded", status=ended(HALF_PAST))))
             alive[number] = truth[number] = "end"
         elif step == "lose" and number in alive:
-            book.lose(f"uid-{name}", clock)
+            book.remove(f"uid-{name}", clock)
             if alive.pop(number) == "run":
                 truth[number] = "lost"
-    for row in book.news():
+    for row in book.changed_rows():
         landed[(row["job"], row["started_at"])] = row
     if shared:
         # A row may be begun anew by pods that come when all others are gone and forgotten: only ask while some live.
@@ -214,20 +215,20 @@ def test_a_pod_with_claims_counts_the_gpus_that_they_hold() -> None:
     item = pod(gpus=0)
     item["spec"]["resourceClaims"] = [{"name": "gpus", "resourceClaimTemplateName": "t"}]
     item["status"]["resourceClaimStatuses"] = [{"name": "gpus", "resourceClaimName": "c1"}]
-    book = JobBook(gpus_of_claim=ClaimBook(api, RULES).gpus)
-    book.see(run_of(item))
-    assert [row["gpus"] for row in book.news()] == [2]
+    book = JobTracker(gpus_of_claim=ClaimLookup(api, RULES).gpus)
+    book.update(run_of(item))
+    assert [row["gpus"] for row in book.changed_rows()] == [2]
     item["status"] |= ended(HALF_PAST) | {"phase": "Succeeded"}
     asked = len(api.asked)
-    book.see(run_of(item))
-    assert [(row["gpus"], row["outcome"]) for row in book.news()] == [(2, "Succeeded")]
+    book.update(run_of(item))
+    assert [(row["gpus"], row["outcome"]) for row in book.changed_rows()] == [(2, "Succeeded")]
     assert len(api.asked) == asked
 
 
 def test_claims_that_may_not_be_read_are_asked_for_seldom(caplog: pytest.LogCaptureFixture) -> None:
     api = MemoryApi()
     now_s = 0.0
-    book = ClaimBook(api, RULES, monotonic_s=lambda: now_s)
+    book = ClaimLookup(api, RULES, monotonic_s=lambda: now_s)
     api.failures = [Refused(403, "forbidden")]
     assert book.gpus("train", "c1") == 0
     assert book.gpus("train", "c2") == 0

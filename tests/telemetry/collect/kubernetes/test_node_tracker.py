@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.kubernetes.node_book import NodeBook
-from telemetry.collect.kubernetes.node_changes import node_changes
+from telemetry.collect.kubernetes.node_tracker import NodeTracker, node_changes
 from telemetry.collect.kubernetes.node_view import NodeView, view_of
 from telemetry.collect.kubernetes.rules import KubernetesRules, Rule, default_rules, load_rules
 from tests.telemetry.collect.kubernetes.objects import EARLIER, NOW, condition, node, taint
@@ -118,33 +117,33 @@ def test_another_machine_is_a_replacement_and_the_same_one_in_other_letters_is_n
 
 
 def test_a_node_that_went_and_came_back_is_compared_with_what_went() -> None:
-    book = NodeBook(RULES)
-    book.see(view_of(node(), RULES), NOW)
-    assert [event.code for event in book.lose("n1", NOW)] == ["node_removed"]
-    assert book.lose("n1", NOW) == []
+    book = NodeTracker(RULES)
+    book.update(view_of(node(), RULES), NOW)
+    assert [event.code for event in book.remove("n1", NOW)] == ["node_removed"]
+    assert book.remove("n1", NOW) == []
     bare = node(uid="u2", gpus=0, machine="", boot="")
-    assert [event.code for event in book.see(view_of(bare, RULES), NOW)] == ["node_recreated"]
-    assert [event.code for event in book.see(view_of(node(uid="u2", machine="CD"), RULES), NOW)] == ["node_replaced"]
+    assert [event.code for event in book.update(view_of(bare, RULES), NOW)] == ["node_recreated"]
+    assert [event.code for event in book.update(view_of(node(uid="u2", machine="CD"), RULES), NOW)] == ["node_replaced"]
 
 
 def test_nodes_without_gpus_are_left_out_unless_asked_for() -> None:
     plain = view_of(node("cpu", gpus=0, cordoned=True), RULES)
-    assert NodeBook(RULES).see(plain, NOW) == []
-    assert len(NodeBook(RULES, all_nodes=True).see(plain, NOW)) == 1
+    assert NodeTracker(RULES).update(plain, NOW) == []
+    assert len(NodeTracker(RULES, all_nodes=True).update(plain, NOW)) == 1
     broken = view_of(node("g", gpus=0, labels={"nvidia.com/gpu.present": "true"}, cordoned=True), RULES)
-    assert len(NodeBook(RULES).see(broken, NOW)) == 1
+    assert len(NodeTracker(RULES).update(broken, NOW)) == 1
 
 
 def test_a_place_is_landed_when_it_changes_and_once_an_hour() -> None:
     labels = {"topology.kubernetes.io/zone": "z1", "topology.kubernetes.io/rack": "r7"}
-    book = NodeBook(RULES, cluster="east")
-    book.see(view_of(node(labels=labels), RULES), NOW)
-    (row,) = book.sightings(NOW)
+    book = NodeTracker(RULES, cluster="east")
+    book.update(view_of(node(labels=labels), RULES), NOW)
+    (row,) = book.observations(NOW)
     assert (row["node"], row["cluster"], row["group"], row["rack"]) == ("n1", "east", "z1", "r7")
-    assert book.sightings(NOW + timedelta(minutes=59)) == []
-    assert len(book.sightings(NOW + timedelta(minutes=60))) == 1
-    book.see(view_of(node(labels=labels | {"topology.kubernetes.io/rack": "r8"}), RULES), NOW)
-    assert [row["rack"] for row in book.sightings(NOW + timedelta(minutes=61))] == ["r8"]
+    assert book.observations(NOW + timedelta(minutes=59)) == []
+    assert len(book.observations(NOW + timedelta(minutes=60))) == 1
+    book.update(view_of(node(labels=labels | {"topology.kubernetes.io/rack": "r8"}), RULES), NOW)
+    assert [row["rack"] for row in book.observations(NOW + timedelta(minutes=61))] == ["r8"]
 
 
 TAINTS = [taint("medik8s.io/drain"), taint("predrain.io/at-risk"), taint("karpenter.sh/disrupted", added=EARLIER)]

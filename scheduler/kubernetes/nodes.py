@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from policy.fleet import JobView, Level, NodeView, UnitView
-from scheduler.kubernetes.condition import CONDITION, StandingCondition, standing_condition
+from scheduler.kubernetes.condition import CONDITION, CurrentCondition, current_condition
 from scheduler.kubernetes.settings import KubernetesSettings
 from scheduler.ports.node_object import FOREIGN_OWNER_TAINTS, Keys, NodeObject, Taint, view_of
 from scheduler.ports.readings import NodeReading
@@ -26,9 +26,11 @@ _DRIVERS: Final = (
     ("amd.com/gpu.driver-version",),
 )
 
+Operation = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
-class SeenNode:
+class NodeSnapshot:
     """One node of one reading.
 
     ``taints``: as they stand, with fields that we do not know: what is not ours is sent back as it was.
@@ -42,7 +44,7 @@ class SeenNode:
     taints: tuple[Mapping[str, Any], ...]
     has_labels: bool
     has_annotations: bool
-    condition: StandingCondition | None
+    condition: CurrentCondition | None
     gpus: bool
     condition_at: int | None = None
     has_conditions: bool = False
@@ -57,9 +59,9 @@ class SeenNode:
         return replace(self.reading, view=replace(self.reading.view, jobs=jobs))
 
 
-def seen_node(
+def snapshot_of(
     raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime
-) -> SeenNode | None:
+) -> NodeSnapshot | None:
     """Read a node object.
 
     Returns: none where it has not even a name. One that is not of the form that a node has is not readable, and nothing
@@ -75,10 +77,10 @@ def seen_node(
         assert isinstance(metadata, dict)
         view = NodeView(name, settings.cluster, settings.group, readable=False)
         reading = NodeReading(view, str(metadata.get("resourceVersion") or ""))
-        return SeenNode(reading, NodeObject(name), (), False, False, None, gpus=True)
+        return NodeSnapshot(reading, NodeObject(name), (), False, False, None, gpus=True)
 
 
-def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime) -> SeenNode:
+def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime) -> NodeSnapshot:
     metadata, spec = raw["metadata"], raw.get("spec") or {}
     labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
     taints = tuple(spec.get("taints") or ())
@@ -108,13 +110,13 @@ def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, key
     view = view_of(thing, base, keys, now)
     conditions = (raw.get("status") or {}).get("conditions") or ()
     at = next((at for at, each in enumerate(conditions) if each.get("type") == CONDITION), None)
-    return SeenNode(
+    return NodeSnapshot(
         NodeReading(view, metadata["resourceVersion"], found.boot_id),
         thing,
         taints,
         bool(labels),
         bool(annotations),
-        None if at is None else standing_condition(conditions[at]),
+        None if at is None else current_condition(conditions[at]),
         found.has_gpus,
         at,
         bool(conditions),
@@ -134,7 +136,7 @@ def _cordoned_by(found: Collected, thing: NodeObject, rules: KubernetesRules, ke
 
 
 def _down(found: Collected) -> bool:
-    """Whether it is not ready; a node that has never said so is not ready either."""
+    """Whether it is not ready; one that never reported is not ready either."""
     return not any(each.type == "Ready" and each.status == "True" for each in found.conditions)
 
 
@@ -154,3 +156,83 @@ def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tupl
     for key in settings.gpu_annotations:
         found |= dict.fromkeys(_UUID.findall(annotations.get(key, "")))
     return tuple(found)
+
+
+def patch_of(seen: NodeSnapshot, then: NodeObject) -> list[Operation]:
+    """Write a patch.
+
+    ``then``: what it shall be; differs in labels, annotations, taints and cordon only.
+    Returns: first the tests: of the resourceVersion, so that nobody wrote in between; of the taints and of each
+    annotation and label that is changed, so that a server or a proxy that rewrites versions cannot make us write over
+    others. Taints have no merge key: the whole list is replaced, with what is not ours in it as it was, fields that we
+    do not know included.
+    """
+    tests: list[Operation] = [_test("/metadata/resourceVersion", seen.reading.version)]
+    changes: list[Operation] = []
+    for part, there, old, new in (
+        ("labels", seen.has_labels, seen.thing.labels, then.labels),
+        ("annotations", seen.has_annotations, seen.thing.annotations, then.annotations),
+    ):
+        changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
+        if changed and not there:
+            changes.append({"op": "add", "path": f"/metadata/{part}", "value": {}})
+        for key in changed:
+            path = f"/metadata/{part}/{_escaped(key)}"
+            if key in old:
+                tests.append(_test(path, old[key]))
+            if key in new:
+                changes.append({"op": "replace" if key in old else "add", "path": path, "value": new[key]})
+            else:
+                changes.append({"op": "remove", "path": path})
+    if then.unschedulable != seen.thing.unschedulable:
+        if then.unschedulable:
+            changes.append({"op": "add", "path": "/spec/unschedulable", "value": True})
+        else:
+            tests.append(_test("/spec/unschedulable", value=True))
+            changes.append({"op": "remove", "path": "/spec/unschedulable"})
+    if then.taints != seen.thing.taints:
+        taints = _taints(seen, then.taints)
+        if seen.taints:
+            tests.append(_test("/spec/taints", list(seen.taints)))
+            changes.append(
+                {"op": "replace", "path": "/spec/taints", "value": taints}
+                if taints
+                else {"op": "remove", "path": "/spec/taints"}
+            )
+        else:
+            changes.append({"op": "add", "path": "/spec/taints", "value": taints})
+    return [*tests, *changes]
+
+
+def condition_patch(seen: NodeSnapshot, content: Object) -> list[Operation]:
+    """Write the operations that change our condition with the very patch that changes what it tells of.
+
+    ``content``: the status patch as :func:`scheduler.kubernetes.condition.condition_after` gives it.
+    Returns: to stand after those of :func:`patch_of`, whose test of the version makes sure of the condition's place.
+    """
+    (wanted,) = content["status"]["conditions"]
+    gone = wanted.get("$patch") == "delete"
+    if seen.condition_at is None:
+        if gone:
+            return []
+        path = "/status/conditions/-" if seen.has_conditions else "/status/conditions"
+        return [{"op": "add", "path": path, "value": wanted if seen.has_conditions else [wanted]}]
+    path = f"/status/conditions/{seen.condition_at}"
+    change: Operation = {"op": "remove", "path": path}
+    if not gone:
+        change = {"op": "replace", "path": path, "value": wanted}
+    return [_test(f"{path}/type", CONDITION), change]
+
+
+def _taints(seen: NodeSnapshot, wanted: tuple[Taint, ...]) -> list[Mapping[str, Any]]:
+    standing = dict(zip(seen.thing.taints, seen.taints, strict=True))
+    return [standing.get(each) or {"key": each.key, "value": each.value, "effect": each.effect} for each in wanted]
+
+
+def _test(path: str, value: Any) -> Operation:
+    return {"op": "test", "path": path, "value": value}
+
+
+def _escaped(key: str) -> str:
+    """Write a key as a part of a JSON pointer (RFC 6901)."""
+    return key.replace("~", "~0").replace("/", "~1")

@@ -1,15 +1,16 @@
-"""From two looks at a node to the events between them: drains, releases, trouble, boots, replacements."""
+"""Every known node: from two looks at it to the events between them, and its place as rows of the inventory."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import datetime
-from typing import Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Final
 
 from telemetry.collect.event import Event
 from telemetry.collect.kubernetes.node_view import NodeView, own_taint
 from telemetry.collect.kubernetes.rules import KubernetesRules
-from telemetry.milliseconds import from_ms
+from telemetry.milliseconds import from_ms, to_ms
 
 SOURCE: Final = "kubernetes"
 OWN_SOURCE: Final = "predrain"
@@ -20,9 +21,108 @@ _SOFT: Final = "PreferNoSchedule"
 _DETAIL_LENGTH: Final = 400
 _AGAIN_MS: Final = 1000
 
+OBSERVED_EVERY: Final = timedelta(hours=1)
+"""Where a node stands is landed when it changes, and else so often."""
+
+GONE_KEPT: Final = timedelta(days=90)
+"""A removed node is remembered so long: a repair takes weeks, and what comes back is compared with what went."""
+
+
+class NodeTracker:
+    """The nodes of a fleet.
+
+    ``cluster``: name of the cluster, for the inventory; labels that tell one go before it.
+    ``all_nodes``: whether nodes without GPUs are taken too. A node that once had GPUs is taken for ever.
+    ``content``: what :meth:`content` returned.
+    """
+
+    def __init__(
+        self,
+        rules: KubernetesRules,
+        *,
+        cluster: str | None = None,
+        all_nodes: bool = False,
+        content: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._rules = rules
+        self._cluster = cluster
+        self._all = all_nodes
+        content = content or {}
+        self._nodes = {each["name"]: NodeView.of_content(each) for each in content.get("nodes", ())}
+        self._gone = {each["name"]: (NodeView.of_content(each), ms) for each, ms in content.get("gone", ())}
+        self._observed: dict[str, tuple[dict[str, str], datetime]] = {}
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes or name in self._gone
+
+    def content(self) -> dict[str, Any]:
+        """Return everything as JSON types."""
+        return {
+            "nodes": [view.content() for view in self._nodes.values()],
+            "gone": [[view.content(), ms] for view, ms in self._gone.values()],
+        }
+
+    def update(self, view: NodeView, at: datetime) -> list[Event]:
+        """Take in how a node is now; return what happened to it."""
+        before = self._nodes.get(view.name)
+        if before is None and view.name in self._gone:
+            before, _ = self._gone.pop(view.name)
+        if before is None and not (self._all or view.has_gpus):
+            return []
+        if before is not None:
+            # A node that has just registered again may not say yet which machine it is: until then, it is the old one.
+            view = replace(
+                view,
+                system_uuid=view.system_uuid or before.system_uuid,
+                boot_id=view.boot_id or before.boot_id,
+                provider_id=view.provider_id or before.provider_id,
+            )
+        self._nodes[view.name] = view
+        return [] if view == before else node_changes(before, view, self._rules, at)
+
+    def remove(self, name: str, at: datetime) -> list[Event]:
+        """Take in that a node was removed; return what that means."""
+        view = self._nodes.pop(name, None)
+        if view is None:
+            return []
+        oldest = to_ms(at - GONE_KEPT)
+        self._gone = {each: (old, ms) for each, (old, ms) in self._gone.items() if ms > oldest}
+        self._gone[name] = (view, to_ms(at))
+        self._observed.pop(name, None)
+        return [node_gone(view, at)]
+
+    def keep_only(self, names: Iterable[str], at: datetime) -> list[Event]:
+        """Take in a listing: whoever is not in it was removed."""
+        there = set(names)
+        return [
+            event for name in [each for each in self._nodes if each not in there] for event in self.remove(name, at)
+        ]
+
+    def observations(self, now: datetime) -> list[dict[str, Any]]:
+        """Return rows of the inventory that are due: ``gpu`` null, the node's place, when it was seen so.
+
+        Nodes of which no place is known have none: what is in them the exporter says.
+        """
+        rows = []
+        for name, view in self._nodes.items():
+            place = dict(view.place)
+            if self._cluster is not None:
+                place.setdefault("cluster", self._cluster)
+            if not place:
+                continue
+            told = self._observed.get(name)
+            if told is not None and told[0] == place and timedelta() <= now - told[1] < OBSERVED_EVERY:
+                continue
+            self._observed[name] = (place, now)
+            rows.append({"node": name, **place, "seen_at": to_ms(now)})
+        return rows
+
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class NodeMarker:
     """Something that holds of a node for a while: a cordon, a taint, a condition.
 
     ``ended`` and ``ended_code`` are type and code of the event when it goes.
@@ -37,14 +137,14 @@ class Mark:
     detail: str | None = None
 
 
-def marks_of(view: NodeView, rules: KubernetesRules) -> dict[str, Mark]:
+def markers_of(view: NodeView, rules: KubernetesRules) -> dict[str, NodeMarker]:
     """Return what holds of a node now, by a key that stays the same while it does."""
-    marks: dict[str, Mark] = {}
+    markers: dict[str, NodeMarker] = {}
     if view.cordoned:
         by = view.cordoned_by or ""
         source = OWN_SOURCE if by.startswith(OWN_SOURCE) else SOURCE
         detail = f"by {by}" if by else None
-        marks["cordon"] = Mark("drain", "cordon", "drain", "uncordon", source, view.cordoned_ms, detail)
+        markers["cordon"] = NodeMarker("drain", "cordon", "drain", "uncordon", source, view.cordoned_ms, detail)
     for taint in view.taints:
         rule = rules.for_taint(taint.key)
         own = own_taint(taint.key, rules)
@@ -58,13 +158,15 @@ def marks_of(view: NodeView, rules: KubernetesRules) -> dict[str, Mark]:
         ended_code = "undrain" if ended == "drain" else f"{code}_ended"
         detail = f"{taint.key}={taint.value or ''}:{taint.effect}"
         source = OWN_SOURCE if own else SOURCE
-        marks[f"taint {taint.key} {taint.effect}"] = Mark(kind, code, ended, ended_code, source, taint.since_ms, detail)
+        markers[f"taint {taint.key} {taint.effect}"] = NodeMarker(
+            kind, code, ended, ended_code, source, taint.since_ms, detail
+        )
     for condition in view.conditions:
         detail = ": ".join(text for text in (condition.status, condition.reason, condition.message) if text)
         detail = detail[:_DETAIL_LENGTH]
         if condition.type == READY:
             if condition.status != "True":
-                marks[READY] = Mark(
+                markers[READY] = NodeMarker(
                     "other", "node_not_ready", "other", "node_ready", SOURCE, condition.since_ms, detail
                 )
             continue
@@ -74,10 +176,10 @@ def marks_of(view: NodeView, rules: KubernetesRules) -> dict[str, Mark]:
         code = rule.code or condition.type
         ended = rule.ended or ("drain" if rule.type == "drain" else "other")
         ended_code = "undrain" if ended == "drain" else f"{code}_ended"
-        marks[f"condition {condition.type}"] = Mark(
+        markers[f"condition {condition.type}"] = NodeMarker(
             rule.type, code, ended, ended_code, SOURCE, condition.since_ms, detail
         )
-    return marks
+    return markers
 
 
 def node_changes(before: NodeView | None, after: NodeView, rules: KubernetesRules, at: datetime) -> list[Event]:
@@ -90,27 +192,29 @@ def node_changes(before: NodeView | None, after: NodeView, rules: KubernetesRule
     last reason for it is gone; our own reasons do not hold up the release of others'.
     """
     events = [] if before is None else _machine(before, after, at)
-    old = {} if before is None else marks_of(before, rules)
-    new = marks_of(after, rules)
-    left = [mark for mark in new.values() if mark.type == "drain"]
+    old = {} if before is None else markers_of(before, rules)
+    new = markers_of(after, rules)
+    left = [marker for marker in new.values() if marker.type == "drain"]
     last_release: dict[str, str] = {}
-    for key, mark in old.items():
+    for key, marker in old.items():
         if key in new:
             continue
-        since_ms = _ended_ms(key, mark, after)
-        kind, code = mark.ended, mark.ended_code
-        own = mark.source == OWN_SOURCE
-        if mark.type == "drain" and kind == "drain":
+        since_ms = _ended_ms(key, marker, after)
+        kind, code = marker.ended, marker.ended_code
+        own = marker.source == OWN_SOURCE
+        if marker.type == "drain" and kind == "drain":
             if any(own or other.source != OWN_SOURCE for other in left):
-                kind, code = "other", f"{mark.code}_ended"
-            elif mark.source in last_release:  # two reasons gone at once: one release
+                kind, code = "other", f"{marker.code}_ended"
+            elif marker.source in last_release:  # two reasons gone at once: one release
                 continue
             else:
-                last_release[mark.source] = code
-        events.append(_event(after.name, kind, code, mark.source, since_ms, mark.detail, at))
-    for key, mark in new.items():
-        if key not in old or _began_again(old[key], mark):
-            events.append(_event(after.name, mark.type, mark.code, mark.source, mark.since_ms, mark.detail, at))
+                last_release[marker.source] = code
+        events.append(_event(after.name, kind, code, marker.source, since_ms, marker.detail, at))
+    for key, marker in new.items():
+        if key not in old or _began_again(old[key], marker):
+            events.append(
+                _event(after.name, marker.type, marker.code, marker.source, marker.since_ms, marker.detail, at)
+            )
     # Stable: of one instant, what ended comes before what began.
     return sorted(events, key=lambda event: event.timestamp)
 
@@ -153,16 +257,16 @@ def _since(view: NodeView, kind: str, status: str | None) -> int | None:
     return None
 
 
-def _ended_ms(key: str, mark: Mark, after: NodeView) -> int | None:
+def _ended_ms(key: str, marker: NodeMarker, after: NodeView) -> int | None:
     """When a condition turned good again; nobody writes down when a taint or cordon went."""
     kind = key.removeprefix("condition ")
     if kind == key and key != READY:
         return None
     since_ms = _since(after, kind, None)
-    return since_ms if since_ms is not None and since_ms >= (mark.since_ms or 0) else None
+    return since_ms if since_ms is not None and since_ms >= (marker.since_ms or 0) else None
 
 
-def _began_again(old: Mark, new: Mark) -> bool:
+def _began_again(old: NodeMarker, new: NodeMarker) -> bool:
     """Whether it went and came back between two looks, or from a soft taint became a hard one."""
     if old.since_ms is None or new.since_ms is None:
         return False

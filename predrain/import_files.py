@@ -24,6 +24,14 @@ def import_files(
     mapping: Annotated[
         Path | None, typer.Option(help="YAML file that maps your columns, units and time zone to ours.")
     ] = None,
+    max_loss: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="Share of a file's rows, or of a channel's values, that be unusable before it is refused.",
+        ),
+    ] = 0.05,
     params: ParamsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -51,6 +59,7 @@ def import_files(
             delay=loaded.features.delay,
             late=loaded.telemetry.late,
             progress=advance,
+            max_loss=max_loss,
         )
         meta = result.dataset.meta
         show(

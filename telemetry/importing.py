@@ -9,6 +9,7 @@ the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by t
 from __future__ import annotations
 
 import io
+import logging
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,17 +40,18 @@ from telemetry.event_runs import (
 )
 from telemetry.events import EventIntake, empty_events, place_events, quarantine_frame
 from telemetry.fold import LANDED_ROLE, Fold
-from telemetry.instants import ms_of
-from telemetry.inventory import InventorySource, check_stays, merge_stays, read_inventory, unit_of
+from telemetry.instants import WRONG_CLOCK, ms_of
+from telemetry.inventory import InventorySource, end_overlaps, merge_stays, read_inventory, unit_of
 from telemetry.jobs import merge_jobs, read_jobs
 from telemetry.kernel_log import locate, parse_kernel_log
 from telemetry.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
 from telemetry.mapping import ImportMapping, KernelLogMapping, load_mapping
 from telemetry.meta import META_NAME
-from telemetry.quarantine import Quarantine
+from telemetry.quarantine import Quarantine, row_text
 from telemetry.reading import expand_sources, is_kernel_log, kind_of
 from telemetry.sample_merge import SampleMerger, plan_merge, read_newest, write_newest
-from telemetry.samples import WRONG_CLOCK, SampleIntake, SamplePlan, no_usable_rows, plan_samples
+from telemetry.samples import SampleIntake, SamplePlan, no_usable_rows, plan_samples
+from telemetry.schema import Unit
 from telemetry.sources import Source, channels_digest, fingerprint, new_sources, text_digest
 from telemetry.spill import Spill
 from telemetry.stays import Stays
@@ -58,7 +61,13 @@ from telemetry.xid_gauge import SOURCE
 Progress = Callable[[int, int], None]
 """Called with how much is done and how much there is: rows of samples, half for reading them, half for writing."""
 
+AHEAD: Final = timedelta(days=1)
+"""How far a source's clock, or a time zone that was mistaken, may be ahead."""
+
+DEFAULT_MAX_LOSS: Final = 0.05
 DEFAULT_LATE: Final = timedelta(days=7)
+_LOG = logging.getLogger(__name__)
+_NAMED = 50
 _CSV_BYTES_PER_ROW = 100
 
 
@@ -91,6 +100,8 @@ def import_dataset(
     late: timedelta = DEFAULT_LATE,
     progress: Progress | None = None,
     fold: Fold | None = None,
+    max_loss: float = DEFAULT_MAX_LOSS,
+    now: datetime | None = None,
 ) -> ImportResult:
     """Import files into a dataset.
 
@@ -103,6 +114,9 @@ def import_dataset(
     ``mapping``: see :mod:`telemetry.mapping`.
     ``late``: a sample this far behind the newest of its unit is counted as late.
     ``fold``: set when the sources are landed files.
+    ``max_loss``: share of a file's rows, or of a channel's values, that may be lost before the import is refused;
+    landed files are never refused for it.
+    ``now``: aware; what is dated more than :data:`AHEAD` after it is quarantined.
     Raises ``InputError`` if a source cannot be used as a whole. The dataset at ``out`` is then as it was.
     """
     out = Path(out)
@@ -121,7 +135,21 @@ def import_dataset(
     if not fresh and existing is not None:
         return ImportResult(existing, {}, {}, changed=False)
     distinct = {(source.role, source.sha256) for source in sources}
-    work = _Import(out, existing, rules, fresh, step, channels, dedupe, delay, late, progress, fold)
+    work = _Import(
+        out,
+        existing,
+        rules,
+        fresh,
+        step,
+        channels,
+        dedupe,
+        delay,
+        late,
+        progress,
+        fold,
+        max_loss,
+        now or datetime.now(UTC),
+    )
     work.counts["source_files_given_twice"] = len(sources) - len(distinct)
     return work.run(inventory)
 
@@ -176,6 +204,8 @@ class _Import:
     late: timedelta
     progress: Progress | None
     fold: Fold | None
+    max_loss: float
+    now: datetime
     counts: Counter[str] = field(default_factory=Counter)
     observed: list[datetime] = field(default_factory=list)
 
@@ -198,12 +228,15 @@ class _Import:
                     )
                 writer.set_unit(unit)
                 held.frame = self._of_unit(held.frame, unit, inventory, quarantine)
-                check_stays(held.frame, unit, str(inventory))
+                held.frame = self._without_overlaps(held.frame, unit, inventory, quarantine)
+                self._check_loss("inventory", quarantine)
                 stays = Stays(held.frame, unit, held.parents)
                 given = self._events(stays, quarantine)
+                self._check_loss("events", quarantine)
                 detected = self._samples(writer, stays, quarantine)
                 final_events = self._all_events(given, detected)
                 final_jobs = self._jobs(stays, quarantine)
+                self._check_loss("jobs", quarantine)
             span = self._span(final_events, quarantine)
             shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
             frame = held.frame
@@ -247,10 +280,31 @@ class _Import:
     def _inventory(self, path: Path, quarantine: Quarantine) -> InventorySource:
         # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
         is_new = bool(self._files("inventory"))
-        held = read_inventory(path, self.rules.inventory, quarantine if is_new else Quarantine(None))
+        held = read_inventory(path, self.rules.inventory, quarantine if is_new else Quarantine(None), self.now + AHEAD)
         old = None if self.existing is None or self.fold is not None else self.existing.inventory()
         held.frame = merge_stays(old, held.frame) if is_new or old is None else old
         return held
+
+    def _wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return ms > self._not_after_ms if self.fold is None else self.fold.wrong_clock(ms)
+
+    @property
+    def _not_after_ms(self) -> float:
+        return (self.now + AHEAD).timestamp() * 1000
+
+    def _check_loss(self, table: str, quarantine: Quarantine) -> None:
+        if self.fold is None:  # nobody is there to correct what has landed
+            quarantine.loss.check(table, self.max_loss)
+
+    def _without_overlaps(self, frame: pd.DataFrame, unit: Unit, path: Path, quarantine: Quarantine) -> pd.DataFrame:
+        kept, dropped, ended = end_overlaps(frame, unit)
+        for index in range(len(dropped)):
+            record = {name: value for name, value in dropped.iloc[index].to_dict().items() if not pd.isna(value)}
+            quarantine.add("in two places from the same time", "inventory", path.name, None, row_text(record))
+        if ended:
+            self.counts["overlapping_stays_ended"] += len(ended)
+            _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
+        return kept
 
     def _of_unit(self, frame: pd.DataFrame, unit: str, path: Path, quarantine: Quarantine) -> pd.DataFrame:
         if unit == "node":
@@ -266,9 +320,10 @@ class _Import:
         frames = [empty_events()]
         for file in self._files("events"):
             frames.append(self._kernel_log(file, stays, quarantine) if is_kernel_log(file) else intake.read(file))
-            if self.fold is not None and len(frames[-1]):
-                ms = ms_of(frames[-1]["timestamp"])
-                reasons = np.where(self.fold.wrong_clock(ms), WRONG_CLOCK, "").astype(object)
+            if len(frames[-1]):
+                ahead = self._wrong_clock(ms_of(frames[-1]["timestamp"]))
+                ahead |= ms_of(frames[-1]["known_at"]) > self._not_after_ms + self.delay / timedelta(milliseconds=1)
+                reasons = np.where(ahead, WRONG_CLOCK, "").astype(object)
                 quarantine_frame(frames[-1], reasons, file.name, quarantine)
                 frames[-1] = frames[-1][reasons == ""]
         return stack_events(frames)
@@ -312,11 +367,11 @@ class _Import:
         if files:
             plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
             self._check_kinds(plan.channels)
-            wrong_clock = None if self.fold is None else self.fold.wrong_clock
             intake = SampleIntake(
-                plan, self.rules.samples, stays, quarantine, self.late, nodes, self.fold is None, wrong_clock
+                plan, self.rules.samples, stays, quarantine, self.late, nodes, self.fold is None, self._wrong_clock
             )
             spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
+            self._check_loss("samples", quarantine)
             self.counts.update(intake.counts)
         existing = self.existing
         if plan is None:
@@ -393,7 +448,7 @@ class _Import:
     def _jobs(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame | None:
         old = None if self.existing is None else self.existing.jobs()
         for file in self._files("jobs"):
-            new = read_jobs(file, self.rules.jobs, stays, quarantine)
+            new = read_jobs(file, self.rules.jobs, stays, quarantine, self.now + AHEAD)
             self.counts["jobs_read"] += len(new)
             old = merge_jobs(old, new)
         return old
@@ -405,6 +460,8 @@ class _Import:
         if len(events):
             seen += [events["timestamp"].min().to_pydatetime(), events["timestamp"].max().to_pydatetime()]
         if self.rules.span is not None:
+            if max(self.rules.span) > self.now + AHEAD:
+                raise InputError("`span:` ends in the future", "mapping, span", "Give the period that was observed.")
             seen += self.rules.span
         if not seen:
             where = ", ".join(str(source.path) for source in self.fresh if source.role == "events") or str(self.out)

@@ -27,6 +27,9 @@ PROBLEMS: Final = {
 }
 """Why an instant cannot be used, by status: the reasons of the quarantine."""
 
+WRONG_CLOCK: Final = "a clock that cannot be right"
+"""Reason of the quarantine for rows of a later time than now, or of another time than a live source can be of."""
+
 _MISSING, _UNREADABLE, _NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
 # GPUs with telemetry are younger than 2000; clocks that were never set say 1970.
 _EARLIEST_MS = int(pd.Timestamp("2000-01-01", tz="UTC").value // 1_000_000)

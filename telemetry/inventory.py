@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pandas as pd
 
 from telemetry.columns import KEY_ALIASES, Columns, as_text, map_values, require, resolve_columns
 from telemetry.errors import InputError
-from telemetry.instants import PROBLEMS, parse_instants
+from telemetry.instants import OK, PROBLEMS, WRONG_CLOCK, ms_of, parse_instants
 from telemetry.mapping import InventoryMapping
 from telemetry.meta import instant_text
 from telemetry.named_groups import refuse_unmatched, with_parts
@@ -38,7 +39,9 @@ class InventorySource:
     parents: dict[str, str] = field(default_factory=dict)
 
 
-def read_inventory(path: Path, mapping: InventoryMapping, quarantine: Quarantine) -> InventorySource:
+def read_inventory(
+    path: Path, mapping: InventoryMapping, quarantine: Quarantine, not_after: datetime | None = None
+) -> InventorySource:
     """Read an inventory file.
 
     ``path``: one row a stay. ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU
@@ -46,6 +49,7 @@ def read_inventory(path: Path, mapping: InventoryMapping, quarantine: Quarantine
     makes rows sightings, see :mod:`telemetry.sightings`.
     ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
     whose parent cannot be found.
+    ``not_after``: a stay that begins later has a wrong clock; one that ends later has not ended.
     Raises ``InputError`` if ``node`` is missing, instants are naive, or nothing is left.
     """
     frames: list[pd.DataFrame] = []
@@ -59,7 +63,7 @@ def read_inventory(path: Path, mapping: InventoryMapping, quarantine: Quarantine
                 table.column_names, mapping, known, KEY_ALIASES, str(file), kept=taken, extras=True
             )
             require(columns, ["node"], table.column_names, str(file))
-            frame = _batch_frame(batch.rows, table, columns, mapping, file, quarantine)
+            frame = _batch_frame(batch.rows, table, columns, mapping, file, quarantine, not_after)
             frames.append(condense_sightings(frame) if SEEN_AT in columns else frame)
     whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if SEEN_AT in whole:
@@ -77,6 +81,7 @@ def _batch_frame(
     mapping: InventoryMapping,
     file: Path,
     quarantine: Quarantine,
+    not_after: datetime | None,
 ) -> pd.DataFrame:
     length = table.num_rows
     content: dict[str, Any] = {"_row": rows, "_file": np.full(length, file.name, dtype=object)}
@@ -100,7 +105,15 @@ def _batch_frame(
                 quarantine.add_rows(reason, "inventory", file.name, chosen, rows, table)
                 bad |= chosen
             values = pd.to_datetime(instants.ms, unit="ms", utc=True).as_unit("ms")
-            content[name] = pd.Series(values).where(instants.status == 0)
+            usable = instants.status == OK
+            if not_after is not None:
+                ahead = usable & (instants.ms > not_after.timestamp() * 1000)
+                if name == "removed_at":
+                    usable &= ~ahead
+                else:
+                    quarantine.add_rows(WRONG_CLOCK, "inventory", file.name, ahead & ~bad, rows, table)
+                    bad |= ahead
+            content[name] = pd.Series(values).where(usable)
         elif name in INVENTORY.names or name in ("parent", "mig_instance"):
             texts = as_text(column, length)
             if name in mapping.values:
@@ -202,24 +215,24 @@ def _place(stays: pd.DataFrame) -> list[tuple[str, str]]:
     return list(zip(*(stays[name].astype("str").fillna("") for name in ("gpu", "node")), strict=True))
 
 
-def check_stays(frame: pd.DataFrame, unit: Unit, where: str) -> None:
-    """Check that no GPU (or node) is in two places at once.
+def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """End each stay where the unit's next one begins.
 
-    Raises ``InputError`` if two stays of one unit overlap; the message shows both.
+    Returns: the stays; those that cannot be one because the unit's next stay, or one given later in the file, begins at
+    the same time; and a line for each stay that was ended.
     """
     name = "gpu" if unit == "gpu" else "node"
-    ordered = frame.sort_values([name, "installed_at"], kind="stable").reset_index(drop=True)
-    same = ordered[name].eq(ordered[name].shift())
-    end = ordered["removed_at"].shift()
-    overlap = same & (end.isna() | (ordered["installed_at"] < end))
-    if overlap.any():
-        at = int(np.flatnonzero(overlap.to_numpy())[0])
-        before, after = ordered.iloc[at - 1], ordered.iloc[at]
-        left = "never removed" if pd.isna(before["removed_at"]) else f"removed {instant_text(before['removed_at'])}"
-        raise InputError(
-            f"{name} {after[name]!r} is in two places at once: node {before['node']!r} (installed "
-            f"{instant_text(before['installed_at'])}, {left}) and node {after['node']!r} (installed "
-            f"{instant_text(after['installed_at'])})",
-            where,
-            "Give the first stay a `removed_at` that is not after the second's `installed_at`.",
-        )
+    start = ms_of(frame["installed_at"], unknown=-1)
+    ordered = frame.assign(_start=start).sort_values([name, "_start"], kind="stable").reset_index(drop=True)
+    twice = ordered.duplicated([name, "_start"], keep="last")
+    kept, dropped = ordered[~twice].reset_index(drop=True), ordered[twice]
+    followed = kept[name].eq(kept[name].shift(-1))
+    next_start = kept["installed_at"].shift(-1)
+    overlap = followed & (kept["removed_at"].isna() | (next_start < kept["removed_at"]))
+    lines = [
+        f"{name} {kept[name][at]!r} leaves node {kept['node'][at]!r} at {instant_text(next_start[at])}, when it is "
+        f"installed in node {kept['node'][at + 1]!r}"
+        for at in np.flatnonzero(overlap.to_numpy())
+    ]
+    kept["removed_at"] = kept["removed_at"].where(~overlap, next_start)
+    return kept.drop(columns="_start"), dropped.drop(columns="_start"), lines

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from telemetry.columns import KEY_ALIASES, as_text, map_values, require, resolve_columns
-from telemetry.instants import OK, PROBLEMS, parse_instants
+from telemetry.instants import OK, PROBLEMS, WRONG_CLOCK, parse_instants
 from telemetry.inventory import naive_error
 from telemetry.mapping import TableMapping
 from telemetry.quarantine import Quarantine
@@ -20,11 +21,14 @@ _TIMES = ("started_at", "ended_at", "checkpointed_at")
 _TEXTS = ("job", "node", "gpu", "outcome")
 
 
-def read_jobs(path: Path, mapping: TableMapping, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
+def read_jobs(
+    path: Path, mapping: TableMapping, stays: Stays, quarantine: Quarantine, not_after: datetime
+) -> pd.DataFrame:
     """Read a table of jobs; ``job``, ``node`` and ``started_at`` are required.
 
     ``quarantine``: takes rows without a required value, with an unusable instant, that end before they start, or on an
     unknown node or GPU.
+    ``not_after``: a job that starts later has a wrong clock; one that ends later still runs.
     Returns: in the layout of :data:`telemetry.schema.JOBS`.
     Raises ``InputError`` if a required column is missing, a column is unknown, or all starts are naive.
     """
@@ -57,7 +61,11 @@ def read_jobs(path: Path, mapping: TableMapping, stays: Stays, quarantine: Quara
                         quarantine.add_rows(f"{reason} in {name}", "jobs", file.name, chosen, batch.rows, batch.table)
                         good &= ~chosen
                 values = pd.Series(pd.to_datetime(instants.ms, unit="ms", utc=True)).dt.as_unit("ms")
-                content[name] = values.where(instants.status == OK)
+                ahead = (instants.status == OK) & (instants.ms > not_after.timestamp() * 1000)
+                if name == "started_at":
+                    quarantine.add_rows(WRONG_CLOCK, "jobs", file.name, good & ahead, batch.rows, batch.table)
+                    good &= ~ahead
+                content[name] = values.where((instants.status == OK) & ~ahead)
             gpus = as_text(columns.get(batch.table, "gpus"), length)
             content["gpus"] = pd.to_numeric(pd.Series(gpus), errors="coerce").round().astype("Int32")
             frame = pd.DataFrame(content)

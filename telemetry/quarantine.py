@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors
+from telemetry.errors import InputError
 
 QUARANTINE: Final = pa.schema(
     [
@@ -29,6 +31,77 @@ QUARANTINE: Final = pa.schema(
 """quarantine/*.parquet: ``row`` counts from 1 without the header, ``content`` is the row as JSON or as read."""
 
 _FLUSH_ROWS = 50_000
+_EXAMPLES = 3
+
+FEWEST_LOST: Final = 20
+"""A loss of fewer rows or values than this stops no import, whatever its share."""
+
+
+@dataclass(slots=True)
+class _Loss:
+    present: int = 0
+    lost: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, reason: str, lost: int, example: str) -> None:
+        self.lost += lost
+        self.reasons[reason] += lost
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(example)
+
+    @property
+    def share(self) -> float:
+        return self.lost / max(self.present, self.lost)
+
+    def __str__(self) -> str:
+        reason, _ = self.reasons.most_common(1)[0]
+        shown = "; ".join(self.examples)
+        return f"{self.lost:,} of {self.present:,} lost ({self.share:.0%}), most for {reason!r}, such as {shown}"
+
+
+class Losses:
+    """What share of each file's rows, and of each channel's values, an import loses."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, dict[str, _Loss]] = {}
+        self._columns: dict[str, _Loss] = {}
+
+    def read(self, table: str, file: str, rows: int) -> None:
+        """Count the rows of a file."""
+        self._files.setdefault(table, {}).setdefault(file, _Loss()).present += rows
+
+    def add(self, table: str, file: str, reason: str, rows: int, example: str) -> None:
+        """Count rows of a file that are lost."""
+        if rows:
+            self._files.setdefault(table, {}).setdefault(file, _Loss()).add(reason, rows, example)
+
+    def values(self, column: str, present: int, problems: Mapping[str, int], examples: Sequence[str]) -> None:
+        """Count the values of a column that are there, and those of them that are lost, by reason."""
+        loss = self._columns.setdefault(column, _Loss())
+        loss.present += present
+        for reason, number in problems.items():
+            loss.lost += number
+            loss.reasons[reason] += number
+        loss.examples += examples[: max(_EXAMPLES - len(loss.examples), 0)]
+
+    def check(self, table: str, most: float) -> None:
+        """Stop an import that loses more than it may.
+
+        Raises ``InputError`` if of a file's rows, or of a column's values, more than the share ``most`` and at least
+        :data:`FEWEST_LOST` are lost; the message names all such files and columns.
+        """
+        of_files = self._files.get(table, {}).items()
+        judged = [(f"file {name}, rows", loss) for name, loss in of_files]
+        if table == "samples":
+            judged += [(f"column {name}, values", loss) for name, loss in self._columns.items()]
+        over = [f"{what}: {loss}" for what, loss in judged if loss.lost >= FEWEST_LOST and loss.share > most]
+        if over:
+            raise InputError(
+                f"too much of the {table} would be lost: " + " | ".join(over),
+                table,
+                f"Correct the files or the mapping, or allow a loss of more than {most:.0%} with --max-loss.",
+            )
 
 
 class Quarantine:
@@ -43,16 +116,29 @@ class Quarantine:
         self._writer: pq.ParquetWriter | None = None
         self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
         self.counts: Counter[str] = Counter()
+        self.loss = Losses()
         self.examples: dict[str, str] = {}
 
-    def add(self, reason: str, table: str, file: str, row: int | None, content: str, detail: str | None = None) -> None:
+    def add(
+        self,
+        reason: str,
+        table: str,
+        file: str,
+        row: int | None,
+        content: str,
+        detail: str | None = None,
+        *,
+        lost_rows: int = 1,
+    ) -> None:
         """Set one row aside.
 
         ``file``: name of the source file, without its folder.
         ``row``: row of the source, from 1, the header not counted.
         ``content``: the row.
+        ``lost_rows``: rows that are lost with it: 0 where only a value is, more where it has swallowed others.
         """
         self.counts[reason] += 1
+        self.loss.add(table, file, reason, lost_rows, f"row {row}: {detail or content}"[:120])
         self.examples.setdefault(reason, f"{file}, row {row}: {detail or content}"[:300])
         self._rows.append((reason, table, file, row, detail, content))
         if len(self._rows) >= _FLUSH_ROWS:
@@ -67,6 +153,8 @@ class Quarantine:
         rows: npt.NDArray[np.int64],
         content: pa.Table,
         details: Sequence[Any] | None = None,
+        *,
+        lost_rows: int = 1,
     ) -> None:
         """Set the chosen rows of a source's batch aside.
 
@@ -81,7 +169,7 @@ class Quarantine:
             records = content.take(pa.array(part)).to_pylist()
             for number, (index, record) in enumerate(zip(part, records, strict=True)):
                 detail = None if details is None else str(details[start + number])
-                self.add(reason, table, file, int(rows[index]), row_text(record), detail)
+                self.add(reason, table, file, int(rows[index]), row_text(record), detail, lost_rows=lost_rows)
 
     def close(self) -> None:
         """Write what is left."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
@@ -87,15 +88,17 @@ def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Bat
     Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
     """
     kind = kind_of(path)
+    readers: dict[str, Callable[[], Iterator[Batch]]] = {
+        "parquet": lambda: _read_parquet(path),
+        "csv": lambda: _read_csv(path, table, quarantine),
+        "json": lambda: iter([_json_batch(path, table, quarantine)]),
+    }
+    if kind not in readers:
+        raise _wrong_kind(path, table)
     try:
-        if kind == "parquet":
-            yield from _read_parquet(path)
-        elif kind == "csv":
-            yield from _read_csv(path, table, quarantine)
-        elif kind == "json":
-            yield _json_batch(path, table, quarantine)
-        else:
-            raise _wrong_kind(path, table)
+        for batch in readers[kind]():
+            quarantine.loss.read(table, path.name, len(batch.rows))
+            yield batch
     except pa.ArrowInvalid as error:
         problem = "is not UTF-8 text" if "UTF8" in str(error) or "utf-8" in str(error) else "cannot be read"
         raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
@@ -138,14 +141,30 @@ def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]
             rows = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
             rows = np.setdiff1d(rows, gone)[: batch.num_rows]
             first = int(rows[-1]) + 1 if len(rows) else first
-            yield Batch(rows, pa.Table.from_batches([batch]))
+            made = pa.Table.from_batches([batch])
+            for name, at, lines in _swallowed(made):
+                example = f"row {rows[at]}, column {name!r}: a quote that is not closed?"
+                quarantine.loss.read(table, path.name, lines)
+                quarantine.loss.add(table, path.name, "lines inside one value", lines, example)
+            yield Batch(rows, made)
     for number, text in malformed:
         row = None if number is None else number - 1
-        quarantine.add("malformed row", table, path.name, row, text, f"expected {len(header)} fields")
+        lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
+        quarantine.loss.read(table, path.name, lines)
+        quarantine.add("malformed row", table, path.name, row, text, f"expected {len(header)} fields", lost_rows=lines)
     if first == 1:
         yield Batch(np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header}))
 
 
+def _swallowed(table: pa.Table) -> Iterator[tuple[str, int, int]]:
+    """Find values of more lines than any text has: column, row and lines."""
+    for name in table.column_names:
+        breaks = pc.count_substring(table.column(name), "\n").fill_null(0).to_numpy()
+        for at in np.flatnonzero(breaks > _MOST_LINES):
+            yield name, int(at), int(breaks[at])
+
+
+_MOST_LINES: Final = 50
 _NULLS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "None", "[Not Supported]")
 
 

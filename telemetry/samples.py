@@ -17,7 +17,7 @@ from telemetry.channel import Channel
 from telemetry.channels import by_source_name, with_rollups
 from telemetry.columns import KEY_ALIASES, LABELS, Columns, as_text, require, resolve_columns
 from telemetry.errors import InputError
-from telemetry.instants import OK, PROBLEMS, parse_instants
+from telemetry.instants import OK, PROBLEMS, WRONG_CLOCK, parse_instants
 from telemetry.inventory import naive_error
 from telemetry.layout import node_hash
 from telemetry.mapping import TableMapping
@@ -30,9 +30,6 @@ from telemetry.values import RangeTally, parse_values
 
 STAY_PROBLEMS = {-1: "unknown {unit}", -2: "before installation", -3: "after removal"}
 """Reason of the quarantine by what :meth:`telemetry.stays.Stays.find` says."""
-
-WRONG_CLOCK = "a clock that cannot be right"
-"""Reason of the quarantine for rows of another time than a live source can be of."""
 
 _LABELS = LABELS | {"mig_instance"}
 
@@ -234,12 +231,16 @@ class SampleIntake:
         )
         self.tally.add(channel, parsed, str(file))
         self.counts["values_not_supported"] += parsed.sentinels
+        lost = {reason: int(chosen.sum()) for reason, chosen in parsed.problems.items()}
+        shown = [column[at].as_py() for chosen in parsed.problems.values() for at in np.flatnonzero(chosen)[:3]]
+        present = int(parsed.valid.sum()) + sum(lost.values())
+        self.quarantine.loss.values(channel.name, present, lost, [f"{file.name}: {value!r}" for value in shown])
         if parsed.problems:
             rows, content = batch.rows[good], batch.table.filter(pa.array(good))
             texts = column.to_pylist()
             for reason, chosen in parsed.problems.items():
                 details = [f"{channel.name} = {texts[index]}" for index in np.flatnonzero(chosen)]
-                self.quarantine.add_rows(reason, "samples", file.name, chosen, rows, content, details)
+                self.quarantine.add_rows(reason, "samples", file.name, chosen, rows, content, details, lost_rows=0)
                 self.counts["values_nulled"] += int(chosen.sum())
         return pa.array(parsed.values, kind, mask=~parsed.valid)
 

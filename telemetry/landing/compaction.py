@@ -28,7 +28,7 @@ from telemetry.dataset import Dataset
 from telemetry.errors import InputError
 from telemetry.fold import LANDED_ROLE, Fold
 from telemetry.importing import import_dataset
-from telemetry.inventory import check_stays, merge_stays, read_inventory, unit_of, with_old_starts
+from telemetry.inventory import merge_stays, read_inventory, unit_of, with_old_starts
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
 from telemetry.landing.sightings import RUNS, merge_sightings, no_runs
@@ -201,7 +201,6 @@ class _Folding:
         stays["installed_at"] = self._starts(stays, runs, events, before)
         if not any(files.values()) and self._holds(stays):
             return self._nothing("")
-        check_stays(stays, unit_of(stays), str(inventory or self.landing.root))
         scratch = self.landing.root / "tmp"
         made = {
             "inventory": self._scratch(scratch / "inventory.parquet", conform(stays, INVENTORY)),
@@ -229,6 +228,7 @@ class _Folding:
             delay=self.settings.delay,
             late=self.settings.telemetry.late,
             progress=progress,
+            now=self.now,
             fold=Fold(
                 landed=tuple(_key(path) for path in paths),
                 keep_from=self._keep_from(),

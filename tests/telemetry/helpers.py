@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,7 @@ def run_import(
         "channels": resolve_channels(declared or {}),
         "dedupe": timedelta(seconds=60),
         "delay": timedelta(minutes=10),
+        "now": datetime(2027, 1, 1, tzinfo=UTC),
         **more,
     }
     return import_dataset(

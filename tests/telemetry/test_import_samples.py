@@ -189,7 +189,7 @@ def test_duplicates(tmp_path: Path):
 def test_late_samples_are_taken_and_counted(tmp_path: Path):
     frame = samples_frame(gpus=1, times=300, every="1h")
     late = pd.concat([frame[1:], frame[:1]])
-    result = run_import(tmp_path, samples=late)
+    result = run_import(tmp_path, samples=late.assign(power_w=100.0))
     assert result.counts["samples_late"] == 1
     assert result.dataset.meta.counts["samples"] == 300
 

@@ -13,21 +13,12 @@ from tests.telemetry.helpers import events_frame, gpu, inventory_frame, quaranti
 ONE = events_frame([("01:00", gpu(0), "xid", "79")])
 
 
-def test_stays_that_overlap(tmp_path: Path):
+def test_a_stay_ends_where_the_next_one_begins(tmp_path: Path):
     inventory = inventory_frame(1)
     inventory.loc[1] = {**inventory.loc[0], "node": "node-5", "installed_at": "2026-02-01T00:00:00Z"}
-    with pytest.raises(InputError) as caught:
-        run_import(tmp_path, events=ONE, inventory=inventory)
-    for words in (
-        gpu(0),
-        "two places at once",
-        "'node-0'",
-        "never removed",
-        "'node-5'",
-        "2026-02-01T00:00:00.000Z",
-        "removed_at",
-    ):
-        assert words in str(caught.value)
+    result = run_import(tmp_path, events=ONE.assign(node="node-5"), inventory=inventory, out="overlapping")
+    assert (result.counts["overlapping_stays_ended"], result.quarantined) == (1, {})
+    assert result.dataset.inventory()["removed_at"].tolist() == [pd.Timestamp("2026-02-01", tz="UTC"), pd.NaT]
     inventory["removed_at"] = ["2026-02-01T00:00:00Z", None]
     assert (
         len(
@@ -37,6 +28,30 @@ def test_stays_that_overlap(tmp_path: Path):
         )
         == 2
     )
+
+
+def test_of_stays_that_begin_at_the_same_time_the_last_one_is_kept(tmp_path: Path):
+    inventory = pd.concat([inventory_frame(4), inventory_frame(1).assign(node="node-1")], ignore_index=True)
+    result = run_import(tmp_path, events=ONE.assign(node="node-1"), inventory=inventory)
+    assert result.quarantined == {"in two places from the same time": 1}
+    assert result.dataset.inventory().set_index("gpu")["node"][gpu(0)] == "node-1"
+
+
+def test_overlaps_of_a_real_inventory_cost_nothing_else(tmp_path: Path):
+    file = Path(__file__).parents[3] / "shared" / "data" / "titan-gpus" / "gc_full.csv"
+    if not file.exists():
+        pytest.skip(f"the lifetimes are not here: {file}")
+    lives = pd.read_csv(file, dtype=str)
+    stays = lives.rename(columns={"SN": "gpu", "location": "node", "insert": "installed_at", "remove": "removed_at"})
+    one = pd.DataFrame([{"timestamp": "2018-01-01T00:00:00Z", "gpu": stays["gpu"][0], "type": "repair", "code": "x"}])
+    result = run_import(
+        tmp_path,
+        events=one,
+        inventory=stays[["gpu", "node", "installed_at", "removed_at"]],
+        mapping="inventory: {time: {timezone: UTC}}",
+    )
+    assert result.counts["overlapping_stays_ended"] >= 2
+    assert len(result.dataset.inventory()) + sum(result.quarantined.values()) == len(stays.drop_duplicates())
 
 
 @pytest.mark.parametrize(

@@ -57,12 +57,12 @@ def test_an_inventory_alone_is_folded_and_a_corrected_one_replaces_it(tmp_path: 
         assert stays["rack"].tolist() == ["r1", "r1"]
 
 
-def test_an_impossible_inventory_is_refused_and_forgotten(tmp_path: Path):
+def test_an_inventory_with_a_gpu_in_two_places_costs_nothing_else(tmp_path: Path):
     land(tmp_path, raw(gpus=2))
-    twice = pd.concat([inventory_frame(2), inventory_frame(2).assign(node="node-7")])
-    with pytest.raises(InputError, match="is in two places at once"):
-        fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", twice))
-    assert fold(tmp_path).folded == {"samples": 1}
+    twice = pd.concat([inventory_frame(1).assign(node="node-7"), inventory_frame(2)])
+    result = fold(tmp_path, inventory=write_csv(tmp_path / "hosts.csv", twice))
+    assert result.folded == {"samples": 1}
+    assert result.quarantined["in two places from the same time"] == 1
 
 
 def test_an_event_waits_for_its_gpu_to_be_seen(tmp_path: Path):

@@ -1,0 +1,99 @@
+"""What an import may lose before it is refused, and times that are later than now."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from telemetry.errors import InputError
+from tests.telemetry.helpers import DAY, events_frame, gpu, inventory_frame, run_import, samples_frame, write_csv
+
+NOW = DAY + timedelta(days=30)
+
+
+def test_a_quote_that_is_not_closed_is_refused_with_the_file_and_its_share(tmp_path: Path):
+    path = write_csv(tmp_path / "samples.csv", samples_frame(gpus=4, times=200))
+    lines = path.read_text().splitlines(keepends=True)
+    lines[20] = '"' + lines[20]
+    path.write_text("".join(lines))
+    with pytest.raises(InputError) as caught:
+        run_import(tmp_path, samples=[path])
+    for words in ("samples.csv", "lost (9", "--max-loss"):
+        assert words in str(caught.value)
+    assert not (tmp_path / "dataset").exists()
+
+
+def test_decimal_commas_are_refused_with_the_column_and_an_example(tmp_path: Path):
+    frame = samples_frame(gpus=4, times=20)
+    frame["power_w"] = [f"{power},5" for power in range(len(frame))]
+    with pytest.raises(InputError) as caught:
+        run_import(tmp_path, samples=frame)
+    for words in ("column power_w", "80 of 80 lost (100%)", "'not a number'", "'0,5'", "--max-loss"):
+        assert words in str(caught.value)
+    allowed = run_import(tmp_path, samples=frame, max_loss=1.0)
+    assert allowed.counts["values_nulled"] == 80
+
+
+def test_every_file_and_column_that_loses_too_much_is_named_at_once(tmp_path: Path):
+    frame = samples_frame(gpus=4, times=20).astype(object)
+    frame["power_w"] = "much"
+    frame.loc[:25, "timestamp"] = "yesterday"
+    with pytest.raises(InputError) as caught:
+        run_import(tmp_path, samples=frame)
+    for words in ("column power_w", "file samples.csv", "'unreadable timestamp'"):
+        assert words in str(caught.value)
+
+
+def test_a_small_loss_is_quarantined_and_counted(tmp_path: Path):
+    frame = samples_frame(gpus=4, times=200).astype(object)
+    frame.loc[:30, "power_w"] = "much"
+    assert run_import(tmp_path, samples=frame).quarantined == {"not a number": 31}
+
+
+def test_what_is_dated_in_the_future_is_quarantined_and_moves_no_span(tmp_path: Path):
+    frame = samples_frame(gpus=4, times=10)
+    frame.loc[3, "timestamp"] = "2099-01-01T00:00:00Z"
+    rows = [("01:00", gpu(0), "xid", "79"), ("01:00", gpu(1), "xid", "79"), ("02:00", gpu(1), "xid", "48")]
+    events = events_frame(rows)
+    events["known_at"] = [None, None, "2098-01-01T00:00:00Z"]
+    events.loc[1, "timestamp"] = "2097-01-01T00:00:00Z"
+    jobs = pd.DataFrame(
+        {
+            "job": ["1", "2"],
+            "node": "node-0",
+            "started_at": ["2026-03-01T01:00:00Z", "2096-01-01T00:00:00Z"],
+            "ended_at": ["2096-01-01T00:00:00Z", None],
+        }
+    )
+    result = run_import(tmp_path, samples=frame, events=events, jobs=write_csv(tmp_path / "jobs.csv", jobs), now=NOW)
+    assert result.quarantined == {"a clock that cannot be right": 4}
+    assert result.dataset.meta.span[1] < NOW
+    held = result.dataset.jobs()
+    assert held is not None
+    assert held["job"].tolist() == ["1"]
+    assert held["ended_at"].isna().all()
+
+
+def test_a_stay_in_the_future_is_quarantined_and_an_end_in_the_future_is_none(tmp_path: Path):
+    inventory = inventory_frame().assign(removed_at=["2099-12-31T00:00:00Z", None, None, None])
+    inventory.loc[3, "installed_at"] = "2095-01-01T00:00:00Z"
+    result = run_import(tmp_path, events=events_frame([("01:00", gpu(0), "xid", "79")]), inventory=inventory, now=NOW)
+    assert result.quarantined == {"a clock that cannot be right": 1}
+    assert result.dataset.inventory()["removed_at"].isna().all()
+    assert len(result.dataset.inventory()) == 3
+
+
+def test_a_day_ahead_is_a_clock_or_a_zone(tmp_path: Path):
+    frame = samples_frame(gpus=1, times=4)
+    early = DAY - timedelta(hours=20)
+    assert run_import(tmp_path, samples=frame, now=early).quarantined == {}
+
+
+def test_an_observed_period_that_ends_in_the_future(tmp_path: Path):
+    with pytest.raises(InputError, match="ends in the future"):
+        run_import(
+            tmp_path,
+            events=events_frame([("01:00", gpu(0), "xid", "79")]),
+            mapping="span: [2026-03-01T00:00:00Z, 2099-04-01T00:00:00Z]",
+        )

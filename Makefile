@@ -2,6 +2,8 @@
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+RESOLVE := uv pip compile --universal --python-version 3.11 --no-emit-index-url --no-header
+EXTRAS := train serve tracing act kubernetes nvsentinel collect nvml dask
 export MLFLOW_DISABLE_TELEMETRY = true
 export DVC_NO_ANALYTICS = 1
 
@@ -28,11 +30,12 @@ test-system: $(VENV)/.dev  ## the tests that build, install and start the real p
 	tests/system/install_packages.sh
 	$(BIN)/python -m pytest -m system
 
-lint: $(VENV)/.dev  ## ruff, mypy, import directions, file lengths
+lint: $(VENV)/.dev  ## ruff, mypy, import directions, dependencies
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/deptry .
 
 size:            ## lines by room, modules, modules with one importer, the largest folder, module cycles
 	@$(PYTHON) tests/house_size.py
@@ -40,12 +43,14 @@ size:            ## lines by room, modules, modules with one importer, the large
 bench: $(VENV)/.bench  ## every benchmark; writes benchmarks/results.md
 	$(BIN)/python benchmarks/run_all.py
 
-lock:            ## resolve the lock files anew from pyproject.toml (needs uv on the PATH)
-	uv pip compile pyproject.toml --universal --python-version 3.11 --no-emit-index-url --no-header -o requirements.lock
-	uv pip compile pyproject.toml --group dev --universal --python-version 3.11 --no-emit-index-url --no-header -c requirements.lock -o requirements-dev.lock
+lock:            ## resolve the lock files again from pyproject.toml (needs uv on the PATH)
+	$(RESOLVE) pyproject.toml --group dev $(EXTRAS:%=--extra %) -o requirements-dev.lock
+	$(RESOLVE) pyproject.toml --extra train --extra serve --extra act --extra collect -c requirements-dev.lock -o requirements.lock
+	$(RESOLVE) pyproject.toml --extra serve --extra registry --extra collect --extra act --extra kubernetes --extra nvsentinel -c requirements-dev.lock -o requirements-serve.lock
+	$(RESOLVE) pyproject.toml --extra act --extra kubernetes --extra nvsentinel -c requirements-dev.lock -o requirements-act.lock
 	# resolved as for a platform without CUDA: its libraries are gigabytes, and the tests need none of them
 	MACOSX_DEPLOYMENT_TARGET=14.0 uv pip compile requirements-sequence.in --python-platform aarch64-apple-darwin --python-version 3.11 --no-emit-index-url --no-header -c requirements-dev.lock -o requirements-sequence.lock
-	uv pip compile requirements-bench.in --universal --python-version 3.11 --no-emit-index-url --no-header -c requirements-dev.lock -o requirements-bench.lock
+	$(RESOLVE) requirements-bench.in -c requirements-dev.lock -o requirements-bench.lock
 
 # What pip cannot install is named here, with the command that does, before anything else fails less clearly.
 check-system:

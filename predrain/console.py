@@ -39,6 +39,20 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print the result as on
 """The ``--json`` option of every verb that a program may call."""
 
 
+EXTRAS = {
+    "learners": ("joblib", "lightgbm", "shap", "sklearn", "skops", "threadpoolctl", "xgboost"),
+    "registry": ("mlflow", "sqlalchemy"),
+    "train": ("matplotlib",),
+    "serve": ("fastapi", "jinja2", "markupsafe"),
+    "act": ("prometheus_client",),
+    "collect": ("aiohttp", "cramjam", "google", "starlette", "uvicorn"),
+    "kubernetes": ("kubernetes", "urllib3", "websocket"),
+    "nvml": ("pynvml",),
+    "dask": ("dask", "distributed"),
+}
+"""Which extra of the distribution brings a module that is not there."""
+
+
 def params_files(given: list[Path] | None) -> list[Path]:
     """Return the parameter files to read: those given, or ``params.yaml`` of the current folder if it exists."""
     if given:
@@ -64,6 +78,12 @@ def reported() -> Iterator[None]:
         fail(str(error))
     except OSError as error:
         fail(f"{error.strerror or error} ({error.filename or 'no file named'}). What was there before is unchanged.")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        for extra, modules in EXTRAS.items():
+            if missing in modules:
+                fail(f"this needs the package {missing}, which is not installed. Run: pip install 'predrain[{extra}]'.")
+        raise
     except KeyboardInterrupt:
         fail("interrupted. What was there before is unchanged; run the same command again to go on.")
 

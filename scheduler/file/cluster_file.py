@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock
 
 from policy.fleet import JobView, NodeView, UnitView
 from policy.plan import Action
@@ -22,6 +22,8 @@ from scheduler.ports.protocols import Clock
 from scheduler.ports.readings import Answer, FleetReading, NodeReading, Precondition, StoredState, Switches, Write
 from telemetry.atomic import write_bytes
 from telemetry.errors import InputError
+
+_LOCK_WAIT_S = 30.0
 
 FORMAT = 1
 """Version of the file; another one is refused."""
@@ -203,12 +205,8 @@ class LockedJson:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep others from reading and writing it; the lock ends with the process at the latest."""
-        descriptor = os.open(self.path.with_name(f".{self.path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with FileLock(self.path.with_name(f".{self.path.name}.lock"), timeout=_LOCK_WAIT_S, mode=0o600):
             yield
-        finally:
-            os.close(descriptor)
 
     def load(self) -> Any:
         """Read it; the lock is held for as long as what was read is to be true.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
-import os
 import secrets
 import stat
 import time
@@ -15,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
+
+from filelock import FileLock, Timeout
 
 from scheduler.ports.codec import object_of, plain_of
 from scheduler.ports.errors import SchedulerError
@@ -264,29 +264,17 @@ class SharedFolder:
     def _locked(self, name: str) -> Iterator[None]:
         if not self.path.is_dir():
             raise SchedulerError(f"{self.path} is not there: is its disk mounted?")
+        lock = FileLock(self.path / f".{name}.lock", timeout=_LOCK_WAIT_S, poll_interval=_POLL_S, mode=0o600)
         try:
-            descriptor = os.open(self.path / f".{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock.acquire()
+        except Timeout:
+            raise _BusyError(f"{self.path}: {name} is locked by another process") from None
         except OSError as error:
-            raise SchedulerError(f"{self.path}: {error.strerror}") from None
+            raise SchedulerError(f"{self.path}: files cannot be locked here: {error.strerror}") from None
         try:
-            self._lock(descriptor, name)
             yield
         finally:
-            os.close(descriptor)
-
-    def _lock(self, descriptor: int, name: str) -> None:
-        deadline = time.monotonic() + _LOCK_WAIT_S
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise _BusyError(f"{self.path}: {name} is locked by another process") from None
-                time.sleep(_POLL_S)
-            except OSError as error:
-                raise SchedulerError(f"{self.path}: files cannot be locked here: {error.strerror}") from None
-            else:
-                return
+            lock.release()
 
 
 def _object(content: bytes) -> dict[str, Any]:

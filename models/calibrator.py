@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from scipy.special import expit
@@ -40,18 +39,3 @@ class Calibrator:
         else:
             risk = expit(self.intercept + self.slope * values)
         return np.clip(risk, EDGE, 1 - EDGE)
-
-    def to_json(self) -> dict[str, Any]:
-        """Give the map as a JSON object."""
-        return asdict(self) | {"knots": list(self.knots), "risks": list(self.risks)}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Calibrator:
-        """Read what :meth:`to_json` wrote."""
-        return cls(
-            method=content["method"],
-            slope=float(content["slope"]),
-            intercept=float(content["intercept"]),
-            knots=tuple(map(float, content["knots"])),
-            risks=tuple(map(float, content["risks"])),
-        )

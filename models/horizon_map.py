@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from pydantic import TypeAdapter
 from scipy.special import expit, logit
 
 from models.ranking import Floats
@@ -70,22 +71,12 @@ class HorizonMap:
 
     def to_json(self) -> dict[str, Any]:
         """Give the map as a JSON object."""
-
-        def told(links: tuple[Link, ...]) -> list[list[float]]:
-            return [[link.hours, link.level, link.slope] for link in links]
-
-        return {
-            "main_hours": self.main_hours,
-            "base": self.base,
-            "shorter": told(self.shorter),
-            "longer": told(self.longer),
-        }
+        return dict(TypeAdapter(HorizonMap).dump_python(self, mode="json"))
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> HorizonMap:
         """Read what :meth:`to_json` wrote."""
-        shorter, longer = (tuple(Link(*map(float, each)) for each in content[key]) for key in ("shorter", "longer"))
-        return cls(float(content["main_hours"]), float(content["base"]), shorter, longer)
+        return TypeAdapter(cls).validate_python(content)
 
 
 def horizon_column(hours: float) -> str:

@@ -34,7 +34,7 @@ def check_seal(raw: bytes, content: Mapping[str, Any], file: Path) -> None:
         raise damaged(file, "is not the file that was saved: its seal does not fit its content")
 
 
-def read_files(path: Path, manifest: Path, listed: Mapping[str, str]) -> dict[str, bytes]:
+def read_files(path: Path, manifest: Path, listed: Any) -> dict[str, bytes]:
     """Read the files of a bundle.
 
     ``listed``: SHA-256 by relative path.

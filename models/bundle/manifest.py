@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
+import importlib.metadata
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.bundle.files import check_seal, damaged
-from models.bundle.library_versions import check_libraries
 from models.calibrator import Calibrator
 from models.combining import Stacker
 from models.config import CASCADE, COMBINERS
@@ -35,6 +45,15 @@ SUFFIXES: Final[dict[str, str]] = {
     "cnn1d": ".safetensors",
 }
 """Suffix of a learner's file, by learner."""
+
+LearnerName = Annotated[str, Field(pattern=rf"^({'|'.join(SUFFIXES)})$")]
+
+
+PARTS: Final[dict[str, int]] = {"lightgbm": 1, "numpy": 1, "scikit-learn": 2, "skops": 1, "xgboost": 1}
+"""How many leading parts of a version must agree. scikit-learn's fitted attributes change between minor versions, the
+others keep their formats within a major one."""
+
+_DISTRIBUTIONS: Final[dict[str, tuple[str, ...]]] = {"xgboost": ("xgboost-cpu", "xgboost")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,37 +79,23 @@ class Manifest:
         return str(self.content["profile"])
 
 
-@dataclass(frozen=True, slots=True)
-class CascadeFacts:
-    """What a manifest says of a cascade.
+class _Facts(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    ``stages``: learners from first to last.
+
+class CascadeFacts(_Facts):
+    """What a manifest holds of a :class:`models.cascade.CascadeEnsemble`: learners by name, from first to last.
+
     ``shared_first``: whether the first stage is the learner of that name, so that one file holds both.
-    ``thresholds``: one for each stage but the last.
-    ``floor``, ``recall_floor``: see :class:`models.cascade.CascadeEnsemble`.
-    ``order_by``: ``last`` or ``mean``.
     """
 
-    stages: tuple[str, ...]
+    stages: tuple[LearnerName, ...] = Field(min_length=1)
     shared_first: bool
-    thresholds: tuple[float, ...]
-    floor: float
-    recall_floor: float
+    thresholds: tuple[FiniteFloat, ...]
+    floor: FiniteFloat
+    recall_floor: FiniteFloat
     order_by: Literal["last", "mean"]
-    purge: timedelta | None
-
-    @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> CascadeFacts:
-        """Read what a manifest says."""
-        return cls(
-            stages=tuple(said["stages"]),
-            shared_first=bool(said["shared_first"]),
-            thresholds=tuple(map(float, said["thresholds"])),
-            floor=float(said["floor"]),
-            recall_floor=said["recall_floor"],
-            order_by="mean" if said["order_by"] == "mean" else "last",
-            purge=None if said["purge_seconds"] is None else timedelta(seconds=said["purge_seconds"]),
-        )
+    purge_seconds: FiniteFloat | None
 
     def file_of(self, at: int) -> str:
         """Name the file of a stage, by its number from 0."""
@@ -98,22 +103,20 @@ class CascadeFacts:
         return learner_file(name) if at == 0 and self.shared_first else stage_file(at, name)
 
 
-@dataclass(frozen=True, slots=True)
-class FittedFacts:
-    """What a manifest says of :class:`models.fitted.FittedModels`; attributes as there, learners by name only.
+class FittedFacts(_Facts):
+    """What a manifest holds of :class:`models.fitted.FittedModels`; fields as there, learners by name only.
 
-    ``learners``: learners that have a file.
+    ``baselines``: the seed of each.
     """
 
-    refit_at: datetime
-    train_start: datetime
-    train_end: datetime
-    span: timedelta
-    columns: tuple[FeatureColumn, ...]
+    refit_at: AwareDatetime
+    train_start: AwareDatetime
+    train_end: AwareDatetime
+    span_seconds: PositiveFloat
     models: tuple[str, ...]
-    k: int
-    prior_shift: float
-    learners: tuple[str, ...]
+    k: PositiveInt
+    prior_shift: FiniteFloat
+    learners: tuple[LearnerName, ...]
     members: tuple[str, ...]
     min_votes: int | None
     stacker: Stacker
@@ -129,55 +132,48 @@ class FittedFacts:
     thinned_to: int | None
     stand_in: str | None
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> FittedFacts:
-        """Read a whole manifest's content.
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        for holds, what in self._checks():
+            if not holds:
+                raise ValueError(what)
+        return self
 
-        Raises ``KeyError, TypeError, ValueError, AttributeError, OverflowError`` if it lacks or misstates something;
-        see :func:`misstated`.
-        """
-        said = content["fitted"]
-        columns = tuple(FeatureColumn.from_json(each) for each in content["features"])
-        for name in said["learners"]:
-            learner_file(name)
-        return cls(
-            refit_at=_instant(said["refit_at"]),
-            train_start=_instant(said["train_start"]),
-            train_end=_instant(said["train_end"]),
-            span=timedelta(seconds=said["span_seconds"]),
-            columns=columns,
-            models=tuple(said["models"]),
-            k=int(said["k"]),
-            prior_shift=float(said["prior_shift"]),
-            learners=tuple(said["learners"]),
-            members=tuple(said["members"]),
-            min_votes=said["min_votes"],
-            stacker=Stacker(tuple(map(float, said["stacker"]["weights"])), float(said["stacker"]["intercept"])),
-            cascade=None if said["cascade"] is None else CascadeFacts.from_json(said["cascade"]),
-            baselines={name: int(seed) for name, seed in said["baselines"].items()},
-            calibrators={name: Calibrator.from_json(each) for name, each in said["calibrators"].items()},
-            horizons={name: HorizonMap.from_json(each) for name, each in said.get("horizons", {}).items()},
-            n_positive=int(said["n_positive"]),
-            n_negative=int(said["n_negative"]),
-            n_augmented=int(said["n_augmented"]),
-            n_incidents=int(said["n_incidents"]),
-            calibrated=bool(said["calibrated"]),
-            thinned_to=said.get("thinned_to"),
-            stand_in=said["stand_in"],
-        )
+    def _checks(self) -> Iterator[tuple[bool, str]]:
+        yield self.train_start < self.train_end <= self.refit_at, "its times are out of order"
+        yield len(set(self.models)) == len(self.models), "models: one twice"
+        yield set(self.models) <= set(self.calibrators), "calibrators: one is missing"
+        if self.stand_in is not None:
+            yield self.stand_in in self.baselines, "stand_in"
+            return
+        yield set(self.members) <= set(self.learners), "members: one is no learner"
+        yield len(self.stacker.weights) == len(self.members), "stacker: a weight for each member"
+        yield CASCADE not in self.models or self.cascade is not None, CASCADE
+        if self.cascade is not None:
+            stages = self.cascade.stages
+            fits = len(self.cascade.thresholds) == len(stages) - 1
+            yield fits, "cascade: a threshold for each stage but the last"
+            yield len(stages) == 1 or stages[0] in self.learners, "cascade: its first stage is no learner"
+        for name in self.models:
+            known = name in self.learners or name in self.baselines or name in (*COMBINERS, CASCADE)
+            yield known, f"model {name}"
 
     def for_profile(self, profile: str) -> FittedFacts:
         """Give the facts without the models, learners and baselines that the profile does not need."""
-        baselines = {name: seed for name, seed in self.baselines.items() if name in (profile, self.stand_in)}
         cascade = None
         needed: tuple[str, ...] = ()
         if profile not in self.baselines and self.stand_in is None:
             cascade = self.cascade if profile == CASCADE else None
             needed = self.members if profile in COMBINERS else (profile,) if cascade is None else cascade.stages[:1]
-        learners = tuple(name for name in self.learners if name in needed)
-        return replace(self, models=(profile,), learners=learners, baselines=baselines, cascade=cascade)
+        update = {
+            "models": (profile,),
+            "learners": tuple(name for name in self.learners if name in needed),
+            "baselines": {name: seed for name, seed in self.baselines.items() if name in (profile, self.stand_in)},
+            "cascade": cascade,
+        }
+        return self.model_copy(update=update)
 
-    def learners_files(self) -> tuple[str, ...]:
+    def learner_files(self) -> tuple[str, ...]:
         """Name the files of all learners and of the cascade's stages."""
         cascade = self.cascade
         stages = () if cascade is None else tuple(cascade.file_of(at) for at in range(len(cascade.stages)))
@@ -212,13 +208,26 @@ def read_manifest(path: Path) -> Manifest:
     return Manifest(path, content, hashlib.sha256(raw).hexdigest())
 
 
-@contextlib.contextmanager
-def misstated(manifest: Manifest) -> Iterator[None]:
-    """Turn what reading a manifest's content raises into an InputError that names what it lacks or misstates."""
+def read_facts(manifest: Manifest) -> tuple[FittedFacts, tuple[FeatureColumn, ...]]:
+    """Read what a manifest holds of fitted models, and the features that they take, in order.
+
+    Raises ``InputError`` if it lacks or misstates something, or its parts do not fit each other.
+    """
     try:
-        yield
-    except (KeyError, TypeError, AttributeError, IndexError, ValueError, OverflowError) as error:
+        facts = FittedFacts.model_validate_json(json.dumps(manifest.content.get("fitted")))
+        columns = tuple(FeatureColumn.from_json(each) for each in manifest.content["features"])
+        if not 0 < len({column.name for column in columns}) == len(columns):
+            raise ValueError("features: none, or one twice")
+        if manifest.content["profile"] not in facts.models:
+            raise ValueError("profile")
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, ("fitted", *first["loc"])))
+        why = first["msg"].removeprefix("Value error, ")
+        raise damaged(manifest.file, f"lacks or misstates {where}: {why}") from None
+    except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
         raise damaged(manifest.file, f"lacks or misstates {error}") from None
+    return facts, columns
 
 
 def check_columns(given: Sequence[FeatureColumn], expected: Sequence[FeatureColumn], path: Path) -> None:
@@ -251,18 +260,36 @@ def stage_file(at: int, name: str) -> str:
     return f"learners/cascade-{at}-{name}{SUFFIXES[name]}"
 
 
-def file_features(name: str, features: int) -> int:
-    """Give how many features a learner's trees look at: hazards have the number of the interval as one more."""
-    return features + 1 if name.endswith("_hazard") else features
-
-
 def previous(path: Path) -> Path:
     """Give where a bundle stands while a new one takes its place."""
     return path.parent / f".{path.name}.previous"
 
 
-def _instant(text: str) -> datetime:
-    when = datetime.fromisoformat(text)
-    if when.tzinfo is None:
-        raise ValueError(f"a time without a zone, {text}")
-    return when
+def running_versions() -> dict[str, str]:
+    """Give the version of each library that is installed, without importing it."""
+    found = {}
+    for name in PARTS:
+        for distribution in _DISTRIBUTIONS.get(name, (name,)):
+            try:
+                found[name] = importlib.metadata.version(distribution)
+                break
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def check_libraries(saved: Any, manifest: Path) -> None:
+    """Refuse a bundle that other versions of its libraries wrote.
+
+    Raises ``InputError`` if it says nothing of one, or a version that is not the running one's. A library that is not
+    installed is not compared: nothing of the bundle can be read by it.
+    """
+    running = running_versions()
+    for name, parts in PARTS.items():
+        said, here = saved.get(name) if isinstance(saved, dict) else None, running.get(name)
+        if not isinstance(said, str) or (here is not None and said.split(".")[:parts] != here.split(".")[:parts]):
+            raise InputError(
+                f"the bundle was written with {name} {said}, this is {here}",
+                str(manifest),
+                f"Install {name} {'.'.join(str(said).split('.')[:parts])}, or train the bundle again.",
+            )

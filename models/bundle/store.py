@@ -24,24 +24,23 @@ import numpy as np
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.baselines import make_baseline
-from models.bundle.files import SEAL, read_files, sealed
-from models.bundle.library_versions import running_versions
+from models.bundle.files import SEAL, damaged, read_files, sealed
 from models.bundle.manifest import (
     FORMAT,
     MANIFEST,
     CascadeFacts,
     FittedFacts,
     check_columns,
-    file_features,
     learner_file,
-    misstated,
     previous,
+    read_facts,
     read_manifest,
+    running_versions,
     stage_file,
 )
 from models.bundle.model_card import model_card
 from models.bundle.serialization import read_learner, write_learner
-from models.bundle.validation import check_file, check_fitted, load_checked
+from models.bundle.validation import check_file, load_checked
 from models.cascade import CascadeEnsemble
 from models.config import SEQUENCE
 from models.drift.reference import Reference
@@ -54,6 +53,12 @@ from models.sequence.tabular import FirstColumns
 CARD = "MODEL_CARD.md"
 PRECEDENTS = "precedents.parquet"
 REFERENCE = "reference.json"
+
+_SAME = (
+    "refit_at", "train_start", "train_end", "models", "k", "prior_shift", "members", "min_votes", "stacker",
+    "n_positive", "n_negative", "n_augmented", "n_incidents", "calibrated", "thinned_to", "stand_in",
+)  # fmt: skip
+"""What fitted models and a manifest hold alike."""
 
 _OWN = ("format", "fitted", "files", "libraries", "features", "sequence", SEAL)
 
@@ -133,19 +138,15 @@ def load_bundle(path: Path, *, columns: Sequence[FeatureColumn] | None = None, p
     the layout is of another version, or the columns differ.
     """
     manifest = read_manifest(path)
-    path = manifest.path
-    with misstated(manifest):
-        files = read_files(path, manifest.file, manifest.content["files"])
-        facts = FittedFacts.from_json(manifest.content)
-        for name in facts.learners_files():
-            files[name]  # also those that are not read must be there
-        if manifest.content["profile"] not in facts.models:
-            raise KeyError("profile")
-        fitted = _rebuild(facts.for_profile(manifest.profile) if profile_only else facts, files)
-        check_fitted(facts)
+    files = read_files(manifest.path, manifest.file, manifest.content.get("files"))
+    facts, own = read_facts(manifest)
+    for name in facts.learner_files():  # also those that are not read must be there
+        if name not in files:
+            raise damaged(manifest.path / name, "is missing from the manifest")
+    fitted = _rebuild(facts.for_profile(manifest.profile) if profile_only else facts, own, files)
     if columns is not None:
-        check_columns(columns, facts.columns, path)
-    return Bundle(path, fitted, manifest.content, manifest.digest)
+        check_columns(columns, own, manifest.path)
+    return Bundle(manifest.path, fitted, manifest.content, manifest.digest)
 
 
 def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
@@ -165,7 +166,7 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
         "format": FORMAT,
         "features": [column.to_json() for column in fitted.columns],
         "sequence": None if (window := window_of(fitted.columns)) is None else window.to_json(),
-        "fitted": _plain(_describe(fitted)),
+        "fitted": _facts_of(fitted).model_dump(mode="json"),
         "libraries": running_versions() | ({} if window is None else versions()),
     }
     (work / CARD).write_text(model_card(content), encoding="utf-8", newline="\n")
@@ -179,74 +180,50 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
     return json.loads(raw), hashlib.sha256(raw).hexdigest()
 
 
-def _describe(fitted: FittedModels) -> dict[str, Any]:
+def _facts_of(fitted: FittedModels) -> FittedFacts:
     cascade = fitted.cascade
-    return {
-        "refit_at": fitted.refit_at.isoformat(),
-        "train_start": fitted.train_start.isoformat(),
-        "train_end": fitted.train_end.isoformat(),
-        "span_seconds": fitted.span.total_seconds(),
-        "models": fitted.models,
-        "k": fitted.k,
-        "prior_shift": fitted.prior_shift,
-        "learners": sorted(fitted.learners),
-        "members": fitted.members,
-        "min_votes": fitted.min_votes,
-        "stacker": {"weights": fitted.stacker.weights, "intercept": fitted.stacker.intercept},
-        "cascade": None
+    return FittedFacts(
+        **{name: getattr(fitted, name) for name in _SAME},
+        calibrators=dict(fitted.calibrators),
+        horizons=dict(fitted.horizons),
+        span_seconds=fitted.span.total_seconds(),
+        learners=tuple(sorted(fitted.learners)),
+        baselines={name: baseline.seed for name, baseline in fitted.baselines.items()},
+        cascade=None
         if cascade is None
-        else {
-            "stages": [name for name, _ in cascade.stages_],
-            "shared_first": _shared(fitted, 0),
-            "thresholds": cascade.thresholds_,
-            "floor": cascade.floor_,
-            "recall_floor": cascade.recall_floor,
-            "order_by": cascade.order_by,
-            "purge_seconds": None if cascade.purge is None else cascade.purge.total_seconds(),
-        },
-        "baselines": {name: baseline.seed for name, baseline in sorted(fitted.baselines.items())},
-        "calibrators": {name: calibrator.to_json() for name, calibrator in sorted(fitted.calibrators.items())},
-        "horizons": {name: each.to_json() for name, each in sorted(fitted.horizons.items())},
-        "n_positive": fitted.n_positive,
-        "n_negative": fitted.n_negative,
-        "n_augmented": fitted.n_augmented,
-        "n_incidents": fitted.n_incidents,
-        "calibrated": fitted.calibrated,
-        "thinned_to": fitted.thinned_to,
-        "stand_in": fitted.stand_in,
-    }
+        else CascadeFacts(
+            stages=tuple(name for name, _ in cascade.stages_),
+            shared_first=_shared(fitted, 0),
+            thresholds=tuple(cascade.thresholds_),
+            floor=cascade.floor_,
+            recall_floor=cascade.recall_floor,
+            order_by=cascade.order_by,
+            purge_seconds=None if cascade.purge is None else cascade.purge.total_seconds(),
+        ),
+    )
 
 
-def _rebuild(facts: FittedFacts, files: Mapping[str, bytes]) -> FittedModels:
-    columns = facts.columns
+def _rebuild(facts: FittedFacts, columns: tuple[FeatureColumn, ...], files: Mapping[str, bytes]) -> FittedModels:
     learners = {name: _read(name, learner_file(name), files, columns) for name in facts.learners}
     return FittedModels(
-        refit_at=facts.refit_at,
-        train_start=facts.train_start,
-        train_end=facts.train_end,
-        span=facts.span,
-        columns=columns,
-        models=facts.models,
-        k=facts.k,
-        prior_shift=facts.prior_shift,
-        learners=learners,
-        members=facts.members,
-        min_votes=facts.min_votes,
-        stacker=facts.stacker,
-        cascade=None if facts.cascade is None else _rebuild_cascade(facts.cascade, learners, files, columns),
-        baselines={name: make_baseline(name, columns=columns, seed=seed) for name, seed in facts.baselines.items()},
+        **{name: getattr(facts, name) for name in _SAME},
         calibrators=facts.calibrators,
         horizons=facts.horizons,
-        n_positive=facts.n_positive,
-        n_negative=facts.n_negative,
-        n_augmented=facts.n_augmented,
-        n_incidents=facts.n_incidents,
-        calibrated=facts.calibrated,
-        thinned_to=facts.thinned_to,
-        stand_in=facts.stand_in,
+        span=timedelta(seconds=facts.span_seconds),
+        columns=columns,
+        learners=learners,
+        cascade=None if facts.cascade is None else _rebuild_cascade(facts.cascade, learners, files, columns),
+        baselines={name: make_baseline(name, columns=columns, seed=seed) for name, seed in facts.baselines.items()},
         precedents=PrecedentLibrary.from_bytes(files[PRECEDENTS], columns) if PRECEDENTS in files else None,
-        reference=Reference.from_json(json.loads(files[REFERENCE])) if REFERENCE in files else None,
+        reference=_reference(files[REFERENCE]) if REFERENCE in files else None,
     )
+
+
+def _reference(content: bytes) -> Reference:
+    try:
+        return Reference.from_json(json.loads(content))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise damaged(Path(REFERENCE), f"lacks or misstates {error}") from None
 
 
 def _rebuild_cascade(
@@ -255,7 +232,8 @@ def _rebuild_cascade(
     files: Mapping[str, bytes],
     columns: tuple[FeatureColumn, ...],
 ) -> CascadeEnsemble:
-    cascade = CascadeEnsemble((), facts.recall_floor, facts.purge)
+    purge = None if facts.purge_seconds is None else timedelta(seconds=facts.purge_seconds)
+    cascade = CascadeEnsemble((), facts.recall_floor, purge)
     cascade.order_by = facts.order_by
     cascade.stages_ = [
         (
@@ -281,7 +259,7 @@ def _shared(fitted: FittedModels, at: int) -> bool:
 def _read(name: str, file: str, files: Mapping[str, bytes], columns: tuple[FeatureColumn, ...]) -> Any:
     window = window_of(columns)
     features = len(columns) if window is None or name in SEQUENCE else window.tabular
-    check_file(files[file], file, file_features(name, features))
+    check_file(files[file], file, features)
     learner = load_checked(lambda: read_learner(name, files[file], file), file, features)
     if window is None or name in SEQUENCE:
         return learner

@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 
 from features.errors import InputError
-from models.bundle.manifest import FittedFacts
-from models.config import CASCADE, COMBINERS
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -78,32 +76,6 @@ def load_checked(load: Callable[[], Any], where: str, features: int) -> Any:
     except Exception as error:  # whatever a library raises for a damaged file: there is no list of it
         raise _damaged(where, error) from None
     return learner
-
-
-def check_fitted(fitted: FittedFacts) -> None:
-    """Check that the parts of a bundle fit each other.
-
-    Raises ``ValueError`` if a name is missing where another part needs it, or a number is out of range.
-    """
-    names = [column.name for column in fitted.columns]
-    _say(len(set(names)) == len(names) > 0, "features: none, or one twice")
-    _say(fitted.k >= 1 and np.isfinite(fitted.prior_shift) and fitted.span.total_seconds() > 0, "k, span or shift")
-    _say(fitted.train_start < fitted.train_end <= fitted.refit_at, "its times are out of order")
-    _say(len(set(fitted.models)) == len(fitted.models), "models: one twice")
-    _say(set(fitted.models) <= set(fitted.calibrators), "calibrators: one is missing")
-    if fitted.stand_in is not None:
-        _say(fitted.stand_in in fitted.baselines, "stand_in")
-        return
-    _say(set(fitted.members) <= set(fitted.learners), "members: one is no learner")
-    _say(len(fitted.stacker.weights) == len(fitted.members), "stacker: a weight for each member")
-    _say(CASCADE not in fitted.models or fitted.cascade is not None, CASCADE)
-    if fitted.cascade is not None:
-        stages, thresholds = fitted.cascade.stages, fitted.cascade.thresholds
-        _say(len(stages) > 0 and len(thresholds) == len(stages) - 1, "cascade: a threshold for each stage but the last")
-        _say(len(stages) == 1 or stages[0] in fitted.learners, "cascade: its first stage is no learner")
-    for name in fitted.models:
-        known = name in fitted.learners or name in fitted.baselines or name in (*COMBINERS, CASCADE)
-        _say(known, f"model {name}")
 
 
 def _xgboost(content: bytes, features: int) -> None:
@@ -166,7 +138,6 @@ def _xgboost_tree(tree: dict[str, Any], features: int) -> None:
 
 def _lightgbm(content: bytes, features: int) -> None:
     text = content.decode("ascii")
-    text = text[text.index("tree\n") :] if not text.startswith("tree\n") else text  # a line of JSON may stand before
     head, _, body = text.partition("\n\n")
     lines = head.split("\n")
     _say(lines[0] == "tree", "it does not begin with 'tree'")

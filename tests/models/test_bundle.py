@@ -1,6 +1,7 @@
 """Saving and loading everything that one refit made."""
 
 import errno
+import importlib.metadata
 import json
 import os
 import pickle
@@ -11,13 +12,17 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
+import lightgbm
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn
 import skops.io
+import xgboost
 
 from features.errors import InputError
 from models.bundle.files import sealed
+from models.bundle.manifest import running_versions
 from models.bundle.serialization import read_learner, write_learner
 from models.bundle.store import load_bundle, save_bundle
 from models.bundle.validation import check_file
@@ -174,19 +179,26 @@ def test_no_bundle_and_no_json_are_told_apart(tmp_path, bundle):
         (lambda m: m.update(format=99), "the bundle's layout is version 99, this code reads 3"),
         (lambda m: m["libraries"].update(lightgbm="3.3.1"), "the bundle was written with lightgbm 3.3.1, this is "),
         (lambda m: m["libraries"].pop("skops"), "the bundle was written with skops None, this is "),
-        (lambda m: m["fitted"].pop("stacker"), "manifest.json lacks or misstates 'stacker'"),
+        (lambda m: m["fitted"].pop("stacker"), "manifest.json lacks or misstates fitted.stacker: Field required"),
         (lambda m: m.pop("files"), "manifest.json lacks or misstates 'files'"),
         (
             lambda m: m["fitted"].update(refit_at="2026-01-01T00:00:00"),
-            "manifest.json lacks or misstates a time without",
+            "manifest.json lacks or misstates fitted.refit_at: Input should have timezone info",
         ),
         (lambda m: m["files"].update({"../x": "0"}), "manifest.json names a file outside the bundle: ../x"),
         (
             lambda m: m["files"].update({"/etc/hostname": "0"}),
             "manifest.json names a file outside the bundle: /etc/hostname",
         ),
-        (lambda m: m["fitted"]["learners"].append("svm"), "manifest.json lacks or misstates 'svm'"),
-        (lambda m: m.update(profile="svm"), "manifest.json lacks or misstates 'profile'"),
+        (
+            lambda m: m["fitted"]["learners"].append("svm"),
+            "manifest.json lacks or misstates fitted.learners.5: String should match",
+        ),
+        (lambda m: m.update(profile="svm"), "manifest.json lacks or misstates profile"),
+        (lambda m: m.pop("profile"), "manifest.json lacks or misstates 'profile'"),
+        (lambda m: m["fitted"].update(k="5"), "manifest.json lacks or misstates fitted.k: Input should be a valid"),
+        (lambda m: m["fitted"].update(kk=5), "manifest.json lacks or misstates fitted.kk: Extra inputs are not"),
+        (lambda m: m["files"].pop("learners/lightgbm.txt"), "lightgbm.txt is not the manifest's"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(bundle, change, message):
@@ -197,6 +209,26 @@ def test_a_manifest_that_does_not_fit_is_refused(bundle, change, message):
 def test_a_patch_version_of_a_library_may_differ(bundle):
     rewrite(bundle, lambda m: m["libraries"].update(xgboost=m["libraries"]["xgboost"].split(".")[0] + ".99.99"))
     load_bundle(bundle)
+
+
+def test_versions_are_those_that_the_libraries_say_of_themselves():
+    said = {each.__name__: each.__version__ for each in (lightgbm, np, skops, xgboost)}
+    assert said | {"scikit-learn": sklearn.__version__} == running_versions()
+
+
+def test_a_library_that_is_not_installed_is_not_compared(bundle, monkeypatch):
+    installed = importlib.metadata.version
+
+    def version(name):
+        if name in ("xgboost-cpu", "xgboost"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed(name)
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    rewrite(bundle, lambda m: m["libraries"].update(xgboost="9.0.0"))
+    assert load_bundle(bundle).profile == "mean_rank"
+    rewrite(bundle, lambda m: m["libraries"].update(numpy="1.26.0"))
+    assert refuse(bundle).what.startswith("the bundle was written with numpy 1.26.0, this is 2")
 
 
 def replaced(bundle, file, content):
@@ -276,18 +308,24 @@ def test_a_link_to_a_whole_bundle_is_followed(bundle, tmp_path):
     ("change", "message"),
     [
         (lambda m: m["features"].pop(), "not a readable "),
-        (lambda m: m["features"].append(m["features"][0]), "not a readable "),
-        (lambda m: m["fitted"]["members"].append("svm"), "manifest.json lacks or misstates members: one is no learner"),
+        (
+            lambda m: m["features"].append(m["features"][0]),
+            "manifest.json lacks or misstates features: none, or one twice",
+        ),
+        (lambda m: m["fitted"]["members"].append("svm"), "manifest.json lacks or misstates fitted: members: one is no"),
         (
             lambda m: m["fitted"]["calibrators"].pop("mlp"),
-            "manifest.json lacks or misstates calibrators: one",
+            "manifest.json lacks or misstates fitted: calibrators: one",
         ),
-        (lambda m: m["fitted"].update(k=0), "manifest.json lacks or misstates k, span or shift"),
-        (lambda m: m["fitted"].update(cascade=None), "manifest.json lacks or misstates cascade"),
+        (
+            lambda m: m["fitted"].update(k=0),
+            "manifest.json lacks or misstates fitted.k: Input should be greater than 0",
+        ),
+        (lambda m: m["fitted"].update(cascade=None), "manifest.json lacks or misstates fitted: cascade"),
         (lambda m: m["fitted"]["models"].append("oracle"), "manifest.json lacks or misstates "),
         (
             lambda m: m["fitted"]["stacker"]["weights"].pop(),
-            "manifest.json lacks or misstates stacker: a weight",
+            "manifest.json lacks or misstates fitted: stacker: a weight",
         ),
     ],
 )

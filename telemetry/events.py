@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,16 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.columns import KEY_ALIASES, Columns, as_text, map_values, require, resolve_columns
+from telemetry.errors import InputError
 from telemetry.event_runs import with_runs
-from telemetry.instants import OK, PROBLEMS, parse_instants
+from telemetry.instants import OK, PROBLEMS, ms_of, parse_instants
 from telemetry.inventory import naive_error
-from telemetry.mapping import TableMapping
+from telemetry.kernel_log import locate, parse_kernel_log
+from telemetry.mapping import KernelLogMapping, TableMapping
 from telemetry.quarantine import Quarantine, row_text
 from telemetry.reading import Batch, read_batches
 from telemetry.schema import EVENT_RUNS, EVENT_TYPES, EVENTS
 from telemetry.stays import Stays
 
 _XID = re.compile(r"(?:XID[\s:#_-]*)?(\d{1,6})(?:\.0+)?\Z", re.IGNORECASE)
+_PLACE = ("node", "gpu", "type")
 AFTERWARDS: Final = frozenset({"repair", "replacement", "diagnostic", "driver", "other"})
 """Types that may follow a removal: the work on a part that is out of its node."""
 
@@ -43,6 +47,7 @@ class EventIntake:
     """
 
     mapping: TableMapping
+    kernel_log: KernelLogMapping
     stays: Stays
     quarantine: Quarantine
     delay: timedelta
@@ -80,6 +85,38 @@ class EventIntake:
         if naive and not usable:
             raise naive_error(where, "events", example)
         return pd.concat(frames, ignore_index=True) if frames else empty_events()
+
+    def read_kernel_log(self, file: Path) -> pd.DataFrame:
+        """Read the XID events of a kernel log."""
+        said = self.kernel_log
+        node = said.node or (file.stem if file.stem in self.stays.node_since else None)
+        try:
+            with io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
+                log = parse_kernel_log(
+                    lines,
+                    node=node,
+                    boot_time=said.boot_time,
+                    reference_time=said.reference_time,
+                    timezone=said.timezone,
+                    source=file.name,
+                )
+        except InputError as error:
+            raise InputError(error.what, f"{file}, {error.where}", error.do) from error
+        for number, line, problem in log.unparsed:
+            self.quarantine.add(problem, "events", file.name, number, line)
+        self.counts["kernel_log_lines"] += log.n_lines
+        self.counts["events_read"] += len(log.events) + len(log.unparsed)
+        for code, times in log.unknown_codes.items():
+            self.counts[f"xid_{code}_without_description"] += times
+        found, unmatched = locate(log.events, self.stays.frame, delay=self.delay)
+        self.counts["xids_without_a_gpu"] += unmatched
+        text = {
+            name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
+        }
+        reasons = place_events(text, ms_of(found["timestamp"]), self.stays)
+        quarantine_frame(found, reasons, file.name, self.quarantine)
+        found["gpu"], found["node"] = text["gpu"], text["node"]
+        return found[reasons == ""]
 
     def _of_interest(self, batch: Batch, columns: Columns) -> Batch:
         """Leave out the rows whose type the mapping maps to null before anything else is made of them.

@@ -8,7 +8,6 @@ the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by t
 
 from __future__ import annotations
 
-import io
 import logging
 import shutil
 from collections import Counter
@@ -38,14 +37,13 @@ from telemetry.event_runs import (
     stored_layout,
     total_count,
 )
-from telemetry.events import EventIntake, empty_events, place_events, quarantine_frame
+from telemetry.events import EventIntake, empty_events, quarantine_frame
 from telemetry.fold import LANDED_ROLE, Fold
 from telemetry.instants import WRONG_CLOCK, ms_of
 from telemetry.inventory import InventorySource, end_overlaps, merge_stays, read_inventory, unit_of
 from telemetry.jobs import merge_jobs, read_jobs
-from telemetry.kernel_log import locate, parse_kernel_log
 from telemetry.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
-from telemetry.mapping import ImportMapping, KernelLogMapping, load_mapping
+from telemetry.mapping import ImportMapping, load_mapping
 from telemetry.meta import META_NAME
 from telemetry.quarantine import Quarantine, row_text
 from telemetry.reading import expand_sources, is_kernel_log, kind_of
@@ -316,10 +314,10 @@ class _Import:
         return frame[~missing].reset_index(drop=True)
 
     def _events(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
-        intake = EventIntake(self.rules.events, stays, quarantine, self.delay, self.counts)
+        intake = EventIntake(self.rules.events, self.rules.kernel_log, stays, quarantine, self.delay, self.counts)
         frames = [empty_events()]
         for file in self._files("events"):
-            frames.append(self._kernel_log(file, stays, quarantine) if is_kernel_log(file) else intake.read(file))
+            frames.append(intake.read_kernel_log(file) if is_kernel_log(file) else intake.read(file))
             if len(frames[-1]):
                 ahead = self._wrong_clock(ms_of(frames[-1]["timestamp"]))
                 ahead |= ms_of(frames[-1]["known_at"]) > self._not_after_ms + self.delay / timedelta(milliseconds=1)
@@ -327,37 +325,6 @@ class _Import:
                 quarantine_frame(frames[-1], reasons, file.name, quarantine)
                 frames[-1] = frames[-1][reasons == ""]
         return stack_events(frames)
-
-    def _kernel_log(self, file: Path, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
-        said: KernelLogMapping = self.rules.kernel_log
-        node = said.node or (file.stem if file.stem in stays.node_since else None)
-        try:
-            with io.TextIOWrapper(pa.input_stream(file), encoding="utf-8", errors="replace") as lines:
-                log = parse_kernel_log(
-                    lines,
-                    node=node,
-                    boot_time=said.boot_time,
-                    reference_time=said.reference_time,
-                    timezone=said.timezone,
-                    source=file.name,
-                )
-        except InputError as error:
-            raise InputError(error.what, f"{file}, {error.where}", error.do) from error
-        for number, line, problem in log.unparsed:
-            quarantine.add(problem, "events", file.name, number, line)
-        self.counts["kernel_log_lines"] += log.n_lines
-        self.counts["events_read"] += len(log.events) + len(log.unparsed)
-        for code, times in log.unknown_codes.items():
-            self.counts[f"xid_{code}_without_description"] += times
-        found, unmatched = locate(log.events, stays.frame, delay=self.delay)
-        self.counts["xids_without_a_gpu"] += unmatched
-        text = {
-            name: found[name].astype(object).where(found[name].notna(), None).to_numpy(copy=True) for name in _PLACE
-        }
-        reasons = place_events(text, ms_of(found["timestamp"]), stays)
-        quarantine_frame(found, reasons, file.name, quarantine)
-        found["gpu"], found["node"] = text["gpu"], text["node"]
-        return found[reasons == ""]
 
     def _samples(self, writer: DatasetWriter, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
         files = self._files("samples")
@@ -490,9 +457,6 @@ class _Import:
     def _imported(self) -> dict[str, int]:
         old = {} if self.existing is None else self.existing.meta.counts.get("imported", {})
         return _plain(self.counts + Counter(old))
-
-
-_PLACE = ("node", "gpu", "type")
 
 
 def _new_name(folder: Path) -> str:

@@ -32,9 +32,9 @@ LARGE = "--whole"
 
 RUNS = (
     "simulate", "parquet_layout", "backfill_prometheus", "collect_exporters", "fold_cost",
-    "features_extend_day", "batch_scoring", "http_predict", "decide_fleet",
+    "features_extend_day", "batch_scoring", "node_lookups", "decide_fleet",
     "jobs_saved", "features_file_to_file", "features_out_of_core", f"features_out_of_core {LARGE}",
-    "features_window_length", "sliding_refit", "dask_scaling", "actuate_kubernetes", "actuate_slurm",
+    "sliding_refit", "dask_scaling", "actuate_kubernetes", "actuate_slurm",
 )  # fmt: skip
 """Benchmarks in the order of the page, each a file of this folder with its options. The last two need the servers that
 ``make test-system`` installs."""

@@ -11,7 +11,7 @@ from predrain.console import JsonOption, reported, show
 
 
 def collect_kubernetes(
-    dataset: Annotated[Path, typer.Option(help="Dataset to collect for; what is heard lands beside it.")],
+    dataset: Annotated[Path, typer.Option(help="Dataset to collect for; new rows land beside it.")],
     kubeconfig: Annotated[
         Path | None, typer.Option(help="Default: the pod's service account, else what kubectl uses.")
     ] = None,
@@ -19,21 +19,21 @@ def collect_kubernetes(
     cluster: Annotated[str | None, typer.Option(help="Name of the cluster in the inventory.")] = None,
     node_selector: Annotated[
         str | None,
-        typer.Option(help="Labels of the nodes to read; given, nodes without GPUs too.  Default: all GPU nodes."),
+        typer.Option(help="Labels of the nodes to read; given, nodes without GPUs too. Default: all GPU nodes."),
     ] = None,
     namespace_selector: Annotated[
-        str | None, typer.Option(help="Labels of the namespaces whose GPU pods are jobs.  Default: all.")
+        str | None, typer.Option(help="Labels of the namespaces whose GPU pods are jobs. Default: all.")
     ] = None,
     jobs: Annotated[bool, typer.Option(help="Read pods.")] = True,
     rules: Annotated[
         Path | None,
-        typer.Option(help="YAML file: which taints, conditions and events mean what; asked before the defaults."),
+        typer.Option(help="YAML file with rules for taints, conditions and events; they go before the defaults."),
     ] = None,
-    interval: Annotated[str, typer.Option(help="How often what was heard is landed.")] = "60s",
-    once: Annotated[bool, typer.Option("--once", help="Compare once with what was known, then leave.")] = False,
+    interval: Annotated[str, typer.Option(help="How often new rows are landed.")] = "60s",
+    once: Annotated[bool, typer.Option("--once", help="Compare once with the saved state, then exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Follow nodes, events and pods of a Kubernetes cluster: drains and repairs, trouble of nodes, jobs on GPUs.
+    """Follow nodes, events and pods of a Kubernetes cluster: drains, repairs, node problems, jobs on GPUs.
 
     It needs to get, list and watch nodes, pods and events, and changes nothing: deploy/kubernetes/collector-rbac.yaml.
 
@@ -53,7 +53,7 @@ def collect_kubernetes(
         except ValueError as error:
             raise InputError(str(error), "--interval", "Write for instance 60s.") from error
         if interval_s <= 0:
-            raise InputError(f"{interval!r} is no time to wait", "--interval", "Write for instance 60s.")
+            raise InputError(f"{interval!r} must be positive", "--interval", "Write for instance 60s.")
         loaded = load_rules(rules)
         scope = Scope(cluster, node_selector, namespace_selector, jobs)
         with stop_on_signals() as stop:

@@ -19,7 +19,7 @@ from telemetry.collect.kubernetes.api import Object
 CONDITION: Final = "GPUFailurePredicted"
 
 UNKNOWN_KEPT: Final = timedelta(days=1)
-"""How long ``Unknown`` stands on a node of which nothing is known any more."""
+"""How long ``Unknown`` is kept on a node without a prediction."""
 
 _MOST_MESSAGE: Final = 1000
 _EVENT_NAMESPACE: Final = "default"
@@ -36,7 +36,7 @@ _OF_TIER: Final[dict[str, tuple[Status, str]]] = {
 
 @dataclass(frozen=True, slots=True)
 class CurrentCondition:
-    """Our condition as it stands on a node."""
+    """The current state of the predrain condition on a node."""
 
     status: str
     reason: str
@@ -49,7 +49,7 @@ def current_condition(raw: Object) -> CurrentCondition:
 
 
 def condition_after(action: Action, standing: CurrentCondition | None, now: datetime) -> Object | None:
-    """Give the content of the status patch that says what an action came to; None: nothing is to be response.
+    """Return the status patch that reports the outcome of an action; None: there is nothing to report.
 
     ``True`` means tier ``high``, for tools that repair nodes follow it. A node that is released because nothing is
     known of it any more becomes ``Unknown``; on one that is clear the condition is removed.
@@ -68,7 +68,7 @@ def condition_after(action: Action, standing: CurrentCondition | None, now: date
 
 
 def condition_mended(standing: CurrentCondition | None, published: Published | None, now: datetime) -> Object | None:
-    """Give the status patch for a condition that no longer says what stands; None: it does.
+    """Return the status patch for a condition that is out of date; None: it is up to date.
 
     A condition is written after the mark that it tells of, so that one may be left behind where a process died between
     the two, or where the prediction expired and nobody was there.
@@ -85,7 +85,7 @@ def condition_mended(standing: CurrentCondition | None, published: Published | N
 
 
 def condition_write(node: str, standing: CurrentCondition | None, content: Object) -> Write:
-    """Tell a status patch as a change of the node, for people."""
+    """Describe a status patch as a change of the node."""
     (wanted,) = content["status"]["conditions"]
     gone = wanted.get("$patch") == "delete"
     return Write(
@@ -97,13 +97,13 @@ def condition_write(node: str, standing: CurrentCondition | None, content: Objec
 
 
 def event_write(event: Object) -> Write:
-    """Tell an event that is created as a change, for people."""
+    """Describe the creation of an event as a change."""
     target = f"node {event['involvedObject']['name']}"
     return Write(target, f"event {event['reason']}", None, f"{event['type']}: {event['message']}")
 
 
 def event_of(action: Action, node: str, before: Published | None, now: datetime) -> tuple[str, Object] | None:
-    """Give the event that tells people of an action.
+    """Return the event that reports an action.
 
     Returns: the path to create it under, and it. Of a prediction that is only renewed, nothing is told.
     """

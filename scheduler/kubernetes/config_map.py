@@ -100,7 +100,7 @@ class ConfigMapText:
         return Answer("conflict", "others kept writing to it")
 
     def _changed_once(self, change: Change) -> Answer | None:
-        """Read, change and write it; None: somebody else wrote in between."""
+        """Read, change and write it; None: another writer came in between."""
         read = self._api.request("GET", self.path)
         strange = read.ok and not is_named(read.content, self._name)
         if strange or (not read.ok and read.status != 404):
@@ -115,7 +115,7 @@ class ConfigMapText:
             return (
                 Answer("done", "", (), _version(response.content))
                 if done
-                else Answer("timeout", "the answer is not it")
+                else Answer("timeout", "the answer is not the ConfigMap")
             )
         if response.status == 404 and found is None:
             return Answer("refused", f"{response.problem} (is there a namespace {self._namespace}?)")
@@ -142,9 +142,9 @@ class SwitchAnnotations:
     def read(self) -> tuple[Switches, str | None]:
         """Read them.
 
-        Returns: a switch whose annotation is neither ``true`` nor ``false`` stops everything new: somebody meant
-        something.
-        Returns: what could not be understood.
+        A switch whose annotation is neither ``true`` nor ``false`` counts as ``kill``. The second value says what could
+        not be parsed.
+
         Raises ``SchedulerError`` if they cannot be read.
         """
         found = self._kept.annotations()
@@ -157,7 +157,7 @@ class SwitchAnnotations:
         reset_at = None if reset is None else _time(reset)
         if reset is not None and reset_at is None:
             unclear.append(f"{self.reset_breaker_at}={reset!r}")
-        words = f"switches that cannot be understood: {', '.join(unclear)}" if unclear else None
+        words = f"switches that cannot be parsed: {', '.join(unclear)}" if unclear else None
         kill = any(not each.startswith(self.reset_breaker_at) for each in unclear) or _is_true(found.get(self.kill))
         return Switches(kill, _is_true(found.get(self.release_all)), reset_at), words
 

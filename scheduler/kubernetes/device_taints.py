@@ -29,12 +29,12 @@ _LOOK_AGAIN_S: Final = 600.0
 _GONE: Final = 404
 _EXISTS: Final = 409
 _UUIDS: Final = ("uuid", "parentUUID")
-"""Attributes of a device that say which GPU it is, or of which it is a part."""
+"""Attributes of a device that identify its GPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A device as a ResourceSlice tells it.
+    """A device of a ResourceSlice.
 
     ``uuid``: of the GPU that it is, or is a part of.
     """
@@ -98,7 +98,7 @@ class DeviceTaints:
         return tuple(words)
 
     def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
-        """Give the rules that :meth:`follow` would delete and create; writes nothing.
+        """Return the rules that :meth:`follow` would delete and create; writes nothing.
 
         Raises ``SchedulerError`` if they cannot be read.
         """
@@ -118,7 +118,7 @@ class DeviceTaints:
     def _compared(
         self, signals: Sequence[NodeSignal], rules: str, slices: str
     ) -> tuple[list[str], dict[str, Object], list[Object]]:
-        """Give what cannot be told, in words; the rules to delete; and those to create, as many as a round may."""
+        """Return messages about what cannot be read, the rules to delete, and those to create, bounded per round."""
         standing = self._standing(rules)
         words: list[str] = []
         wanted: dict[str, Object] = {}
@@ -149,7 +149,7 @@ class DeviceTaints:
         return about if isinstance(about, dict) else {}
 
     def _versions(self) -> tuple[str, str] | str | None:
-        """Give the versions of rules and slices; a message where there are none, repeated once in a while."""
+        """Return the versions of rules and slices; a message where the server has none, once per interval."""
         if self._offered is not None:
             return self._offered
         now = self._api.elapsed()

@@ -1,4 +1,4 @@
-"""A diagnostic on an emptied node as a Job made from the operator's manifest, believed only where it says so."""
+"""Runs a diagnostic on an emptied node as a Job from the operator's manifest, and reads its reported result."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class KubernetesVerification:
         return WorkAnswer("refused", response.problem)
 
     def result(self, node: str, key: str) -> DiagnosticResult:
-        """Read where it stands.
+        """Read the state of the diagnostic.
 
         Raises ``SchedulerError`` if that cannot be read.
         """
@@ -155,11 +155,11 @@ class KubernetesVerification:
 
 
 _OUR_CORDON = {"key": "node.kubernetes.io/unschedulable", "operator": "Exists", "effect": "NoSchedule"}
-"""With ``kubernetes.cordon`` the node is cordoned by us; on one that somebody else cordoned no diagnostic begins."""
+"""With ``kubernetes.cordon`` the node carries a predrain cordon; no diagnostic begins on one that others cordoned."""
 
 
 def name_of(key: str) -> str:
-    """Give the name of the Job with this key."""
+    """Return the name of the Job with this key."""
     return f"predrain-diagnostic-{hashlib.sha256(key.encode()).hexdigest()[:20]}"
 
 
@@ -170,7 +170,7 @@ def _phase(pod: Object) -> str:
 
 
 def _statements(pod: Object, node: str, key: str) -> list[Mapping[str, Any]]:
-    """Give what the containers of a pod say of this node and this run in their termination messages."""
+    """Return the results that containers report for this node and this run in their termination messages."""
     if (pod.get("spec") or {}).get("nodeName") != node:
         return []
     found: list[Mapping[str, Any]] = []

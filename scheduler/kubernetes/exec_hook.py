@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from telemetry.collect.kubernetes.pod_exec import Executed
 
 DEFAULT_CONTAINER: Final = "kubectl.kubernetes.io/default-container"
-"""Annotation by which a pod says which of its containers is meant where none is named."""
+"""Annotation that names the default container of a pod."""
 
 _NOT_FOUND: Final = 404
 _MAY_PASS: Final = frozenset({408, 409, 429, 500, 502, 503, 504})
@@ -62,7 +62,7 @@ class PodExecHook:
         return _reply(done, self._command[0])
 
     def _ready(self, path: str, uid: str) -> tuple[str | None, HookReply | None]:
-        """Read the pod, and give the container to run it in, or why it cannot be run."""
+        """Read the pod; return the container to run the command in, or why it cannot run."""
         if self._scheduler.leadership.left() <= timedelta(0):
             return None, HookReply("refused", "the lease has ended, nothing was run")
         try:

@@ -65,7 +65,7 @@ class Leadership:
         self.held: Held | None = None
 
     def may_write(self, holder: str) -> str | None:
-        """Say why a process may not write now; None: it may."""
+        """Return why a process may not write now; None: it may."""
         held = self.held
         if held is None or held.holder != holder:
             return f"{holder} does not hold the lease"
@@ -74,7 +74,7 @@ class Leadership:
         return None
 
     def left(self) -> timedelta:
-        """Give how long we hold it still."""
+        """Return how long the lease is still held."""
         held = self.held
         if held is None:
             return timedelta(0)
@@ -98,7 +98,7 @@ class Leadership:
             self._sleep(min(wait, _LOOK_EVERY_S))
 
     def drop(self, holder: str) -> None:
-        """Give it back, if it is ours; a failure is passed over."""
+        """Release the lease if it is held here; a failure is ignored."""
         self.held = None
         try:
             found = self._api.read(self._path, named=self._name)
@@ -111,7 +111,7 @@ class Leadership:
             return
 
     def _foreign_for(self, found: Object | None, holder: str) -> float | None:
-        """Give the seconds that another one's lease still holds for; 0: it was renewed while we looked; None: free."""
+        """Return the seconds left of another holder's lease; 0: it was renewed meanwhile; None: it is free."""
         if found is None:
             return None
         spec = _spec(found)
@@ -170,7 +170,7 @@ class Leadership:
         return until
 
     def _is(self, holder: str, stamp: str) -> bool:
-        """Whether what stands is our own writing, in a try of which we had no answer."""
+        """Whether the stored lease is from an earlier attempt here that got no answer."""
         found = self._api.read(self._path, named=self._name)
         spec = {} if found is None else _spec(found)
         return spec.get("holderIdentity") == holder and spec.get("renewTime") == stamp

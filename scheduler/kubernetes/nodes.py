@@ -1,4 +1,4 @@
-"""A node as the API server tells it: what the policy sees, what can be written, and what a patch has to compare."""
+"""Reads a node object into what the policy sees, and writes the JSON patch that the server checks against it."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class NodeSnapshot:
 
     @property
     def concerns_us(self) -> bool:
-        """Whether it has GPUs, or anything of ours."""
+        """Whether it has GPUs, or carries anything managed by predrain."""
         return self.gpus or self.reading.view.marks.level > Level.NONE or self.condition is not None
 
     def with_jobs(self, jobs: tuple[JobView, ...]) -> NodeReading:
-        """Give the reading with the jobs that run there."""
+        """Return the reading with the jobs that run there."""
         return replace(self.reading, view=replace(self.reading.view, jobs=jobs))
 
 
@@ -205,7 +205,7 @@ def patch_of(seen: NodeSnapshot, then: NodeObject) -> list[Operation]:
 
 
 def condition_patch(seen: NodeSnapshot, content: Object) -> list[Operation]:
-    """Write the operations that change our condition with the very patch that changes what it tells of.
+    """Return the operations that change the predrain condition in the same patch as the marks.
 
     ``content``: the status patch as :func:`scheduler.kubernetes.condition.condition_after` gives it.
     Returns: to stand after those of :func:`patch_of`, whose test of the version makes sure of the condition's place.

@@ -29,7 +29,7 @@ _QUIET_S: Final = 60.0
 
 
 class HealthEvents:
-    """Tells NVSentinel of nodes whose tier becomes ``high``, and of those where it is no more.
+    """Reports to NVSentinel when a node's tier becomes ``high``, and when it no longer is.
 
     ``elapsed``: seconds of a clock that never goes back.
     Raises ``InputError`` if grpcio, the extra ``nvsentinel``, is not installed.
@@ -54,7 +54,7 @@ class HealthEvents:
         self._quiet_until = elapsed()
 
     def preview(self, action: Action, before: Published | None) -> Write | None:
-        """Give what would be told of an action on a node of which ``before`` was published; None: nothing."""
+        """Return what would be reported of an action on a node with ``before`` published; None: nothing."""
         healthy = _healthy(action, before)
         if healthy is None:
             return None
@@ -62,7 +62,7 @@ class HealthEvents:
         return Write(f"node {action.node}", f"NVSentinel health event {CHECK}", None, words)
 
     def tell(self, action: Action, before: Published | None, now: datetime) -> str | None:
-        """Tell of an action that was carried out; gives what failed."""
+        """Report an action that was carried out; return what failed."""
         healthy = _healthy(action, before)
         if healthy is None:
             return None

@@ -50,7 +50,7 @@ class PodPart:
 
 @dataclass(frozen=True, slots=True)
 class PodKeys:
-    """Annotations of pods under our prefix, by which a job says what may be done with it.
+    """Annotations of pods under the prefix, by which a job states what may be done with it.
 
     ``namespace``: Ours, where diagnostics run.
     """
@@ -59,7 +59,7 @@ class PodKeys:
     namespace: str
 
     def is_diagnostic(self, pod: Object) -> bool:
-        """Tell whether a pod is a diagnostic of ours.
+        """Whether a pod is a predrain diagnostic.
 
         It is no job, and nothing that has to go. In our own namespace only: elsewhere anybody could hide a job by a
         label.
@@ -99,7 +99,7 @@ class PodKeys:
 
     @property
     def evict(self) -> str:
-        """``true``: it may go although nobody would start it elsewhere, or its local data is lost."""
+        """``true``: it may be evicted although no controller restarts it, or its local data is lost."""
         return f"{self.prefix}/evict"
 
     @property
@@ -138,7 +138,7 @@ def pod_part(pod: Object, rules: KubernetesRules, keys: PodKeys) -> PodPart | No
 
 
 def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
-    """Give the jobs of each node, each with the GPUs of the whole job on all nodes among ``parts``."""
+    """Return the jobs of each node, each with the GPUs of the whole job on all nodes among ``parts``."""
     wholes: dict[str, JobView] = {}
     gpus: dict[str, int] = {}
     of_node: dict[str, set[str]] = {}
@@ -153,14 +153,14 @@ def jobs_of(parts: Iterable[PodPart]) -> dict[str, dict[str, JobView]]:
 
 
 def annotations_of(thing: Object) -> Mapping[str, str]:
-    """Give the annotations of an object."""
+    """Return the annotations of an object."""
     metadata = thing.get("metadata") or {}
     found = metadata.get("annotations") or {}
     return found if isinstance(found, dict) else {}
 
 
 def ends_at(pod: Object, keys: PodKeys) -> datetime | None:
-    """Give when a pod ends by itself at the latest: as it says, or by its ``activeDeadlineSeconds``."""
+    """Return when a pod ends by itself at the latest: by its annotation, or its ``activeDeadlineSeconds``."""
     stated = instant(annotations_of(pod).get(keys.ends_at))
     if stated is not None:
         return stated
@@ -175,7 +175,7 @@ def ends_at(pod: Object, keys: PodKeys) -> datetime | None:
 
 
 def version_of(thing: Object) -> int:
-    """Give the resourceVersion of an object as a number, by which versions of one kind compare; 0: it is none."""
+    """Return the resourceVersion of an object as a number, to compare versions of one kind; 0: none."""
     metadata = thing.get("metadata")
     text = metadata.get("resourceVersion") if isinstance(metadata, dict) else None
     return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() else 0
@@ -212,7 +212,7 @@ def _joined(one: JobView, other: JobView) -> JobView:
 
 
 def _unreadable(pod: Object) -> PodPart | None:
-    """Give a job of its own for a pod that cannot be understood: it occupies its node all the same."""
+    """Return a job of its own for a pod that cannot be parsed: it occupies its node nevertheless."""
     metadata = pod.get("metadata") if isinstance(pod.get("metadata"), dict) else {}
     spec = pod.get("spec") if isinstance(pod.get("spec"), dict) else {}
     node = spec.get("nodeName") if spec else None
@@ -236,7 +236,7 @@ class ClaimCounts:
         self._held: Mapping[Claim, int] = {}
 
     def refresh(self, parts: Iterable[PodPart]) -> None:
-        """List the claims anew, where any pod has one; what cannot be listed stays as it was."""
+        """List the claims again, where any pod has one; a failed listing keeps the last one."""
         if not any(part.claims for part in parts):
             return
         try:
@@ -250,7 +250,7 @@ class ClaimCounts:
             self._version = None  # without the right to, or on another server by now
 
     def counted(self, parts: Iterable[PodPart]) -> Iterator[PodPart]:
-        """Give the parts of jobs with the GPUs that they hold by claims.
+        """Yield the parts of jobs with the GPUs that they hold by claims.
 
         Pods may share a claim, and its GPUs with it: within one job it counts once, with the first pod that has it.
         """

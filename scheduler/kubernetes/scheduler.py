@@ -80,7 +80,7 @@ class KubernetesScheduler:
         self._pods_version = 0
 
     def read_fleet(self) -> FleetReading:
-        """List all GPU nodes, all that carry anything of ours, the jobs on them, and the switches.
+        """List all GPU nodes, all predrain-managed nodes, the jobs on them, and the switches.
 
         Conditions of ours that do not say what stands any more are corrected, where this process holds the lease.
         """
@@ -99,14 +99,14 @@ class KubernetesScheduler:
         return FleetReading(readings, read_at, switches, "; ".join(troubles) or None)
 
     def revalidate(self, node: str) -> NodeReading | None:
-        """Read one node anew; its pods are never older than those of the last listing."""
+        """Read one node again; its pods are never older than those of the last listing."""
         seen = self._read(node)
         if seen is None:
             return None
         return seen.with_jobs(self._jobs_on(node))
 
     def as_we_left(self, node: str) -> NodeReading | None:
-        """Give a node as our last write left it, once a write; each patch is refused where it changed since."""
+        """Return a node as the last write here left it, once per write; a patch is refused where it changed since."""
         seen = self._seen.get(node)
         if node not in self._left or seen is None:
             return None
@@ -114,7 +114,7 @@ class KubernetesScheduler:
         return seen.with_jobs(self._jobs_on(node))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
-        """Give what would be written to the node as it was read, or as it is now where that is long ago."""
+        """Return what would be written to the node as it was read, or as it is now where that reading is gone."""
         seen = self._known(reading.view.name, reading.version) or self._read(reading.view.name)
         if seen is None:
             return tuple(() for _ in actions)
@@ -131,7 +131,7 @@ class KubernetesScheduler:
         return after(action, thing, self.keys, self.clock.now(), cordon=self.settings.cordon)
 
     def _beside(self, action: Action, seen: NodeSnapshot, now: datetime) -> tuple[Write, ...]:
-        """Give what is written for others beside an action: the condition and the event."""
+        """Return what is written for other tools with an action: the condition and the event."""
         content = condition_after(action, seen.condition, now) if self.settings.condition else None
         event = self._event(action, seen, now)
         told = (
@@ -158,7 +158,7 @@ class KubernetesScheduler:
         then = self._after(action, seen.thing)
         writes = writes_between(seen.thing, then)
         if not writes:
-            return Answer("already", "it stood so", (), seen.reading.version)
+            return Answer("already", "nothing to change", (), seen.reading.version)
         status_only = action.verb in ("publish", "release") and then.taints == seen.thing.taints
         words: list[str | None] = []
         now = self.clock.now()
@@ -188,7 +188,7 @@ class KubernetesScheduler:
         return Answer("done", "; ".join(filter(None, words)), writes, self._seen[action.node].reading.version)
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
-        """Say what stands by device taints too, where the settings ask for them."""
+        """Apply the current marks as device taints too, where the settings ask for them."""
         notes: tuple[str, ...] = ()
         if self.settings.cordon and not self._tells_cordoner:
             notes = ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
@@ -202,7 +202,7 @@ class KubernetesScheduler:
         return notes + self._device_taints.follow(signals, may_not, lambda: new and not self.read_switches().kill)
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
-        """Give the device taints that would be set and taken off; reads only."""
+        """Return the device taints that would be set and removed; reads only."""
         if self._device_taints is None:
             return ()
         return self._device_taints.preview(signals, new=new)
@@ -220,7 +220,7 @@ class KubernetesScheduler:
         return self._switches.read()[0]
 
     def set_switches(self, switches: Switches) -> Answer:
-        """Set the switches; a person may, whoever holds the lease."""
+        """Set the switches; the operator may, whoever holds the lease."""
         return self._switches.write(switches)
 
     def hold_lease(self, holder: str, lasts: timedelta) -> datetime | None:
@@ -228,15 +228,15 @@ class KubernetesScheduler:
         return self.leadership.take(holder, lasts)
 
     def drop_lease(self, holder: str) -> None:
-        """Give the Lease back."""
+        """Release the Lease."""
         self.leadership.drop(holder)
 
     def whole_job(self, part: JobView) -> JobView:
-        """Give a job with its GPUs on all nodes, as of the last listing, where only a part of it was read."""
+        """Return the whole job of a part, with its GPUs on all nodes as of the last listing."""
         return self._jobs.get(part.name, part)
 
     def _ready(self, action: Action, precondition: Precondition) -> NodeSnapshot | Answer:
-        """Give the node that the precondition speaks of, or why it cannot be written to."""
+        """Return the node of the precondition, or why it cannot be written to."""
         why = self.leadership.may_write(precondition.holder)
         if why is not None or self.clock.now() >= precondition.until:
             return Answer("refused", why or "the lease ended before it was sent")
@@ -359,12 +359,12 @@ class KubernetesScheduler:
         return Answer("refused", response.problem)
 
     def _tell_of(self, action: Action, seen: NodeSnapshot) -> str | None:
-        """Tell people of an action by an event; gives what failed."""
+        """Report an action by an event; return what failed."""
         event = self._event(action, seen, self.clock.now())
         return None if event is None else self._tell(*event)
 
     def _set_condition(self, node: str, content: Mapping[str, Any]) -> str | None:
-        """Merge a condition into a node's status, by its type; gives what failed."""
+        """Merge a condition into a node's status, by its type; return what failed."""
         try:
             response = self.api.request(
                 "PATCH",
@@ -383,7 +383,7 @@ class KubernetesScheduler:
         return None
 
     def _tell(self, path: str, event: Mapping[str, Any]) -> str | None:
-        """Create an event; gives what failed."""
+        """Create an event; return what failed."""
         try:
             response = self.api.request("POST", path, None, event, timeout=min(_BESIDE_WITHIN, self.leadership.left()))
         except Unreachable as error:

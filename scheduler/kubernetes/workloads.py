@@ -147,7 +147,7 @@ class KubernetesWorkloads:
         return CheckpointState("acknowledged", "", instant(content.get("at")))
 
     def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
-        """Create an eviction of exactly this pod; the server holds it back where a disruption budget says so."""
+        """Create an eviction of exactly this pod; the server rejects it where a disruption budget requires."""
         why = self._may_not(fence)
         if why is not None:
             return WorkAnswer("refused", why)
@@ -168,7 +168,7 @@ class KubernetesWorkloads:
         return self._failed(response, workload)
 
     def preview(self, workload: Workload) -> tuple[Write, ...]:
-        """Give what :meth:`evict` would send."""
+        """Return what :meth:`evict` would send."""
         if workload.ending:
             return ()
         return (Write(f"pod {workload.name}", "eviction", None, f"uid {workload.uid}"),)
@@ -223,7 +223,7 @@ class KubernetesWorkloads:
         raise SchedulerError("the server offers no evictions")
 
     def _another(self, found: Response, workload: Workload) -> WorkAnswer | None:
-        """Say that a pod is gone or is another one; None: it is the one that is meant."""
+        """Report that a pod is gone or was replaced; None: it is the expected one."""
         if found.status == _NOT_FOUND:
             return WorkAnswer("gone", "there is no such pod any more")
         if not found.ok:
@@ -325,7 +325,7 @@ def _owner(metadata: Object) -> Object | None:
 
 
 def _job(pod: Object, rules: KubernetesRules, keys: PodKeys) -> JobView | None:
-    """Give the job that a pod is part of, also where its containers have not begun yet."""
+    """Return the job that a pod is part of, also before its containers start."""
     status = dict(pod.get("status") or {})
     status.setdefault("startTime", pod["metadata"].get("creationTimestamp"))
     part = pod_part({**pod, "status": status}, rules, keys)
@@ -369,7 +369,7 @@ def _held(
 
 
 def _local_data(spec: Object) -> str | None:
-    """Give the name of a volume that is lost with the pod; one in memory is no data that anybody keeps."""
+    """Return the name of a disk-backed emptyDir, which is lost with the pod; one in memory does not count."""
     for volume in spec.get("volumes") or ():
         empty = volume.get("emptyDir")
         if isinstance(empty, dict) and empty.get("medium") != "Memory":

@@ -86,7 +86,7 @@ def notice_of(event: Object, rules: KubernetesRules) -> Notice | None:
 
 
 class NoticeTracker:
-    """Which Kubernetes events were told already, and up to which count.
+    """Which Kubernetes events were reported already, and up to which count.
 
     ``told``: from an earlier run, as :attr:`told`.
     """
@@ -134,10 +134,10 @@ class NoticeTracker:
         return made
 
     def forget(self, notice: Notice) -> None:
-        """Forget an event that the server deleted (after an hour, as it comes)."""
+        """Forget an event that the server deleted (after an hour by default)."""
         self._told.get(notice.kind, {}).pop(notice.uid, None)
 
     def keep_only(self, kind: str, uids: Iterable[str]) -> None:
-        """Forget all others about a kind of object: a listing says which there still are."""
+        """Forget all events about a kind of object that are not in this listing."""
         kept = set(uids)
         self._told[kind] = {uid: count for uid, count in self._told.get(kind, {}).items() if uid in kept}

@@ -14,13 +14,13 @@ from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.milliseconds import to_ms
 
 CHECKPOINTED: Final = "checkpointed-at"
-"""Annotation under our prefix with which a job says when it last saved its state (ISO 8601)."""
+"""Annotation under the prefix with the time of a job's last checkpoint (ISO 8601)."""
 
 DELETED: Final = "Deleted"
 """Outcome of a pod that was deleted while it ran."""
 
 UNKNOWN: Final = "Unknown"
-"""Outcome of a pod that ended and was removed while nobody looked; its end is when that was found."""
+"""Outcome of a pod that vanished between two listings; its end is when that was noticed."""
 
 _GROUP_LABELS: Final = (
     "jobset.sigs.k8s.io/jobset-name",
@@ -167,7 +167,7 @@ class JobTracker:
         self._dirty[run.key] = None
 
     def keep_only(self, uids: Iterable[str], at: datetime) -> None:
-        """Take in a listing: whoever is not in it was removed while nobody looked."""
+        """Apply a listing: a pod that is not in it vanished since the last one."""
         there = set(uids)
         for uid in [uid for uid in self._key_of if uid not in there and uid not in self._gone]:
             self.remove(uid, at, UNKNOWN)
@@ -324,7 +324,7 @@ class ClaimLookup:
         self._closed_until_s = float("-inf")
 
     def gpus(self, namespace: str, name: str) -> int:
-        """Return how many GPUs a claim holds; 0 where that cannot be told now."""
+        """Return how many GPUs a claim holds; 0 where that is unknown now."""
         key = (namespace, name)
         if key in self._known:
             return self._known[key]

@@ -22,7 +22,7 @@ _DETAIL_LENGTH: Final = 400
 _AGAIN_MS: Final = 1000
 
 OBSERVED_EVERY: Final = timedelta(hours=1)
-"""Where a node stands is landed when it changes, and else so often."""
+"""The place of a node is written when it changes, and otherwise this often."""
 
 GONE_KEPT: Final = timedelta(days=90)
 """A removed node is remembered so long: a repair takes weeks, and what comes back is compared with what went."""
@@ -66,7 +66,7 @@ class NodeTracker:
         }
 
     def update(self, view: NodeView, at: datetime) -> list[Event]:
-        """Take in how a node is now; return what happened to it."""
+        """Apply the current state of a node; return what happened to it."""
         before = self._nodes.get(view.name)
         if before is None and view.name in self._gone:
             before, _ = self._gone.pop(view.name)
@@ -84,7 +84,7 @@ class NodeTracker:
         return [] if view == before else node_changes(before, view, self._rules, at)
 
     def remove(self, name: str, at: datetime) -> list[Event]:
-        """Take in that a node was removed; return what that means."""
+        """Remove a node; return the events of that."""
         view = self._nodes.pop(name, None)
         if view is None:
             return []
@@ -95,7 +95,7 @@ class NodeTracker:
         return [node_gone(view, at)]
 
     def keep_only(self, names: Iterable[str], at: datetime) -> list[Event]:
-        """Take in a listing: whoever is not in it was removed."""
+        """Apply a listing: a node that is not in it was removed."""
         there = set(names)
         return [
             event for name in [each for each in self._nodes if each not in there] for event in self.remove(name, at)
@@ -258,7 +258,7 @@ def _since(view: NodeView, kind: str, status: str | None) -> int | None:
 
 
 def _ended_ms(key: str, marker: NodeMarker, after: NodeView) -> int | None:
-    """When a condition turned good again; nobody writes down when a taint or cordon went."""
+    """When a condition became healthy again; the removal time of a taint or cordon is not recorded anywhere."""
     kind = key.removeprefix("condition ")
     if kind == key and key != READY:
         return None

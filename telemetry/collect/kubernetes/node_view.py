@@ -16,7 +16,7 @@ _PLACES: Final = ("cluster", "group", "rack", "nvlink_domain")
 
 @dataclass(frozen=True, slots=True)
 class Taint:
-    """A taint; ``since_ms`` None: the one who set it did not say when."""
+    """A taint; ``since_ms`` None: its time is not recorded."""
 
     key: str
     value: str | None

@@ -18,8 +18,8 @@ import websocket
 from telemetry.collect.kubernetes.api import Refused, Unreachable
 
 PROTOCOLS: Final = ("v5.channel.k8s.io", "v4.channel.k8s.io")
-"""Newest first. The fifth adds the end of the standard input, which is not used here; before the fourth, the exit code
-of a command was not told."""
+"""Newest first. The fifth adds the end of the standard input, which is not used here; before the fourth, there was
+no exit code."""
 
 KEPT_BYTES: Final = 65_536
 """Of what a command writes, so much of its end is kept of each stream."""

@@ -33,7 +33,7 @@ class Rule(Section):
     """Pattern of node condition types."""
 
     status: Literal["True", "False", "Unknown"] = "True"
-    """Status in which a condition tells of trouble."""
+    """Status in which a condition reports a problem."""
 
     reason: str | None = None
     """Regular expression of the whole reason of a Kubernetes event."""
@@ -85,7 +85,7 @@ class KubernetesRules(Section):
     """First match counts."""
 
     labels: dict[Place, list[str]] = Field(default_factory=dict)
-    """What a node's labels say of its place; keys left out have the default."""
+    """Labels of a node with its place; keys left out have the default."""
 
     gpu_resources: list[str] | None = None
     """Extended resources that are whole GPUs; None: the default."""

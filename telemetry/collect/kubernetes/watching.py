@@ -47,7 +47,7 @@ class Resource:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a follower tells.
+    """A change that a follower reports.
 
     ``resource``: name of the :class:`Resource`.
     ``kind``: ``listed``: these are all that there are. ``reached``: nothing new up to this version.
@@ -68,7 +68,7 @@ def list_resource(api: Api, resource: Resource, clock: Callable[[], datetime]) -
 
 
 class Follower:
-    """Tells the changes of one resource until it is stopped.
+    """Reports the changes of one resource until it is stopped.
 
     ``put``: takes a change; may block. False: stop.
     ``version``: go on after this one, without a listing.

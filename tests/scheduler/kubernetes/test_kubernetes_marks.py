@@ -202,7 +202,7 @@ def test_switches_are_annotations_that_people_may_set_too(world: World, hand: Ha
     world.edit(path, lambda each: each["metadata"].update(annotations={"predrain.io/kill": "yes please", "a": "b"}))
     fleet = scheduler.read_fleet()
     assert fleet.switches == Switches(kill=True), "somebody meant something"
-    assert fleet.trouble == "switches that cannot be understood: predrain.io/kill='yes please'"
+    assert fleet.trouble == "switches that cannot be parsed: predrain.io/kill='yes please'"
     assert scheduler.set_switches(Switches()).kind == "done"
     assert world.objects[path]["metadata"]["annotations"] == {"a": "b"}
 

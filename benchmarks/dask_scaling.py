@@ -33,8 +33,8 @@ import pandas as pd  # noqa: E402
 from benchmarks.generated import channels_of, generate  # noqa: E402
 from features.engine import Engine, Item, Result  # noqa: E402
 from features.matrix.matrix import FeatureMatrix  # noqa: E402
+from models.backtest import run_backtest  # noqa: E402
 from models.backtest_frames import BacktestResult  # noqa: E402
-from models.sliding import run_backtest  # noqa: E402
 from pipeline.dask_engine import DaskEngine, require_dask  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402

@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
@@ -41,8 +41,8 @@ from benchmarks.compiling import tell_compiling  # noqa: E402
 from benchmarks.generated import FAILURES, channels_of, generate  # noqa: E402
 from benchmarks.own_process import peak_mb, told_by  # noqa: E402
 from benchmarks.plain_check import check_rows  # noqa: E402
-from benchmarks.second_core import OneThread  # noqa: E402
 from features.config import GROUPS, FeatureSection  # noqa: E402
+from features.engine import Item, LocalEngine, Result  # noqa: E402
 from features.matrix.building import build_matrix  # noqa: E402
 from features.matrix.matrix import FeatureMatrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
@@ -56,6 +56,17 @@ WHOLE_S, WHOLE_MB = 300, 4_000
 """The same of ``--whole``: seconds at most, memory at most."""
 AIM = f"{REQUIRED_A_SECOND:,.0f} samples/s, under {REQUIRED_MB:,} MB"
 WHOLE_AIM = f"{WHOLE_S} s (1.15 million samples/s), under {WHOLE_MB:,} MB"
+
+
+class OneThread(LocalEngine):
+    """Runs one task after the other."""
+
+    def each(
+        self, job: Callable[[Item], Result], items: Sequence[Item], told: Callable[[Item, Result], None], *, most: int
+    ) -> None:
+        """Run a function over items, by one thread."""
+        super().each(job, items, told, most=min(most, 1))
+
 
 PHASES = ("rows and plan", "buckets: samples read, summed up and spilled", "slabs: statistics of rows, parts written")
 

@@ -2,7 +2,7 @@
 
     python benchmarks/run_all.py [NAME ...] [--quick]
 
-The machine must do nothing else. The page is written after each; with names, such as ``sliding_refit`` or
+The machine must do nothing else. The page is written after each; with names, such as ``batch_scoring`` or
 ``"features_out_of_core --whole"``, only those run, and the other lines stay as they are. What a benchmark prints is
 passed on as it comes. One that misses its aim keeps its line, one that fails has none; at the end the command says
 which were which, and ends with an error if there are any.
@@ -34,7 +34,7 @@ RUNS = (
     "simulate", "parquet_layout", "backfill_prometheus", "collect_exporters", "fold_cost",
     "features_extend_day", "batch_scoring", "node_lookups", "decide_fleet",
     "jobs_saved", "features_file_to_file", "features_out_of_core", f"features_out_of_core {LARGE}",
-    "sliding_refit", "dask_scaling", "actuate_kubernetes", "actuate_slurm",
+    "dask_scaling", "actuate_kubernetes", "actuate_slurm",
 )  # fmt: skip
 """Benchmarks in the order of the page, each a file of this folder with its options. The last two need the servers that
 ``make test-system`` installs."""

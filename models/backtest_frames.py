@@ -51,8 +51,7 @@ class BacktestResult:
     ``folds``: one row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were
     fitted), ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``,
     ``train_end``, ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False:
-    stand-ins), ``refit_fold`` (the fold whose refit made the models) and ``why`` (why it was refitted or kept, in
-    words).
+    stand-ins), ``refit_fold`` (the fold whose refit made the models).
     ``k``: alert budget a decision time.
     ``skipped``: what was left out or replaced.
     ``models``: Models, in the order of reports.
@@ -63,10 +62,6 @@ class BacktestResult:
     ``reasons``: why the profile alerted, for the riskiest alerts of each fold.
     ``attributions``: what the profile's scores are made of, see ``attribution_frame``; None if
     nothing was to be explained.
-    ``precedents``: past incidents that looked like the alerts explained, see
-    :func:`models.precedent_table.precedent_frame`.
-    ``searched``: settings that were tried before the first test, see :func:`models.search.search_table`; None: nothing
-    was.
     """
 
     predictions: pd.DataFrame
@@ -78,8 +73,6 @@ class BacktestResult:
     reasons: tuple[AlertReasons, ...] = ()
     drift: tuple[Findings | None, ...] = ()
     attributions: pd.DataFrame | None = None
-    precedents: pd.DataFrame | None = None
-    searched: pd.DataFrame | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +117,7 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows) -> pd.DataFram
             times = rows.time[schedule.fold_rows(rows, fold.facts["fold"])]
             ends = {"test_start_ms": int(times.min()), "test_end_ms": int(times.max())}
             sliding = variant == "sliding"
-            told = {
-                "refit_fold": fold.facts["refit_fold" if sliding else "once_fold"],
-                "why": fold.facts["why_refit"] if sliding else "trained once",
-            }
+            told = {"refit_fold": fold.facts["refit_fold" if sliding else "once_fold"]}
             records.append({"fold": fold.facts["fold"], "variant": variant} | ends | fold.facts[variant] | told)
     frame = pd.DataFrame.from_records(records)
     for name in ("refit", "test_start", "test_end", "train_start", "train_end"):
@@ -137,7 +127,7 @@ def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows) -> pd.DataFram
     order = [
         "fold", "variant", "refit_at", "test_start", "test_end", "span", "train_start", "train_end",
         "n_positive", "n_negative", "n_augmented", "n_incidents", "calibrated", "fitted",
-        "refit_fold", "why",
+        "refit_fold",
     ]  # fmt: skip
     return frame[order]
 

@@ -14,7 +14,6 @@ from sklearn.base import clone
 from features.times import duration_ms
 from models.binary import BinaryClassifier, takes_nan
 from models.combining import Combined
-from models.fit_facts import FitFacts
 from models.learners import refusals
 from models.odds import log_odds
 from models.ranking import Bools, Floats, Ints, name_hashes, rank_within
@@ -90,7 +89,6 @@ class CascadeEnsemble(BinaryClassifier):
         validation: tuple[Any, Any] | None = None,
         fitted_first: Any = None,
         thresholds: Sequence[float] | None = None,
-        positions: Any = None,
     ) -> Self:
         """Fit the stages one after the other.
 
@@ -105,8 +103,6 @@ class CascadeEnsemble(BinaryClassifier):
         ``fitted_first``: the first stage already fitted on the same rows, with classes 0 and 1, so that it is not
         fitted twice.
         ``thresholds``: thresholds set before, on rows that were held out, one for each stage but the last.
-        ``positions``: positions of the rows in the matrix they come from, for stages that ask for them (as ``rows``);
-        shape (n_rows,).
         Raises ``InputError`` if a stage's library refuses its settings; see :func:`models.learners.refusals`.
         """
         X, codes, weight = self._begin_fit(X, y, sample_weight)
@@ -114,7 +110,7 @@ class CascadeEnsemble(BinaryClassifier):
             raise ValueError("CascadeEnsemble has no stages: give a list of (name, classifier).")
         if self.order_by not in ("last", "mean"):
             raise ValueError(f"CascadeEnsemble's order_by is {self.order_by!r}: give 'last' or 'mean'.")
-        facts = FitFacts.of(times, positions)
+        times = None if times is None else np.asarray(times, dtype=np.int64)
         groups = None if groups is None else np.asarray(groups)
         checked = self._validation_positives(validation)
         rows = np.arange(len(codes))
@@ -124,15 +120,14 @@ class CascadeEnsemble(BinaryClassifier):
             if fitted_first is not None and not self.stages_:
                 fitted = fitted_first
             else:
-                more = facts.take(rows).wanted_by(stage)
                 with refusals(name):
-                    fitted = clone(stage).fit(X[rows], codes[rows], sample_weight=weight[rows], **more)
+                    fitted = clone(stage).fit(X[rows], codes[rows], sample_weight=weight[rows])
             oof = out_of_fold(
                 stage,
                 X[rows],
                 codes[rows],
                 weight[rows],
-                facts=facts.take(rows),
+                times=None if times is None else times[rows],
                 groups=None if groups is None else groups[rows],
                 purge_ms=0 if self.purge is None else duration_ms(self.purge),
             )
@@ -148,9 +143,8 @@ class CascadeEnsemble(BinaryClassifier):
             self.thresholds_.append(own)
             rows = rows[kept]
         name, last = self.stages[-1]
-        more = facts.take(rows).wanted_by(last)
         with refusals(name):
-            fitted = clone(last).fit(X[rows], codes[rows], sample_weight=weight[rows], **more)
+            fitted = clone(last).fit(X[rows], codes[rows], sample_weight=weight[rows])
         self.stages_.append((name, fitted))
         lowest = float(np.quantile(self._final(X[rows]), 0.01, method="lower"))
         self.floor_ = min(lowest, 0.0)

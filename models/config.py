@@ -36,56 +36,6 @@ CASCADE = "cascade"
 """Name of the cascade among the models."""
 
 
-class JudgeSection(Section):
-    """``training.judge``: how ``span: auto`` compares its candidates."""
-
-    learners: tuple[Learner, ...] = ()
-    """Learners, with their settings of ``models.settings``, that judge; none: one small LightGBM model."""
-
-    tails: int = Field(default=1, ge=1)
-    """Validation tails, each before the other, whose verdicts are averaged."""
-
-    cut_spans: bool = True
-    """Judge candidates that the data's beginning cuts before the tail; ``false``: leave them out until they fit."""
-
-    least_incidents: int = Field(default=20, ge=0)
-    """Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one."""
-
-    @field_validator("learners")
-    @classmethod
-    def _tabular(cls, value: tuple[Learner, ...]) -> tuple[Learner, ...]:
-        return _without_sequences(value)
-
-
-class SearchSection(Section):
-    """``training.search``: settings of the learners, searched before the first refit and then kept."""
-
-    draws: int = Field(default=0, ge=0)
-    """Settings drawn at random for each learner, besides its own; 0: no search."""
-
-    learners: tuple[Learner, ...] = ()
-    """Learners to search for; none: all that are fitted."""
-
-    @field_validator("learners")
-    @classmethod
-    def _tabular(cls, value: tuple[Learner, ...]) -> tuple[Learner, ...]:
-        return _without_sequences(value)
-
-
-def _without_sequences(value: tuple[Learner, ...]) -> tuple[Learner, ...]:
-    refused = [name for name in value if name in SEQUENCE]
-    if refused:
-        raise ValueError(f"{refused[0]} reads windows as sequences and takes too long for this: name other learners")
-    return value
-
-
-class BinsSection(Section):
-    """``training.bins``: bin edges that LightGBM and XGBoost share over the refits of a backtest."""
-
-    refits: int = Field(default=0, ge=0)
-    """Refits that edges serve, from the one that finds them on; then they are renewed. 0: every fit finds its own."""
-
-
 class TrainingSection(Section):
     """``training``: which rows a model is fitted on, and how often."""
 
@@ -97,13 +47,7 @@ class TrainingSection(Section):
     """Candidate spans for ``auto``; those longer than the history are skipped and named."""
 
     refit_every: Duration = timedelta(days=7)
-    """Time between two refits of the sliding training; with ``refit_on: drift``, between two checks."""
-
-    refit_on: Literal["calendar", "drift"] = "calendar"
-    """``calendar``: refit at every check; ``drift``: only where a check finds drift, or the models grow too old."""
-
-    refit_at_most: Duration = timedelta(days=56)
-    """With ``refit_on: drift``, the age that models in use may reach."""
+    """Time between two refits of the sliding training."""
 
     negative_ratio: int = Field(default=200, ge=1)
     """Negatives kept for each positive in a training set; scores are corrected back (prior odds)."""
@@ -114,37 +58,17 @@ class TrainingSection(Section):
     hysteresis: float = Field(default=0.02, ge=0)
     """``auto`` keeps the span in use unless another's validation score is better by more than this share."""
 
-    judge: JudgeSection = JudgeSection()
-
-    hard_negatives: float = Field(default=0.0, ge=0, le=0.4)
-    """Share of the on-grid negatives drawn where a small model of earlier rows scores highest; weights undo it."""
-
-    margin: Duration = timedelta(0)
-    """Negatives whose unit fails within this after the horizon are left out: tickets may be dated late; 0: none."""
-
-    search: SearchSection = SearchSection()
-
-    bins: BinsSection = BinsSection()
-
     memory: int = Field(default=4096, ge=4)
     """MiB of features in memory while models are fitted: half for the rows of one fit (where they need more, fewer
-    negatives are drawn), a quarter for the newest rows of the matrix, a quarter for rows in kept bins."""
+    negatives are drawn), a quarter for the newest rows of the matrix."""
 
-    @field_validator("span", "spans", "refit_every", "refit_at_most")
+    @field_validator("span", "spans", "refit_every")
     @classmethod
     def _positive(cls, value: timedelta | str | tuple[timedelta, ...]) -> timedelta | str | tuple[timedelta, ...]:
         given = value if isinstance(value, tuple) else (value,)
         if not given or any(isinstance(each, timedelta) and each <= timedelta(0) for each in given):
             raise ValueError("must be positive, such as '28d'")
         return value
-
-    @model_validator(mode="after")
-    def _checked_often_enough(self) -> TrainingSection:
-        if self.refit_on == "drift" and self.refit_at_most < self.refit_every:
-            raise ValueError(
-                "refit_at_most must not be shorter than refit_every: with refit_on: drift models are renewed at a check"
-            )
-        return self
 
     @property
     def bytes_of_a_fit(self) -> int:
@@ -153,7 +77,7 @@ class TrainingSection(Section):
 
     @property
     def bytes_held(self) -> int:
-        """Bytes of ``memory`` for the newest rows of the matrix, and as many for rows in kept bins."""
+        """Bytes of ``memory`` for the newest rows of the matrix."""
         return self.memory * 2**18
 
 

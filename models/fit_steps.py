@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from models.cascade import CascadeEnsemble
 from models.config import CASCADE
-from models.fits import Told
 
 Progress = Callable[[int, int, str], None]
 """Called with the work done, all work, and what was done."""
@@ -27,7 +26,7 @@ class FitSteps:
         if progress is not None:
             progress(0, self._total, "rows chosen")
 
-    def of(self, which: int) -> Told:
+    def of(self, which: int) -> Callable[[str], None]:
         """Give what a fit on one of the training sets calls for each learner."""
         return lambda name: self._add(self._rows[which], name)
 

@@ -20,7 +20,6 @@ from models.combining import Stacker
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection
 from models.drift.reference import Reference
 from models.horizon_map import HorizonMap
-from models.precedents import PrecedentLibrary
 from models.ranking import Hashes, Ints, mix, name_hashes
 from models.row_reader import RowReader
 from models.scorer import ModelScore, Scorer, checked_rows, risk_of, risks_of
@@ -92,10 +91,7 @@ class FittedModels:
     ``thinned_to``: negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as
     asked for.
     ``stand_in``: name of a baseline that all models are scored by because nothing could be fitted yet; None: none.
-    ``precedents``: past incidents to compare alerts with; only the models of a bundle carry it.
     ``reference``: what the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
-    ``searched``: what a search of settings chose, see :func:`models.searched.search_facts`; told to the maker of a
-    bundle, whose manifest keeps it, and not read from there again.
     """
 
     refit_at: datetime
@@ -121,9 +117,7 @@ class FittedModels:
     calibrated: bool = False
     thinned_to: int | None = None
     stand_in: str | None = None
-    precedents: PrecedentLibrary | None = None
     reference: Reference | None = None
-    searched: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def score(self, values: np.ndarray, times: Any, units: Any) -> pd.DataFrame:
         """Score rows with every model.

@@ -27,7 +27,6 @@ from threadpoolctl import threadpool_limits
 
 from features.errors import InputError
 from models.config import ALL_LEARNERS, SEQUENCE
-from models.fit_facts import NO_FACTS, FitFacts
 from models.prepared import PreparedClassifier
 from models.recipe import Recipe
 
@@ -230,10 +229,9 @@ def _check_kind(value: Any, default: Any, where: str) -> None:
 
 def fit_learners(
     learners: Mapping[str, Any],
-    X: np.ndarray | None,
+    X: np.ndarray,
     y: np.ndarray,
     sample_weight: np.ndarray | None = None,
-    facts: FitFacts = NO_FACTS,
     told: Callable[[str], None] | None = None,
     *,
     kind: str | None = None,
@@ -241,8 +239,7 @@ def fit_learners(
     """Fit several learners on the same rows, :data:`AT_ONCE` at a time.
 
     ``learners``: as :func:`make_learner` gives them.
-    ``X``: Features; NaN: unknown. None where no learner looks at them (:func:`models.on_bins.wants_features`); shape
-    (n_rows, n_features).
+    ``X``: features; NaN: unknown; shape (n_rows, n_features).
     ``y``: 1 for a positive, 0 for a negative; both must occur; shape (n_rows,).
     ``sample_weight``: weight of each row; shape (n_rows,).
     ``told``: called with the name of each learner when it is fitted, from a thread.
@@ -253,7 +250,7 @@ def fit_learners(
 
     def fit(name: str, learner: Any) -> Any:
         with refusals(kind or name):
-            fitted = learner.fit(X, y, sample_weight=sample_weight, **facts.wanted_by(learner))
+            fitted = learner.fit(X, y, sample_weight=sample_weight)
         if told is not None:
             told(name)
         return fitted

@@ -8,80 +8,42 @@ checks. A refit that finds one class only falls back on an earlier one, and is l
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
+from typing import Any
 
 from features.engine import Engine
 from features.errors import InputError
-from models.backtest_frames import VARIANTS, Fold
+from features.matrix.matrix import FeatureMatrix
+from models.backtest_frames import Fold
 from models.checkpoint import FoldStore, code_digest
 from models.config import BacktestSection, ModelsSection, TrainingSection
-from models.ranking import Ints
-from models.shared_folder import SHARED, TURN, open_shared
+from models.sliding import NOTHING_AHEAD, Ahead, Begun, begin_backtest
 from models.spans import SpanChoice, stay_or_go
 from models.training_set import Matrix
 
-if TYPE_CHECKING:
-    from models.sliding import Begun
+SHARED = "Give every machine of the cluster the same folders under the same paths."
+"""What to do about a machine that does not see a folder."""
 
-_OWN_FACTS = (
-    "span_ms", "why_span", "unfit", "scored", "sliding", "horizons", "reasons", "library", "attributions",
-)  # fmt: skip
+TURN = threading.Lock()
+"""Learners limit the threads of the whole process: one fit at a time in each."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ahead:
-    """Refits that are done.
+def open_shared(path: Path, digest: str) -> FeatureMatrix:
+    """Open the matrix that another machine means.
 
-    ``refits``: what :meth:`models.sliding.SlidingTrainer.refit_apart` gave, by fold.
+    Raises ``InputError`` if this machine does not see it, or sees another one.
     """
-
-    refits: Mapping[int, Fold] = field(default_factory=dict)
-
-    def holds(self, fold: int, *, once: int) -> bool:
-        """Tell whether a fold can be taken: its own refit is done, and that of the models trained once."""
-        own, first = self.refits.get(fold), self.refits.get(once)
-        if own is None or first is None or own.facts["unfit"] is not None:
-            return False
-        return fold in first.facts["once_for"]
-
-    def fold(self, fold: int, once: int, facts: Mapping[str, Any], tested: Ints) -> Fold:
-        """Put a fold together.
-
-        ``fold``, ``once``: the fold, and the one whose models are those trained once.
-        """
-        own, first = self.refits[fold], self.refits[once]
-        mine = own.table.filter(pc.equal(own.table["variant"], VARIANTS.index("sliding")))
-        theirs = np.isin(first.table["row"].to_numpy(), tested)
-        theirs &= first.table["variant"].to_numpy() == VARIANTS.index("train_once")
-        table = pa.concat_tables([mine, first.table.filter(pa.array(theirs))]).combine_chunks()
-        own_facts = {name: own.facts[name] for name in _OWN_FACTS if name in own.facts}
-        folds = {"refit_fold": fold, "once_fold": once, "train_once": first.facts["sliding"]}
-        return Fold(table, {**facts, **own_facts, **folds})
-
-
-NOTHING_AHEAD = Ahead()
-"""No refit is done."""
-
-
-def refuse_waiting(training: TrainingSection) -> None:
-    """Refuse refits that wait for each other.
-
-    Raises ``InputError`` if ``training.refit_on`` is ``drift``.
-    """
-    if training.refit_on == "drift":
-        raise InputError(
-            "with refits on drift each refit waits for the folds before it: nothing can be done at once",
-            "parameter training.refit_on, option --engine",
-            "Use --engine local, or set training.refit_on to calendar.",
-        )
+    try:
+        matrix = FeatureMatrix.open(path)
+    except InputError as error:
+        raise InputError(f"a worker cannot read the matrix: {error.what}", error.where, SHARED) from None
+    if matrix.digest != digest:
+        raise InputError("a worker sees another matrix", str(path), SHARED)
+    return matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +76,8 @@ class BacktestOrder:
     ) -> BacktestOrder:
         """Make an order.
 
-        Raises ``InputError`` if the matrix is not in a folder, or refits wait for each other.
+        Raises ``InputError`` if the matrix is not in a folder.
         """
-        refuse_waiting(training)
         path = getattr(matrix, "path", None)
         if path is None:
             raise InputError("the matrix is in no folder that others could read", "matrix", "Use the engine local.")
@@ -280,8 +241,6 @@ _JOINED: dict[str, Begun] = {}
 
 def _joined(order: BacktestOrder) -> Begun:
     """Give this process's beginning of an order; it holds the last one only."""
-    from models.sliding import begin_backtest  # noqa: PLC0415 - it builds on this module
-
     key = repr(order)
     if key not in _JOINED:
         _JOINED.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,20 +21,6 @@ HELD_BYTES = 2**30
 _CHUNK_BYTES = 2**28
 
 
-class StretchReader(Protocol):
-    """A :data:`RowReader` that also reads neighbours."""
-
-    def __call__(self, rows: Ints) -> np.ndarray:
-        """Give the features of rows by their positions."""
-
-    def stretch(self, first: int, until: int, whole: int) -> np.ndarray:
-        """Give the features of the rows from one position to before another.
-
-        They are held as if they were asked for by position where ``whole``, the number of neighbouring rows that will
-        be read this way, fits into what is held, and are not where it would push out what others need.
-        """
-
-
 class AllRows:
     """Reads a matrix once, at the first use, and holds it."""
 
@@ -50,10 +36,6 @@ class AllRows:
     def __call__(self, rows: Ints) -> np.ndarray:
         """Give the features of rows by their positions."""
         return self._all()[rows]
-
-    def stretch(self, first: int, until: int, whole: int) -> np.ndarray:  # noqa: ARG002 - all rows are held
-        """Give the features of neighbouring rows: a view."""
-        return self._all()[first:until]
 
 
 class NewestRows:
@@ -87,11 +69,6 @@ class NewestRows:
         out[~held] = self._matrix.values(rows[~held])
         return out
 
-    def stretch(self, first: int, until: int, whole: int) -> np.ndarray:
-        """Give the features of neighbouring rows; see :meth:`StretchReader.stretch`."""
-        rows = np.arange(first, until)
-        return self(rows) if whole <= self._capacity else self._matrix.values(rows)
-
     def _extended(self, lowest: int, until: int) -> np.ndarray:
         if self._ring is None:
             self._ring = np.empty((self._capacity, self._columns), dtype=np.float32)
@@ -107,7 +84,7 @@ class NewestRows:
         return self._ring
 
 
-def row_reader(matrix: Matrix, held_bytes: int = HELD_BYTES) -> StretchReader:
+def row_reader(matrix: Matrix, held_bytes: int = HELD_BYTES) -> RowReader:
     """Give a reader of a matrix's rows.
 
     ``held_bytes``: memory that it may hold features in.

@@ -2,54 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from features.engine import Engine
-from features.errors import InputError
 from features.times import duration_ms, instant_ms
-from models.as_of import refit_time
-from models.backtest_frames import VARIANTS, BacktestResult, Fold, Skipped, fold_frame, predictions_of, skipped_of
-from models.checkpoint import FoldStore, digest_of
+from models.backtest_frames import VARIANTS, Fold
 from models.config import BASELINES, BacktestSection, ModelsSection, TrainingSection
-from models.drift.check import reference_at
 from models.drift.reference import LabelledRows
-from models.drift.verdict import Findings
-from models.drift.watch import DriftWatch, refit_reason
-from models.explanation.alert_reasons import alert_reasons, explain_rows, riskiest_alerts
-from models.explanation.importance import attribute, attribution_frame
-from models.fits import Fits
+from models.drift.watch import DriftWatch
+from models.explanation.alert_reasons import explain_rows, riskiest_alerts
+from models.explanation.importance import attribute
 from models.fitted import FittedModels, model_names
-from models.horizon_map import horizon_maps
-from models.precedent_table import precedent_frame
-from models.precedents import library_at
-from models.refits_ahead import NOTHING_AHEAD, Ahead, BacktestOrder, refits_ahead
+from models.ranking import Ints
 from models.schedule import (
     Schedule,
     alert_budget,
-    candidates_told,
-    format_days,
-    format_instant,
     instant_of,
     plan_schedule,
 )
-from models.search import search_table
-from models.searched import search_facts
 from models.sequence.windows import with_windows
-from models.spans import EXPANDING
 from models.trainer import Trainer, Unfit, reach_of
 from models.training_set import Labels, Matrix, Rows
 
-__all__ = ["VARIANTS", "BacktestResult", "Progress", "Skipped", "SlidingTrainer", "fit_final", "run_backtest"]
+_OWN_FACTS = (
+    "span_ms", "why_span", "unfit", "scored", "sliding", "horizons", "reasons", "attributions",
+)  # fmt: skip
 
-Progress = Callable[[int, int, str], None]
-"""Called with the number of folds done, the number of all folds, and what is being done."""
+
+@dataclass(frozen=True, slots=True)
+class Ahead:
+    """Refits that are done.
+
+    ``refits``: what :meth:`models.sliding.SlidingTrainer.refit_apart` gave, by fold.
+    """
+
+    refits: Mapping[int, Fold] = field(default_factory=dict)
+
+    def holds(self, fold: int, *, once: int) -> bool:
+        """Tell whether a fold can be taken: its own refit is done, and that of the models trained once."""
+        own, first = self.refits.get(fold), self.refits.get(once)
+        if own is None or first is None or own.facts["unfit"] is not None:
+            return False
+        return fold in first.facts["once_for"]
+
+    def fold(self, fold: int, once: int, facts: Mapping[str, Any], tested: Ints) -> Fold:
+        """Put a fold together.
+
+        ``fold``, ``once``: the fold, and the one whose models are those trained once.
+        """
+        own, first = self.refits[fold], self.refits[once]
+        mine = own.table.filter(pc.equal(own.table["variant"], VARIANTS.index("sliding")))
+        theirs = np.isin(first.table["row"].to_numpy(), tested)
+        theirs &= first.table["variant"].to_numpy() == VARIANTS.index("train_once")
+        table = pa.concat_tables([mine, first.table.filter(pa.array(theirs))]).combine_chunks()
+        own_facts = {name: own.facts[name] for name in _OWN_FACTS if name in own.facts}
+        folds = {"refit_fold": fold, "once_fold": once, "train_once": first.facts["sliding"]}
+        return Fold(table, {**facts, **own_facts, **folds})
+
+
+NOTHING_AHEAD = Ahead()
+"""No refit is done."""
 
 
 class SlidingTrainer:
@@ -67,30 +85,18 @@ class SlidingTrainer:
         self._watch = DriftWatch(trainer, schedule.refits_ms, profile)
 
     def run(self, fold: int, before: list[Fold], ahead: Ahead = NOTHING_AHEAD) -> Fold:
-        """Check for drift, fit or keep the earlier models, and score one fold, given all folds before it."""
+        """Check for drift, fit, and score one fold, given all folds before it."""
         earlier = [each.facts for each in before]
         refit_ms = self._schedule.refits_ms[fold]
         frame = self._trainer.matrix.labels(instant_of(refit_ms))
         found = self._watch.check(fold, before, LabelledRows.of(self._trainer.rows, frame))
         fits = [each["fold"] for each in earlier if each["scored"] is not None]
-        training = self._trainer.training
-        anew, why_refit = refit_reason(
-            found,
-            on=training.refit_on,
-            age_ms=refit_ms - self._schedule.refits_ms[fits[-1]] if fits else None,
-            every_ms=duration_ms(training.refit_every),
-            at_most_ms=duration_ms(training.refit_at_most),
-        )
-        facts: dict[str, Any] = {"fold": fold, "why_refit": why_refit, "scored": None, "kept": not anew}
+        facts: dict[str, Any] = {"fold": fold, "scored": None}
         facts["drift"] = None if found is None else found.to_json()
         once = (fits or [fold])[0]
-        if anew and ahead.holds(fold, once=once):
+        if ahead.holds(fold, once=once):
             return ahead.fold(fold, once, facts, self._schedule.fold_rows(self._trainer.rows, fold))
-        if anew:
-            used = self._refit(fold, earlier, Labels.of(frame), facts)
-        else:
-            used = self._models_of(fits[-1], earlier)
-            facts |= {name: earlier[-1][name] for name in ("span_ms", "why_span")} | {"unfit": None}
+        used = self._refit(fold, earlier, Labels.of(frame), facts)
         first = used if once == fold else self._models_of(once, earlier)
         facts["refit_fold"] = fold if facts["scored"] is not None or not fits else fits[-1]
         facts["once_fold"] = once
@@ -129,12 +135,8 @@ class SlidingTrainer:
         alerted = riskiest_alerts(table, model=profile, variant=0, count=self._explain)
         tested = self._schedule.fold_rows(self._trainer.rows, fold)
         matrix, read = self._trainer.matrix, self._trainer.values
-        # incidents known at this refit, whichever refit's models are used
-        known = instant_of(self._schedule.refits_ms[fold])
-        past = library_at(matrix, known, seed=self._trainer.seed, values=read) if alerted.size else None
         facts: dict[str, Any] = {"horizons": used.horizons[self._profile].to_json() if used.horizons else None}
-        facts["reasons"] = explain_rows(used, matrix, self._profile, alerted, among=tested, library=past, values=read)
-        facts["library"] = {} if past is None else past.class_counts()
+        facts["reasons"] = explain_rows(used, matrix, self._profile, alerted, among=tested, values=read)
         if self._explain:
             facts["attributions"] = attribute(used, self._trainer.matrix, self._profile, alerted, tested)
         return facts
@@ -240,154 +242,9 @@ def begin_backtest(
     schedule = plan_schedule(matrix, rows, training=training, backtest=backtest, reach_ms=reach_ms)
     first = schedule.refits_ms[0]
     k = alert_budget(rows, Labels.of(matrix.labels(instant_of(first))), backtest, as_of_ms=first)
-    trainer = Trainer(
-        matrix, training=training, models=models, k=k, seed=seed, search_at_ms=first, refits_ms=schedule.refits_ms
-    )
+    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed)
     sliding = SlidingTrainer(trainer, schedule, profile=models.profile, explain=explain)
     return Begun(matrix, rows, schedule, trainer, sliding, names, k)
-
-
-def run_backtest(
-    matrix: Matrix,
-    *,
-    training: TrainingSection,
-    models: ModelsSection,
-    backtest: BacktestSection,
-    seed: int,
-    progress: Progress | None = None,
-    checkpoint: Path | None = None,
-    explain: int = 0,
-    engine: Engine | None = None,
-) -> BacktestResult:
-    """Replay the test period: at every refit, fit all models on the past, and score until the next refit.
-
-    A refit at R uses rows whose labels are complete by R (decision time + gap + horizon) and known at R, from the span
-    that ends gap + horizon before R; the decisions it scores begin at R.
-
-    ``progress``: see :data:`Progress`.
-    ``checkpoint``: folder for finished folds. A later run with the same inputs and code takes them from there; what
-    changes the evaluation alone is no input. What others left there goes when all folds are done.
-    ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
-    ``engine``: who does the refits, several at a time; default: this process, one after the other. The result is the
-    same, bit for bit. The matrix is read from its folder then, by everyone.
-    Returns: the same, bit for bit, for the same inputs, whether resumed or not.
-    Raises ``InputError`` if an engine is given and ``training.refit_on`` is ``drift``: then each refit waits for the
-    folds before it. If no span fits, the test period is empty or begins too early, a name is unknown, or no refit at
-    all has both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count``
-    before any) and is listed in ``skipped``.
-    """
-    begun = begin_backtest(matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain)
-    schedule, trainer, sliding, names, rows = begun.schedule, begun.trainer, begun.sliding, begun.names, begun.rows
-    store = None
-    if checkpoint is not None:
-        content = {
-            "training": training.model_dump(mode="json"),
-            "models": models.model_dump(mode="json", exclude={"promises"}),
-            "backtest": backtest.model_dump(mode="json", exclude={"bootstrap"}),
-        }
-        digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
-        store = FoldStore(checkpoint, digest)
-
-    total = len(schedule.refits_ms)
-    ahead = NOTHING_AHEAD
-    if engine is not None:
-        order = BacktestOrder.of(
-            matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain
-        )
-        apart = None if checkpoint is None else FoldStore(checkpoint.resolve(), f"{digest}-refits")
-        ahead = refits_ahead(engine, order, begun, finished=store, kept=apart, progress=progress)
-    folds: list[Fold] = []
-    for fold, refit_ms in enumerate(schedule.refits_ms):
-        found = None if store is None else store.load(fold)
-        if progress is not None and found is None:
-            progress(fold if engine is None else total, total, f"refit {format_instant(refit_ms)}")
-        done = Fold(*found) if found is not None else sliding.run(fold, folds, ahead)
-        if store is not None and found is None:
-            store.save(fold, done.table, done.facts)
-        folds.append(done)
-    if progress is not None:
-        progress(total, total, "done")
-    if store is not None:
-        store.forget_others()
-    _refuse_if_none_fitted(folds, schedule, training)
-    return BacktestResult(
-        predictions=predictions_of(begun.matrix, folds, names),
-        folds=fold_frame(folds, schedule, rows),
-        k=begun.k,
-        horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),
-        skipped=skipped_of(folds, schedule),
-        models=names,
-        searched=search_table(trainer.search()),
-        drift=tuple(None if f.facts["drift"] is None else Findings.from_json(f.facts["drift"]) for f in folds),
-        reasons=alert_reasons(begun.matrix, [told for fold in folds for told in fold.facts["reasons"]]),
-        attributions=attribution_frame(begun.matrix, models.profile, [fold.facts["attributions"] for fold in folds])
-        if explain
-        else None,
-        precedents=precedent_frame(begun.matrix, [fold.facts for fold in folds]) if explain else None,
-    )
-
-
-def fit_final(
-    matrix: Matrix,
-    *,
-    training: TrainingSection,
-    models: ModelsSection,
-    backtest: BacktestSection,
-    seed: int,
-    until: datetime | None = None,
-    progress: Progress | None = None,
-    fits: Fits | None = None,
-) -> FittedModels:
-    """Fit all models at the end of the data, for the bundle.
-
-    ``training``, ``models``, ``backtest``: as for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto``
-    counts the whole dataset.
-    ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
-    ``progress``: called with the training rows gone through, all of them, and what was fitted
-    (:class:`models.fit_steps.FitSteps`).
-    ``fits``: who fits learners on the rows chosen; default: this process.
-    Raises ``InputError`` if no span fits the data, or the span chosen holds one class only.
-    """
-    refit_ms = instant_ms(refit_time(matrix.span, until))
-    matrix = with_windows(matrix, models)
-    rows = Rows.of(matrix.rows)
-    frame = matrix.labels(instant_of(refit_ms))
-    labels = Labels.of(frame)
-    reach_of(rows, labels)
-    k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
-    trainer = Trainer(
-        matrix, training=training, models=models, k=k, seed=seed, search_at_ms=refit_ms, fits=fits, progress=progress
-    )
-    choice = trainer.choose_span(refit_ms, labels, None)
-    if choice is None:
-        before = format_days(refit_ms - trainer.first_ms)
-        history = (
-            f"the data span {before}"
-            if until is None
-            else f"{before} of the data lie before {format_instant(refit_ms)} (--until)"
-        )
-        raise InputError(
-            f"no training span fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
-            f"{candidates_told(training)}",
-            "parameter training.span" if isinstance(training.span, timedelta) else "parameter training.spans",
-            f"Give {'a shorter span' if until is None else 'a later time, a shorter span'}, or a dataset with more "
-            "history.",
-        )
-    fitted = trainer.fit(refit_ms, labels, choice.span)
-    if isinstance(fitted, Unfit):
-        raise InputError(
-            f"one class only in the training span: {fitted.why}",
-            "parameter training.span",
-            "Give a longer span, or a dataset with more history.",
-        )
-    reference = reference_at(fitted, models.profile, matrix, frame, read=trainer.values, seed=seed)
-    fitted = replace(
-        fitted,
-        reference=reference,
-        precedents=library_at(matrix, instant_of(refit_ms), seed=seed, values=trainer.values),
-        searched=search_facts(search_table(trainer.search())),
-    )
-    return fitted
 
 
 def _facts(models: FittedModels) -> dict[str, Any]:
@@ -404,16 +261,3 @@ def _facts(models: FittedModels) -> dict[str, Any]:
         "thinned_to": models.thinned_to,
         "fitted": models.stand_in is None,
     }
-
-
-def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: TrainingSection) -> None:
-    if any(fold.facts["unfit"] is None for fold in folds):
-        return
-    last = folds[-1].facts
-    fixed = "" if training.span == EXPANDING else "a longer span, or "
-    raise InputError(
-        f"one class only in the training span of every refit ({len(folds)} from "
-        f"{format_instant(schedule.refits_ms[0])} to {format_instant(schedule.refits_ms[-1])}); {last['unfit']}",
-        f"parameter training.span, {candidates_told(training)}",
-        f"Give {fixed}a dataset with more history; check labels.xids if failures seem to be missing.",
-    )

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 import numpy as np
 from sklearn.metrics import average_precision_score
 
 from features.times import duration_ms
-from models.config import JudgeSection, TrainingSection
+from models.config import TrainingSection
 from models.learners import fit_learners, make_learner
 from models.ranking import Ints, seed_of
 from models.row_batches import log_odds_of
@@ -27,11 +26,11 @@ TAIL_AT_LEAST, TAIL_AT_MOST = timedelta(days=7), timedelta(days=14)
 MIN_TAIL_INCIDENTS = 5
 """With fewer distinct incidents in the tail, average precision is noise and the longest span is taken."""
 
+MIN_SPAN_INCIDENTS = 20
+"""Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one."""
+
 EXPANDING = "expanding"
 """``training.span`` that takes everything since the data began, at each refit more."""
-
-CUT_AT_MOST = 0.1
-"""A candidate that the data's beginning shortens by no more than this share is still judged as itself."""
 
 _DAY = timedelta(days=1)
 _MS_PER_DAY = 86_400_000
@@ -99,9 +98,8 @@ def choose_span(
     current: timedelta | None,
     negative_ratio: int,
     seed: int,
-    judge: JudgeSection | None = None,
-    settings: Mapping[str, Mapping[str, Any]] | None = None,
-    most: int | None = None,
+    min_incidents: int = MIN_SPAN_INCIDENTS,
+    max_rows: int | None = None,
     progress: Callable[[int, int, str], None] | None = None,
 ) -> SpanChoice:
     """Choose among the spans that fit.
@@ -111,74 +109,47 @@ def choose_span(
     span that would begin before the data is cut there. The span in use stays unless another is better by more
     than the share ``hysteresis``; among equals the longest wins.
 
-    With several judges or tails the score is the mean of what each says, each divided by the best of its candidates
-    first: average precision depends on the judge and on the tail's base rate, and a mean of raw ones would be the
-    loudest one's. Tails follow each other backwards; one without enough incidents says nothing, and a tail
-    before which no candidate could have been told from another ends the list.
-
     ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`fitting`.
     ``hysteresis``: ``training.hysteresis``.
     ``negative_ratio``: ``training.negative_ratio``.
-    ``judge``: ``training.judge``: who judges, on how many tails, and whether candidates that the data's beginning cuts
-    before the latest tail by more than :data:`CUT_AT_MOST` take part.
-    ``settings``: ``models.settings``, which learners that judge have too.
-    ``most``: rows to fit on that there is room for; see :func:`models.training_set.choose_rows`.
-    ``progress``: called for each judge and tail with the rows gone through and all of them.
-    Returns: the longest candidate where no other holds ``training.judge.least_incidents``, or the latest tail holds
-    fewer than :data:`MIN_TAIL_INCIDENTS`.
+    ``min_incidents``: candidates that hold fewer are left out, but for the longest.
+    ``max_rows``: rows to fit on that there is room for; see :func:`models.training_set.choose_rows`.
+    ``progress``: called with the rows gone through and all of them.
+    Returns: the longest candidate where no other holds ``min_incidents``, or the tail holds fewer than
+    :data:`MIN_TAIL_INCIDENTS`.
     """
-    judge = judge or JudgeSection()
     longest = max(spans)
     if len(spans) == 1:
         return SpanChoice(longest, {}, "the only span that fits")
     newest = refit_ms - reach_ms
     tail_ms = min(max(int(TAIL_SHARE * duration_ms(longest)), duration_ms(TAIL_AT_LEAST)), duration_ms(TAIL_AT_MOST))
     tail_ms = min(tail_ms, (newest - first_ms) // 3)
-    spans = _well_filled(rows, labels, spans, judge.least_incidents, refit_ms=refit_ms, newest_ms=newest)
+    spans = _well_filled(rows, labels, spans, min_incidents, refit_ms=refit_ms, newest_ms=newest)
     if len(spans) == 1:
-        why = f"the longest that fits: the others hold fewer than {judge.least_incidents} incidents"
-        return SpanChoice(longest, {}, why)
-    if not judge.cut_spans:
-        history = newest - tail_ms - reach_ms - first_ms
-        spans = [span for span in spans if history >= (1 - CUT_AT_MOST) * duration_ms(span)]
-        if len(spans) < 2:
-            return SpanChoice(longest, {}, "the longest that fits: too little history to try two whole spans")
-    said: list[dict[timedelta, float]] = []
-    for back in range(judge.tails):
-        tail_start = newest - (back + 1) * tail_ms
-        if back and not _tells_apart(spans, tail_start - reach_ms - first_ms):
-            break
-        complete_by = refit_ms - back * tail_ms
-        tail = known_rows(rows, labels, start_ms=tail_start, complete_by_ms=complete_by, as_of_ms=refit_ms)
-        judged = np.flatnonzero(tail & ~rows.augmented)
-        truth = labels.label[judged]
-        found = count_incidents(rows, labels, judged[truth == 1])
-        if found < MIN_TAIL_INCIDENTS or truth.min() == 1:
-            if back == 0:
-                return SpanChoice(
-                    longest, {}, f"the longest that fits: {found} incidents in the tail are too few to compare"
-                )
-            continue
-        chosen: dict[int, TrainingSet] = {}
-        for span in sorted(spans):
-            start = max(tail_start - reach_ms - duration_ms(span), first_ms)
-            if start not in chosen:
-                chosen[start] = choose_rows(
-                    rows,
-                    labels,
-                    start_ms=start,
-                    complete_by_ms=tail_start,
-                    as_of_ms=refit_ms,
-                    negative_ratio=min(negative_ratio, _REFERENCE_RATIO),
-                    seed=seed,
-                    most=most,
-                )
-        for name in judge.learners or (None,):
-            own_seed = seed_of(seed, "span", refit_ms) if name is None else seed_of(seed, "span", name, refit_ms)
-            own = _REFERENCE if name is None else dict((settings or {}).get(name, {}))
-            tried = _judged(name or "lightgbm", own, own_seed, read, chosen, judged, truth, progress)
-            said.append({span: tried[max(tail_start - reach_ms - duration_ms(span), first_ms)] for span in spans})
-    scores = said[0] if len(said) == 1 else _mean_of_shares(said)
+        return SpanChoice(longest, {}, f"the longest that fits: the others hold fewer than {min_incidents} incidents")
+    tail_start = newest - tail_ms
+    tail = known_rows(rows, labels, start_ms=tail_start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
+    tail_rows = np.flatnonzero(tail & ~rows.augmented)
+    truth = labels.label[tail_rows]
+    found = count_incidents(rows, labels, tail_rows[truth == 1])
+    if found < MIN_TAIL_INCIDENTS or truth.min() == 1:
+        return SpanChoice(longest, {}, f"the longest that fits: {found} incidents in the tail are too few to compare")
+    starts = {span: max(tail_start - reach_ms - duration_ms(span), first_ms) for span in sorted(spans)}
+    chosen = {
+        start: choose_rows(
+            rows,
+            labels,
+            start_ms=start,
+            complete_by_ms=tail_start,
+            as_of_ms=refit_ms,
+            negative_ratio=min(negative_ratio, _REFERENCE_RATIO),
+            seed=seed,
+            max_rows=max_rows,
+        )
+        for start in dict.fromkeys(starts.values())
+    }
+    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, progress)
+    scores = {span: tried[starts[span]] for span in spans}
     best = max(scores, key=lambda span: (scores[span], span))
     return stay_or_go(SpanChoice(best, scores, "best average precision on the tail"), current, hysteresis)
 
@@ -209,38 +180,26 @@ def _well_filled(
     return kept
 
 
-def _judged(
-    name: str,
-    settings: dict[str, Any],
+def _tail_scores(
     seed: int,
     read: RowReader,
     chosen: Mapping[int, TrainingSet],
-    judged: Ints,
+    tail_rows: Ints,
     truth: np.ndarray,
     progress: Callable[[int, int, str], None] | None,
 ) -> dict[int, float]:
-    """Average precisions of a learner on the tail."""
+    """Average precision of the reference learner on the tail, by the start of the span that it was fitted on."""
     learners = {}
-    gone, total = 0, sum(len(rows.rows) for rows in chosen.values()) + len(judged)
+    gone, total = 0, sum(len(rows.rows) for rows in chosen.values()) + len(tail_rows)
     tell = progress or (lambda *_: None)
-    tell(gone, total, "judging spans")
+    tell(gone, total, "comparing spans")
     for start, rows in chosen.items():
         if rows.usable:
-            unfitted = {name: make_learner(name, seed=seed, settings=settings)}
-            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight, rows.facts)[name]
+            unfitted = {"lightgbm": make_learner("lightgbm", seed=seed, settings=_REFERENCE)}
+            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight)["lightgbm"]
         gone += len(rows.rows)
-        tell(gone, total, "judging spans")
-    scores = log_odds_of(list(learners.values()), read, judged)
-    tell(total, total, "judging spans")
-    said = zip(learners, scores, strict=True)
-    return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, each)) for start, each in said}
-
-
-def _tells_apart(spans: Sequence[timedelta], history_ms: int) -> bool:
-    """Whether at least two candidates differ on a history of this length."""
-    return len({min(duration_ms(span), history_ms) for span in spans}) > 1 and history_ms >= duration_ms(min(spans))
-
-
-def _mean_of_shares(said: Sequence[Mapping[timedelta, float]]) -> dict[timedelta, float]:
-    best = [max(each.values()) or 1.0 for each in said]
-    return {span: float(np.mean([each[span] / top for each, top in zip(said, best, strict=True)])) for span in said[0]}
+        tell(gone, total, "comparing spans")
+    scores = log_odds_of(list(learners.values()), read, tail_rows)
+    tell(total, total, "comparing spans")
+    scored = zip(learners, scores, strict=True)
+    return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, each)) for start, each in scored}

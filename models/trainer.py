@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -15,20 +16,14 @@ from models.calibration import MIN_INCIDENTS, at_level, fit_calibrator
 from models.cascade import CascadeEnsemble
 from models.combining import Stacker
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, ModelsSection, TrainingSection
-from models.doubtful import doubtful_rows
 from models.failure_rate import rate_at
 from models.fit_steps import FitSteps, Progress
-from models.fits import FitRows, Fits, LocalFits, RowFits
 from models.fitted import FittedModels, fitted_learners, model_names
-from models.hard_negatives import with_hard_negatives
 from models.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
-from models.kept_bins import BinKeeper
-from models.learners import THREADS, make_learner
-from models.on_bins import on_bins
+from models.learners import fit_learners, make_learner
 from models.ranking import Bools, Ints, mix, seed_of
 from models.row_reader import row_reader
 from models.schedule import format_days, format_instant, instant_of
-from models.search import Searched, search_all
 from models.sequence.windows import fitted_to, tabular_values
 from models.spans import SpanChoice, choose_span, usable_spans
 from models.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
@@ -67,10 +62,6 @@ class Trainer:
     """Fits all models of a matrix at any refit; holds nothing of one refit when it does the next.
 
     ``training``: Spans, ratio, hysteresis.
-    ``search_at_ms``: the instant before which ``training.search`` may look, in milliseconds since the epoch; None: no
-    search.
-    ``refits_ms``: the refits of a backtest, over which ``training.bins`` keeps edges; none: each fit finds its own.
-    ``fits``: who fits learners on the rows chosen; default: this process.
     ``progress``: called with the training rows gone through so far, all of them (each once for each learner and stage
     of the cascade), and what was done, from any thread.
     """
@@ -83,9 +74,6 @@ class Trainer:
         models: ModelsSection,
         k: int,
         seed: int,
-        search_at_ms: int | None = None,
-        refits_ms: tuple[int, ...] = (),
-        fits: Fits | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._progress = progress
@@ -95,26 +83,11 @@ class Trainer:
         self.names = model_names(models)
         self.k = k
         self.seed = seed
-        self.search_at_ms = search_at_ms
-        self._searched: dict[str, Searched] | None = None
         self.rows = Rows.of(matrix.rows)
         self.values = row_reader(matrix, training.bytes_held)
-        # several machines are there for the rows that one has no room for
-        self.most = max(training.bytes_of_a_fit // (4 * len(matrix.columns)), 1) if fits is None else None
-        self._fits = LocalFits(self.values) if fits is None else fits
+        self.max_rows = max(training.bytes_of_a_fit // (4 * len(matrix.columns)), 1)
         self.first_ms = instant_ms(matrix.span[0])
         self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
-        self._bins = BinKeeper(
-            matrix,
-            self.rows,
-            self.values,
-            training=training,
-            refits_ms=refits_ms,
-            first_ms=self.first_ms,
-            reach_ms=self.reach_ms,
-            seed=seed,
-            threads=THREADS,
-        )
 
     def labels_at(self, refit_ms: int) -> Labels:
         """Give the labels as of a refit."""
@@ -141,9 +114,7 @@ class Trainer:
             current=current,
             negative_ratio=self.training.negative_ratio,
             seed=self.seed,
-            judge=self.training.judge,
-            settings={str(key): value for key, value in self.models.settings.items()},
-            most=self.most,
+            max_rows=self.max_rows,
             progress=self._progress,
         )
 
@@ -169,11 +140,9 @@ class Trainer:
         unfitted = {name: self._learner(name, refit_ms) for name in fitted_learners(self.models)}
         again = split.held_out and self.models.calibration.refit
         steps = FitSteps(self._progress, [len(chosen.rows), len(split.whole.rows) if again else 0], self._passes())
-        with self._fits.on(FitRows.of(chosen, self.rows.tie)) as fits:
-            learners = fits.learners(unfitted, steps.of(0))
-            cascade = self._cascade(fits, learners, split, refit_ms)
-            steps.cascade(0, cascade)
-        del fits  # it holds its rows, and further fits follow
+        held = split.slice_rows[split.slice_label == 1] if split.held_out else None
+        learners, cascade = self._fit_on(chosen, unfitted, refit_ms, steps.of(0), held=held)
+        steps.cascade(0, cascade)
         fitted = FittedModels(
             refit_at=instant_of(refit_ms),
             train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
@@ -206,16 +175,9 @@ class Trainer:
     def _on_everything(self, held: FittedModels, whole: TrainingSet, refit_ms: int, steps: FitSteps) -> FittedModels:
         """Fit the learners again on the whole span; what was set on its last slice stays as it was set."""
         unfitted = {name: self._learner(name, refit_ms) for name in held.learners}
-        cascade = None
-        with self._fits.on(FitRows.of(whole, self.rows.tie)) as fits:
-            learners = fits.learners(unfitted, steps.of(1))
-            if held.cascade is not None:
-                cascade = fits.cascade(
-                    self._new_cascade(refit_ms),
-                    first=learners[self.models.cascade.stages[0]],
-                    thresholds=held.cascade.thresholds_,
-                )
-            steps.cascade(1, cascade)
+        thresholds = None if held.cascade is None else held.cascade.thresholds_
+        learners, cascade = self._fit_on(whole, unfitted, refit_ms, steps.of(1), thresholds=thresholds)
+        steps.cascade(1, cascade)
         return replace(
             held,
             learners=learners,
@@ -270,20 +232,9 @@ class Trainer:
                 as_of_ms=refit_ms,
                 negative_ratio=self.training.negative_ratio,
                 seed=self.seed,
-                doubtful=doubtful,
-                most=self.most,
+                max_rows=self.max_rows,
             )
 
-        def harder(made: TrainingSet, complete_by_ms: int) -> TrainingSet:
-            share = self.training.hard_negatives
-            if share == 0:
-                return made
-            pool = in_span & (labels.label == 0) & (labels.complete <= complete_by_ms)
-            pool &= True if doubtful is None else ~doubtful
-            read = tabular_values(self.matrix, self.values)
-            return with_hard_negatives(made, read, self.rows, labels, pool, share=share, seed=self.seed)
-
-        doubtful = self._doubtful(refit_ms, labels)
         in_span = known(start)
         slice_rows = np.flatnonzero(in_span & (self.rows.time >= slice_start))
         slice_label = labels.label[slice_rows]
@@ -293,8 +244,8 @@ class Trainer:
         positives = int((labels.label[in_span] == 1).sum())
         whole = choose(refit_ms)
         return _Split(
-            training=harder(held, slice_start) if held_out else harder(whole, refit_ms),
-            whole=harder(whole, refit_ms) if held_out and self.models.calibration.refit else whole,
+            training=held if held_out else whole,
+            whole=whole,
             slice_rows=slice_rows,
             # Rows that the models are fitted on must not calibrate them; their scores still say where the scale lies.
             slice_label=slice_label if held_out else np.full(len(slice_label), -1),
@@ -308,38 +259,45 @@ class Trainer:
             ),
         )
 
-    def _doubtful(self, refit_ms: int, labels: Labels) -> Bools | None:
-        margin = duration_ms(self.training.margin)
-        if margin == 0:
-            return None
-        return doubtful_rows(self.rows, labels, self.matrix.incidents(instant_of(refit_ms)), margin_ms=margin)
-
-    def search(self) -> dict[str, Searched]:
-        """Search the learners' settings before ``search_at_ms``: at the first call, and only if it was asked for."""
-        if self._searched is None:
-            self._searched = {} if self.search_at_ms is None else search_all(self, self.search_at_ms)
-        return self._searched
-
     def _learner(self, name: str, refit_ms: int) -> Any:
         settings = next((value for key, value in self.models.settings.items() if key == name), {})
-        if name in self.search():
-            settings = self.search()[name].settings
         learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
-        learner = on_bins(learner, self._bins.at(refit_ms, self.labels_at))
         return fitted_to(self.matrix, learner, timedelta(milliseconds=self.reach_ms))
 
     def _baselines(self) -> dict[str, Any]:
         columns = tuple(self.matrix.columns)
         return {name: make_baseline(name, columns=columns, seed=seed_of(self.seed, name)) for name in BASELINES}
 
-    def _cascade(self, fits: RowFits, learners: dict[str, Any], split: _Split, refit_ms: int) -> CascadeEnsemble | None:
+    def _fit_on(
+        self,
+        chosen: TrainingSet,
+        unfitted: Mapping[str, Any],
+        refit_ms: int,
+        told: Callable[[str], None],
+        *,
+        held: Ints | None = None,
+        thresholds: Sequence[float] | None = None,
+    ) -> tuple[dict[str, Any], CascadeEnsemble | None]:
+        """Fit learners and cascade on a training set.
+
+        ``held``: later positives, on which the cascade's thresholds are set.
+        ``thresholds``: the cascade's thresholds where they were set before.
+        """
+        values = self.values(chosen.rows)
+        learners = fit_learners(unfitted, values, chosen.label, chosen.weight, told)
         if CASCADE not in self.names:
-            return None
-        return fits.cascade(
-            self._new_cascade(refit_ms),
-            first=learners[self.models.cascade.stages[0]],
-            held=split.slice_rows[split.slice_label == 1] if split.held_out else None,
+            return learners, None
+        cascade = self._new_cascade(refit_ms).fit(
+            values,
+            chosen.label,
+            chosen.weight,
+            times=self.rows.time[chosen.rows],
+            groups=self.rows.tie[chosen.rows],
+            validation=None if held is None else (self.values(held), np.ones(len(held), dtype=np.int64)),
+            fitted_first=learners[self.models.cascade.stages[0]],
+            thresholds=thresholds,
         )
+        return learners, cascade
 
     def _new_cascade(self, refit_ms: int) -> CascadeEnsemble:
         return CascadeEnsemble(

@@ -17,7 +17,6 @@ import pandas as pd
 
 from features.times import NEVER, milliseconds
 from features.vocabulary import FeatureColumn
-from models.fit_facts import NO_FACTS, FitFacts
 from models.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, position_in_group, seed_of
 
 
@@ -123,9 +122,6 @@ class TrainingSet:
     ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and how many of the positives are augmented.
     ``n_incidents``: distinct incidents among the positives.
     ``n_unmatched``: augmented positives left out because no negative stood at their time.
-    ``facts``: positions in the matrix and decision times.
-    ``n_hard``, ``n_doubtful``: negatives drawn because a model of earlier rows took them for positives, and negatives
-    left out as doubtful.
     ``thinned_to``: negatives for each positive, where there was room for fewer than asked for; None: as asked for.
     """
 
@@ -138,9 +134,6 @@ class TrainingSet:
     n_augmented: int
     n_incidents: int
     n_unmatched: int
-    facts: FitFacts = NO_FACTS
-    n_hard: int = 0
-    n_doubtful: int = 0
     thinned_to: int | None = None
 
     @property
@@ -174,8 +167,7 @@ def choose_rows(
     as_of_ms: int,
     negative_ratio: int,
     seed: int,
-    doubtful: Bools | None = None,
-    most: int | None = None,
+    max_rows: int | None = None,
 ) -> TrainingSet:
     """Choose all positives and ``negative_ratio`` negatives for each.
 
@@ -186,16 +178,13 @@ def choose_rows(
     ``rows``, ``labels``, ``start_ms``, ``complete_by_ms``, ``as_of_ms``: as :func:`known_rows` takes them.
     ``negative_ratio``: negatives for each positive.
     ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
-    ``doubtful``: negatives to leave out (:func:`models.doubtful.doubtful_rows`). They still count in the odds that
-    ``prior_shift`` restores; shape (n_rows,).
-    ``most``: rows that there is room for. Where as many negatives as asked for would take more, as many are drawn for
-    each positive as fit, at least one: positives are never left out.
+    ``max_rows``: rows that there is room for. Where as many negatives as asked for would take more, as many are drawn
+    for each positive as fit, at least one: positives are never left out.
     Returns: possibly of one class only: see :attr:`TrainingSet.usable`.
     """
     known = known_rows(rows, labels, start_ms=start_ms, complete_by_ms=complete_by_ms, as_of_ms=as_of_ms)
     positive = known & (labels.label == 1)
-    every_negative = known & (labels.label == 0)
-    negative = every_negative if doubtful is None else every_negative & ~doubtful
+    negative = known & (labels.label == 0)
     priority = mix(mix(rows.tie, rows.time), seed_of(seed, "negatives"))
 
     ratio, thinned_to = negative_ratio, None
@@ -207,10 +196,10 @@ def choose_rows(
         on_positive = np.flatnonzero(positive & ~rows.augmented)
         positives = np.concatenate([on_positive, matched])
         chosen = np.concatenate([positives, on_rows, off_rows])
-        if most is None or len(chosen) <= most or ratio == 1:
+        if max_rows is None or len(chosen) <= max_rows or ratio == 1:
             break
         # halves of odd quotas are rounded up at each time, so a step may leave some rows too many
-        ratio = thinned_to = min(ratio - 1, max((most - len(positives)) // len(positives), 1))
+        ratio = thinned_to = min(ratio - 1, max((max_rows - len(positives)) // len(positives), 1))
     label = np.repeat([1, 0], [len(positives), len(on_rows) + len(off_rows)])
     weight = np.concatenate([np.ones(len(positives)), on_weight, off_weight])
     order = np.argsort(chosen, kind="stable")
@@ -218,7 +207,7 @@ def choose_rows(
     shift = 0.0
     if len(positives) and len(on_rows) + len(off_rows):
         # Half a positive stands for none: the span has augmented windows of an incident but no grid row of it.
-        true_odds = max(len(on_positive), 0.5) / max(int((every_negative & ~rows.augmented).sum()), 1)
+        true_odds = max(len(on_positive), 0.5) / max(int((negative & ~rows.augmented).sum()), 1)
         shift = float(np.log(true_odds) - np.log(len(positives) / (on_weight.sum() + off_weight.sum())))
     return TrainingSet(
         rows=chosen[order],
@@ -230,15 +219,8 @@ def choose_rows(
         n_augmented=len(matched),
         n_incidents=count_incidents(rows, labels, positives),
         n_unmatched=int((positive & rows.augmented).sum()) - len(matched),
-        facts=facts_of(rows, chosen[order]),
-        n_doubtful=int((every_negative & ~negative).sum()),
         thinned_to=thinned_to,
     )
-
-
-def facts_of(rows: Rows, taken: Ints) -> FitFacts:
-    """Give positions and decision times of rows."""
-    return FitFacts(rows.time[taken], taken)
 
 
 def count_incidents(rows: Rows, labels: Labels, positives: Ints) -> int:

@@ -9,7 +9,6 @@ import numpy as np
 from sklearn.base import clone
 from sklearn.model_selection import GroupKFold, StratifiedKFold
 
-from models.fit_facts import FitFacts
 from models.odds import log_odds
 from models.ranking import Floats, Ints
 
@@ -57,7 +56,7 @@ def out_of_fold(
     y: Ints,
     weight: Floats,
     *,
-    facts: FitFacts,
+    times: Ints | None,
     groups: np.ndarray | None,
     purge_ms: int,
 ) -> Floats:
@@ -65,13 +64,11 @@ def out_of_fold(
 
     ``learner``: cloned for each fold.
     ``X``, ``y``, ``weight``: training rows: features, 0 or 1, weights.
-    ``facts``: what learners may ask for; its times order the folds, see :func:`splits`.
-    ``groups``, ``purge_ms``: see :func:`splits`.
+    ``times``, ``groups``, ``purge_ms``: see :func:`splits`.
     Returns: Log-odds; NaN for rows that no fold scored; shape (n_rows,).
     """
     scores = np.full(len(y), np.nan)
-    for fit_on, scored in splits(y, times=facts.times, groups=groups, purge_ms=purge_ms):
-        more = facts.take(fit_on).wanted_by(learner)
-        fitted = clone(learner).fit(X[fit_on], y[fit_on], sample_weight=weight[fit_on], **more)
+    for fit_on, scored in splits(y, times=times, groups=groups, purge_ms=purge_ms):
+        fitted = clone(learner).fit(X[fit_on], y[fit_on], sample_weight=weight[fit_on])
         scores[scored] = log_odds(fitted, X[scored])
     return scores

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-REMOVED: Final[dict[str, str]] = {}
+_CALENDAR: Final = "Leave it out: models are refitted every training.refit_every, and the report says what drifted."
+_SETTINGS: Final = "Leave it out, and give a learner's settings in models.settings."
+_CHOICE: Final = "Leave it out: the candidates in training.spans are compared by one small LightGBM model on one tail."
+
+REMOVED: Final[dict[str, str]] = {
+    "training.refit_on": _CALENDAR,
+    "training.refit_at_most": _CALENDAR,
+    "training.hard_negatives": "Leave it out: negatives are drawn at the times of the positives.",
+    "training.margin": "Leave it out, and widen labels.horizon if failures are dated late.",
+    "training.search": _SETTINGS,
+    "training.judge": _CHOICE,
+    "training.bins": "Leave it out: every fit finds its own bin edges.",
+}
 """What to do instead, by the dotted name of a parameter."""
 
 _OBJECTIVE: Final = "Name lightgbm or xgboost: no other objective was measured to be better."

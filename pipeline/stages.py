@@ -11,16 +11,16 @@ import pandas as pd
 
 from features.engine import Engine
 from features.matrix.matrix import FeatureMatrix
+from models.backtest import run_backtest
+from models.backtest_frames import BacktestResult
 from models.bundle.store import CARD, save_bundle
 from models.config import BASELINES
 from models.drift.frames import drift_frames
 from models.evaluation import evaluate
+from models.final import fit_final
 from models.oracle import read_truth
 from models.points import make_points
-from models.sliding import BacktestResult, fit_final, run_backtest
 from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, write_json
-from pipeline.dask_engine import DaskEngine
-from pipeline.dask_fits import DaskFits
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
 from pipeline.params import Params
@@ -58,12 +58,10 @@ def train_bundle(
     until: datetime | None = None,
     backtest: Path | None = None,
     progress: Progress | None = None,
-    engine: DaskEngine | None = None,
 ) -> dict[str, Any]:
     """Fit all models as of the end of the data, save them as a bundle, record the run and register the bundle.
 
     ``until``: fit as of this earlier time (aware), so that newer decisions are left for `predrain promote`.
-    ``engine``: who fits the learners, LightGBM and XGBoost over all its workers; default: this process.
     Raises ``InputError`` if the matrix was made with other parameters, see
     :func:`pipeline.matrix_stage.check_made_with`, or nothing can be fitted.
     """
@@ -80,7 +78,6 @@ def train_bundle(
         seed=params.seed,
         until=until,
         progress=_counted(progress),
-        fits=None if engine is None else DaskFits(engine, matrix, params.models, out.with_name(f".{out.name}.fits")),
     )
     bundle = save_bundle(
         out,
@@ -95,7 +92,6 @@ def train_bundle(
             "data": _data_facts(matrix, fitted.refit_at),
             **measured,
             "decisions": decisions,
-            **({"search": fitted.searched} if fitted.searched else {}),
         },
     )
     summary = {
@@ -180,9 +176,7 @@ def replay(
         alerts=_alerts(result, params.models.profile),
         params=_shown_params(params),
         attributions=result.attributions,
-        extras=({} if result.precedents is None else {"precedents": result.precedents})
-        | ({} if result.searched is None else {"search": result.searched})
-        | decision_extras(result, matrix, params.models, risks)
+        extras=decision_extras(result, matrix, params.models, risks)
         | drift_frames(
             result.drift,
             result.folds,

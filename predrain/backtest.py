@@ -58,7 +58,6 @@ def backtest(
     check_engine(engine, dask_address, dask_workers)
     with reported(), ExitStack() as running:
         from features.matrix.matrix import FeatureMatrix
-        from models.refits_ahead import refuse_waiting
         from pipeline.matrix_stage import make_matrix
         from pipeline.params import load_params
         from pipeline.stages import replay, write_report_for
@@ -66,8 +65,6 @@ def backtest(
 
         loaded = load_params(params_files(params))
         place = None if dataset is None else read_place(dataset, out)
-        if engine is not EngineName.local:
-            refuse_waiting(loaded.training)  # before hours of features
         chosen = running.enter_context(chosen_engine(engine, dask_address, dask_workers))
         if place is not None:
             with progress("features") as advance:

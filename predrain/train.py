@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from predrain.console import JsonOption, ParamsOption, params_files, progress, refuse_inside, reported, show
-from predrain.engine_choice import AddressOption, EngineName, EngineOption, WorkersOption, check_engine, chosen_engine
+
+REMOVED: Final = {
+    "--engine": "Leave it out: the rows of a fit are down-sampled and fit in memory. `predrain features` and "
+    "`predrain backtest` take it."
+}
+"""Options that earlier versions had, and what to do now."""
 
 
 def train(
@@ -30,18 +35,15 @@ def train(
     backtest: Annotated[
         Path | None, typer.Option(help="Output of a backtest whose measurements the model card shows.")
     ] = None,
-    engine: EngineOption = EngineName.local,
-    dask_address: AddressOption = None,
-    dask_workers: WorkersOption = None,
+    engine: Annotated[str | None, typer.Option(hidden=True)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fit learners and ensembles as of the end of the data, and save the bundle that scoring loads.
 
-    With --engine dask a LightGBM or XGBoost model is fitted over all workers at once, and every other learner on one.
-
     Example: predrain train --matrix matrix --out bundle --track sqlite:///mlflow.db
     """
-    check_engine(engine, dask_address, dask_workers)
+    if engine not in (None, "local"):
+        raise typer.BadParameter(f"--engine was removed. {REMOVED['--engine']}")
     if until is not None and until.tzinfo is None:
         until = until.replace(tzinfo=UTC)
     with reported():
@@ -50,7 +52,7 @@ def train(
         refuse_storage(out)
         refuse_storage(matrix)
         refuse_inside(out, matrix, "matrix")
-    with reported(), progress("training") as advance, chosen_engine(engine, dask_address, dask_workers) as chosen:
+    with reported(), progress("training") as advance:
         from features.matrix.matrix import FeatureMatrix
         from pipeline.params import load_params
         from pipeline.stages import train_bundle
@@ -63,7 +65,6 @@ def train(
             until=until,
             backtest=backtest,
             progress=advance,
-            engine=chosen,
         )
         show(summary, as_json=as_json)
 

@@ -16,8 +16,8 @@ from benchmarks.scoreboard.plan import (
     make_plan,
     params_of,
 )
+from models.backtest import run_backtest
 from models.config import PromisesSection
-from models.sliding import run_backtest
 from pipeline.params import Params
 from tests.models.fake_matrix import FakeMatrix
 from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of

@@ -21,9 +21,9 @@ from benchmarks.scoreboard.plan import FULL, Part, Plan, code_digest, key_of, pa
 from benchmarks.scoreboard.promised import keep_labels
 from benchmarks.scoreboard.store import Stored
 from features.matrix.matrix import FeatureMatrix
+from models.backtest import run_backtest
 from models.config import SEQUENCE
 from models.oracle import read_truth
-from models.sliding import run_backtest
 from pipeline.artefacts import write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params

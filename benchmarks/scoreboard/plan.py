@@ -36,7 +36,7 @@ ONLY_READ = frozenset(
     f"models/{name}.py"
     for name in (
         "alert_reasons", "assessment", "attribution", "bootstrap", "bundle", "comparison", "evaluation", "explanation",
-        "lead_time", "metrics", "model_card", "native", "precedents", "promises", "pyfunc", "registry", "scored",
+        "lead_time", "metrics", "model_card", "native", "promises", "pyfunc", "registry", "scored",
         "trends",
     )
 )  # fmt: skip

@@ -7,8 +7,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from models.searched import settings_in_words
-
 _SHOWN = (
     ("precision_at_k", "precision at K", 1),
     ("recall", "incidents caught", 1),
@@ -33,8 +31,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
 
     ``manifest``: a bundle's manifest, with ``profile``, ``fitted`` and ``features``; and as known ``data`` (``unit``,
     ``units``, ``incidents``, ``first``, ``last``), ``params``, ``dataset_digest``, ``code_revision``, ``simulated``,
-    and ``metrics`` as :meth:`models.evaluation.Evaluation.to_metrics` gives them, ``search`` as
-    :func:`models.searched.search_facts` does.
+    and ``metrics`` as :meth:`models.evaluation.Evaluation.to_metrics` gives them.
     """
     fitted = manifest["fitted"]
     parts = [
@@ -67,7 +64,6 @@ def model_card(manifest: Mapping[str, Any]) -> str:
         "## Limits",
         "",
         *_limits(manifest),
-        *_searched(manifest),
         *_settings(manifest),
     ]
     return "\n".join(parts) + "\n"
@@ -209,28 +205,6 @@ def _limits(manifest: Mapping[str, Any]) -> list[str]:
         told = ": too few to say more" if n < _RARE else ", hardly any" if caught < n / 10 else ""
         lines.append(f"- Failures of class `{name}`: {caught} of {n} were alerted in the backtest{told}.")
     return lines
-
-
-def _searched(manifest: Mapping[str, Any]) -> list[str]:
-    found = manifest.get("search") or {}
-    lines = [
-        f"- `{learner}`: {settings_in_words(facts['settings'])}. {_gain(facts)}{facts['why']}."
-        for learner, facts in sorted(found.items())
-    ]
-    told = (
-        "Settings were searched on time-ordered folds of the history before the refit. What is not named is the "
-        "learner's default."
-    )
-    return ["", "## Searched settings", "", told, "", *lines] if lines else []
-
-
-def _gain(facts: Mapping[str, Any]) -> str:
-    if not facts["tried"]:
-        return ""
-    return (
-        f"Mean average precision {facts['mean']:.4f} over {facts['folds']} folds, {facts['given_mean']:.4f} with the "
-        f"given settings; {facts['tried']} tried: "
-    )
 
 
 def _settings(manifest: Mapping[str, Any]) -> list[str]:

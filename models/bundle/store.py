@@ -45,13 +45,11 @@ from models.cascade import CascadeEnsemble
 from models.config import SEQUENCE
 from models.drift.reference import Reference
 from models.fitted import FittedModels
-from models.precedents import PrecedentLibrary
 from models.sequence.extra import versions
 from models.sequence.layout import window_of
 from models.sequence.tabular import FirstColumns
 
 CARD = "MODEL_CARD.md"
-PRECEDENTS = "precedents.parquet"
 REFERENCE = "reference.json"
 
 _SAME = (
@@ -157,8 +155,6 @@ def _write(work: Path, fitted: FittedModels, manifest: Mapping[str, Any]) -> tup
         for at, (name, stage) in enumerate(fitted.cascade.stages_):
             if not _shared(fitted, at):
                 write_learner(name, stage, work / stage_file(at, name))
-    if fitted.precedents is not None:
-        (work / PRECEDENTS).write_bytes(fitted.precedents.to_bytes())
     if fitted.reference is not None:
         (work / REFERENCE).write_bytes(fitted.reference.encode())
     content = {
@@ -214,7 +210,6 @@ def _rebuild(facts: FittedFacts, columns: tuple[FeatureColumn, ...], files: Mapp
         learners=learners,
         cascade=None if facts.cascade is None else _rebuild_cascade(facts.cascade, learners, files, columns),
         baselines={name: make_baseline(name, columns=columns, seed=seed) for name, seed in facts.baselines.items()},
-        precedents=PrecedentLibrary.from_bytes(files[PRECEDENTS], columns) if PRECEDENTS in files else None,
         reference=_reference(files[REFERENCE]) if REFERENCE in files else None,
     )
 

@@ -224,7 +224,7 @@ def score_verdicts(scores: dict[str, Any]) -> list[Verdict]:
         return []
     fact = (
         f"{scores['model']}: from {format_instant(scores['cut_ms'])} on the mean rank among the scores of the training "
-        f"rows is {scores['now']:.2f}, it was {scores['before']:.2f} (ADWIN)"
+        f"rows is {scores['now']:.2f}, it was {scores['before']:.2f}"
     )
     return [Verdict("scores", True, "The model scores the fleet otherwise than right after it was fitted.", (fact,))]
 

@@ -34,7 +34,7 @@ def drift_frames(
 
     ``findings``: one for each fold.
     Returns: ``drift_checks`` (a row a fold: ``fold``, ``check_at``, ``window_start``, ``rows``, ``drift``, ``summary``,
-    ``refit_fold``, ``why``, ``score_model``, ``score_psi``, ``score_before``, ``score_now``, ``score_cut``,
+    ``refit_fold``, ``score_model``, ``score_psi``, ``score_before``, ``score_now``, ``score_cut``,
     ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``); ``drift_verdicts`` (a row
     a verdict: ``fold``, ``check_at``, ``cause``, ``drift``, ``text``, ``facts``, one a line); ``drift_groups`` (a row a
     fold and feature group); ``drift_features`` (the features furthest off); ``drift_outcomes`` (rolling precision and
@@ -55,7 +55,6 @@ def drift_frames(
                 "drift": found.drift,
                 "summary": found.summary,
                 "refit_fold": int(used.at[fold, "refit_fold"]),
-                "why": str(used.at[fold, "why"]),
                 "score_model": str(scores.get("model", "")),
                 "score_psi": _number(scores.get("psi")),
                 "score_before": _number(scores.get("before")),

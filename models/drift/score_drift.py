@@ -1,12 +1,12 @@
-"""Whether the scores of one model wandered off: ADWIN over their ranks among the reference's scores."""
+"""Whether the scores of one model wandered off: the newer half against the older one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from scipy.stats import mannwhitneyu
 
-from models.drift.adwin import Adwin
 from models.drift.distribution import Distribution, shift_of
 from models.ranking import Floats, Hashes, Ints, mix, seed_of
 
@@ -14,10 +14,11 @@ LEAST_STEP = 0.1
 """Change of the mean rank (0 to 1) that counts: smaller ones come and go with the hours of the day and the week."""
 
 PER_TIME = 64
-"""Units of a decision time that enter the window, at most; and at most a quarter of them, drawn anew each time, so that
-values are nearly independent, as the bound asks."""
+"""Units of a decision time that are compared, at most; and at most a quarter of them, drawn anew each time, so that
+values are nearly independent, as the test asks."""
 
-_CHECK_EVERY = 32
+LEVEL = 0.001
+"""Probability at which equal halves are told apart."""
 
 
 def score_drift(
@@ -39,19 +40,15 @@ def score_drift(
     sizes = np.diff(np.r_[begins, len(time)])
     place = np.arange(len(time)) - np.repeat(begins, sizes)
     kept = place < np.repeat(np.clip(sizes // 4, 1, PER_TIME), sizes)
-    time, rank = time[kept], ranks_among(reference, score[kept])
-    window = Adwin(check_every=_CHECK_EVERY)
-    cut, before, now = None, float(rank.mean()), float(rank.mean())
-    for at, value in enumerate(rank):
-        if window.update(float(value)):
-            begin = at + 1 - window.width
-            older, newer = float(rank[:begin].mean()), window.mean
-            if abs(newer - older) >= LEAST_STEP:
-                cut, before = int(time[begin]), older
+    time_of_all, time, rank = time, time[kept], ranks_among(reference, score[kept])
+    middle = begins[len(begins) // 2]
+    cut: int | None = int(time_of_all[middle]) if middle else None
+    before = now = float(rank.mean())
     if cut is not None:
-        now = float(rank[time >= cut].mean())
-        if abs(now - before) < LEAST_STEP:  # it came back
-            cut, before = None, float(rank.mean())
+        older, newer = rank[time < cut], rank[time >= cut]
+        before, now = float(older.mean()), float(newer.mean())
+        if abs(now - before) < LEAST_STEP or mannwhitneyu(older, newer).pvalue >= LEVEL:
+            cut, before, now = None, float(rank.mean()), float(rank.mean())
     shift = shift_of(reference, score)
     return {
         "model": model,

@@ -25,8 +25,8 @@ class Verdict:
     """One thing found.
 
     ``cause``: one of :data:`CAUSES`.
-    ``drift``: whether it is reason to refit; False: worth knowing only, such as a driver upgrade that moved nothing
-    else.
+    ``drift``: whether the models may no longer fit; False: worth knowing only, such as a driver upgrade that moved
+    nothing else.
     """
 
     cause: Cause
@@ -57,8 +57,8 @@ class Findings:
     ``features``: the features furthest from the reference: ``feature``, ``group``, ``psi``, ``usual_psi``, ``ks``,
     ``moved``, ``missing_before``, ``missing_now``, ``median_before``, ``median_now``.
     ``scores``: ``model``, ``psi`` and ``ks`` of its scores against those of the reference (which the model was fitted
-    on, so that some distance is usual), ``cut_ms`` (when ADWIN found a change, or None), ``before`` and ``now`` (mean
-    rank among the reference's scores); empty without scores.
+    on, so that some distance is usual), ``cut_ms`` (where the newer half begins if it differs, or None), ``before``
+    and ``now`` (mean ranks of both halves among the reference's scores); empty without scores.
     ``outcomes``: ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``.
     """
 
@@ -73,12 +73,12 @@ class Findings:
 
     @property
     def drift(self) -> bool:
-        """Whether anything was found that is reason to refit."""
+        """Whether anything was found that makes a refit worth while."""
         return any(verdict.drift for verdict in self.verdicts)
 
     @property
     def causes(self) -> tuple[Cause, ...]:
-        """Causes of the verdicts that are reason to refit."""
+        """Causes of the verdicts with :attr:`Verdict.drift`."""
         return tuple(dict.fromkeys(verdict.cause for verdict in self.verdicts if verdict.drift))
 
     @property

@@ -18,7 +18,7 @@ from models.drift.reference import LabelledRows, Reference, make_reference
 from models.drift.verdict import Findings
 from models.fitted import FittedModels
 from models.ranking import Ints
-from models.schedule import format_days, instant_of
+from models.schedule import instant_of
 from models.sequence.windows import WindowedMatrix, tabular_values
 from models.trainer import Trainer
 
@@ -122,27 +122,6 @@ class DriftWatch:
         table = fold.table
         mine = (table["model"].to_numpy() == model) & (table["variant"].to_numpy() == VARIANTS.index("sliding"))
         return {name: table[name].to_numpy()[mine] for name in names}
-
-
-def refit_reason(
-    findings: Findings | None, *, on: str, age_ms: int | None, every_ms: int, at_most_ms: int
-) -> tuple[bool, str]:
-    """Decide whether to refit.
-
-    ``findings``: what the check found; None: nothing has been fitted yet.
-    ``on``: ``calendar`` or ``drift``.
-    ``age_ms``: time since the last fit; None: there is none.
-    ``every_ms``, ``at_most_ms``: time to the next check, and the age that models in use may reach.
-    """
-    if findings is None or age_ms is None:
-        return True, "nothing was fitted before"
-    if on == "calendar":
-        return True, f"calendar; {findings.summary}"
-    if findings.drift:
-        return True, f"drift: {findings.summary}"
-    if age_ms + every_ms > at_most_ms:
-        return True, f"age: the models of {format_days(age_ms)} ago would be older than {format_days(at_most_ms)}"
-    return False, f"kept: {findings.summary}"
 
 
 _EARLIER_MS = duration_ms(EARLIER_ALERTS)

@@ -12,8 +12,6 @@ import pyarrow as pa
 from features.times import milliseconds
 from models.explanation.members import attribute_score, explain, members_of, weights_in
 from models.fitted import FittedModels
-from models.precedent_table import precedent_facts
-from models.precedents import PrecedentLibrary
 from models.ranking import Ints, position_in_group
 from models.row_reader import RowReader
 from models.training_set import Matrix
@@ -32,16 +30,12 @@ class AlertReasons:
     ``decision_time``: UTC.
     ``unit``: the GPU, or the node where there are no GPUs.
     ``reasons``: in plain words with the numbers, the weightiest first.
-    ``precedents``: the past incidents that looked most like it, in words, the nearest first; empty where none did.
-    ``worth``: how often incidents, and healthy rows, come as close; empty where nobody asked.
     """
 
     decision_time: datetime
     unit: str
     reasons: tuple[str, ...]
     method: str
-    precedents: tuple[str, ...] = ()
-    worth: str = ""
 
 
 def riskiest_alerts(scored: pa.Table, *, model: int, variant: int, count: int) -> Ints:
@@ -62,13 +56,12 @@ def explain_rows(
     rows: Ints,
     *,
     among: Ints,
-    library: PrecedentLibrary | None = None,
     values: RowReader | None = None,
 ) -> list[dict[str, Any]]:
     """Explain alerted rows by the models that alerted them, beside the fleet at the same time.
 
     ``values``: reads rows of the matrix; by default the matrix itself does.
-    Returns: ``row``, ``reasons``, ``method``, and with a library ``precedents``, JSON-able, one for each of ``rows``.
+    Returns: ``row``, ``reasons``, ``method``, JSON-able, one for each of ``rows``.
     """
     if rows.size == 0:
         return []
@@ -86,16 +79,10 @@ def explain_rows(
         fleets=fleets,
         noun=f"{noun} sampled" if sampled else noun,
     )
-    told: list[dict[str, Any]] = []
-    for at, (row, each) in enumerate(zip(rows, explained, strict=True)):
-        facts = {"row": int(row), "reasons": [reason.text for reason in each.reasons], "method": each.method}
-        if library is not None:
-            found = library.find(X[at], attributed[0][at])
-            names = [reason.column for reason in each.reasons]
-            unit = str(matrix.rows["unit"].iloc[row])
-            facts["precedents"] = precedent_facts(library, found, X[at], names, unit)
-        told.append(facts)
-    return told
+    return [
+        {"row": int(row), "reasons": [reason.text for reason in each.reasons], "method": each.method}
+        for row, each in zip(rows, explained, strict=True)
+    ]
 
 
 def _fleets(matrix: Matrix, read: RowReader, rows: Ints, among: Ints) -> tuple[list[np.ndarray], bool]:
@@ -125,8 +112,6 @@ def alert_reasons(matrix: Matrix, told: list[dict[str, Any]]) -> tuple[AlertReas
             unit=str(rows["unit"].iloc[each["row"]]),
             reasons=tuple(each["reasons"]),
             method=each["method"],
-            precedents=tuple(each.get("precedents", {}).get("texts", ())),
-            worth=each.get("precedents", {}).get("worth", ""),
         )
         for each in told
     )

@@ -72,7 +72,6 @@ def _checks(checks: pd.DataFrame) -> Table:
             (
                 Cell(day(row.check_at), f"rows from {day(row.window_start)} on"),
                 Cell(row.summary),
-                Cell(row.why),
                 Cell(scores, cut),
                 Cell(
                     f"{count(row.incidents_before)} / {count(row.incidents_now)}",
@@ -83,12 +82,12 @@ def _checks(checks: pd.DataFrame) -> Table:
             )
         )
     caption = (
-        "Each check: what it found, what followed, the mean rank of the scores since the fit among those of the "
-        "training rows (two numbers where ADWIN cut), and incidents in the training span and since, with the ratio of "
-        "the rates and its exact 95 % interval."
+        "Each check: what it found, the mean rank of the scores since the fit among those of the "
+        "training rows (two numbers where the newer half of the scores since the fit differs from the older), and "
+        "incidents in the training span and since, with the ratio of the rates and its exact 95 % interval."
     )
-    header = ("check", "found", "refitted or kept", "score rank", "incidents before / since")
-    return Table(caption, header, tuple(rows), words=frozenset({0, 1, 2}))
+    header = ("check", "found", "score rank", "incidents before / since")
+    return Table(caption, header, tuple(rows), words=frozenset({0, 1}))
 
 
 def _verdicts(verdicts: pd.DataFrame) -> Table | None:

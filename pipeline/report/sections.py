@@ -34,10 +34,8 @@ Maker = Callable[[Evaluation, ReportContext], Section | None]
 from pipeline.report.comparisons import combining  # noqa: E402
 from pipeline.report.decisions import decisions  # noqa: E402
 from pipeline.report.drift import what_changed  # noqa: E402
-from pipeline.report.precedents import precedents  # noqa: E402
-from pipeline.report.searched import searched  # noqa: E402
 
-MAKERS: tuple[Maker, ...] = (decisions, combining, searched, precedents, what_changed)
+MAKERS: tuple[Maker, ...] = (decisions, combining, what_changed)
 """Sections in the order of the page."""
 
 

@@ -10,7 +10,6 @@ from models.drift.movement import by_group
 from models.drift.outcomes import AlertCounts, RiskCounts, rate_change, rate_changes
 from models.drift.reference import LabelledRows, Outcomes, Reference, dated, sample_rows
 from models.drift.verdict import Findings
-from models.drift.watch import refit_reason
 from models.schedule import instant_of
 from models.training_set import Rows
 from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
@@ -314,20 +313,6 @@ def test_a_check_without_rows_finds_nothing():
 
 
 DAY = DAY_MS
-
-
-@pytest.mark.parametrize(
-    ("findings", "on", "age", "expected"),
-    [
-        (None, "drift", None, (True, "nothing was fitted before")),
-        (Findings(0, 1, 5), "calendar", 7 * DAY, (True, "calendar; no drift found")),
-        (Findings(0, 1, 5), "drift", 7 * DAY, (False, "kept: no drift found")),
-        (Findings(0, 1, 5), "drift", 49 * DAY, (False, "kept: no drift found")),
-        (Findings(0, 1, 5), "drift", 50 * DAY, (True, "age: the models of 50 d ago would be older than 56 d")),
-    ],
-)
-def test_why_a_refit_is_made_or_left_out(findings, on, age, expected):
-    assert refit_reason(findings, on=on, age_ms=age, every_ms=7 * DAY, at_most_ms=56 * DAY) == expected
 
 
 def test_counts_of_alerts_have_a_precision():

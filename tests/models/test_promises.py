@@ -8,7 +8,7 @@ import pytest
 from scipy.special import expit
 
 from models.as_of_rows import row_positions
-from models.config import CostsSection, JudgeSection, PromisesSection, SearchSection
+from models.config import CostsSection, PromisesSection
 from models.promises import FOLD_COLUMNS, decisions_frame, walk_promises
 from models.unforeseen import unforeseen_incidents
 
@@ -184,14 +184,6 @@ def test_a_model_that_only_orders_units_promises_nothing(walked, name):
     assert [each.kind for each in made.current[name] if each.threshold is not None] == ["budget"]
     assert made.current[name][-1].kind == "cost"
     assert made.current[name][-1].why.startswith(f"{name} only orders")
-
-
-@pytest.mark.parametrize("name", ["lstm", "cnn1d"])
-def test_learners_on_sequences_are_refused_where_they_would_be_fitted_many_times(name):
-    with pytest.raises(ValueError, match="takes too long"):
-        JudgeSection(learners=(name,))
-    with pytest.raises(ValueError, match="takes too long"):
-        SearchSection(draws=1, learners=(name,))
 
 
 def test_the_future_moves_no_promise():

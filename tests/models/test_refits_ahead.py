@@ -8,6 +8,7 @@ import pytest
 
 from features.errors import InputError
 from models import refits_ahead
+from models.backtest import run_backtest
 from models.checkpoint import FoldStore
 from models.config import (
     BacktestSection,
@@ -18,7 +19,7 @@ from models.config import (
     TrainingSection,
 )
 from models.refits_ahead import BacktestOrder, RefitTask
-from models.sliding import SlidingTrainer, run_backtest
+from models.sliding import SlidingTrainer
 from tests.models.fake_matrix import FakeMatrix
 
 QUICK = ModelsSection(
@@ -73,7 +74,6 @@ def assert_same(a, b):
     pd.testing.assert_frame_equal(a.predictions, b.predictions, check_exact=True)
     pd.testing.assert_frame_equal(a.folds, b.folds, check_exact=True)
     pd.testing.assert_frame_equal(a.attributions, b.attributions, check_exact=True)
-    pd.testing.assert_frame_equal(a.precedents, b.precedents, check_exact=True)
     for name in ("k", "skipped", "models", "drift", "horizons", "reasons"):
         assert getattr(a, name) == getattr(b, name), name
 
@@ -140,12 +140,6 @@ def test_folds_that_were_finished_without_a_cluster_are_not_refitted_on_one(matr
     assert_same(backtest(matrix, engine=engine, checkpoint=tmp_path / "folds"), here)
     refits = {each.fold for each in engine.ran if not isinstance(each, int)}
     assert refits == {0, *range(3, here.folds["fold"].nunique())}
-
-
-def test_refits_on_drift_wait_for_each_other_and_are_refused(matrix, tmp_path, monkeypatch):
-    training = SPANS.model_copy(update={"refit_on": "drift"})
-    with pytest.raises(InputError, match=r"each refit waits for the folds before it.*training\.refit_on"):
-        backtest(in_folder(matrix, tmp_path, monkeypatch), training, engine=Sent())
 
 
 def test_a_worker_that_does_not_see_the_matrix_says_so(matrix, tmp_path):

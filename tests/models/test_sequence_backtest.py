@@ -10,12 +10,13 @@ import pytest
 
 from features.errors import InputError
 from features.sequences import SequencePlan
+from models.backtest import run_backtest
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
 from models.explanation.members import explain, members_of
+from models.final import fit_final
 from models.sequence.layout import window_of
 from models.sequence.windows import WindowedMatrix, with_windows
-from models.sliding import fit_final, run_backtest
 from telemetry.channels import CATALOGUE
 from tests.models.fake_matrix import FakeMatrix
 

@@ -12,8 +12,6 @@ from sklearn.metrics import roc_auc_score
 
 from features.times import instant_ms
 from models.config import ALL_LEARNERS, SEQUENCE
-from models.doubtful import doubtful_rows
-from models.hard_negatives import hardest, with_hard_negatives
 from models.learners import fit_learners, make_learner
 from models.odds import log_odds
 from models.sequence.layout import SequenceLayout
@@ -28,7 +26,7 @@ def at(days: float) -> int:
     return instant_ms(START + timedelta(days=days))
 
 
-def chosen(matrix, *, refit_day=30.0, span_days=25, ratio=10, seed=1, most=None):
+def chosen(matrix, *, refit_day=30.0, span_days=25, ratio=10, seed=1, max_rows=None):
     rows = Rows.of(matrix.rows)
     labels = Labels.of(matrix.labels(START + timedelta(days=refit_day)))
     picked = choose_rows(
@@ -39,7 +37,7 @@ def chosen(matrix, *, refit_day=30.0, span_days=25, ratio=10, seed=1, most=None)
         as_of_ms=at(refit_day),
         negative_ratio=ratio,
         seed=seed,
-        most=most,
+        max_rows=max_rows,
     )
     return rows, labels, picked
 
@@ -66,13 +64,13 @@ def test_all_positives_and_the_ratio_of_negatives(matrix):
 
 
 @settings(max_examples=30)
-@given(most=st.integers(1, 2_000))
-def test_negatives_make_room_for_positives_and_weigh_what_they_did(matrix, most):
+@given(max_rows=st.integers(1, 2_000))
+def test_negatives_make_room_for_positives_and_weigh_what_they_did(matrix, max_rows):
     _, _, all_of_them = chosen(matrix)
-    _, _, picked = chosen(matrix, most=most)
+    _, _, picked = chosen(matrix, max_rows=max_rows)
     assert np.array_equal(picked.rows[picked.label == 1], all_of_them.rows[all_of_them.label == 1])
-    assert len(picked.rows) <= most or picked.thinned_to == 1
-    assert (picked.thinned_to is None) == (len(all_of_them.rows) <= most)
+    assert len(picked.rows) <= max_rows or picked.thinned_to == 1
+    assert (picked.thinned_to is None) == (len(all_of_them.rows) <= max_rows)
     # whatever is drawn, what is learned from it is shifted to the same odds
     drawn = np.log(picked.n_positive / picked.weight[picked.label == 0].sum())
     before = np.log(all_of_them.n_positive / all_of_them.weight[all_of_them.label == 0].sum())
@@ -81,9 +79,9 @@ def test_negatives_make_room_for_positives_and_weigh_what_they_did(matrix, most)
 
 def test_room_is_used(matrix):
     _, _, all_of_them = chosen(matrix)
-    most = len(all_of_them.rows) // 2
-    _, _, picked = chosen(matrix, most=most)
-    assert 0.7 * most < len(picked.rows) <= most
+    max_rows = len(all_of_them.rows) // 2
+    _, _, picked = chosen(matrix, max_rows=max_rows)
+    assert 0.7 * max_rows < len(picked.rows) <= max_rows
 
 
 def test_labels_must_be_complete_and_known_at_the_refit(matrix):
@@ -227,11 +225,6 @@ def test_rows_read_times_and_units():
     assert (rows.established < 0).all()
 
 
-def test_facts_tell_when_a_row_was(matrix):
-    rows, _, picked = chosen(matrix)
-    assert np.array_equal(picked.facts.times, rows.time[picked.rows])
-
-
 def censored(matrix, share=0.3):
     """The same matrix, where some units leave service unfailed at day 20: labels that reach beyond are null."""
     other = reordered(matrix, np.arange(len(matrix.rows)))
@@ -251,7 +244,7 @@ def censored(matrix, share=0.3):
 
 
 def test_a_unit_that_left_unfailed_is_never_a_negative(matrix):
-    """Not among the negatives, not among the hard ones, not in the odds that the shift restores."""
+    """Not among the negatives, not in the odds that the shift restores."""
     other, leavers = censored(matrix)
     rows, labels, picked = chosen(other)
     late = rows.time[picked.rows] > at(20) - REACH_MS
@@ -259,119 +252,11 @@ def test_a_unit_that_left_unfailed_is_never_a_negative(matrix):
     assert not (late & of_leavers & (picked.label == 0)).any()
     assert (~late & of_leavers & (picked.label == 0)).any()
     assert (labels.label[picked.rows] == picked.label).all()
-    pool = ~rows.augmented & (labels.label == 0) & (labels.complete <= at(30))
-    harder = with_hard_negatives(picked, other.values, rows, labels, pool, share=0.3, seed=1)
-    assert (labels.label[harder.rows] == harder.label).all()
     known = known_rows(rows, labels, start_ms=at(5) - REACH_MS, complete_by_ms=at(30), as_of_ms=at(30))
     grid = known & ~rows.augmented
     true = (labels.label[grid] == 1).sum() / (labels.label[grid] == 0).sum()
     drawn = picked.n_positive / picked.weight[picked.label == 0].sum()
     assert picked.prior_shift == pytest.approx(np.log(true / drawn))
-
-
-@given(margin_hours=st.integers(0, 72), refit=st.integers(10, 38))
-@settings(deadline=None, max_examples=6)
-def test_doubtful_are_negatives_with_an_incident_soon_after_the_horizon(margin_hours, refit):
-    matrix = FakeMatrix(units=15, incidents=25, companions=4)
-    as_of = START + timedelta(days=refit)
-    rows, labels = Rows.of(matrix.rows), Labels.of(matrix.labels(as_of))
-    known = matrix.incidents(as_of)
-    margin = timedelta(hours=margin_hours)
-    found = doubtful_rows(rows, labels, known, margin_ms=margin // timedelta(milliseconds=1))
-    complete = matrix.labels(as_of)["complete_at"]
-    slow = np.zeros(len(rows.time), dtype=bool)
-    for _, event in known.iterrows():
-        slow |= ((matrix.rows["unit"] == event["unit"]) & (complete < event["start"])).to_numpy() & (
-            complete + margin >= event["start"]
-        ).to_numpy()
-    assert np.array_equal(found, slow & (labels.label == 0))
-
-
-def test_doubtful_rows_are_left_out_and_the_shift_stays(matrix):
-    rows, labels, picked = chosen(matrix)
-    doubtful = doubtful_rows(rows, labels, matrix.incidents(START + timedelta(days=30)), margin_ms=DAY_MS)
-    start = at(5) - REACH_MS
-    sure = choose_rows(
-        rows,
-        labels,
-        start_ms=start,
-        complete_by_ms=at(30),
-        as_of_ms=at(30),
-        negative_ratio=10,
-        seed=1,
-        doubtful=doubtful,
-    )
-    known = known_rows(rows, labels, start_ms=start, complete_by_ms=at(30), as_of_ms=at(30))
-    assert sure.n_doubtful == (doubtful & known).sum() > 0
-    assert not doubtful[sure.rows].any()
-    assert set(sure.rows[sure.label == 1]) == set(picked.rows[picked.label == 1])
-    assert sure.prior_shift == pytest.approx(picked.prior_shift)
-
-
-@pytest.fixture(scope="module")
-def hardened():
-    matrix = FakeMatrix(units=120, days=60, incidents=60, companions=12, seed=3)
-    rows, labels, picked = chosen(matrix, refit_day=50, span_days=48, ratio=5)
-    pool = ~rows.augmented & (labels.label == 0) & (labels.complete <= at(50)) & (rows.time >= at(2) - REACH_MS)
-    harder = with_hard_negatives(picked, matrix.values, rows, labels, pool, share=0.3, seed=1)
-    return matrix, rows, labels, picked, pool, harder
-
-
-def test_hard_negatives_look_like_positives_and_stand_for_no_more_than_themselves(hardened):
-    matrix, rows, _, picked, pool, harder = hardened
-    on_grid = (picked.label == 0) & ~rows.augmented[picked.rows]
-    assert 0 < harder.n_hard <= round(0.3 * on_grid.sum())
-    assert len(harder.rows) == len(picked.rows)
-    assert np.array_equal(harder.facts.times, rows.time[harder.rows])
-    fresh = np.setdiff1d(harder.rows, picked.rows)
-    suspicion = np.nan_to_num(matrix.values()[:, 0])
-    assert suspicion[fresh].mean() > suspicion[pool].mean() + 0.3
-    # Weighted, they are distributed as the pool is: nothing that is estimated from them moves.
-    negatives = harder.label == 0
-    weighted = np.average(suspicion[harder.rows[negatives]], weights=harder.weight[negatives])
-    assert weighted == pytest.approx(suspicion[pool].mean(), abs=0.15)
-    assert suspicion[harder.rows[negatives]].mean() > weighted
-    assert harder.weight[negatives].sum() == pytest.approx(picked.weight[picked.label == 0].sum())
-    assert harder.prior_shift == picked.prior_shift
-    assert (harder.rows[harder.label == 1] == picked.rows[picked.label == 1]).all()
-
-
-def test_the_clock_tells_nothing_with_hard_negatives_either(hardened):
-    _, rows, _, _, _, harder = hardened
-    off = rows.augmented[harder.rows]
-    for side in (off, ~off):
-        negative = harder.weight[side & (harder.label == 0)].sum()
-        assert harder.weight[side & (harder.label == 1)].sum() / negative == pytest.approx(0.2)
-
-
-def test_what_is_hard_is_told_by_earlier_rows_only(hardened):
-    """With every feature from the last block on poisoned, the picks before it stay."""
-    matrix, rows, labels, picked, pool, _ = hardened
-    candidates = np.flatnonzero(pool)
-    border = np.quantile(rows.time[picked.rows[picked.label == 1]], 2 / 3, method="lower")
-    rng = np.random.default_rng(0)
-
-    def poisoned(wanted):
-        values = matrix.values(wanted).copy()
-        late = rows.time[wanted] >= border
-        values[late] = rng.normal(size=(late.sum(), values.shape[1]))
-        return values
-
-    def early(read):
-        found = hardest(picked, read, rows, labels, candidates, count=300, seed=1)
-        return set(found[rows.time[found] < border].tolist()), len(found)
-
-    clean, total = early(matrix.values)
-    assert 50 < len(clean) < total <= 300
-    assert early(poisoned) == (clean, total)
-
-
-def test_no_hard_negatives_where_nothing_can_be_told(matrix):
-    quiet = reordered(matrix, np.arange(len(matrix.rows)))
-    quiet.events = matrix.events.iloc[:0]
-    rows, labels, picked = chosen(quiet)
-    pool = ~rows.augmented & (labels.label == 0)
-    assert with_hard_negatives(picked, quiet.values, rows, labels, pool, share=0.3, seed=1) is picked
 
 
 def skill_of_the_clock(name, seed):
@@ -388,7 +273,7 @@ def skill_of_the_clock(name, seed):
     learner = make_learner(name, seed=1, settings=settings)
     if name in SEQUENCE:
         learner.set_params(layout=SequenceLayout(begin=0, steps=3, channels=4))
-    fitted = fit_learners({name: learner}, clock[picked.rows], picked.label, picked.weight, picked.facts)[name]
+    fitted = fit_learners({name: learner}, clock[picked.rows], picked.label, picked.weight)[name]
     score = log_odds(fitted, clock)
     judged = np.concatenate([np.flatnonzero((labels.label == 0) & ~rows.augmented), np.flatnonzero(rows.augmented)])
     judged = judged[labels.complete[judged] <= at(40)]

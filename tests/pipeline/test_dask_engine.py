@@ -308,15 +308,6 @@ def test_a_task_that_ends_every_worker_is_given_up(cluster, monkeypatch):
         cluster.each(dies, [7], lambda item, result: None, most=1)
 
 
-def test_a_backtest_whose_refits_wait_for_each_other_is_refused_before_anything_is_begun(tmp_path):
-    params = tmp_path / "drift.yaml"
-    params.write_text("training: {refit_on: drift}")
-    options = ["--params", str(params), "--engine", "dask", "--dask-address", "tcp://127.0.0.1:9"]
-    told = CliRunner().invoke(app, ["backtest", "--matrix", str(tmp_path), "--out", str(tmp_path / "o"), *options])
-    assert told.exit_code == 1
-    assert "each refit waits for the folds before it" in told.output
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -324,7 +315,7 @@ def test_a_backtest_whose_refits_wait_for_each_other_is_refused_before_anything_
         (["--engine", "dask", "--dask-workers", "2", "--dask-address", "tcp://h:1"], "give either --dask-address or"),
     ],
 )
-@pytest.mark.parametrize(("verb", "source"), [("features", "dataset"), ("backtest", "dataset"), ("train", "matrix")])
+@pytest.mark.parametrize(("verb", "source"), [("features", "dataset"), ("backtest", "dataset")])
 def test_options_that_contradict_each_other_are_refused(verb, source, options, message, tmp_path):
     told = CliRunner().invoke(app, [verb, f"--{source}", str(tmp_path), "--out", str(tmp_path / "m"), *options])
     assert told.exit_code == 2

@@ -92,10 +92,6 @@ def test_an_unknown_key_inside_a_declared_channel(tmp_path: Path) -> None:
         ),
         ("labels: {gap: 5m, horizon: 1d, gap: 6m}", r"'gap' stands twice"),
         (
-            "training: {refit_on: drift, refit_at_most: 1d}",
-            r"^refit_at_most must not be shorter than refit_every.*parameter training\).*Correct one of the values",
-        ),
-        (
             "models: {parallel: {members: [lightgbm, lightgbm, logistic]}}",
             r"names lightgbm twice.*parameter models\.parallel\.members",
         ),

@@ -12,9 +12,8 @@ import pytest
 
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import CARD, load_bundle
-from models.config import SearchSection, TrainingSection
+from models.config import TrainingSection
 from models.registry.store import version_of
-from models.searched import settings_in_words
 from models.trainer import Trainer
 from pipeline.artefacts import load_evaluation
 from pipeline.matrix_stage import check_made_with, make_matrix
@@ -125,9 +124,7 @@ def test_a_second_backtest_gives_the_same_bytes(
 def test_the_bundle_is_trained_and_loads(
     small_params: Params, small_backtest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With memory for a few hundred rows, which is said to everyone, and what a search of settings chose."""
-    search = small_params.training.model_copy(update={"search": SearchSection(draws=1, learners=("logistic",))})
-    small_params = small_params.model_copy(update={"training": search})
+    """With memory for a few hundred rows, which is said to everyone."""
     matrix = FeatureMatrix.open(small_backtest / "matrix")
     monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _: 4 * len(matrix.columns) * 400))
     summary = train_bundle(matrix, small_params, tmp_path / "bundle", track=f"sqlite:///{tmp_path}/mlflow.db")
@@ -139,8 +136,6 @@ def test_the_bundle_is_trained_and_loads(
     assert summary["positives"] + summary["negatives"] <= 400
     assert bundle.fitted.thinned_to == ratio < small_params.training.negative_ratio
     assert f"left room for {ratio} negatives for each positive" in card.read_text()
-    assert list(bundle.manifest["search"]) == ["logistic"]
-    assert f"- `logistic`: {settings_in_words(bundle.manifest['search']['logistic']['settings'])}. " in card.read_text()
     assert summary["challenger"] == "predrain version 1"
     assert version_of(f"sqlite:///{tmp_path}/mlflow.db", "predrain", "challenger") == 1
 

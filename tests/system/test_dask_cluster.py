@@ -105,22 +105,3 @@ def test_a_backtest_on_a_cluster_that_loses_a_worker_is_the_same_bit_for_bit(clu
     kept = [each.name for each in (there / ".folds").iterdir()]
     assert len(kept) == 1  # the folds, for an evaluation of other params; the refits that were done ahead are gone
     assert not kept[0].endswith("-refits")
-
-
-def test_models_are_trained_over_workers_and_told_as_one_json_object(cluster, dataset, tmp_path):
-    address, _workers = cluster
-    params, matrix = tmp_path / "small.yaml", tmp_path / "matrix"
-    params.write_text(PARAMS)
-    predrain("features", "--dataset", str(dataset), "--params", str(params), "--out", str(matrix))
-    common = ("train", "--matrix", str(matrix), "--params", str(params), "--json", "--engine", "dask")
-    told = [
-        json.loads(predrain(*common, "--out", str(tmp_path / name), *options))
-        for name, options in (("there", ("--dask-address", address)), ("here", ("--dask-workers", "2")))
-    ]
-    assert {**told[0], "bundle": None} == {**told[1], "bundle": None}
-    one, two = (
-        {path.name: path.read_bytes() for path in (tmp_path / name / "learners").iterdir()}
-        for name in ("here", "there")
-    )
-    assert one == two
-    assert "lightgbm.txt" in one

@@ -9,7 +9,7 @@ import pytest
 
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import save_bundle
-from models.sliding import fit_final
+from models.final import fit_final
 from pipeline.health import Health, check_health
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params

@@ -1,57 +1,13 @@
 from __future__ import annotations
 
-from datetime import timedelta
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.linear_model import LogisticRegression
-from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
 from models.combining import Stacker, combine
-from models.parallel import ParallelEnsemble
 from models.ranking import name_hashes, rank_within
-
-
-class LearntByHeart(ClassifierMixin, BaseEstimator):
-    """Knows the label of every row it has seen, and guesses at others."""
-
-    def fit(self, X, y, sample_weight=None):
-        self.classes_ = np.array([0, 1])
-        self.known_ = {row.tobytes(): label for row, label in zip(X, y, strict=True)}
-        return self
-
-    def predict_proba(self, X):
-        guess = [self.known_.get(row.tobytes(), int(row[1] > 1)) for row in X]
-        risk = np.where(np.array(guess) == 1, 0.9, 0.02)
-        return np.column_stack([1 - risk, risk])
-
-
-MEMBERS = [("a", LogisticRegression()), ("b", LogisticRegression(C=0.01))]
-
-
-def known_deviations(estimator):
-    if estimator.combiner == "stacked":
-        # To repeat a row is not to weigh it twice where folds are drawn: they change with the number of rows.
-        return {"check_sample_weight_equivalence_on_dense_data": "out-of-fold scores depend on the number of rows"}
-    return {}
-
-
-@parametrize_with_checks(
-    [
-        ParallelEnsemble(MEMBERS),
-        ParallelEnsemble(MEMBERS, combiner="min_votes", min_votes=1),
-        ParallelEnsemble(MEMBERS, combiner="mean_rank"),
-        ParallelEnsemble(MEMBERS, combiner="mean_log_odds"),
-        ParallelEnsemble(MEMBERS, combiner="stacked"),
-    ],
-    expected_failed_checks=known_deviations,
-)
-def test_sklearn_contract(estimator, check):
-    check(estimator)
 
 
 def some_scores(seed=0, times=5, units=12, members=3):
@@ -126,34 +82,3 @@ def test_stacker_trusts_the_member_that_knows():
     stacker = Stacker.fit(scores, y)
     assert stacker.weights[0] > 2 * stacker.weights[1] >= 0
     assert Stacker.fit(scores, np.zeros(3000, int)) == Stacker.mean(2)
-
-
-def test_stacked_ensemble_uses_earlier_rows_only_for_its_weights():
-    rng = np.random.default_rng(1)
-    X = rng.normal(size=(400, 4))
-    y = (X[:, 0] + 0.5 * rng.normal(size=400) > 1).astype(int)
-    times = np.sort(rng.integers(0, 40, 400)) * 86_400_000
-    ensemble = ParallelEnsemble(MEMBERS, combiner="stacked", k=3, purge=timedelta(days=1)).fit(X, y, times=times)
-    assert ensemble.stacker_ != Stacker.mean(2)
-    chosen = ensemble.select(X, times, [f"u{i}" for i in range(400)])
-    assert chosen.alert.sum() <= 3 * 40
-    assert ensemble.predict_proba(X).shape == (400, 2)
-
-
-def test_an_ensemble_without_members_says_so():
-    with pytest.raises(ValueError, match="has no members: give a list"):
-        ParallelEnsemble().fit(np.eye(4), [0, 1, 0, 1])
-
-
-def test_stacking_weights_come_from_scores_of_rows_that_no_member_was_fitted_on():
-    """A member that knows its training rows by heart is worth nothing on later ones, and must weigh nothing."""
-    rng = np.random.default_rng(5)
-    X = rng.normal(size=(1200, 4))
-    y = (rng.random(1200) < 1 / (1 + np.exp(-(2.5 * X[:, 0] - 2)))).astype(int)
-    times = np.sort(rng.integers(0, 60, 1200)) * 86_400_000
-    members = [("heart", LearntByHeart()), ("model", LogisticRegression())]
-    ensemble = ParallelEnsemble(members, combiner="stacked", k=3, purge=timedelta(days=1)).fit(X, y, times=times)
-    by_heart, model = ensemble.stacker_.weights
-    assert model > 5 * by_heart
-    in_sample = Stacker.fit(ensemble.member_log_odds(X), y)
-    assert in_sample.weights[0] > in_sample.weights[1]

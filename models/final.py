@@ -1,0 +1,80 @@
+"""The fit as of the end of the data, for the bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from features.errors import InputError
+from features.times import instant_ms
+from models.as_of import refit_time
+from models.config import BacktestSection, ModelsSection, TrainingSection
+from models.drift.check import reference_at
+from models.fitted import FittedModels
+from models.schedule import (
+    alert_budget,
+    candidates_told,
+    format_days,
+    format_instant,
+    instant_of,
+)
+from models.sequence.windows import with_windows
+from models.trainer import Trainer, Unfit, reach_of
+from models.training_set import Labels, Matrix, Rows
+
+Progress = Callable[[int, int, str], None]
+"""Called with the number of folds done, the number of all folds, and what is being done."""
+
+
+def fit_final(
+    matrix: Matrix,
+    *,
+    training: TrainingSection,
+    models: ModelsSection,
+    backtest: BacktestSection,
+    seed: int,
+    until: datetime | None = None,
+    progress: Progress | None = None,
+) -> FittedModels:
+    """Fit all models at the end of the data, for the bundle.
+
+    ``training``, ``models``, ``backtest``: as for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto``
+    counts the whole dataset.
+    ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
+    ``progress``: called with the training rows gone through, all of them, and what was fitted
+    (:class:`models.fit_steps.FitSteps`).
+    Raises ``InputError`` if no span fits the data, or the span chosen holds one class only.
+    """
+    refit_ms = instant_ms(refit_time(matrix.span, until))
+    matrix = with_windows(matrix, models)
+    rows = Rows.of(matrix.rows)
+    frame = matrix.labels(instant_of(refit_ms))
+    labels = Labels.of(frame)
+    reach_of(rows, labels)
+    k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
+    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, progress=progress)
+    choice = trainer.choose_span(refit_ms, labels, None)
+    if choice is None:
+        before = format_days(refit_ms - trainer.first_ms)
+        history = (
+            f"the data span {before}"
+            if until is None
+            else f"{before} of the data lie before {format_instant(refit_ms)} (--until)"
+        )
+        raise InputError(
+            f"no training span fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
+            f"{candidates_told(training)}",
+            "parameter training.span" if isinstance(training.span, timedelta) else "parameter training.spans",
+            f"Give {'a shorter span' if until is None else 'a later time, a shorter span'}, or a dataset with more "
+            "history.",
+        )
+    fitted = trainer.fit(refit_ms, labels, choice.span)
+    if isinstance(fitted, Unfit):
+        raise InputError(
+            f"one class only in the training span: {fitted.why}",
+            "parameter training.span",
+            "Give a longer span, or a dataset with more history.",
+        )
+    reference = reference_at(fitted, models.profile, matrix, frame, read=trainer.values, seed=seed)
+    return replace(fitted, reference=reference)

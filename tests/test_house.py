@@ -1,6 +1,7 @@
 """The house itself: what is true of the checkout as a whole."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -149,3 +150,10 @@ def test_every_stage_of_dvc_is_a_predrain_command_with_existing_code_as_dependen
         assert stage["cmd"].startswith("predrain ")
         for dep in stage["deps"]:
             assert dep.startswith("data/") or (ROOT / dep).exists(), dep
+
+
+def test_what_contributors_are_pointed_to_exists() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:[a-z_.]+/)+[A-Za-z_.-]*)`", text)
+    assert len(named) > 25
+    assert [path for path in named if not (ROOT / path).exists()] == []

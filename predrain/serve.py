@@ -100,13 +100,12 @@ def serve(
         from dataclasses import replace
 
         from predrain.page_sources import LedgerFile, page_reader
-        from serving.http.access_log import JsonLines
-        from serving.http.interpreter import be_responsive
-        from serving.http.server import refuse_open_port
-        from serving.http.server import serve as run
-        from serving.http.service import Service
+        from serving.http.access_log import Tracing
         from serving.http.settings import ServiceSettings
-        from serving.http.tracing import Tracing
+        from serving.json_log import JsonLines
+        from serving.server import be_responsive, refuse_open_port
+        from serving.server import serve as run
+        from serving.service import Service
         from telemetry.object_store.place import refuse_storage
 
         handler = logging.StreamHandler()

@@ -75,7 +75,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--every", type=float, default=30.0)
     given = parser.parse_args()
-    from serving.http.access_log import JsonLines  # noqa: PLC0415 - after the arguments
+    from serving.json_log import JsonLines  # noqa: PLC0415 - after the arguments
 
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines())

@@ -1,4 +1,6 @@
-"""The HTTP service: answers from the newest scores, for scripts, people and schedulers.
+"""The HTTP API on FastAPI: node look-ups, predictions, MLflow's protocol, the scheduler extender, metrics.
 
-Nothing here imports pandas, numpy or a learner until feature rows are to be scored.
+In: the scores and the model that threads keep in memory. Out: JSON, and problems (RFC 9457) for what is refused.
+:mod:`serving.http.middleware` guards every request, :mod:`serving.http.query_routes` answers ``/v1``,
+:mod:`serving.http.schemas` has the shapes of the OpenAPI document. :mod:`serving.service` puts it together.
 """

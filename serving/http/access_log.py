@@ -1,34 +1,31 @@
-"""One line of JSON a request, written by a thread of its own: a full pipe must not hold up answers."""
+"""What is told of requests: a line of JSON each, written by a thread, and OpenTelemetry spans where wanted."""
 
 from __future__ import annotations
 
 import json
-import logging
 import queue
+import re
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from starlette.requests import Request
+
+from features.errors import InputError
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 _WAITING: Final = 10_000
 _LONGEST: Final = 200
+_TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_NO_TRACE: Final = "0" * 32
+_FAULT: Final = 500
 
-
-class JsonLines(logging.Formatter):
-    """Writes the process's other messages as lines of JSON, too."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return one message."""
-        line = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line)
+Tell = Callable[[str, int], None]
 
 
 class AccessLog:
@@ -100,3 +97,53 @@ class AccessLog:
                     self._stream.flush()
             except (OSError, ValueError):  # nobody reads it any more
                 self.dropped += 1
+
+
+class Tracing:
+    """Makes a span of each request, as OpenTelemetry's conventions for HTTP servers name it.
+
+    ``tracer``: Default: of the global provider. Without an SDK that one makes spans that go nowhere;
+    ``opentelemetry-instrument predrain serve …`` sets one up from its environment.
+    Raises ``InputError`` if opentelemetry-api is not installed.
+    """
+
+    def __init__(self, tracer: Tracer | None = None) -> None:
+        try:
+            from opentelemetry import propagate, trace  # noqa: PLC0415 - optional, and off by default
+        except ImportError:
+            raise InputError(
+                "opentelemetry-api is not installed", "--tracing", "Install it, with an SDK, or leave --tracing out."
+            ) from None
+        self._trace = trace
+        self._extract = propagate.extract
+        self._tracer = tracer or trace.get_tracer("predrain")
+
+    @contextmanager
+    def span(self, request: Request) -> Iterator[Tell]:
+        """Begin a request's span, a child of the caller's where it names one.
+
+        Yields: to be told the route and the status at the end; the name of the span is method and route, never the
+        path, and nothing of query, headers or body is kept.
+        """
+        method = request.method if request.method in ("GET", "HEAD", "POST") else "_OTHER"
+        with self._tracer.start_as_current_span(
+            method,
+            context=self._extract(request.headers),
+            kind=self._trace.SpanKind.SERVER,
+            attributes={"http.request.method": method, "url.scheme": request.url.scheme},
+        ) as span:
+
+            def tell(route: str, status: int) -> None:
+                span.update_name(f"{method} {route}")
+                span.set_attribute("http.route", route)
+                span.set_attribute("http.response.status_code", status)
+                if status >= _FAULT:
+                    span.set_status(self._trace.StatusCode.ERROR)
+
+            yield tell
+
+
+def trace_of(headers: Mapping[str, str]) -> str | None:
+    """Return the trace that a request's ``traceparent`` names (W3C Trace Context), None if there is none."""
+    found = _TRACEPARENT.fullmatch(headers.get("traceparent", ""))
+    return found[1] if found is not None and found[1] != _NO_TRACE else None

@@ -6,13 +6,27 @@ Protocol: ``k8s.io/kube-scheduler/extender/v1`` (``ExtenderArgs``, ``ExtenderFil
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from serving.http.bodies import as_json, plain, read_json
+from serving.http.limits import ThreadWork
+from serving.http.metrics import RequestMetrics
+from serving.http.score_cache import ScoreCache
+from serving.http.settings import ServiceSettings
 from serving.scores.fleet import Fleet, NodeState
 from telemetry.receiving.problems import Refused
+
+_LOG = logging.getLogger(__name__)
+_AT_ONCE: Final = 2**18  # bytes of a body that is read within a few milliseconds
 
 MOST_PRIORITY: Final = 10
 """``MaxExtenderPriority``."""
@@ -104,6 +118,67 @@ def priorities(asked: Candidates, fleet: Fleet | None, now: datetime) -> list[di
 def no_preference(asked: Candidates) -> list[dict[str, Any]]:
     """Return the ``HostPriorityList`` that prefers none."""
     return [{"Host": name, "Score": 0} for name in asked.names]
+
+
+class ExtenderRoutes:
+    """The extender's two verbs."""
+
+    def __init__(
+        self,
+        cache: ScoreCache,
+        metrics: RequestMetrics,
+        clock: Callable[[], datetime],
+        reading: ThreadWork,
+        settings: ServiceSettings,
+    ) -> None:
+        self._settings = settings
+        self._cache = cache
+        self._metrics = metrics
+        self._clock = clock
+        self._reading = reading
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes; none asks for a token, because kube-scheduler sends none."""
+        app.add_api_route("/scheduler/filter", self._filter, methods=["POST"])
+        app.add_api_route("/scheduler/prioritize", self._prioritize, methods=["POST"])
+
+    async def _filter(self, request: Request) -> Response:
+        asked = await self._asked(request)
+        return as_json(self._safely(asked, partial(self._filtered, asked), pass_all))
+
+    async def _prioritize(self, request: Request) -> Response:
+        asked = await self._asked(request)
+        return as_json(self._safely(asked, partial(self._prioritized, asked), no_preference))
+
+    def _filtered(self, asked: Candidates) -> dict[str, Any]:
+        now = self._clock()
+        result = filter_result(asked, self._fleet(now), now)
+        self._metrics.removed += len(result["FailedNodes"])
+        return result
+
+    def _prioritized(self, asked: Candidates) -> list[dict[str, Any]]:
+        now = self._clock()
+        return priorities(asked, self._fleet(now), now)
+
+    def _fleet(self, now: datetime) -> Fleet | None:
+        fleet = self._cache.served.fleet
+        return None if fleet is None or fleet.stale(now, self._settings.stale_after_s) else fleet
+
+    def _safely(self, asked: Candidates, decide: Callable[[], Any], otherwise: Callable[[Candidates], Any]) -> Any:
+        try:
+            return decide()
+        except Exception:  # a fault of ours must not keep a pod from running
+            self._metrics.passed_through += 1
+            _LOG.exception("the extender lets all of %d nodes pass", len(asked.names))
+            return otherwise(asked)
+
+    async def _asked(self, request: Request) -> Candidates:
+        body = await request.body()
+        if len(body) <= _AT_ONCE and request.headers.get("content-encoding") is None:
+            return candidates(read_json(body))
+        return await self._reading.run(
+            lambda: candidates(read_json(plain(request, body, self._settings.decoded_bytes)))
+        )
 
 
 def _result(asked: Candidates, kept: list[str], removed: dict[str, str]) -> dict[str, Any]:

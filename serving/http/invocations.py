@@ -7,14 +7,26 @@ names are refused, for nothing says which feature is which.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from fastapi import Depends, FastAPI, Query
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from serving.http.application import body_problems, may_read, problems
+from serving.http.bodies import JSON, may_hold_booleans, media_of, read_json, unknown_name
 from serving.http.model import LoadedModel
-from serving.http.query_routes import Asking
-from serving.http.request import JSON, Answer, Request, unknown_name
-from serving.http.routing import Route
+from serving.http.query_routes import QueryRoutes
+from serving.http.schemas import (
+    DataframeRecords,
+    DataframeSplit,
+    Inputs,
+    Instances,
+    NoQuery,
+    Predictions,
+    request_body,
+)
 from serving.http.settings import ServiceSettings
-from serving.http.strict_json import may_hold_booleans, read_json
 from telemetry.receiving.problems import Refused
 
 if TYPE_CHECKING:
@@ -29,33 +41,45 @@ _OWN_COLUMNS: Final = 3  # unit, decision_time and the index
 class Invocations:
     """The two routes."""
 
-    def __init__(self, asking: Asking, settings: ServiceSettings) -> None:
-        self._asking = asking
+    def __init__(self, queries: QueryRoutes, settings: ServiceSettings) -> None:
+        self._queries = queries
         self._settings = settings
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        return [
-            Route("GET", "/ping", self._ping, always=True),
-            Route("POST", "/invocations", self._invoke, "read"),
-        ]
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes."""
+        app.add_api_route(
+            "/ping",
+            self._ping,
+            summary="Tell whether the model is there (MLflow's protocol).",
+            response_class=PlainTextResponse,
+            responses=problems(409, 503),
+        )
+        app.add_api_route(
+            "/invocations",
+            self._invoke,
+            methods=["POST"],
+            dependencies=[Depends(may_read)],
+            summary="Score feature rows in MLflow's protocol.",
+            response_model=Predictions,
+            responses=body_problems(),
+            openapi_extra=request_body(DataframeSplit | DataframeRecords | Instances | Inputs),
+        )
 
-    async def _ping(self, _: Request) -> Answer:
-        self._asking.model()
-        return Answer(b"\n", media="text/plain; charset=utf-8")
+    async def _ping(self) -> Response:
+        self._queries.model()
+        return PlainTextResponse("\n")
 
-    async def _invoke(self, request: Request) -> Answer:
-        request.query(())
-        if request.media() != JSON:
+    async def _invoke(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
+        if media_of(request) != JSON:
             raise Refused(415, f"send {JSON}", "media_type")
-        return await self._asking.score(request, self._read, lambda _, predictions: {"predictions": predictions})
+        return await self._queries.score(request, self._read, lambda _, predictions: {"predictions": predictions})
 
     def _read(self, body: bytes, model: LoadedModel) -> FeatureRows:
         from serving.http.rows import rows_of_records, rows_of_table  # noqa: PLC0415 - numpy, for rows only
 
         limit = self._settings.rows
         values = (limit + 1) * (len(model.columns) + _OWN_COLUMNS)
-        content = read_json(body, containers=limit + _CONTAINERS, values=values, finite=False)
+        content = read_json(body, containers=limit + _CONTAINERS, values=values)
         if not isinstance(content, dict):
             raise Refused(422, f"send an object with one of {', '.join(FORMS)}", "invalid")
         if content.pop("params", None):

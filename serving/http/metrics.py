@@ -1,20 +1,30 @@
-"""The service's own numbers, in Prometheus' text format."""
+"""The service's own numbers, as Prometheus reads them."""
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Final
 
-from telemetry.exposition.writer import family
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from serving.http.access_log import AccessLog
+from serving.http.model import ModelHolder
+from serving.http.score_cache import ScoreCache
+from serving.scores.fleet import Fleet
+from serving.scores.reading import parse_instant
+
+MEDIA: Final = CONTENT_TYPE_PLAIN_0_0_4
 BOUNDS_S: Final[tuple[float, ...]] = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Upper bounds of the latency buckets, seconds: the extender's 200 ms and a look-up's 5 ms lie among them."""
 
+disable_created_metrics()  # type: ignore[no-untyped-call]
 
-class RequestCounts:
-    """Requests answered and how long they took; lives in the event loop.
+
+class RequestMetrics:
+    """Requests answered and how long they took.
 
     Labels are bounded: routes are those of the service (others count as ``unmatched``), statuses those it answers.
 
@@ -23,49 +33,117 @@ class RequestCounts:
     """
 
     def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
         self.active = 0
         self.passed_through = 0
         self.removed = 0
-        self._requests: Counter[tuple[str, int]] = Counter()
-        self._buckets: dict[str, list[int]] = {}
-        self._totals: dict[str, float] = {}
+        self._requests = Counter(
+            "predrain_http_requests", "Requests answered.", ("route", "status"), registry=self.registry
+        )
+        self._seconds = Histogram(
+            "predrain_http_request_seconds",
+            "Time from a request's head to its answer.",
+            ("route",),
+            buckets=BOUNDS_S,
+            registry=self.registry,
+        )
+        self.registry.register(self)
 
     def note(self, route: str, status: int, seconds: float) -> None:
         """Count one answer."""
-        self._requests[route, status] += 1
-        buckets = self._buckets.setdefault(route, [0] * (len(BOUNDS_S) + 1))
-        buckets[bisect_left(BOUNDS_S, seconds)] += 1
-        self._totals[route] = self._totals.get(route, 0.0) + seconds
+        self._requests.labels(route, str(status)).inc()
+        self._seconds.labels(route).observe(seconds)
 
-    def exposition(self) -> str:
-        """Return the lines of these numbers."""
-        lines = [
-            "# HELP predrain_http_request_seconds Time from a request's head to its answer.",
-            "# TYPE predrain_http_request_seconds histogram",
-        ]
-        name = "predrain_http_request_seconds"
-        for route, buckets in sorted(self._buckets.items()):
-            sums = list(accumulate(buckets))
-            for bound, count in zip((*map(repr, BOUNDS_S), "+Inf"), sums, strict=True):
-                lines.append(f'{name}_bucket{{route="{route}",le="{bound}"}} {count}')
-            lines.append(f'{name}_sum{{route="{route}"}} {self._totals[route]!r}')
-            lines.append(f'{name}_count{{route="{route}"}} {sums[-1]}')
-        requests = {
-            f'{{route="{route}",status="{status}"}}': float(count)
-            for (route, status), count in sorted(self._requests.items())
-        }
-        return (
-            "\n".join(lines)
-            + "\n"
-            + family("http_requests_total", "counter", "Requests answered.", requests)
-            + family("http_active_requests", "gauge", "Requests being answered.", {"": self.active})
-            + family(
-                "extender_passed_through_total",
-                "counter",
-                "Extender answers that left every node in because of trouble.",
-                {"": self.passed_through},
-            )
-            + family(
-                "extender_removed_nodes_total", "counter", "Nodes that the filter has taken out.", {"": self.removed}
-            )
-        )
+    def collect(self) -> Iterable[Metric]:
+        """Give what is counted as plain numbers."""
+        yield _gauge("http_active_requests", "Requests being answered.", self.active)
+        passed = "Extender answers that left every node in because of trouble."
+        yield _counter("extender_passed_through", passed, self.passed_through)
+        yield _counter("extender_removed_nodes", "Nodes that the filter has taken out.", self.removed)
+
+    def exposition(self) -> bytes:
+        """Return the page."""
+        return generate_latest(self.registry)
+
+
+class StateMetrics:
+    """What the service holds: scores, the model, the log; read when Prometheus asks."""
+
+    def __init__(
+        self,
+        scores: ScoreCache,
+        model: ModelHolder,
+        log: AccessLog,
+        clock: Callable[[], datetime],
+        ready: Callable[[], bool],
+    ) -> None:
+        self._scores = scores
+        self._model = model
+        self._log = log
+        self._clock = clock
+        self._ready = ready
+
+    def collect(self) -> Iterable[Metric]:
+        """Give everything that is known now."""
+        yield _counter("log_lines_dropped", "Log lines that nobody read.", self._log.dropped)
+        yield _counter("score_loads", "Decisions that were read.", self._scores.loads)
+        yield _counter("score_load_failures", "Attempts to read scores that failed.", self._scores.failures)
+        yield _gauge("ready", "Whether /readyz says so.", self._ready())
+        fleet = self._scores.served.fleet
+        if fleet is not None:
+            yield from self._of_scores(fleet)
+        yield _counter("model_loads", "Models that were taken.", self._model.loads)
+        yield _counter("model_refusals", "Models that were refused.", self._model.refusals)
+        if self._model.wanted:
+            yield from self._of_model()
+
+    def _of_scores(self, fleet: Fleet) -> Iterable[Metric]:
+        scores, now = fleet.scores, self._clock()
+        yield _labelled("units", "Units by tier, as scored.", "tier", fleet.tiers)
+        yield _labelled("nodes", "Nodes by tier, as scored.", "tier", fleet.node_tiers)
+        text = "Whether no unit's risk holds: all have expired, or none is known."
+        yield _gauge("scores_expired", text, not fleet.holds(now))
+        yield _gauge("decision_timestamp_seconds", "Decision time of the scores.", scores.decided.timestamp())
+        yield _gauge("scores_expiry_timestamp_seconds", "When the last score expires.", scores.expires.timestamp())
+        age_s = (now - scores.decided).total_seconds()
+        yield _gauge("scores_age_seconds", "Time since the decision.", age_s)
+        fitted = fitted_at(scores.summary)
+        if fitted is not None:
+            text = "Time since the model of the scores was fitted."
+            yield _gauge("scores_model_age_seconds", text, (now - fitted).total_seconds())
+        ages = [record.sample_age_s for record in scores.units.values() if record.sample_age_s is not None]
+        if ages:
+            values = {"newest": min(ages) + age_s, "oldest": max(ages) + age_s}
+            yield _labelled("sample_age_seconds", "Age of the units' newest samples.", "which", values)
+
+    def _of_model(self) -> Iterable[Metric]:
+        model = self._model.model
+        yield _gauge("model_loaded", "Whether rows can be scored.", model is not None)
+        yield _gauge("model_current", "Whether it is the one that is asked for.", self._model.refused is None)
+        if model is not None:
+            age_s = (self._clock() - model.fitted_at).total_seconds()
+            yield _gauge("model_age_seconds", "Time since the model was fitted.", age_s)
+
+
+def fitted_at(summary: Mapping[str, object]) -> datetime | None:
+    """Return when the model of a decision was fitted; None where its summary does not say."""
+    model = summary.get("model")
+    try:
+        return parse_instant(model.get("fitted_at")) if isinstance(model, dict) else None
+    except ValueError:  # somebody edited the summary
+        return None
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"predrain_{name}", text, value=float(value))
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"predrain_{name}", text, value=float(value))
+
+
+def _labelled(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(f"predrain_{name}", text, labels=[label])
+    for each, value in values.items():
+        family.add_metric([each], float(value))
+    return family

@@ -15,8 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from serving.http.request import unknown_name
-from serving.http.strict_json import shown
+from serving.http.bodies import shown, unknown_name
 from serving.scores.reading import parse_instant
 from telemetry.receiving.problems import Refused
 

@@ -32,7 +32,7 @@ class Served:
     status: Mapping[str, Any] = field(default_factory=dict)
 
 
-class ScoreKeeper:
+class ScoreCache:
     """Reads the scores of a folder whenever they change.
 
     ``folder``: what ``predrain score --out`` writes; need not exist yet.

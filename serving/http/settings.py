@@ -15,8 +15,9 @@ class ServiceSettings:
     ``held_bytes``: most bytes of bodies in memory at a time, those beyond it are answered 503; one body is always
     taken.
     ``page``: most nodes of one page of ``GET /v1/nodes``.
-    ``concurrency``: most requests at a time, those beyond it are answered 503 (``/healthz``, ``/readyz``, ``/ping`` and
-    ``/metrics`` excepted).
+    ``concurrent_anonymous``, ``concurrent_reads``, ``concurrent_writes``, ``concurrent_pages``: most requests at a time
+    of callers without a token that holds, of those that read, of tokens that may only write, and of pages; those beyond
+    it are answered 503 (``/healthz``, ``/readyz``, ``/ping`` and ``/metrics`` excepted).
     ``scoring``: most requests at a time that wait for the model; one is scored at a time.
     ``body_timeout_s``: longest time in which a client must have sent its body.
     ``head_timeout_s``: longest time in which a client must have sent the head of a request; its connection is closed
@@ -36,7 +37,10 @@ class ServiceSettings:
     held_bytes: int = 256 * MIB
     rows: int = 10_000
     page: int = 1_000
-    concurrency: int = 256
+    concurrent_anonymous: int = 64
+    concurrent_reads: int = 256
+    concurrent_writes: int = 64
+    concurrent_pages: int = 64
     scoring: int = 16
     body_timeout_s: float = 30.0
     head_timeout_s: float = 10.0

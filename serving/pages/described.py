@@ -42,7 +42,7 @@ def operations_of(document: Mapping[str, Any]) -> list[Operation]:
                     method.upper(),
                     path,
                     each["summary"],
-                    each.get("security") == [],
+                    not each.get("security"),
                     [(one["name"], one["in"], _short(one["schema"])) for one in each.get("parameters", [])],
                     [(media, _shape(content)) for media, content in bodies.items()],
                     [_answer(status, one) for status, one in each["responses"].items()],

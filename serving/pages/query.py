@@ -2,61 +2,55 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import urlencode
 
-from serving.http.request import Request, unknown_name
-from serving.http.strict_json import shown
-from serving.scores.fleet import ALL_TIERS
-from telemetry.receiving.problems import Refused
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-SHOWN: Final = ("nodes", "gpus")
-SORT_KEYS: Final = ("risk", "name", "tier", "rack", "group", "age")
-PAGE_SORTS: Final = tuple(sign + key for key in SORT_KEYS for sign in ("-", ""))
-PAGE_SIZES: Final = (50, 100, 250, 1000)
+from serving.http.schemas import Tier
 
-_NAMES: Final = ("show", "q", "tier", "rack", "group", "sort", "offset", "limit")
 LONGEST: Final = 200
 """Of a text in an address."""
-_FARTHEST: Final = 10**7
+PAGE_SIZES: Final = (50, 100, 250, 1000)
+
+Text = Annotated[str, Field(max_length=LONGEST)]
+PageSort = Literal["-risk", "risk", "-name", "name", "-tier", "tier", "-rack", "rack", "-group", "group", "-age", "age"]
 
 
-@dataclass(frozen=True, slots=True)
-class FleetQuery:
-    """A view of the fleet.
+def _split(value: object) -> object:
+    texts = [part for each in value for part in str(each).split(",")] if isinstance(value, list) else value
+    return list(dict.fromkeys(part for part in texts if part)) if isinstance(texts, list) else texts
 
-    ``show``: ``nodes`` or ``gpus``.
+
+def _number(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+
+
+class FleetQuery(BaseModel):
+    """A view of the fleet; parameters without a value count as absent, as forms send them.
+
     ``search``: words that must all be found.
-    ``sort``: one of :data:`PAGE_SORTS`.
     """
 
-    show: str = "nodes"
-    search: str = ""
-    tiers: tuple[str, ...] = ()
-    rack: str = ""
-    group: str = ""
-    sort: str = "-risk"
-    offset: int = 0
-    limit: int = 100
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
+    show: Literal["nodes", "gpus"] = "nodes"
+    search: Text = Field("", alias="q")
+    tiers: Annotated[list[Tier], BeforeValidator(_split)] = Field(default_factory=list, alias="tier")
+    rack: Text = ""
+    group: Text = ""
+    sort: PageSort = "-risk"
+    offset: int = Field(0, ge=0, le=10**7)
+    limit: Annotated[Literal[50, 100, 250, 1000], BeforeValidator(_number)] = 100
+
+    @model_validator(mode="before")
     @classmethod
-    def of(cls, request: Request) -> FleetQuery:
-        """Read a request's query; parameters without a value count as absent, as forms send them.
-
-        Raises ``Refused``: 400, if a parameter or its value is none of ours.
-        """
-        found = cls()
-        for name, value in request.query(_NAMES):
-            if len(value) > LONGEST:
-                raise Refused(400, f"{name} is longer than {LONGEST} characters", "invalid")
-            if value:
-                found = replace(found, **_checked(name, value, found))
-        return found
+    def _without_empty(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value != ""} if isinstance(given, dict) else given
 
     def address(self, **changed: Any) -> str:
         """Return the address of this view with something changed; the first page unless ``offset`` is given."""
-        asked = replace(self, **{"offset": 0, **changed})
+        asked = self.model_copy(update={"offset": 0, **changed})
         usual = FleetQuery()
         pairs = [("show", asked.show), ("q", asked.search), *(("tier", each) for each in asked.tiers)]
         pairs += [("rack", asked.rack), ("group", asked.group), ("sort", asked.sort)]
@@ -73,27 +67,3 @@ class FleetQuery:
     def narrowed(self) -> bool:
         """Whether it leaves anything out."""
         return bool(self.search or self.tiers or self.rack or self.group)
-
-
-def _checked(name: str, value: str, before: FleetQuery) -> dict[str, Any]:
-    if name == "tier":
-        return {
-            "tiers": tuple(dict.fromkeys((*before.tiers, *(_one(name, each, ALL_TIERS) for each in value.split(",")))))
-        }
-    if name == "offset":
-        if not (value.isascii() and value.isdigit() and int(value) <= _FARTHEST):
-            raise Refused(400, f"offset is {shown(value)}: give a whole number from 0 to {_FARTHEST}", "invalid")
-        return {"offset": int(value)}
-    if name == "limit":
-        return {"limit": int(_one(name, value, tuple(map(str, PAGE_SIZES))))}
-    if name == "q":
-        return {"search": value}
-    if name in ("show", "sort"):
-        return {name: _one(name, value, SHOWN if name == "show" else PAGE_SORTS)}
-    return {name: value}
-
-
-def _one(name: str, value: str, known: tuple[str, ...]) -> str:
-    if value not in known:
-        raise Refused(400, unknown_name(value, known, name), "invalid")
-    return value

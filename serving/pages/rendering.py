@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from collections.abc import Mapping
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any, Final
 from urllib.parse import quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.requests import Request
+from starlette.responses import Response
 
-from serving.http.request import Answer, Request
 from serving.pages import formatting
 
 _HERE: Final = Path(__file__).parent / "templates"
@@ -40,35 +42,31 @@ ASSETS: Final = {
 """Files that pages refer to, with their media types."""
 
 
-def page(request: Request, template: str, status: int = 200, **values: Any) -> Answer:
-    """Render a template.
+def page(request: Request, template: str, status: int = 200, **values: Any) -> Response:
+    """Render a template, compressed where the client takes that and it is worth it.
 
-    ``request``: says whether the answer may be compressed.
     ``template``: name in ``templates/``, without ``.html.j2``.
     """
     text = _environment().get_template(f"{template}.html.j2").render(**values)
-    return packed(request, Answer(text.encode(), status, _HTML, dict(_HEADERS)))
+    return _packed(request, text.encode(), status, _HTML, _HEADERS)
 
 
-def packed(request: Request, answer: Answer) -> Answer:
-    """Return an answer compressed where the client takes that and it is worth it."""
-    answer.headers["Vary"] = "Accept-Encoding"
-    takes = request.headers.get("accept-encoding", "")
-    if len(answer.body) < _ZIP_FROM or "gzip" not in takes:
-        return answer
-    headers = answer.headers | {"Content-Encoding": "gzip"}
-    return Answer(gzip.compress(answer.body, 3, mtime=0), answer.status, answer.media, headers)
-
-
-def asset(request: Request, name: str) -> Answer:
+def asset(request: Request, name: str) -> Response:
     """Return one of :data:`ASSETS`; addresses carry a digest, so that browsers may keep them."""
-    headers = _HEADERS | {"Cache-Control": "public, max-age=31536000, immutable"}
-    return packed(request, Answer(_content(name), 200, ASSETS[name], headers))
+    headers = {**_HEADERS, "Cache-Control": "public, max-age=31536000, immutable"}
+    return _packed(request, _content(name), 200, ASSETS[name], headers)
 
 
-def redirect(address: str, **headers: str) -> Answer:
+def redirect(address: str, **headers: str) -> Response:
     """Send a browser elsewhere on this service, by GET."""
-    return Answer(b"", 303, "text/plain; charset=utf-8", {"Location": address, **headers})
+    return Response(b"", 303, {"Location": address, **headers}, "text/plain; charset=utf-8")
+
+
+def _packed(request: Request, body: bytes, status: int, media: str, headers: Mapping[str, str]) -> Response:
+    headers = {**headers, "Vary": "Accept-Encoding"}
+    if len(body) >= _ZIP_FROM and "gzip" in request.headers.get("accept-encoding", ""):
+        body, headers["Content-Encoding"] = gzip.compress(body, 3, mtime=0), "gzip"
+    return Response(body, status, headers, media)
 
 
 @cache

@@ -4,27 +4,32 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Protocol
+from functools import wraps
+from typing import Annotated, Any, Final, Protocol
 from urllib.parse import parse_qs, quote, urlsplit
+
+from fastapi import Depends, FastAPI, Path, Query
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
 from features.errors import InputError
 from policy.tiers import TIERS, UNKNOWN
-from serving.http.request import Answer, Request
-from serving.http.routing import Route
+from serving.http.application import may_read_page, problems
+from serving.http.bodies import as_json, media_of, shown
+from serving.http.limits import ThreadWork
+from serving.http.schemas import NoQuery
 from serving.http.score_cache import Served
-from serving.http.strict_json import shown
-from serving.http.tokens import Grant
-from serving.http.work import Work
 from serving.pages import heat_map
 from serving.pages.charts import channel_chart, risk_chart, spark
 from serving.pages.dataset_reader import Channels, DatasetReader, Facts
 from serving.pages.fleet_table import Board, FleetRow, natural, select
 from serving.pages.history import ScoreHistory
 from serving.pages.locations import NOWHERE, Place
-from serving.pages.query import LONGEST, PAGE_SIZES, FleetQuery
+from serving.pages.query import PAGE_SIZES, FleetQuery, Text
 from serving.pages.rendering import ASSETS, asset, page, redirect
 from serving.pages.session import Sessions
 from serving.scores.fleet import Fleet
@@ -34,7 +39,9 @@ from telemetry.receiving.problems import Refused
 LEDGER_MOST: Final = 50
 """Decisions shown of a node, and decisions listed."""
 
-_LOGIN_BYTES: Final = 4_096
+_PAGES: Final = frozenset({"/", "/outcomes", "/ledger", "/docs", "/login", "/logout"})
+_PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
+_HTML: Final = "text/html"
 _FORM: Final = "application/x-www-form-urlencoded"
 
 
@@ -69,6 +76,39 @@ class Health:
     model: Mapping[str, Any] | None
 
 
+class _Query(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class LedgerQuery(_Query):
+    """Whose decisions are shown; empty: of all nodes."""
+
+    node: Text = ""
+
+
+class LoginQuery(_Query):
+    """Where a browser is led after it has logged in."""
+
+    next: str = "/"
+
+
+class AssetQuery(_Query):
+    """The digest in a file's address, which changes with its content."""
+
+    v: Text = ""
+
+
+class ShownDecision(BaseModel):
+    """The decision that pages show."""
+
+    decision: str
+
+
+def is_page(path: str) -> bool:
+    """Tell whether a path is a page's."""
+    return path in _PAGES or path.startswith(_PAGE_PREFIXES)
+
+
 class FleetPages:
     """Serves the pages.
 
@@ -83,7 +123,7 @@ class FleetPages:
         newest: ScoreSource,
         history: ScoreHistory,
         clock: Callable[[], datetime],
-        work: Work,
+        work: ThreadWork,
         health: Callable[[], Health],
         *,
         sessions: Sessions | None,
@@ -103,39 +143,76 @@ class FleetPages:
         self._board = Board()
         self._drawn: tuple[list[FleetRow], heat_map.HeatMap] | None = None
 
-    def routes(self) -> list[Route]:
-        """Return the routes."""
-        read = [
-            ("/", self._fleet),
-            ("/nodes/{node}", self._node),
-            ("/gpus/{gpu}", self._gpu),
-            ("/outcomes", self._outcomes),
-            ("/ledger", self._ledger_page),
-        ]
-        shut = [("GET", "/login", self._login_form), ("POST", "/login", self._login), ("POST", "/logout", self._logout)]
-        return [
-            *(Route("GET", path, self._in_thread(handler), "read", visitors=self) for path, handler in read),
-            Route("GET", "/docs", self._in_thread(self._docs), visitors=self),
-            Route("GET", "/page/decision", self._decision, "read", visitors=self),
-            Route("GET", "/page/{file}", self._asset, visitors=self),
-            *(Route(method, path, handler, visitors=self) for method, path, handler in shut),
-        ]
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes."""
+        tags: dict[str, Any] = {"tags": ["pages"]}
+        read: dict[str, Any] = {"dependencies": [Depends(may_read_page)], **tags}
+        for path, handler, summary, statuses in (
+            ("/", self._fleet, "Show who is at risk.", ()),
+            ("/nodes/{node:path}", self._node, "Show a node, its GPUs and why.", (404,)),
+            ("/gpus/{gpu:path}", self._gpu, "Show a GPU: why, earlier scores, channels, outcomes.", (404,)),
+            ("/outcomes", self._outcomes, "Show what came of the alerts of the last 30 days.", ()),
+            ("/ledger", self._ledger_page, "Show what a controller decided, of all nodes or one.", ()),
+        ):
+            made = self._in_thread(handler)
+            app.add_api_route(path, made, summary=summary, **_html(303, 400, 403, 429, 503, *statuses), **read)
+        app.add_api_route(
+            "/docs",
+            self._in_thread(self._docs),
+            summary="Show this document to people.",
+            **_html(400, 429, 503),
+            **tags,
+        )
+        app.add_api_route(
+            "/page/decision",
+            self._decision,
+            summary="Tell which decision is shown, for the pages' script.",
+            response_model=ShownDecision,
+            responses=problems(303, 400, 403, 429, 503, media=_HTML),
+            **read,
+        )
+        assets: dict[int | str, dict[str, Any]] = {
+            200: {"content": {each.partition(";")[0]: {"schema": {"type": "string"}} for each in ASSETS.values()}}
+        }
+        app.add_api_route(
+            "/page/{file:path}",
+            self._asset,
+            summary="Give the pages' style, script and icon.",
+            response_class=Response,
+            responses=assets | problems(400, 404, 429, 503, media=_HTML),
+            **tags,
+        )
+        app.add_api_route("/login", self._login_form, summary="Ask for a token.", **_html(303, 400, 429, 503), **tags)
+        for path, form, summary, fields in (
+            ("/login", self._login, "Begin a session of 12 hours.", ("token", "next", "user")),
+            ("/logout", self._logout, "End the session.", ()),
+        ):
+            app.add_api_route(
+                path,
+                form,
+                methods=["POST"],
+                summary=summary,
+                status_code=303,
+                response_class=Response,
+                responses=problems(303, 400, 403, 408, 413, 415, 422, 429, 503, media=_HTML),
+                openapi_extra=_form(fields),
+                **tags,
+            )
 
-    def grant(self, request: Request) -> Grant | None:
-        """Return what the request's cookie allows."""
-        return None if self._sessions is None else self._sessions.grant(request)
-
-    def refusal(self, request: Request, refused: Refused) -> Answer:
+    def refusal(self, request: Request, refused: Refused) -> Response:
         """Return a refusal as a page; who is not known is asked to log in."""
         if refused.status == 401 and request.method in ("GET", "HEAD"):
-            return redirect(f"/login?next={quote(request.address, safe='')}")
+            return redirect(f"/login?next={quote(_address(request), safe='')}")
         answer = page(request, "refusal", refused.status, **self._frame(None), refused=refused)
         answer.headers.update({name: value for name, value in refused.headers().items() if name != "Content-Type"})
         return answer
 
-    def _in_thread(self, make: Callable[[Request], Answer]) -> Callable[[Request], Any]:
-        async def handle(request: Request) -> Answer:
-            return await self._work.run(lambda: make(request))
+    def _in_thread(self, make: Callable[..., Response]) -> Callable[..., Awaitable[Response]]:
+        """Render in the pages' own threads; the signature, which FastAPI reads, stays."""
+
+        @wraps(make)
+        async def handle(**values: Any) -> Response:
+            return await self._work.run(lambda: make(**values))
 
         return handle
 
@@ -161,8 +238,7 @@ class FleetPages:
             raise Refused(503, f"no scores can be served: {served.trouble}", "scores", retry_after_s=10)
         return served.fleet
 
-    def _fleet(self, request: Request) -> Answer:
-        query = FleetQuery.of(request)
+    def _fleet(self, request: Request, query: Annotated[FleetQuery, Query()]) -> Response:
         fleet, now, places = self._served(), self._clock(), self._places()
         nodes, gpus = self._board.rows(fleet, places, now)
         rows = nodes if query.show == "nodes" else gpus
@@ -222,12 +298,13 @@ class FleetPages:
             "facts": self._facts(),
         }
 
-    def _node(self, request: Request) -> Answer:
-        request.query(())
+    def _node(
+        self, request: Request, node: Annotated[str, Path(min_length=1)], _: Annotated[NoQuery, Query()]
+    ) -> Response:
         fleet, now, places = self._served(), self._clock(), self._places()
-        state = fleet.state(request.parameter, now)
+        state = fleet.state(node, now)
         if state is None:
-            raise Refused(404, f"there is no score of node {shown(request.parameter)}", "node")
+            raise Refused(404, f"there is no score of node {shown(node)}", "node")
         records = fleet.scores.nodes[state.node]
         past = self._history.of_all(each.unit for each in records)
         return page(
@@ -245,12 +322,13 @@ class FleetPages:
             told=self._told({each.unit for each in records}),
         )
 
-    def _gpu(self, request: Request) -> Answer:
-        request.query(())
+    def _gpu(
+        self, request: Request, gpu: Annotated[str, Path(min_length=1)], _: Annotated[NoQuery, Query()]
+    ) -> Response:
         fleet, now = self._served(), self._clock()
-        record = fleet.scores.units.get(request.parameter)
+        record = fleet.scores.units.get(gpu)
         if record is None:
-            raise Refused(404, f"there is no score of GPU {shown(request.parameter)}", "gpu")
+            raise Refused(404, f"there is no score of GPU {shown(gpu)}", "gpu")
         past = self._history.of(record.unit)
         raw = fleet.scores.summary.get("thresholds")
         bounds = {
@@ -293,16 +371,11 @@ class FleetPages:
             return None
         return [each for each in facts.outcomes["alerts"] if each["unit"] in units]
 
-    def _outcomes(self, request: Request) -> Answer:
-        request.query(())
+    def _outcomes(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
         return page(request, "outcomes", **self._frame("outcomes"), facts=self._facts())
 
-    def _ledger_page(self, request: Request) -> Answer:
-        node = ""
-        for _, value in request.query(("node",)):
-            if len(value) > LONGEST:
-                raise Refused(400, f"node is longer than {LONGEST} characters", "invalid")
-            node = value
+    def _ledger_page(self, request: Request, query: Annotated[LedgerQuery, Query()]) -> Response:
+        node = query.node
         decisions: list[dict[str, Any]] = []
         trouble = None
         if self._ledger is not None:
@@ -320,8 +393,7 @@ class FleetPages:
             most=LEDGER_MOST,
         )
 
-    def _docs(self, request: Request) -> Answer:
-        request.query(())
+    def _docs(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
         from serving.pages.described import operations_of  # noqa: PLC0415 - for this page only
 
         document = self._document()
@@ -333,26 +405,23 @@ class FleetPages:
             operations=operations_of(document),
         )
 
-    async def _decision(self, request: Request) -> Answer:
-        request.query(())
-        return Answer.json({"decision": self._served().scores.decision})
+    async def _decision(self, _: Annotated[NoQuery, Query()]) -> Response:
+        return as_json({"decision": self._served().scores.decision})
 
-    async def _asset(self, request: Request) -> Answer:
-        request.query(("v",))
-        if request.parameter not in ASSETS:
+    async def _asset(
+        self, request: Request, file: Annotated[str, Path(min_length=1)], _: Annotated[AssetQuery, Query()]
+    ) -> Response:
+        if file not in ASSETS:
             raise Refused(404, "there is no such file", "path")
-        return asset(request, request.parameter)
+        return asset(request, file)
 
-    async def _login_form(self, request: Request) -> Answer:
-        after = "/"
-        for _, value in request.query(("next",)):
-            after = _own(value)
+    async def _login_form(self, request: Request, query: Annotated[LoginQuery, Query()]) -> Response:
+        after = _own(query.next)
         if self._sessions is None or self._sessions.grant(request) is not None:
             return redirect(after)
         return page(request, "login", **self._frame(None), next=after, wrong=False)
 
-    async def _login(self, request: Request) -> Answer:
-        request.query(())
+    async def _login(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
         if self._sessions is None:
             return redirect("/")
         form = await self._form(request, ("user", "token", "next"))
@@ -362,8 +431,7 @@ class FleetPages:
             return page(request, "login", 403, **self._frame(None), next=after, wrong=True)
         return redirect(after, **{"Set-Cookie": cookie})
 
-    async def _logout(self, request: Request) -> Answer:
-        request.query(())
+    async def _logout(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
         await self._form(request, ())
         if self._sessions is None:
             return redirect("/")
@@ -379,8 +447,8 @@ class FleetPages:
         foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
         if foreign if site is None else site not in ("same-origin", "none"):
             raise Refused(403, "another site's page sent this form", "origin")
-        body = await request.body(_LOGIN_BYTES)
-        if request.media() not in (_FORM, "") or (body and request.media() != _FORM):
+        body, media = await request.body(), media_of(request)
+        if media not in (_FORM, "") or (body and media != _FORM):
             raise Refused(415, f"send {_FORM}", "media_type")
         try:
             fields = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=10)
@@ -400,3 +468,23 @@ def _own(address: str) -> str:
     if parts is None or parts.scheme or parts.netloc or not address.startswith("/") or address.startswith("//"):
         return "/"
     return address if address.isascii() else quote(address, safe="/?&=%")
+
+
+def _address(request: Request) -> str:
+    """Return path and query as they were sent."""
+    path = request.scope.get("raw_path", b"").decode("latin-1") or request.scope["path"]
+    query = request.scope.get("query_string", b"").decode("latin-1")
+    return f"{path}?{query}" if query else path
+
+
+def _html(*statuses: int) -> dict[str, Any]:
+    return {"response_class": HTMLResponse, "responses": problems(*statuses, media=_HTML)}
+
+
+def _form(fields: tuple[str, ...]) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "properties": {name: {"type": "string"} for name in fields},
+        "additionalProperties": False,
+    }
+    return {"requestBody": {"required": bool(fields), "content": {_FORM: {"schema": schema}}}}

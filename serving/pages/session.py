@@ -9,7 +9,8 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Final
 
-from serving.http.request import Request
+from starlette.requests import Request
+
 from serving.http.tokens import Grant, ScopedTokens
 
 LASTS: Final = timedelta(hours=12)
@@ -69,10 +70,15 @@ class Sessions:
 
     @staticmethod
     def _cookie(value: str, seconds: int, request: Request) -> str:
-        secure = "; Secure" if request.secure else ""
+        secure = "; Secure" if _secure(request) else ""
         return f"{_name(request)}={value}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}"
+
+
+def _secure(request: Request) -> bool:
+    """Tell whether the client's connection is encrypted, as a proxy on this machine says where there is one."""
+    return request.url.scheme == "https"
 
 
 def _name(request: Request) -> str:
     # The prefix makes browsers refuse such a cookie from anything but this host over an encrypted connection.
-    return "__Host-predrain" if request.secure else "predrain"
+    return "__Host-predrain" if _secure(request) else "predrain"

@@ -18,6 +18,8 @@ from features.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
 
 LATEST: Final = "latest.json"
+TEXTFILE: Final = "predrain_score.prom"
+_MOST_TEXTFILE_BYTES: Final = 1 << 16
 
 _STAMP: Final = "%Y%m%dT%H%M%SZ"
 _NAME: Final = re.compile(r"\d{8}T\d{6}Z")
@@ -121,6 +123,15 @@ def read_scores(folder: Path) -> Scores:
     if not units:
         raise InputError("the decision holds no record", str(path), _DO)
     return Scores.of(units.values(), _summary(path.with_name("summary.json")), name)
+
+
+def last_run_metrics(scores: Path) -> str:
+    """Read the textfile of the last scoring run, for a service that shows it; "" where there is none."""
+    try:
+        with (scores / TEXTFILE).open("rb") as stream:
+            return stream.read(_MOST_TEXTFILE_BYTES).decode()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 def parse_instant(text: object) -> datetime:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from policy.risk_record import FORMAT, instant_words
 from policy.tiers import TIERS, UNKNOWN
+from serving.scores.reading import TEXTFILE
 from serving.scores.result import ScoringResult
-from serving.scores.writing import STATUS, TEXTFILE, ScoresFolder, read_json, write_json
+from serving.scores.writing import STATUS, ScoresFolder, read_json, write_json
 from telemetry.atomic import write_bytes
-
-_MOST_TEXTFILE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,15 +56,6 @@ def record_attempt(scores: ScoresFolder, attempt: Attempt) -> dict[str, Any]:
         page = _page(status, None)
     write_bytes(scores.path / TEXTFILE, page.encode())
     return status
-
-
-def last_run_metrics(scores: Path) -> str:
-    """Read the textfile of the last scoring run, for a service that shows it; "" where there is none."""
-    try:
-        with (scores / TEXTFILE).open("rb") as stream:
-            return stream.read(_MOST_TEXTFILE_BYTES).decode()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _behind_s(result: ScoringResult, newest: Mapping[str, Any] | None) -> float:

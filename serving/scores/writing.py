@@ -25,16 +25,15 @@ import pyarrow.parquet as pq
 
 from features.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
+from serving.scores.reading import LATEST, TEXTFILE
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
 from telemetry.schema import INSTANT
 
-LATEST = "latest.json"
 DECISIONS = "decisions"
 SUMMARY = "summary.json"
 PARQUET = "risks.parquet"
 JSON_LINES = "risks.jsonl"
 STATUS = "status.json"
-TEXTFILE = "predrain_score.prom"
 
 _STAMP = "%Y%m%dT%H%M%SZ"
 _NAME = re.compile(r"\d{8}T\d{6}Z")

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from predrain import act, serve
-from serving.http.notify import notify
+from serving.server import notify
 from tests.serving.http.world import running, small_fleet, write_scores
 from tests.serving.test_batch_deploy import UNITS, unit, used
 

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from serving.http.service import Service
+from serving.http.application import routes_of
+from serving.service import Service
 from tests.serving.http.world import running, small_fleet, write_scores
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "http.md").read_text()
@@ -53,8 +54,8 @@ def test_every_route_and_metric_and_limit_of_the_page_is_the_services_own(tmp_pa
     write_scores(tmp_path, small_fleet())
     with running(tmp_path) as started:
         service: Service = started.service
-        for route in [*service.api.routes, *service.extender.routes]:
-            assert re.sub(r"{(\w+)}", lambda name: name[1].upper(), route.path) in PAGE
+        for route in [*routes_of(service.api), *routes_of(service.extender)]:
+            assert re.sub(r"{(\w+)}", lambda name: name[1].upper(), route.path_format) in PAGE
         metrics = set(re.findall(r"# TYPE (\w+)", started.client().get("/metrics").decode()))
         written = set(re.findall(r"`(predrain_\w+)`", PAGE))
         assert metrics <= written
@@ -65,7 +66,7 @@ def test_every_route_and_metric_and_limit_of_the_page_is_the_services_own(tmp_pa
         f"| {limits['body_bytes'] >> 20} MiB; {limits['decoded_bytes'] >> 20} MiB |",
         f"| {limits['held_bytes'] >> 20} MiB |",
         f"| {limits['rows']:,} |",
-        f"| {limits['concurrency']} |",
+        f"| {limits['concurrent_reads']}; {limits['concurrent_pages']}; {limits['concurrent_anonymous']} |",
         f"| {limits['head_timeout_s']:g} s; {limits['body_timeout_s']:g} s; "
         f"{limits['body_timeout_s'] + limits['work_timeout_s']:g} s |",
     ):

@@ -223,7 +223,7 @@ def test_bombs_and_refusals_leave_no_memory_behind(service: Running, client: Cli
     before = storm(2)
     after = storm(12)
     assert after - before < 40 * 2**20
-    wait(lambda: service.service.counts.active == 0)  # an answer is there a moment before it is counted
+    wait(lambda: service.service.metrics.active == 0)  # an answer is there a moment before it is counted
 
 
 def resident() -> int:

@@ -22,12 +22,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from features.errors import InputError
 from serving.http.access_log import AccessLog
-from serving.http.openapi import document
-from serving.http.request import gunzip
-from serving.http.server import refuse_open_port
-from serving.http.service import Service
+from serving.http.application import routes_of
+from serving.http.bodies import gunzip
 from serving.http.settings import ServiceSettings
 from serving.http.tokens import ScopedTokens
+from serving.server import refuse_open_port
+from serving.service import Service
 from telemetry.receiving.problems import Refused
 from tests.serving.http.world import Running, record, running, small_fleet, wait, write_scores
 
@@ -211,8 +211,8 @@ def test_a_client_that_does_not_read_its_answer_loses_its_place(folder: Path) ->
             deaf.connect(("127.0.0.1", service.port))
             head = "POST /v1/predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
             deaf.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-            wait(lambda: service.service.counts.active == 1)
-            wait(lambda: service.service.counts.active == 0)
+            wait(lambda: service.service.metrics.active == 1)
+            wait(lambda: service.service.metrics.active == 0)
         client = service.client()
         page = client.get("/metrics").decode()
         assert 'predrain_http_requests_total{route="/v1/predict",status="499"} 1.0' in page
@@ -266,7 +266,7 @@ def test_gunzip_agrees_with_zlib_on_large_content() -> None:
 
 
 def test_more_requests_at_a_time_than_allowed_are_told_to_come_back(folder: Path) -> None:
-    with running(folder, settings=ServiceSettings(concurrency=2, poll_s=0.1)) as service:
+    with running(folder, settings=ServiceSettings(concurrent_reads=2, poll_s=0.1)) as service:
         sockets = []
         for _ in range(2):  # two whose bodies never come
             each = socket.create_connection(("127.0.0.1", service.port), timeout=10)
@@ -288,6 +288,30 @@ def test_more_requests_at_a_time_than_allowed_are_told_to_come_back(folder: Path
         deadline = time.monotonic() + 10
         while client.send("GET", "/v1/nodes")[0] != 200:
             assert time.monotonic() < deadline
+
+
+def test_a_flood_of_unfinished_logins_holds_up_nobody_who_shows_a_token(folder: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_text(line("read", READ))
+    with running(folder, tokens=tokens) as service:
+        form = b"application/x-www-form-urlencoded"
+        flood = []
+        for _ in range(300):
+            each = socket.create_connection(("127.0.0.1", service.port), timeout=20)
+            each.sendall(
+                b"POST /login HTTP/1.1\r\nHost: localhost\r\nContent-Type: " + form + b"\r\nContent-Length: 40\r\n\r\nt"
+            )
+            flood.append(each)
+        client, stranger = service.client(READ), service.client()
+        wait(lambda: stranger.send("POST", "/login", b"token=x", media=form.decode())[0] == 503)
+        assert [client.send("GET", path)[0] for path in ("/v1/nodes", "/v1/nodes/n1", "/") for _ in range(5)] == [
+            200
+        ] * 15
+        assert client.post("/v1/predict", {"nodes": ["n1"]})["nodes"][0]["tier"] == "high"
+        assert stranger.send("GET", "/healthz")[0] == 200
+        for each in flood:
+            each.close()
+        wait(lambda: stranger.send("POST", "/login", b"token=x", media=form.decode())[0] == 403)
 
 
 def test_bodies_in_memory_are_bounded_over_all_requests(folder: Path) -> None:
@@ -332,9 +356,8 @@ def test_metrics_are_read_by_prometheus_and_their_labels_are_bounded(guarded: Ru
     assert requests["/v1/nodes/{node}", "200"] >= 5
     assert requests["/v1/nodes/{node}", "404"] >= 15
     assert requests["unmatched", "404"] >= 20
-    known = {route.path for route in guarded.service.api.routes} | {
-        route.path for route in guarded.service.extender.routes
-    }
+    ports = (guarded.service.api, guarded.service.extender)
+    known = {route.path_format for port in ports for route in routes_of(port)}
     assert {route for route, _ in requests} <= known | {"unmatched"}
     latency = families["predrain_http_request_seconds"]
     count = next(
@@ -395,24 +418,23 @@ def test_a_log_that_nobody_reads_holds_up_no_answer() -> None:
     written.close()
 
 
-def test_the_document_describes_exactly_the_routes_that_there_are(guarded: Running) -> None:
+def test_the_document_describes_who_may_ask_and_every_refusal(guarded: Running) -> None:
     content = guarded.client().get("/openapi.json")
-    assert content == json.loads(json.dumps(document(guarded.service.settings)))
-    described = {(method.upper(), path) for path, methods in content["paths"].items() for method in methods}
-    assert described == {(route.method, route.path) for route in guarded.service.api.routes}
-    for route in guarded.service.api.routes:
-        operation = content["paths"][route.path][route.method.lower()]
-        assert (operation.get("security") == []) == (route.scope is None)
-        assert operation["responses"].keys() & {"200", "303"}
+    described = {(path, method): each for path, methods in content["paths"].items() for method, each in methods.items()}
+    assert len(described) == len(list(routes_of(guarded.service.api)))
+    for (path, method), operation in described.items():
+        alone, page = service_path(path), operation.get("tags") == ["pages"]
+        status = guarded.client().send(method.upper(), alone)[0]
+        assert str(status) in operation["responses"], (path, status)
         # A page asks who is not known to log in.
-        refused = {"401", "403"} if route.visitors is None else {"303", "403"}
-        assert refused <= operation["responses"].keys() or route.scope is None
-        parameter = route.path.partition("{")[2].rstrip("}")
-        assert [each["name"] for each in operation.get("parameters", []) if each["in"] == "path"] == (
-            [parameter] if parameter else []
-        )
+        assert (status == (303 if page else 401)) == bool(operation.get("security")) or path in ("/login", "/logout")
+        assert "HTTPValidationError" not in json.dumps(operation)
     references = {part.split('"')[0] for part in json.dumps(content).split('"#/components/schemas/')[1:]}
     assert references <= content["components"]["schemas"].keys()
+
+
+def service_path(path: str) -> str:
+    return path.replace("{node}", "n1").replace("{gpu}", "GPU-n1-0").replace("{file}", "style.css")
 
 
 def test_answers_have_the_keys_that_the_document_promises(guarded: Running) -> None:
@@ -422,10 +444,8 @@ def test_answers_have_the_keys_that_the_document_promises(guarded: Running) -> N
     def shape(schema: dict[str, Any]) -> dict[str, Any]:
         if "$ref" in schema:
             return shape(content["components"]["schemas"][schema["$ref"].rsplit("/", 1)[1]])
-        if "allOf" in schema:
-            parts = [shape(part) for part in schema["allOf"]]
-            return {"properties": {key: value for part in parts for key, value in part["properties"].items()}}
-        return schema
+        kinds = [each for each in schema.get("anyOf", ()) if each.get("type") != "null"]
+        return shape(kinds[0]) if len(kinds) == 1 else schema
 
     def check(value: Any, schema: dict[str, Any]) -> None:
         schema = shape(schema)

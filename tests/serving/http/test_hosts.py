@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.http.hosts import AllowedHosts
+from serving.http.limits import AllowedHosts
 from tests.serving.http.test_guards import READ, line
 from tests.serving.http.world import running, small_fleet, write_scores
 

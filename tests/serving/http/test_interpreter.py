@@ -3,7 +3,7 @@
 import gc
 import sys
 
-from serving.http.interpreter import be_responsive
+from serving.server import be_responsive
 
 
 def test_the_interpreter_switches_threads_often_and_walks_the_heap_seldom() -> None:

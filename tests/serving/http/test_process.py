@@ -19,9 +19,10 @@ import pytest
 import yaml
 
 from serving.http.access_log import AccessLog
-from serving.http.server import serve
-from serving.http.service import Service
+from serving.http.application import routes_of
 from serving.http.settings import ServiceSettings
+from serving.server import serve
+from serving.service import Service
 from telemetry.errors import InputError
 from tests.serving.http.world import DECIDED, Client, record, running, small_fleet, wait, write_scores
 
@@ -157,7 +158,7 @@ with running(Path({str(tmp_path)!r})) as service:
     assert run.stdout == "ready []\n", run.stderr
 
 
-HEAVY = {"pandas", "mlflow", "lightgbm", "xgboost", "sklearn", "numpy", "pyarrow", "numba", "starlette", "pydantic"}
+HEAVY = {"pandas", "mlflow", "lightgbm", "xgboost", "sklearn", "numpy", "pyarrow", "numba"}
 
 
 def test_scores_are_swapped_under_load_without_a_wrong_answer(tmp_path: Path) -> None:
@@ -229,5 +230,5 @@ def test_the_shipped_scheduler_configuration_lets_pods_run_without_us() -> None:
         "httpTimeout": "200ms",
         "managedResources": [{"name": "nvidia.com/gpu", "ignoredByScheduler": False}],
     }
-    routes = {route.path for route in Service(Path("nowhere"), log=AccessLog(None)).extender.routes}
+    routes = {route.path_format for route in routes_of(Service(Path("nowhere"), log=AccessLog(None)).extender)}
     assert {f"/scheduler/{extender[verb]}" for verb in ("filterVerb", "prioritizeVerb")} <= routes

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.http.bodies import may_hold_booleans
 from serving.http.rows import FeatureRows, rows_of_arrow, rows_of_table
-from serving.http.strict_json import may_hold_booleans
 from telemetry.receiving.problems import Refused
 
 NAMES = ("a", "b", "c")

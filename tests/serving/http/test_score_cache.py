@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from features.errors import InputError
-from serving.http.score_cache import ScoreKeeper
+from serving.http.score_cache import ScoreCache
 from serving.scores.reading import read_scores
 from serving.scores.status import Attempt, record_attempt
 from serving.scores.writing import ScoresFolder, write_decision
@@ -128,7 +128,7 @@ def test_a_file_that_was_cut_short_is_damaged(tmp_path: Path) -> None:
 
 
 def test_the_keeper_reads_again_only_when_something_changed(tmp_path: Path) -> None:
-    keeper = ScoreKeeper(tmp_path)
+    keeper = ScoreCache(tmp_path)
     assert not keeper.look()
     assert keeper.served.fleet is None
     write_scores(tmp_path, small_fleet())
@@ -148,7 +148,7 @@ def test_the_keeper_reads_again_only_when_something_changed(tmp_path: Path) -> N
 def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    keeper = ScoreKeeper(tmp_path)
+    keeper = ScoreCache(tmp_path)
     write_scores(tmp_path, small_fleet())
     keeper.look()
     write_scores(tmp_path, small_fleet(NEXT), NEXT)
@@ -170,7 +170,7 @@ def test_the_old_scores_are_kept_while_the_new_ones_are_damaged(
 
 
 def test_what_could_not_be_read_is_tried_again_though_nothing_seems_to_change(tmp_path: Path) -> None:
-    keeper = ScoreKeeper(tmp_path)
+    keeper = ScoreCache(tmp_path)
     write_scores(tmp_path, small_fleet())
     shutil.move(tmp_path / "decisions", tmp_path / "elsewhere")
     for _ in range(25):
@@ -180,7 +180,7 @@ def test_what_could_not_be_read_is_tried_again_though_nothing_seems_to_change(tm
 
 
 def test_the_scorers_status_is_told(tmp_path: Path) -> None:
-    keeper = ScoreKeeper(tmp_path)
+    keeper = ScoreCache(tmp_path)
     write_scores(tmp_path, small_fleet())
     keeper.look()
     (tmp_path / "status.json").write_text('{"error": "the disk is full"}')

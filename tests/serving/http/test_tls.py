@@ -13,9 +13,9 @@ import pytest
 
 from features.errors import InputError
 from serving.http.access_log import AccessLog
-from serving.http.server import serve
-from serving.http.service import Service
 from serving.http.tls import Tls
+from serving.server import serve
+from serving.service import Service
 from tests.serving.http.world import small_fleet, wait, write_scores
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")

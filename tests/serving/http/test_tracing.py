@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.http.access_log import AccessLog
-from serving.http.tracing import Tracing
+from serving.http.access_log import AccessLog, Tracing
 from tests.serving.http.world import running, small_fleet, wait, write_scores
 
 trace = pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk is not installed")

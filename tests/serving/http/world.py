@@ -13,8 +13,8 @@ from typing import Any
 
 from policy.risk_record import ModelName, RiskReason, RiskRecord
 from serving.http.access_log import AccessLog
-from serving.http.server import serve
-from serving.http.service import Service
+from serving.server import serve
+from serving.service import Service
 from telemetry.atomic import write_bytes
 
 NOW = datetime(2026, 1, 1, 7, tzinfo=UTC)

@@ -4,6 +4,7 @@ import gzip
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from serving.pages import heat_map
 from serving.pages.fleet_table import Board, natural, select
 from serving.pages.formatting import number, percent, span
 from serving.pages.locations import Place
-from serving.pages.query import PAGE_SORTS, FleetQuery
+from serving.pages.query import FleetQuery, PageSort
 from serving.scores.fleet import Fleet
 from serving.scores.reading import read_scores
 from tests.serving.http.world import DECIDED, NOW, Running, record, running, small_fleet, write_scores
@@ -186,7 +187,7 @@ def test_racks_and_groups_narrow_the_view() -> None:
 
 @given(
     st.lists(st.tuples(st.text("n0123", min_size=1, max_size=4), st.none() | st.floats(0, 1)), min_size=1, max_size=12),
-    st.sampled_from(PAGE_SORTS),
+    st.sampled_from(get_args(PageSort)),
     st.text("n01", max_size=2),
 )
 def test_any_order_keeps_every_row_and_puts_the_unknown_last(

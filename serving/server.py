@@ -5,22 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import ipaddress
 import logging
+import os
 import signal
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Generator
 from typing import Any, Final, cast
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from features.errors import InputError
-from serving.http.notify import notify
-from serving.http.routing import Application
-from serving.http.service import Service
 from serving.http.tls import Tls
+from serving.service import Service
 from telemetry.receiving.connections import ConnectionGate, GuardedProtocol, quiet_accept_errors
 from telemetry.receiving.descriptors import ConnectionBounds, raise_descriptor_limit
 
@@ -28,6 +30,15 @@ _LOG = logging.getLogger(__name__)
 _KEEP_ALIVE_S: Final = 75
 _BACKLOG: Final = 1024
 _HANDSHAKE_S: Final = 10.0
+SWITCH_S: Final = 0.0005
+"""How long a thread that computes may hold the interpreter while the event loop waits for it; Python's own is 5 ms, and
+a look-up waits several times."""
+
+GARBAGE: Final = (50_000, 20, 100)
+"""Thresholds of the collector of cycles. A decision makes hundreds of thousands of objects, none of them in cycles;
+with Python's own thresholds the whole heap was walked again and again, each time for up to 200 ms without an answer."""
+
+_NOTIFY_SOCKET: Final = "NOTIFY_SOCKET"
 EXTENDER_HOST: Final = "127.0.0.1"
 """The extender takes no tokens, so only its own machine reaches it."""
 
@@ -151,7 +162,7 @@ def _wait_for(stop: threading.Event, loop: asyncio.AbstractEventLoop, end: Calla
 
 
 def _config(
-    application: Application, service: Service, bounds: ConnectionBounds, encrypted: ssl.SSLContext | None
+    application: ASGIApp, service: Service, bounds: ConnectionBounds, encrypted: ssl.SSLContext | None
 ) -> uvicorn.Config:
     gate = ConnectionGate(bounds.connections, service.settings.head_timeout_s)
     return uvicorn.Config(
@@ -189,3 +200,30 @@ def _listen(host: str, port: int, option: str) -> socket.socket:
             "Choose another address, or end what listens there.",
         ) from error
     return listener
+
+
+def be_responsive() -> None:
+    """Set both, for the whole process."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.set_threshold(*GARBAGE)
+
+
+def notify(state: str) -> bool:
+    """Send a state, such as ``READY=1``.
+
+    ``state``: assignments as sd_notify(3) has them, one a line.
+    Returns: whether it was sent; False where nobody asked for it.
+    """
+    address = os.environ.get(_NOTIFY_SOCKET, "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):  # an abstract name
+        address = f"\0{address[1:]}"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.settimeout(1.0)
+            sender.sendto(state.encode(), address)
+    except OSError as error:  # a supervisor that cannot be told is no reason to serve nobody
+        _LOG.warning("the supervisor cannot be told %s: %s", state, error)
+        return False
+    return True

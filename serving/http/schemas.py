@@ -1,0 +1,280 @@
+"""Shapes of what the API takes and answers: the OpenAPI document is made of them. Hot answers are written past them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
+
+Tier = Literal["clear", "watch", "elevated", "high", "unknown"]
+Sort = Literal["-risk", "risk", "node", "-node"]
+Risk = Annotated[float | None, Field(ge=0, le=1)]
+Text = Annotated[str, Field(min_length=1)]
+MAX_ROWS: Final = 10_000
+Names = Annotated[list[str], Field(min_length=1, max_length=MAX_ROWS)]
+Row = dict[str, float | str | None]
+Rows = Annotated[list[Row], Field(min_length=1, max_length=MAX_ROWS)]
+
+
+def _split(value: object) -> object:
+    """Take a parameter that comes several times, or with commas."""
+    return [part for each in value for part in str(each).split(",")] if isinstance(value, list) else value
+
+
+class _Query(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NoQuery(_Query):
+    """A route without parameters refuses any."""
+
+
+class NodesQuery(_Query):
+    """A page of nodes."""
+
+    sort: Sort = "-risk"
+    tier: Annotated[list[Tier], BeforeValidator(_split)] = Field(default_factory=list)
+    offset: int = Field(0, ge=0, le=10**9)
+    limit: int = Field(100, ge=1, le=1_000)
+    decision: str | None = None
+
+
+class PredictQuery(_Query):
+    """How many reasons each row that alerts is given."""
+
+    reasons: int = Field(0, ge=0, le=10)
+
+
+class Problem(BaseModel):
+    """Why a request was refused (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+
+
+class Model(BaseModel):
+    """The model that scored."""
+
+    digest: str
+    profile: str
+    version: str | int | None
+
+
+class Reason(BaseModel):
+    """What raised a risk."""
+
+    text: str
+    group: str
+    share: float
+
+
+class Counts(BaseModel):
+    """Units of a node by what is known of them."""
+
+    known: int
+    unknown: int
+    expired: int
+
+
+class LastKnown(BaseModel):
+    """What a record said before it expired."""
+
+    risk: Risk
+    tier: Tier
+
+
+class Unit(BaseModel):
+    """A GPU, or a node where the unit is the node."""
+
+    unit: str
+    gpu: str | None = None
+    node: str | None = None
+    slot: str | None = None
+    status: Literal["ok", "unknown", "expired"]
+    why_unknown: str | None = None
+    risk: Risk
+    risks: dict[str, float] | None = None
+    score: float | None = None
+    rank: int | None = None
+    alert: bool | None = None
+    tier: Tier
+    decision_time: datetime | None = None
+    issued_at: datetime | None = None
+    expires_at: datetime | None = None
+    horizon_s: float | None = None
+    model: Model | None = None
+    sample_age_s: float | None = None
+    completeness: float | None = None
+    reasons: list[Reason] | None = None
+    last_known: LastKnown | None = None
+    scored: bool | None = None
+
+
+class Node(BaseModel):
+    """A node: the risk that any of its units fails, and the worst tier of theirs."""
+
+    node: str
+    tier: Tier
+    risk: Risk
+    counts: Counts
+
+
+class NodeDetail(Node):
+    """A node with its units, the riskiest first."""
+
+    expires_at: datetime | None
+    sample_age_s: float | None
+    units: list[Unit]
+    scored: bool | None = None
+
+
+class Frame(BaseModel):
+    """What every answer from the scores carries."""
+
+    decision: str
+    decision_time: datetime
+    issued_at: datetime
+    expires_at: datetime | None
+    expired: bool
+    age_s: float
+    horizon_s: float | None
+    model: Model
+
+
+class NodesAnswer(Frame):
+    """A page of nodes, and the path of the next one."""
+
+    total: int
+    offset: int
+    next: str | None
+    nodes: list[Node]
+
+
+class NodeAnswer(NodeDetail):
+    """One node, with the decision that it is answered from."""
+
+    decision: str
+    decision_time: datetime
+    issued_at: datetime
+    expired: bool
+    age_s: float
+    horizon_s: float | None
+    model: Model
+
+
+class Prediction(BaseModel):
+    """What the model says of a row."""
+
+    unit: str
+    risk: float = Field(ge=0, le=1)
+    score: float
+    rank: int = Field(ge=1)
+    alert: bool
+    reasons: list[Reason] | None = None
+
+
+class PredictAnswer(BaseModel):
+    """Nodes or GPUs from the scores, or predictions of rows by the model."""
+
+    decision: str | None = None
+    decision_time: datetime | None = None
+    issued_at: datetime
+    expires_at: datetime | None = None
+    expired: bool | None = None
+    age_s: float | None = None
+    horizon_s: float | None = None
+    model: Model
+    nodes: list[NodeDetail] | None = None
+    gpus: list[Unit] | None = None
+    predictions: list[Prediction] | None = None
+
+
+class Predictions(BaseModel):
+    """MLflow's answer."""
+
+    predictions: list[Prediction]
+
+
+class Ready(BaseModel):
+    """The service can be asked."""
+
+    status: Literal["ready"]
+    warnings: list[str]
+    model: Model | None = None
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class AskedNodes(_Body):
+    """Nodes by name."""
+
+    nodes: Names
+
+
+class AskedGpus(_Body):
+    """GPUs by name."""
+
+    gpus: Names
+
+
+class AskedRows(_Body):
+    """Feature rows, matched by name."""
+
+    rows: Rows
+
+
+class SplitFrame(_Body):
+    """Columns and a list of values a row."""
+
+    columns: list[str]
+    data: Annotated[list[list[float | str | None]], Field(min_length=1, max_length=MAX_ROWS)]
+    index: list[Any] = Field(default_factory=list)
+
+
+class DataframeSplit(BaseModel):
+    """MLflow's ``dataframe_split``."""
+
+    dataframe_split: SplitFrame
+
+
+class DataframeRecords(BaseModel):
+    """MLflow's ``dataframe_records``."""
+
+    dataframe_records: Rows
+
+
+class Instances(BaseModel):
+    """MLflow's ``instances``."""
+
+    instances: Rows
+
+
+class Inputs(BaseModel):
+    """MLflow's ``inputs``."""
+
+    inputs: Rows | dict[str, list[float | str | None]]
+
+
+def request_body(kinds: Any, *, arrow: str | None = None) -> dict[str, Any]:
+    """Describe a body that a route reads by itself, for ``openapi_extra``; ``arrow``: a media type taken as well."""
+    schema = TypeAdapter(kinds).json_schema()
+    definitions = schema.pop("$defs", {})
+    content: dict[str, Any] = {"application/json": {"schema": _inlined(schema, definitions)}}
+    if arrow is not None:
+        content[arrow] = {"schema": {"type": "string", "format": "binary"}}
+    return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items()}

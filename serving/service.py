@@ -1,0 +1,261 @@
+"""The service: its two applications, what they share, and whether it is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fastapi import Depends, FastAPI
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+
+from serving.champion.sources import BundleSource
+from serving.http.access_log import AccessLog, Tracing
+from serving.http.application import describe, make_application, may_read, problem_response, problems, read_problems
+from serving.http.bodies import PROBLEM, as_json, write_json
+from serving.http.extender import ExtenderRoutes
+from serving.http.invocations import Invocations
+from serving.http.limits import AllowedHosts, RateLimit, ThreadWork
+from serving.http.metrics import MEDIA, RequestMetrics, StateMetrics
+from serving.http.middleware import Access, HeldBytes, RequestGuard
+from serving.http.model import ModelHolder
+from serving.http.query_routes import QueryRoutes
+from serving.http.schemas import Ready
+from serving.http.score_cache import ScoreCache
+from serving.http.settings import MIB, ServiceSettings
+from serving.http.tokens import Grant, ScopedTokens
+from serving.pages.dataset_reader import DatasetReader
+from serving.pages.history import ScoreHistory
+from serving.pages.routes import FleetPages, Health, LedgerPages, is_page
+from serving.pages.session import Sessions
+from serving.scores.reading import last_run_metrics
+from telemetry.receiving.problems import Refused
+
+_READING = 2
+_READING_QUEUE = 64
+
+
+class Service:
+    """Serves the scores of a folder, and scores rows with a bundle.
+
+    ``scores``: what ``predrain score --out`` writes; need not exist yet.
+    ``model``: a bundle's folder, or what names one; default: feature rows are not scored.
+    ``tokens``: Default: anybody who reaches the port may ask.
+    ``reader``: gives the pages what a dataset holds; is started and stopped with the service.
+    ``hosts``: Names, beside localhost and addresses, under which requests may come where no token is asked for.
+    ``api``, ``extender``: ASGI applications for two ports.
+    Raises ``InputError`` if the token file cannot be used.
+    """
+
+    def __init__(
+        self,
+        scores: Path,
+        model: Path | BundleSource | None = None,
+        *,
+        tokens: Path | None = None,
+        settings: ServiceSettings | None = None,
+        clock: Callable[[], datetime] | None = None,
+        log: AccessLog | None = None,
+        reader: DatasetReader | None = None,
+        ledger: LedgerPages | None = None,
+        tracing: Tracing | None = None,
+        hosts: Sequence[str] = (),
+    ) -> None:
+        self.settings = settings or ServiceSettings()
+        self.metrics = RequestMetrics()
+        self._scores = scores
+        self.keeper = ScoreCache(scores, self.settings.poll_s)
+        self.holder = ModelHolder(model, self.settings.poll_s)
+        self._clock = clock or (lambda: datetime.now(UTC))
+        self._log = log or AccessLog()
+        self._reader = reader
+        self.metrics.registry.register(
+            StateMetrics(self.keeper, self.holder, self._log, self._clock, lambda: not self.why_not_ready())
+        )
+        retry = self.settings.retry_after_s
+        self._reading = ThreadWork("reading", _READING, _READING_QUEUE, retry)
+        # The extender has a thread of its own: a scheduler does not wait behind large predictions.
+        self._placing = ThreadWork("placing", 1, _READING_QUEUE, retry)
+        self._scoring = ThreadWork("scoring", 1, self.settings.scoring, retry)
+        # The pages have threads of their own: a person's page must not wait behind predictions, nor they behind it.
+        # Two, so that one that waits for a dataset holds up no other.
+        self._rendering = ThreadWork("pages", 2, _READING_QUEUE, retry)
+        self._tokens = None if tokens is None else ScopedTokens(tokens)
+        self._sessions = None if self._tokens is None else Sessions(self._tokens, self._clock)
+        self._pages = FleetPages(
+            self.keeper,
+            ScoreHistory(scores),
+            self._clock,
+            self._rendering,
+            self._health,
+            sessions=self._sessions,
+            reader=reader,
+            ledger=ledger,
+            document=lambda: describe(self.api),
+        )
+        held, local, rate = HeldBytes(), AllowedHosts(hosts), self.settings.rate_per_s
+        access = Access(self._grant, self._tokens is not None, is_page, self._refusal)
+        self.api = make_application(access)
+        self._add_state_routes()
+        queries = QueryRoutes(self.keeper, self.holder, self.settings, self._clock, self._reading, self._scoring)
+        queries.add_to(self.api)
+        Invocations(queries, self.settings).add_to(self.api)
+        self._pages.add_to(self.api)
+        self.api.add_middleware(
+            RequestGuard,
+            settings=self.settings,
+            access=access,
+            metrics=self.metrics,
+            log=self._log,
+            held=held,
+            rate=None if rate is None else RateLimit(rate, self.settings.rate_burst),
+            hosts=local if self._tokens is None else None,
+            tracing=tracing,
+        )
+        self.extender = self._make_extender(held, local)
+
+    def _make_extender(self, held: HeldBytes, hosts: AllowedHosts) -> FastAPI:
+        """Make the application of the extender's port, which only this machine reaches and which asks for no token."""
+        # Ten thousand whole nodes are larger than any body of the API; with nodeCacheCapable they are names.
+        settings = replace(self.settings, body_bytes=max(self.settings.body_bytes, 128 * MIB))
+        access = Access(lambda _: None, False, lambda _: False, problem_response)
+        extender = make_application(access)
+        routes = ExtenderRoutes(self.keeper, self.metrics, self._clock, self._placing, settings)
+        routes.add_to(extender)
+        extender.add_api_route("/healthz", self._healthz)
+        extender.add_middleware(
+            RequestGuard,
+            settings=settings,
+            access=access,
+            metrics=self.metrics,
+            log=self._log,
+            held=held,
+            hosts=hosts,
+        )
+        return extender
+
+    def _grant(self, request: Request) -> Grant | None:
+        if self._tokens is None or self._sessions is None:
+            return None
+        grant = self._tokens.grant(request.headers.get("authorization"))
+        if grant is None and is_page(request.scope["path"]):
+            grant = self._sessions.grant(request)
+        return grant
+
+    def _refusal(self, request: Request, refused: Refused) -> Response:
+        # What names another host or has two lengths is no browser's: it gets no page.
+        if is_page(request.scope["path"]) and refused.reason not in ("host", "framing"):
+            return self._pages.refusal(request, refused)
+        return problem_response(request, refused)
+
+    def _add_state_routes(self) -> None:
+        app = self.api
+        app.add_api_route(
+            "/healthz",
+            self._healthz,
+            summary="Tell whether the process lives.",
+            response_class=PlainTextResponse,
+            responses=problems(),
+        )
+        app.add_api_route(
+            "/readyz",
+            self._readyz,
+            summary="Tell whether it can be asked: scores that hold, and the model if there is to be one.",
+            response_model=Ready,
+            responses=problems(503),
+        )
+        app.add_api_route(
+            "/metrics",
+            self._metrics,
+            dependencies=[Depends(may_read)],
+            summary="Give the service's numbers to Prometheus.",
+            response_class=PlainTextResponse,
+            responses=read_problems(),
+        )
+        app.add_api_route(
+            "/openapi.json",
+            self._openapi,
+            summary="Give this document.",
+            response_model=dict[str, Any],
+            responses=problems(429, 503),
+        )
+
+    def start(self) -> None:
+        """Begin to read the scores and to load the model, in threads."""
+        self.keeper.start()
+        self.holder.start()
+        if self._reader is not None:
+            self._reader.start()
+
+    def close(self) -> None:
+        """End the threads, and write what is left of the log."""
+        self.keeper.stop()
+        self.holder.stop()
+        if self._reader is not None:
+            self._reader.stop()
+        for work in (self._reading, self._placing, self._scoring, self._rendering):
+            work.close()
+        self._log.close()
+
+    def why_not_ready(self) -> list[str]:
+        """Return what keeps the service from being asked; empty if it is ready."""
+        reasons: list[str] = []
+        served, now = self.keeper.served, self._clock()
+        if served.fleet is None:
+            reasons.append(f"no scores can be served: {served.trouble}")
+        else:
+            scores = served.fleet.scores
+            if served.fleet.known == 0:
+                reasons.append("no unit's risk is known: look after the telemetry")
+            elif served.fleet.expired(now):
+                reasons.append(f"the scores of {scores.decision} have expired: score the fleet again")
+            if not served.fleet.expired(now) and served.fleet.stale(now, self.settings.stale_after_s):
+                age_s = (now - scores.decided).total_seconds()
+                reasons.append(f"the scores of {scores.decision} are stale, {age_s:.0f} s old: score the fleet again")
+        if self.holder.trouble is not None:
+            reasons.append(self.holder.trouble)
+        return reasons
+
+    def _warnings(self) -> list[str]:
+        served = self.keeper.served
+        warnings = []
+        if self.holder.model is not None and self.holder.refused is not None:
+            warnings.append(self.holder.refused)
+        if served.fleet is not None and served.trouble is not None:
+            warnings.append(f"newer scores cannot be served: {served.trouble}")
+        error = served.status.get("error")
+        if isinstance(error, str) and error:
+            warnings.append(f"the last attempt to score failed: {error}")
+        return warnings
+
+    def _health(self) -> Health:
+        model = self.holder.model
+        return Health(self.why_not_ready(), self._warnings(), None if model is None else model.about())
+
+    async def _healthz(self) -> Response:
+        return PlainTextResponse("ok\n")
+
+    async def _readyz(self) -> Response:
+        reasons, warnings, model = self.why_not_ready(), self._warnings(), self.holder.model
+        facts = {"model": None if model is None else model.about()} if self.holder.wanted else {}
+        if not reasons:
+            return as_json({"status": "ready", "warnings": warnings} | facts)
+        problem = {
+            "type": "about:blank",
+            "title": "Service Unavailable",
+            "status": 503,
+            "detail": "; ".join(reasons),
+            "reasons": reasons,
+            "warnings": warnings,
+        } | facts
+        return Response(write_json(problem), 503, media_type=PROBLEM)
+
+    async def _openapi(self) -> Response:
+        return as_json(describe(self.api))
+
+    async def _metrics(self) -> Response:
+        page = self.metrics.exposition() + last_run_metrics(self._scores).encode()
+        return Response(page, media_type=MEDIA)

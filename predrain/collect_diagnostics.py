@@ -11,7 +11,7 @@ from predrain.collect_kernel_log import instant_option
 from predrain.console import JsonOption, ParamsOption, params_files, reported, show
 
 if TYPE_CHECKING:
-    from telemetry.collect.gpu_names import GpuNames
+    from telemetry.collect.diagnostics import GpuNames
 
 
 def diagnostics(
@@ -43,8 +43,7 @@ def diagnostics(
         from collections import Counter
 
         from pipeline.params import load_params
-        from telemetry.collect.diagnostics_collector import collect_diagnostics
-        from telemetry.collect.gpu_names import read_gpu_names
+        from telemetry.collect.diagnostics import collect_diagnostics, read_gpu_names
         from telemetry.landing.folder import Landing, landing_of
 
         when = None if at is None else instant_option(at, "--at")
@@ -67,7 +66,7 @@ def _known_gpus(dataset: Path, observed: list[Path], node: str) -> GpuNames:
     """Return the GPUs of a node that the dataset holds now, and those seen there since."""
     import pyarrow.parquet as pq
 
-    from telemetry.collect.gpu_names import GpuNames
+    from telemetry.collect.diagnostics import GpuNames
     from telemetry.dataset import Dataset
     from telemetry.meta import META_NAME
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from telemetry.collect.nvml.process import Graveyard
     from telemetry.collect.pushing.pusher import Pusher
     from telemetry.collect.pushing.spool import Spool
-    from telemetry.collect.pushing.target import Target
+    from telemetry.collect.pushing.targets import Target
 
 _LAST_PUSH_S = 10.0
 
@@ -180,8 +180,7 @@ def _daemon(collector: Collector, pusher: Pusher | None, graveyard: Graveyard) -
 def _target(
     push: str, root: Path, writer: str, channels: Mapping[str, Channel], token_file: Path | None, ca_file: Path | None
 ) -> Target:
-    from telemetry.collect.pushing.folder_target import FolderTarget
-    from telemetry.collect.pushing.http_target import HttpTarget
+    from telemetry.collect.pushing.targets import FolderTarget, HttpTarget
     from telemetry.errors import InputError
 
     if "://" in push:

@@ -102,7 +102,7 @@ def doctor(
 
         known = resolve_channels(load_params(params_files(params)).channels)
         if channels:
-            from telemetry.doctor.table import channels_page
+            from telemetry.doctor.groups import channels_page
 
             sys.stdout.write(channels_page(known))
             return
@@ -234,8 +234,7 @@ def _say(
     import json
 
     from telemetry.doctor.diagnosis import diagnose
-    from telemetry.doctor.plain import as_dict
-    from telemetry.doctor.text import as_text
+    from telemetry.doctor.report import as_dict, as_text
     from telemetry.doctor.worth import read_worth
     from telemetry.errors import InputError
 

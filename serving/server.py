@@ -23,8 +23,13 @@ from starlette.types import ASGIApp
 from features.errors import InputError
 from serving.http.tls import Tls
 from serving.service import Service
-from telemetry.receiving.connections import ConnectionGate, GuardedProtocol, quiet_accept_errors
-from telemetry.receiving.descriptors import ConnectionBounds, raise_descriptor_limit
+from telemetry.receiving.connections import (
+    ConnectionBounds,
+    ConnectionGate,
+    GuardedProtocol,
+    quiet_accept_errors,
+    raise_descriptor_limit,
+)
 
 _LOG = logging.getLogger(__name__)
 _KEEP_ALIVE_S: Final = 75

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import email.utils
+import logging
 import re
 import ssl
 import time
@@ -175,18 +176,24 @@ def client(connection: Connection, *, timeout_s: float, concurrency: int = 10) -
 
 
 def async_client(
-    connection: Connection, *, timeout_s: float, concurrency: int = 10, use_proxies: bool = True
+    connection: Connection,
+    *,
+    timeout_s: float,
+    concurrency: int = 10,
+    use_proxies: bool = True,
+    tls: ssl.SSLContext | None = None,
 ) -> httpx.AsyncClient:
-    """Return an asynchronous client; ``concurrency`` bounds its connections."""
+    """Return an asynchronous client; ``concurrency`` bounds its connections, ``tls`` is the connection's, if made."""
     import httpx  # noqa: PLC0415
 
-    options = _options(connection.url, connection.tls(), timeout_s, concurrency)
+    options = _options(connection.url, tls or connection.tls(), timeout_s, concurrency)
     return httpx.AsyncClient(**(options if use_proxies else options | {"trust_env": False}))
 
 
 def _options(url: str, tls: ssl.SSLContext, timeout_s: float, concurrency: int) -> dict[str, Any]:
     import httpx  # noqa: PLC0415
 
+    logging.getLogger("httpx").setLevel(logging.WARNING)  # not a line for each request
     return {
         "verify": tls,
         "timeout": httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),

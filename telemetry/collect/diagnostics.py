@@ -1,15 +1,92 @@
-"""``dcgmi diag -j`` of DCGM 3 and 4 to one verdict a GPU: pass, fail, or inconclusive.
-
-Only a run in which every test that a GPU got came out as "Pass" is a pass. A failed test is a fail. Warnings, tests
-skipped or not run, GPUs without a result, and runs that were cut short are inconclusive: they cleared nothing.
-"""
+"""Verdicts of ``dcgmi diag`` on the GPUs of a node, and which GPU an index or a serial number is."""
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import json
-from collections.abc import Collection, Iterator, Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any, Final, Literal
+
+from telemetry.collect.event import Event, events_table
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
+
+_NAMES: Final = {
+    "index": ("index", "slot", "gpu_index"),
+    "gpu": ("gpu", "uuid", "gpu_uuid"),
+    "serial": ("serial",),
+}
+_DO: Final = (
+    "Give --gpus FILE, made on the node with `nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id --format=csv`."
+)
+
+
+@dataclass(slots=True)
+class GpuNames:
+    """GPUs of one node."""
+
+    by_serial: dict[str, str] = field(default_factory=dict)
+    by_index: dict[str, str] = field(default_factory=dict)
+
+    def find(self, index: str, serial: str | None) -> str | None:
+        """Return the UUID; the serial number goes before the index, which changes when a GPU is lost."""
+        if serial and serial in self.by_serial:
+            return self.by_serial[serial]
+        return self.by_index.get(index)
+
+    @classmethod
+    def of_inventory(cls, rows: Iterable[Mapping[str, Any]]) -> GpuNames:
+        """Take GPUs from rows with ``gpu``, ``serial``, ``slot``; later rows go before earlier ones."""
+        made = cls()
+        for row in rows:
+            gpu = row.get("gpu")
+            if not isinstance(gpu, str):
+                continue
+            if isinstance(row.get("serial"), str):
+                made.by_serial[row["serial"]] = gpu
+            if isinstance(row.get("slot"), str):
+                made.by_index[row["slot"]] = gpu
+        return made
+
+
+def read_gpu_names(path: Path) -> GpuNames:
+    """Read a CSV of a node's GPUs, as ``nvidia-smi --query-gpu=index,uuid,serial,pci.bus_id --format=csv`` writes it.
+
+    Raises ``InputError`` if the file cannot be read or has no columns ``index`` and ``uuid``.
+    """
+    try:
+        with path.open(encoding="utf-8", newline="") as stream:
+            rows = list(csv.reader(stream, skipinitialspace=True))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"the list of GPUs cannot be read: {error}", str(path), _DO) from None
+    header = [name.strip().lower() for name in rows[0]] if rows else []
+    place = {own: next((header.index(name) for name in names if name in header), None) for own, names in _NAMES.items()}
+    if place["index"] is None or place["gpu"] is None:
+        raise InputError(f"the list of GPUs has no columns index and uuid, but {header}", str(path), _DO)
+    made = GpuNames()
+    for number, row in enumerate(rows[1:], start=2):
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise InputError(f"row {number} has {len(row)} fields, the header {len(header)}", str(path), _DO)
+        gpu = row[place["gpu"]].strip()
+        made.by_index[row[place["index"]].strip()] = gpu
+        if place["serial"] is not None and row[place["serial"]].strip() not in ("", "[N/A]", "[Not Supported]"):
+            made.by_serial[row[place["serial"]].strip()] = gpu
+    return made
+
+
+def unknown_gpu(index: str, serial: str | None, where: str) -> InputError:
+    """Return the error that a GPU of a report cannot be named."""
+    number = f", serial {serial}" if serial else ""
+    return InputError(f"it is not known which GPU index {index}{number} is", where, _DO)
+
 
 Verdict = Literal["pass", "fail", "inconclusive"]
 """Codes of ``diagnostic`` events."""
@@ -157,3 +234,51 @@ def _neutral(status: str) -> str:
 
 def _list(value: object) -> list[Mapping[str, Any]]:
     return [each for each in value if isinstance(each, Mapping)] if isinstance(value, list) else []
+
+
+SOURCE: Final = "dcgmi-diag"
+_MOST_BYTES: Final = 64 << 20
+
+
+def collect_diagnostics(
+    path: Path,
+    landing: Landing,
+    *,
+    node: str,
+    names: GpuNames,
+    delay: timedelta,
+    at: datetime | None = None,
+    may_skip: Collection[str] = (),
+) -> dict[str, int] | None:
+    """Land the verdicts of one report.
+
+    ``path``: output of ``dcgmi diag -j``.
+    ``landing``: takes a report of the same node, time and content once.
+    ``delay``: ``known_at`` is the run's time plus this.
+    ``at``: Aware; when the run ended. Default: when the file was last written.
+    ``may_skip``: see :func:`read_diagnostics`.
+    Returns: verdicts by code; None where the report landed before.
+    Raises ``InputError`` if the file cannot be read, or a GPU of it cannot be named.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise InputError("the report is over 64 MiB", str(path), "Give the output of one `dcgmi diag -j`.")
+        content = path.read_bytes()
+        when = at or datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    except OSError as error:
+        raise InputError(f"the report cannot be read: {error.strerror}", str(path), "Check the path.") from None
+    if content.strip() and b"{" not in content:
+        raise InputError("the file holds no JSON", str(path), "Give the output of `dcgmi diag -j`.")
+    counts: Counter[str] = Counter()
+    events = []
+    for verdict in read_diagnostics(content.decode("utf-8", errors="replace"), may_skip=may_skip):
+        gpu = names.find(verdict.index, verdict.serial) if verdict.index else None
+        if verdict.index and gpu is None:
+            raise unknown_gpu(verdict.index, verdict.serial, f"{path}, node {node}")
+        counts[verdict.code] += 1
+        events.append(
+            Event(when, node, "diagnostic", SOURCE, when + delay, verdict.code, verdict.detail, gpu),
+        )
+    digest = hashlib.sha256(content + f"\0{node}\0{when.isoformat()}".encode()).hexdigest()[:24]
+    name = f"diagnostics-{re.sub('[^A-Za-z0-9.-]', '-', node)[:80]}-{digest}"
+    return None if landing.land("events", events_table(events), name=name) is None else dict(counts)

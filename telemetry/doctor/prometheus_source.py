@@ -20,8 +20,8 @@ from telemetry.collect.prometheus.selectors import quoted, selector
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import unused_reason
+from telemetry.doctor.exporter_page import XID_METRICS
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
-from telemetry.doctor.page_lines import XID_METRICS
 from telemetry.errors import InputError
 from telemetry.http import Connection, HttpError, fetch, shown_url
 

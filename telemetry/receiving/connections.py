@@ -8,11 +8,51 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Self
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+_MOST_CONNECTIONS: Final = 4096
+_MOST_BACKLOG: Final = 1024
+_CONNECTION_SHARE: Final = 2
+_BACKLOG_SHARE: Final = 16
+# asyncio accepts a whole backlog at a time, and a few of them before the first protocol is told of its connection: the
+# other half of the descriptors must hold those, and the files that land.
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionBounds:
+    """What a number of file descriptors allows."""
+
+    connections: int
+    backlog: int
+
+    @classmethod
+    def of(cls, descriptors: int) -> Self:
+        """Return the bounds under a limit of file descriptors: at most half of them are connections."""
+        return cls(
+            max(1, min(_MOST_CONNECTIONS, descriptors // _CONNECTION_SHARE)),
+            max(1, min(_MOST_BACKLOG, descriptors // _BACKLOG_SHARE)),
+        )
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's soft limit of file descriptors to its hard one; return the limit that then holds."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (ValueError, OSError) as error:
+            _LOG.warning("the limit of %d file descriptors cannot be raised to %d: %s", soft, hard, error)
+        else:
+            soft = hard
+    # "Without limit" is -1 here.
+    return soft if soft >= 0 else _MOST_CONNECTIONS * _CONNECTION_SHARE
+
 
 _LOG = logging.getLogger(__name__)
 _SAID_AGAIN_S: Final = 60.0

@@ -16,8 +16,13 @@ import uvicorn
 from starlette.applications import Starlette
 
 from telemetry.errors import InputError
-from telemetry.receiving.connections import ConnectionGate, GuardedProtocol, quiet_accept_errors
-from telemetry.receiving.descriptors import ConnectionBounds, raise_descriptor_limit
+from telemetry.receiving.connections import (
+    ConnectionBounds,
+    ConnectionGate,
+    GuardedProtocol,
+    quiet_accept_errors,
+    raise_descriptor_limit,
+)
 from telemetry.receiving.receiver import Receiver
 
 _LOG = logging.getLogger(__name__)

@@ -69,22 +69,17 @@ class Page:
 
 
 class Scraper:
-    """Fetches pages; an asynchronous context manager. ``connection`` gives credentials and trust for every target."""
+    """Fetches pages; ``connection`` gives credentials and trust for every target.
 
-    def __init__(
-        self, connection: Connection, *, timeout_s: float, max_bytes: int = 8 << 20, concurrency: int = 512
-    ) -> None:
+    Each scrape has a connection of its own: one pool over a thousand targets is searched as a whole for each request.
+    """
+
+    def __init__(self, connection: Connection, *, timeout_s: float, max_bytes: int = 8 << 20) -> None:
         self._connection = connection
         self._timeout_s = timeout_s
         self._max_bytes = max_bytes
         self._headers = connection.request_headers()
-        self._client = async_client(connection, timeout_s=timeout_s, concurrency=concurrency, use_proxies=False)
-
-    async def __aenter__(self) -> Scraper:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._client.aclose()
+        self._tls = connection.tls()
 
     async def fetch(self, url: str) -> Page:
         """Return the page at ``url``; raises ScrapeError."""
@@ -104,7 +99,10 @@ class Scraper:
 
     async def _get(self, url: str) -> Page:
         began_s = time.monotonic()
-        async with self._client.stream("GET", url, headers={"Accept": _ACCEPT, **self._headers}) as response:
+        async with (
+            async_client(self._connection, timeout_s=self._timeout_s, use_proxies=False, tls=self._tls) as client,
+            client.stream("GET", url, headers={"Accept": _ACCEPT, **self._headers}) as response,
+        ):
             head_s = time.monotonic() - began_s
             if response.is_redirect:
                 raise ScrapeError("redirect", "the server redirects, which is not followed")

@@ -87,28 +87,27 @@ async def collect_exporters(options: ExporterOptions, *, once: bool) -> dict[str
             _log.error("the state of the targets cannot be written: %s", error)
 
     targets = read_target_options(options.targets)
-    async with Scraper(options.connection, timeout_s=settings.timeout_s, concurrency=settings.concurrency) as scraper:
-        collector = Collector(
-            targets=targets,
-            scraper=scraper,
-            landing=landing,
-            reader_of=lambda target: PageReader(fleet, target_labels(target, options.node_from)),
-            settings=settings,
-            on_round=write,
-        )
-        # Collectors of the same targets stand in for each other: one scrapes, the others wait for its lock.
-        name = hashlib.sha256("\n".join(sorted(options.targets)).encode()).hexdigest()[:12]
-        lock = FileLock(landing.state(f"exporters-{name}.lock"))
-        with stop_event() as stop:
-            async with listening(collector, options.listen):
-                if not await _acquired(lock, collector, stop, wait=not once):
-                    return collector_state(collector)
-                try:
-                    landed = await (collector.once() if once else collector.run(stop))
-                finally:
-                    lock.release()
-        with contextlib.suppress(InputError, OSError):  # the round before has told of a full disk
-            write_state(state_path, own_state(collector), collector.clock(), leaving=collector_name())
+    collector = Collector(
+        targets=targets,
+        scraper=Scraper(options.connection, timeout_s=settings.timeout_s),
+        landing=landing,
+        reader_of=lambda target: PageReader(fleet, target_labels(target, options.node_from)),
+        settings=settings,
+        on_round=write,
+    )
+    # Collectors of the same targets stand in for each other: one scrapes, the others wait for its lock.
+    name = hashlib.sha256("\n".join(sorted(options.targets)).encode()).hexdigest()[:12]
+    lock = FileLock(landing.state(f"exporters-{name}.lock"))
+    with stop_event() as stop:
+        async with listening(collector, options.listen):
+            if not await _acquired(lock, collector, stop, wait=not once):
+                return collector_state(collector)
+            try:
+                landed = await (collector.once() if once else collector.run(stop))
+            finally:
+                lock.release()
+    with contextlib.suppress(InputError, OSError):  # the round before has told of a full disk
+        write_state(state_path, own_state(collector), collector.clock(), leaving=collector_name())
     return _checked(collector, landing.root, landed=landed, once=once)
 
 

@@ -20,12 +20,10 @@ from typing import Any, Final
 from telemetry.channel import Channel
 from telemetry.channels import with_rollups
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient
-from telemetry.collect.prometheus.discovery import find_metrics
-from telemetry.collect.prometheus.fetch import LEAST_WINDOW_MS, fetch_metric
+from telemetry.collect.prometheus.fetch import LEAST_WINDOW_MS, fetch_metric, find_metrics
 from telemetry.collect.prometheus.harvest import Harvest, SpanTooLarge
-from telemetry.collect.prometheus.progress import Pieces, Progress, job_id
+from telemetry.collect.prometheus.progress import Pieces, Progress, Span, chunks, job_id, without
 from telemetry.collect.prometheus.selectors import check_match
-from telemetry.collect.prometheus.spans import Span, chunks, without
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.collect.prometheus.answer import Matrix
-from telemetry.collect.prometheus.spans import Span
+from telemetry.collect.prometheus.progress import Span
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.rows import assemble, sighted
 

@@ -1,19 +1,86 @@
-"""What a backfill remembers, so that a killed one goes on where it was."""
+"""Spans of time, and what a backfill remembers of them, so that a killed one goes on where it was."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from telemetry.atomic import write_bytes
 from telemetry.channel import Channel, channel_as_dict
-from telemetry.collect.prometheus.spans import Span, merged
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.errors import InputError
+
+
+class Span(NamedTuple):
+    """The time after ``after_ms`` and up to ``until_ms``, in milliseconds since 1970, UTC."""
+
+    after_ms: int
+    until_ms: int
+
+    @property
+    def length_ms(self) -> int:
+        """Length in milliseconds."""
+        return self.until_ms - self.after_ms
+
+    def pieces(self, longest_ms: int) -> list[Span]:
+        """Return the span cut in halves, and these again, until none is longer than ``longest_ms``."""
+        if self.length_ms <= max(1, longest_ms):
+            return [self]
+        middle = (self.after_ms + self.until_ms) // 2
+        halves = (Span(self.after_ms, middle), Span(middle, self.until_ms))
+        return [piece for half in halves for piece in half.pieces(longest_ms)]
+
+
+def chunks(whole: Span, chunk_ms: int) -> list[Span]:
+    """Cut a span at the multiples of ``chunk_ms`` since 1970, so that later runs cut at the same instants.
+
+    A span whose first instant is such a multiple, being one millisecond after its lower bound, begins a whole chunk.
+
+    Examples
+    --------
+    >>> chunks(Span(5, 23), 10)
+    [Span(after_ms=5, until_ms=10), Span(after_ms=10, until_ms=20), Span(after_ms=20, until_ms=23)]
+    """
+    made = []
+    after = whole.after_ms
+    while after < whole.until_ms:
+        until = min(whole.until_ms, ((after + 1) // chunk_ms + 1) * chunk_ms)
+        made.append(Span(after, until))
+        after = until
+    return made
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """Return the same time as few spans, sorted."""
+    made: list[Span] = []
+    for span in sorted(spans):
+        if made and span.after_ms <= made[-1].until_ms:
+            made[-1] = Span(made[-1].after_ms, max(made[-1].until_ms, span.until_ms))
+        else:
+            made.append(span)
+    return made
+
+
+def without(span: Span, done: Iterable[Span]) -> list[Span]:
+    """Return what is left of a span when the time of others is taken out, sorted."""
+    left = []
+    after = span.after_ms
+    for other in merged(done):
+        if other.until_ms <= after:
+            continue
+        if other.after_ms >= span.until_ms:
+            break
+        if other.after_ms > after:
+            left.append(Span(after, other.after_ms))
+        after = max(after, other.until_ms)
+    if after < span.until_ms:
+        left.append(Span(after, span.until_ms))
+    return left
+
 
 _VERSION: Final = 1
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from telemetry.collect.pushing.backoff import Backoff
 from telemetry.collect.pushing.spool import Spool, SpoolFile
-from telemetry.collect.pushing.target import Later, Refused, Target
+from telemetry.collect.pushing.targets import Later, Refused, Target
 
 _LOG = logging.getLogger(__name__)
 

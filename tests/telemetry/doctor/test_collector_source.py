@@ -14,7 +14,7 @@ from telemetry.collect.exporters.watch import TargetWatch
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.doctor.collector_source import observe_collector
 from telemetry.doctor.diagnosis import diagnose
-from telemetry.doctor.text import as_text
+from telemetry.doctor.report import as_text
 from telemetry.errors import InputError
 from tests.telemetry.doctor.looks import NOW
 

@@ -1,7 +1,7 @@
 import pytest
 
 from telemetry.channels import CATALOGUE
-from telemetry.doctor.devices import absent_on, absent_on_all
+from telemetry.doctor.diagnosis import absent_on, absent_on_all
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,7 @@ import json
 from telemetry.channels import CATALOGUE
 from telemetry.doctor.diagnosis import ChannelState, Diagnosis, diagnose
 from telemetry.doctor.observation import ChannelSeen, Finding
-from telemetry.doctor.plain import as_dict
-from telemetry.doctor.text import as_text
+from telemetry.doctor.report import as_dict, as_text
 from tests.telemetry.doctor.looks import H100, WORTH, observation, without
 
 

@@ -12,8 +12,7 @@ import pytest
 
 from telemetry.channels import CATALOGUE
 from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.doctor.exporter_page import Look, judge_looks, observe_file, observe_page
-from telemetry.doctor.page_lines import read_lines
+from telemetry.doctor.exporter_page import Look, judge_looks, observe_file, observe_page, read_lines
 from telemetry.errors import InputError
 from telemetry.http import Connection
 from tests.telemetry.doctor.looks import H100, NOW, labels, page

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
-from telemetry.doctor.groups import GROUPS, OTHER, group_of, grouped
-from telemetry.doctor.table import channels_page
+from telemetry.doctor.groups import GROUPS, OTHER, channels_page, group_of, grouped
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "channels.md"
 

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from predrain.doctor import add_to
 from telemetry.channels import CATALOGUE
-from telemetry.doctor.table import channels_page
+from telemetry.doctor.groups import channels_page
 from tests.telemetry.doctor.looks import page
 
 APP = typer.Typer()

@@ -21,8 +21,8 @@ from telemetry.dataset import Dataset
 from telemetry.errors import InputError
 from telemetry.landing.compaction import FoldSettings, compact
 from telemetry.landing.folder import Landing
+from telemetry.receiving.group_commit import ReceiverSettings
 from telemetry.receiving.receiver import ARROW, JSON, Receiver, routes
-from telemetry.receiving.settings import ReceiverSettings
 from telemetry.receiving.tokens import Tokens
 from tests.telemetry.receiving.encoding import (
     STALE,

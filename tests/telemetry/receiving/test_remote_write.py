@@ -9,8 +9,14 @@ from hypothesis import strategies as st
 
 from telemetry.channels import CATALOGUE
 from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.receiving.remote_write import RemoteWriteDecoder, WriteError
-from telemetry.receiving.snappy_block import BlockError, BlockTooLarge, announced_size, decompress
+from telemetry.receiving.remote_write import (
+    BlockError,
+    BlockTooLarge,
+    RemoteWriteDecoder,
+    WriteError,
+    announced_size,
+    decompress,
+)
 from tests.telemetry.receiving.encoding import STALE, block, field, labels, varint, write_request
 
 T0 = 1_772_323_200_000

@@ -11,13 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 import uvicorn
 
-from telemetry.collect.pushing.http_target import HttpTarget
-from telemetry.collect.pushing.target import Later, Refused
+from telemetry.collect.pushing.targets import HttpTarget, Later, Refused
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
+from telemetry.receiving.group_commit import ReceiverSettings
 from telemetry.receiving.receiver import Receiver
 from telemetry.receiving.server import application, parse_listen, refuse_open_port, serve
-from telemetry.receiving.settings import ReceiverSettings
 
 TOKEN = "0123456789abcdef0123"
 

@@ -37,7 +37,9 @@ def test_of_two_collectors_one_scrapes_and_the_other_takes_over(tmp_path: Path) 
         server.wait_for(8)
         second = start_collector(dataset, server.targets(4))
         try:
-            time.sleep(1.5)
+            assert second.stderr is not None
+            while "standby: another collector scrapes these targets" not in second.stderr.readline():
+                assert second.poll() is None
             server.wait_for(8)
             first.kill()
             first.communicate()
@@ -49,7 +51,6 @@ def test_of_two_collectors_one_scrapes_and_the_other_takes_over(tmp_path: Path) 
                 process.kill()
                 process.communicate()
         assert second.returncode == 0, err
-        assert "standby: another collector scrapes these targets" in err
         for times in server.requests.values():
             # Two at once would halve the distance between most requests.
             gaps = sorted(b - a for a, b in itertools.pairwise(times))

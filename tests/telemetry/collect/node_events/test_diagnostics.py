@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.collect.diagnostics import read_diagnostics
-from telemetry.collect.diagnostics_collector import collect_diagnostics
-from telemetry.collect.gpu_names import GpuNames, read_gpu_names
+from telemetry.collect.diagnostics import GpuNames, collect_diagnostics, read_diagnostics, read_gpu_names
 from telemetry.errors import InputError
 from tests.telemetry.collect.node_events.builders import NOW, landed, landing
 

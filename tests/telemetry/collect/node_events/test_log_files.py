@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from telemetry.collect.kernel_log.log_file import LogFile, Place
-from telemetry.collect.kernel_log.log_files import LogFiles
-from telemetry.collect.kernel_log.log_time import StampReader
+from telemetry.collect.kernel_log.log_files import LogFiles, StampReader
 from telemetry.errors import InputError
 from telemetry.log_stamp import split_line
 from tests.telemetry.collect.node_events.builders import NOW, Clock

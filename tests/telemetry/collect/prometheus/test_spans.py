@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.collect.prometheus.spans import Span, chunks, merged, without
+from telemetry.collect.prometheus.progress import Span, chunks, merged, without
 
 spans = st.tuples(st.integers(-50, 200), st.integers(1, 80)).map(lambda pair: Span(pair[0], pair[0] + pair[1]))
 

@@ -16,8 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.collect.pushing.http_target import HttpTarget
-from telemetry.collect.pushing.target import Later, Refused
+from telemetry.collect.pushing.targets import HttpTarget, Later, Refused
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.pushing.test_spool import land

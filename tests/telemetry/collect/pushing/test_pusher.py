@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from telemetry.channels import CATALOGUE
 from telemetry.collect.pushing.backoff import Backoff
-from telemetry.collect.pushing.folder_target import FolderTarget
 from telemetry.collect.pushing.pusher import Pusher
 from telemetry.collect.pushing.spool import Spool
-from telemetry.collect.pushing.target import Later, Refused
+from telemetry.collect.pushing.targets import FolderTarget, Later, Refused
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 from tests.telemetry.collect.pushing.test_spool import land

@@ -3,6 +3,9 @@
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
 from telemetry.collect.series.exposition import BAD_LINE, TOO_MANY_LINES, PageParser, is_openmetrics, parse_line
 
@@ -67,3 +70,19 @@ def test_a_faulty_line_does_not_cost_the_others_and_a_known_series_is_identified
     assert again == [(("x", "0"), 8.0, None), *first[1:]]
     assert asked.count("x") == 3  # once, and the line with an exemplar each time
     assert read(parser, page, max_lines=1)[1][TOO_MANY_LINES] > 0
+
+
+@given(
+    st.from_regex(r"[a-z_:]{1,3}", fullmatch=True),
+    st.lists(st.tuples(st.sampled_from(["a", "b", "gpu"]), st.text(alphabet='x {}",=#\\', max_size=4)), max_size=3),
+    st.sampled_from(["1", "-2.5e3", "1e400", "+3", "1.", ".", "1e", "NaN", "1-2"]),
+)
+def test_plain_lines_read_as_the_library_reads_them(name: str, labels: list[tuple[str, str]], number: str) -> None:
+    line = name + "{" + ",".join(f'{label}="{value}"' for label, value in labels) + "} " + number
+    try:
+        (sample,) = [each for family in text_string_to_metric_families(line) for each in family.samples]
+    except ValueError:
+        return
+    found = parse_line(line)
+    assert found is not None
+    assert (found.name, found.labels, str(found.value)) == (sample.name, sample.labels, str(float(sample.value)))

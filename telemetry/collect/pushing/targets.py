@@ -1,4 +1,4 @@
-"""Sends landed files to the HTTP service."""
+"""Where landed files are sent: the HTTP service, or another landing folder on a file system that both sides see."""
 
 from __future__ import annotations
 
@@ -11,14 +11,92 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from telemetry.collect.pushing.folder_target import read_landed
-from telemetry.collect.pushing.target import Later, Refused
 from telemetry.errors import InputError
 from telemetry.http import BodyTooLarge, Connection, HttpError, bounded_body, client, http_errors, retry_after_s
 from telemetry.landing.tables import Kind
 
 if TYPE_CHECKING:
     import httpx
+
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import pyarrow.parquet as pq
+
+from telemetry.channel import Channel
+from telemetry.landing.folder import Landing
+
+
+def read_landed(path: Path) -> pa.Table:
+    """Read a landed file; :class:`Refused` where it cannot be read."""
+    try:
+        with pq.ParquetFile(path) as stored:
+            return stored.read()
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Refused(f"the file cannot be read: {error}") from error
+
+
+class FolderTarget:
+    """Another landing folder; implements :class:`telemetry.collect.pushing.targets.Target`.
+
+    ``folder``: must exist whenever something is sent: a folder made in place of a file system that is not mounted would
+    take everything and show it to nobody.
+    ``channels``: channels that samples may have.
+    """
+
+    def __init__(self, folder: Path, writer: str, channels: Mapping[str, Channel]) -> None:
+        self._folder = folder
+        self._landing = Landing(folder, writer=writer, channels=channels)
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+    def send(self, kind: Kind, path: Path, name: str) -> None:
+        """Land the file there under its name."""
+        table = read_landed(path)
+        if not self._folder.is_dir():
+            raise Later(f"the folder {self._folder} does not exist: mount its file system, or make it")
+        try:
+            self._landing.land(kind, table, name=name)
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        except (InputError, OSError) as error:
+            raise Later(str(error)) from error
+
+
+class Later(Exception):
+    """The other side cannot take anything now; the file stays in the spool.
+
+    ``why``: for the log; never a secret.
+    ``after_s``: when the other side wants to be asked again, if it said so.
+    ``poison``: whether the file may be the reason: the other side is there, and stumbled over it.
+    """
+
+    def __init__(self, why: str, after_s: float | None = None, *, poison: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.after_s = after_s
+        self.poison = poison
+
+
+class Refused(Exception):
+    """The other side will never take this file."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class Target(Protocol):
+    """Takes landed files, each of them once however often it is sent under its name."""
+
+    def send(self, kind: Kind, path: Path, name: str) -> None:
+        """Return once the file is safe on the other side.
+
+        Raises ``FileNotFoundError`` if the file is gone from the spool.
+        """
+
 
 PATH: Final = "/v1/telemetry"
 CONTENT_TYPE: Final = "application/vnd.apache.arrow.stream"
@@ -30,7 +108,7 @@ _NOT_THE_FILE: Final = frozenset({401, 403, 404, 405, 407, 408, 421, 425, 429})
 
 
 class HttpTarget:
-    """The service's push endpoint; implements :class:`telemetry.collect.pushing.target.Target`.
+    """The service's push endpoint; implements :class:`telemetry.collect.pushing.targets.Target`.
 
     ``url`` is the service's, with or without the path ``/v1/telemetry``. The token file is read at each request, so
     that it can be replaced. Raises InputError if the address or a file cannot be used.
@@ -51,7 +129,7 @@ class HttpTarget:
         self._connection = Connection(self._url, ca_file=ca_file)
         self._token_file = token_file
         self._timeout_s = timeout_s
-        self._client = client(self._connection, timeout_s=timeout_s)
+        self._connection.tls()
         self._token()
 
     def __str__(self) -> str:
@@ -74,7 +152,8 @@ class HttpTarget:
         try:
             with (
                 http_errors(self._url),
-                self._client.stream(
+                client(self._connection, timeout_s=self._timeout_s) as session,
+                session.stream(
                     "POST",
                     self._url,
                     params={"kind": kind, "name": name},

@@ -207,6 +207,7 @@ def kubernetes_cluster_in(folder: Path, nodes: list[str]) -> Iterator[Kubernetes
         wait(lambda: server.request("GET", "/api/v1/namespaces/default", check=False)[0] == 200)
         for account in ("publisher", "actuator"):
             server.apply(RBAC / f"{account}-rbac.yaml")
+        server.apply(RBAC / "checkpoint-rbac.yaml")
         binaries, config = build_components(*COMPONENTS), server.kubeconfig("admin")
         for name in nodes:
             server.request("POST", "/api/v1/nodes", {"metadata": {"name": name, "labels": {}}})

@@ -15,7 +15,7 @@ _UNKNOWN_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Assessed:
+class Assessment:
     """A node as it is found.
 
     ``tier``: the higher of prediction and rule, after hysteresis.
@@ -83,7 +83,7 @@ def assess(
     risks: NodeRiskConfig,
     rules: HardRulesConfig,
     now: datetime,
-) -> Assessed:
+) -> Assessment:
     """Assess one node.
 
     ``remembered``: None: nothing is.
@@ -106,7 +106,7 @@ def assess(
     state = replace(state, tier=tiered)
     sources = [(tiered.tier, tiered.expires_at), *((hit.rule.tier, hit.expires_at) for hit in hits)]
     ends = [end for name, end in sources if name == tier and end is not None]
-    return Assessed(
+    return Assessment(
         tier=tier,
         instant=_higher(by_risk, by_rule),
         reading=reading,

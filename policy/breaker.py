@@ -111,7 +111,7 @@ class BreakerState:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class ObservedNode:
     """What was found on one node of the fleet.
 
     ``risky``: tier ``elevated`` or above now, by risk or rule, before any hysteresis.
@@ -133,7 +133,7 @@ _MOMENTARY = frozenset({"listing", "clock"})
 
 def watch(
     state: BreakerState,
-    looked: Sequence[Looked],
+    looked: Sequence[ObservedNode],
     signals: Signals,
     decided_at: datetime | None,
     config: BreakerConfig,
@@ -143,7 +143,7 @@ def watch(
 
     ``looked``: nodes with units only: nodes without GPUs would water every share down.
     """
-    groups: dict[str, list[Looked]] = {"": list(looked)}
+    groups: dict[str, list[ObservedNode]] = {"": list(looked)}
     for each in looked:
         groups.setdefault(each.node.group_key, []).append(each)
     past = {name: tuple(each for each in seen if each.decided_at <= now) for name, seen in state.shares.items()}
@@ -209,7 +209,7 @@ def _of_signals(state: BreakerState, signals: Signals, config: BreakerConfig, no
     return found
 
 
-def _of_listing(state: BreakerState, looked: Sequence[Looked], config: BreakerConfig) -> Found:
+def _of_listing(state: BreakerState, looked: Sequence[ObservedNode], config: BreakerConfig) -> Found:
     found: Found = {}
     if state.nodes - len(looked) > config.most_shrunk * state.nodes and state.nodes - len(looked) > 1:
         found["listing"] = None, f"{len(looked)} nodes with known GPUs are listed, and {state.nodes} were before"
@@ -222,7 +222,7 @@ def _of_listing(state: BreakerState, looked: Sequence[Looked], config: BreakerCo
     return found
 
 
-def _of_group(name: str, members: list[Looked], past: tuple[Share, ...], config: BreakerConfig) -> Found:
+def _of_group(name: str, members: list[ObservedNode], past: tuple[Share, ...], config: BreakerConfig) -> Found:
     found: Found = {}
     group = name or None
     where = f"group {name}" if name else "the fleet"
@@ -257,7 +257,7 @@ def _before(past: tuple[Share, ...], decided_at: datetime | None, config: Breake
 
 def _remember(
     past: Mapping[str, tuple[Share, ...]],
-    groups: Mapping[str, list[Looked]],
+    groups: Mapping[str, list[ObservedNode]],
     present: Iterable[str],
     decided_at: datetime | None,
     config: BreakerConfig,

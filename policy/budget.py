@@ -186,7 +186,7 @@ class Use:
 
 
 @dataclass(frozen=True, slots=True)
-class Granted:
+class Grant:
     """What a budget gives.
 
     ``refused``: why not, by node, in words.
@@ -202,7 +202,7 @@ class Granted:
 
 def grant(
     members: Collection[Member], asks: Sequence[Ask], starts: Sequence[Start], config: BudgetConfig, now: datetime
-) -> Granted:
+) -> Grant:
     """Decide which nodes may be taken out of service now.
 
     ``members``: all nodes that count, each once.
@@ -259,7 +259,7 @@ def grant(
         if scope[0] in limited
     )
     kept.sort(key=lambda start: (start.at, start.node))
-    return Granted(frozenset(granted), refused, tuple(kept), uses)
+    return Grant(frozenset(granted), refused, tuple(kept), uses)
 
 
 def _over_floor(

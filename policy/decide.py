@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from policy.alert_outcomes import Alert, Outcome
 from policy.assess import assess
-from policy.breaker import BreakerState, Looked, watch
+from policy.breaker import BreakerState, ObservedNode, watch
 from policy.budget import Ask, Member, Start, grant
 from policy.config import PolicyConfig
 from policy.fleet import Level, NodeView, Signals
@@ -115,7 +115,7 @@ def _breaker(
 ) -> tuple[BreakerState, tuple[str, ...]]:
     settle = config.breaker.settle
     looked = [
-        Looked(
+        ObservedNode(
             case.node,
             TIERS.index(case.found.instant) >= TIERS.index("elevated"),
             len(case.found.reading.known),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from policy.assess import Assessed
+from policy.assess import Assessment
 from policy.breaker import BreakerState
 from policy.config import PolicyConfig
 from policy.cost_benefit import Worth, worth_of
@@ -25,7 +25,7 @@ class Case:
     """
 
     node: NodeView
-    found: Assessed
+    found: Assessment
     wanted: Level
     target: Level
     reasons: list[str]

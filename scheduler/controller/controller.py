@@ -16,7 +16,7 @@ from policy.plan import Action, Plan
 from policy.state import PolicyState
 from policy.tiers import TierThresholds
 from scheduler.controller.evidence import Evidence
-from scheduler.controller.executor import Acting, Expected, level_after, settled_by_reading
+from scheduler.controller.executor import Executor, Expected, level_after, settled_by_reading
 from scheduler.controller.settings import ControllerSettings
 from scheduler.evacuation.engine import Evacuation, Round
 from scheduler.ports.errors import LedgerError, SchedulerError, SourceError
@@ -155,29 +155,29 @@ class Controller:
         if kept is None:
             forward = False
         boots = {each.view.name: each.boot_id for each in fleet.nodes}
-        acting = Acting(
+        executor = Executor(
             self._scheduler, self._ledger, self._clock, self._lease, self._settings, report.number,
             {view.name: Expected(view, boots[view.name], view.marks.level) for view in views},
             self._newest, report, forward, self._held(views, signals),
         )  # fmt: skip
         try:
-            acting.carry_out(plan)
+            executor.carry_out(plan)
         except LeaseLostError:
             # a state that another replica has replaced since has another version, and is left alone
-            self._note_done(acting, plan, kept, report)
+            self._note_done(executor, plan, kept, report)
             raise
-        self._note_done(acting, plan, kept, report)
+        self._note_done(executor, plan, kept, report)
         self._keep_up(report)
         if isinstance(self._scheduler, Announcing):
-            levels = {name: each.level for name, each in acting.expected.items()}
+            levels = {name: each.level for name, each in executor.expected.items()}
             stands = signals_of(plan, views, levels, policy)
-            new = acting.forward and not signals.kill
+            new = executor.forward and not signals.kill
             report.notes += self._scheduler.announce(stands, self._holder, self._lease.hold(), new=new)
         if self._evacuation is not None and ready:
-            drained = frozenset(action.node for action in acting.done if action.verb == "drain")
+            drained = frozenset(action.node for action in executor.done if action.verb == "drain")
             known = {view.name: view for view in views}
             self._evacuation.round(
-                Round(plan, known, drained, self._lease, report, acting.forward, self._held(views, signals))
+                Round(plan, known, drained, self._lease, report, executor.forward, self._held(views, signals))
             )
 
     def _keep_up(self, report: RoundReport) -> None:
@@ -190,9 +190,9 @@ class Controller:
             return
         report.notes += [f"put back, for the scheduler had lost it: {write.words}" for write in put_back]
 
-    def _note_done(self, acting: Acting, plan: Plan, kept: str | None, report: RoundReport) -> None:
-        if acting.done and kept is not None:
-            self._keep(carried_out(plan.state, acting.done), plan.state, kept, report)
+    def _note_done(self, executor: Executor, plan: Plan, kept: str | None, report: RoundReport) -> None:
+        if executor.done and kept is not None:
+            self._keep(carried_out(plan.state, executor.done), plan.state, kept, report)
 
     def _settle_open(self, report: RoundReport) -> None:
         try:

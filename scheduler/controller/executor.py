@@ -18,7 +18,7 @@ from scheduler.ports.report import RoundReport, Step
 
 
 @dataclass(slots=True)
-class Acting:
+class Executor:
     """The actions of one decision on their way.
 
     ``number``: of the decision in the ledger; None: it could not be recorded.

@@ -15,7 +15,7 @@ from scheduler.ports.workloads import WorkAnswer
 
 
 @dataclass(slots=True)
-class Telling:
+class Audit:
     """The ledger and the report of one round.
 
     ``forward``: whether anything new may be done; false once the ledger could not be written.

@@ -28,7 +28,7 @@ AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Asking:
+class PendingRequest:
     """One request, first or again.
 
     ``first``: whether it is to be asked; else only whether it was written.
@@ -41,8 +41,8 @@ class Asking:
 
 
 @dataclass(frozen=True, slots=True)
-class Came:
-    """What a request came to: the answer to it, and where the checkpoint stands."""
+class RequestOutcome:
+    """What a request outcome to: the answer to it, and where the checkpoint stands."""
 
     answer: WorkAnswer
     state: CheckpointState
@@ -82,7 +82,7 @@ class Checkpoints:
         """Give how long its acknowledgement is waited for."""
         return min(max(offer.takes or self._settings.wait, timedelta(0)), self._settings.most_wait)
 
-    def ask(self, batch: list[Asking], fence: Fence) -> list[Came]:
+    def ask(self, batch: list[PendingRequest], fence: Fence) -> list[RequestOutcome]:
         """Ask some of them; hooks at the same time, the scheduler one after another."""
         hooked = [each for each in batch if each.offer.means != "scheduler"]
         replies: dict[int, HookReply] = {}
@@ -94,27 +94,29 @@ class Checkpoints:
             for each in batch
         ]
 
-    def _tell(self, asking: Asking) -> HookReply:
-        return self._hooks[asking.offer.means].tell(payload_of(asking), asking.ask.key, asking.offer.url)
+    def _tell(self, pending: PendingRequest) -> HookReply:
+        return self._hooks[pending.offer.means].tell(payload_of(pending), pending.ask.key, pending.offer.url)
 
-    def _through_scheduler(self, asking: Asking, fence: Fence) -> Came:
+    def _through_scheduler(self, pending: PendingRequest, fence: Fence) -> RequestOutcome:
         answer = WorkAnswer("already")
-        if asking.first:
-            answer = self._workloads.ask_checkpoint(asking.workload, asking.ask, fence)
+        if pending.first:
+            answer = self._workloads.ask_checkpoint(pending.workload, pending.ask, fence)
             if not answer.confirmed:
-                return Came(answer, CheckpointState("gone" if answer.kind == "conflict" else "waiting", answer.words))
+                return RequestOutcome(
+                    answer, CheckpointState("gone" if answer.kind == "conflict" else "waiting", answer.words)
+                )
         try:
-            return Came(answer, self._workloads.checkpoint_state(asking.workload, asking.ask.key))
+            return RequestOutcome(answer, self._workloads.checkpoint_state(pending.workload, pending.ask.key))
         except SchedulerError as error:
-            return Came(answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}"))
+            return RequestOutcome(answer, CheckpointState("waiting", f"whether it was written cannot be read: {error}"))
 
 
-def payload_of(asking: Asking) -> dict[str, Any]:
+def payload_of(pending: PendingRequest) -> dict[str, Any]:
     """Give what a hook is told."""
-    workload = asking.workload
+    workload = pending.workload
     return {
-        "kind": "checkpoint", "key": asking.ask.key, "node": workload.node, "why": asking.ask.why,
-        "deadline": plain_of(asking.ask.deadline),
+        "kind": "checkpoint", "key": pending.ask.key, "node": workload.node, "why": pending.ask.why,
+        "deadline": plain_of(pending.ask.deadline),
         "workload": {
             "name": workload.name, "uid": workload.uid, "kind": workload.kind, "owner": workload.owner,
             "job": plain_of(workload.job),
@@ -122,12 +124,12 @@ def payload_of(asking: Asking) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _came(reply: HookReply) -> Came:
+def _came(reply: HookReply) -> RequestOutcome:
     if reply.kind == "done":
-        return Came(WorkAnswer("done", reply.words), CheckpointState("acknowledged", reply.words))
+        return RequestOutcome(WorkAnswer("done", reply.words), CheckpointState("acknowledged", reply.words))
     if reply.kind == "waiting":
-        return Came(WorkAnswer("done", reply.words), CheckpointState("waiting", reply.words))
+        return RequestOutcome(WorkAnswer("done", reply.words), CheckpointState("waiting", reply.words))
     if reply.kind == "failed":
-        return Came(WorkAnswer("done", reply.words), CheckpointState("failed", reply.words))
+        return RequestOutcome(WorkAnswer("done", reply.words), CheckpointState("failed", reply.words))
     answer = WorkAnswer("refused" if reply.kind == "refused" else "timeout", reply.words, reply.again_at)
-    return Came(answer, CheckpointState("waiting", reply.words))
+    return RequestOutcome(answer, CheckpointState("waiting", reply.words))

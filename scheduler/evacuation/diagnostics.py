@@ -27,7 +27,7 @@ from scheduler.ports.workloads import (
 )
 
 
-class Verifying:
+class Diagnostics:
     """Runs diagnostics on nodes that are empty.
 
     ``verification``: None: none follows.
@@ -65,7 +65,7 @@ class Verifying:
 
     def settled(self, case: Case, turn: Turn) -> None:
         """Tell people what a diagnostic came to, where that is theirs to settle, and run it again after a while."""
-        entry, now = case.entry, turn.telling.clock.now()
+        entry, now = case.entry, turn.audit.clock.now()
         if entry.phase not in ("failed", "inconclusive"):
             return
         words = f"the diagnostic {case.entry.phase}: {case.entry.words}"
@@ -78,28 +78,28 @@ class Verifying:
             case.change(phase="emptying", attempt=again, first=again, started_at=None, empty_at=None)
 
     def _start(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
-        telling, now, entry = turn.telling, turn.telling.clock.now(), case.entry
+        audit, now, entry = turn.audit, turn.audit.clock.now(), case.entry
         if entry.empty_at is not None and now - entry.empty_at > self._settings.patience:
             return self._ended(case, DiagnosticResult("inconclusive", f"it could not be started: {entry.words}"), turn)
         if not self._may_start(case, turn):
             return None
         fence = turn.fence()
         key = entry.verify_key(case.node)
-        number = telling.intend(Call(now, case.node, "verify", key, self._settings.by, None, case.why))
+        number = audit.intend(Call(now, case.node, "verify", key, self._settings.by, None, case.why))
         if number is None:
             return None
         answer = verification.start(case.node, case.units, key, fence)
-        telling.settle(number, answer)
+        audit.settle(number, answer)
         if answer.confirmed and answer.kind != "gone":
             case.change(started_at=now, words=answer.words)
         else:
             case.change(words=answer.words)
-        telling.step(case.node, "verify", _said(answer), None, answer.words)
+        audit.step(case.node, "verify", _said(answer), None, answer.words)
         return None
 
     def _may_start(self, case: Case, turn: Turn) -> bool:
         """Look again right before: the mark stands, people said nothing else, and the node is still empty."""
-        if case.held is not None or turn.over(turn.telling.clock.now()):
+        if case.held is not None or turn.over(turn.audit.clock.now()):
             return False
         turn.fence()
         case.held = turn.still(case)
@@ -108,43 +108,43 @@ class Verifying:
         try:
             back = [each.name for each in self._workloads.on_node(case.node) if each.stays is None]
         except SchedulerError as error:
-            turn.telling.trouble(f"what runs on {case.node} cannot be listed: {error}")
+            turn.audit.trouble(f"what runs on {case.node} cannot be listed: {error}")
             return False
         if back:
             words = f"not empty any more: {', '.join(back[:5])}"
             case.change(phase="emptying", empty_at=None, words=words)
-            turn.telling.step(case.node, "hold", "held", None, words)
+            turn.audit.step(case.node, "hold", "held", None, words)
         return not back
 
     def _read(self, verification: Verification, case: Case, turn: Turn) -> Result | None:
-        telling, now, entry = turn.telling, turn.telling.clock.now(), case.entry
+        audit, now, entry = turn.audit, turn.audit.clock.now(), case.entry
         key = entry.verify_key(case.node)
         try:
             found = verification.result(case.node, key)
         except SchedulerError as error:
-            telling.trouble(str(error))
+            audit.trouble(str(error))
             found = DiagnosticResult("running")
         if found.kind == "missing":
             found = DiagnosticResult("inconclusive", "it was started, and is not there any more")
         if found.kind == "running":
             if entry.started_at is None or now - entry.started_at <= self._settings.patience:
-                telling.step(case.node, "verify", "waiting", None, found.words)
+                audit.step(case.node, "verify", "waiting", None, found.words)
                 return None
             verification.drop(case.node, key)
             found = DiagnosticResult("inconclusive", f"no result within {self._settings.patience}")
         return self._ended(case, found, turn)
 
     def _ended(self, case: Case, found: DiagnosticResult, turn: Turn) -> Result | None:
-        entry, telling = case.entry, turn.telling
+        entry, audit = case.entry, turn.audit
         key = entry.verify_key(case.node)
         began = entry.started_at or entry.began_at
-        now = telling.clock.now()
+        now = audit.clock.now()
         at = min(max(found.at or now, began), now)
         result = Result(case.node, key, case.units, found.kind, at, found.failed_units, found.words)
-        telling.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), _plain(result))
-        if not telling.forward:
+        audit.find(case.node, "verified", f"{found.kind}: {found.words}".rstrip(": "), _plain(result))
+        if not audit.forward:
             return None  # a label that is not recorded is lost: read it again when it can be
-        telling.step(case.node, "verify", found.kind, None, found.words)
+        audit.step(case.node, "verify", found.kind, None, found.words)
         if found.kind == "inconclusive" and entry.attempt - entry.first + 1 < self._settings.attempts:
             # also an attempt that was never started has its own patience
             case.change(attempt=entry.attempt + 1, started_at=None, empty_at=now, words=found.words)

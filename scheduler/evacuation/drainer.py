@@ -9,9 +9,9 @@ from typing import Literal
 
 from policy.cost_benefit import WorthConfig
 from policy.plan import NodeDecision
-from scheduler.evacuation.audit import CAME_TO, Telling
+from scheduler.evacuation.audit import CAME_TO, Audit
 from scheduler.evacuation.case import Case
-from scheduler.evacuation.checkpoint_requests import AT_ONCE, Asking, Came, Checkpoints
+from scheduler.evacuation.checkpoint_requests import AT_ONCE, Checkpoints, PendingRequest, RequestOutcome
 from scheduler.evacuation.preconditions import Next, Prices, next_step, waits_for_end
 from scheduler.evacuation.progress import Leaving, key_of, later
 from scheduler.evacuation.settings import EvacuationSettings
@@ -30,7 +30,7 @@ class Turn:
     """
 
     lease: Lease
-    telling: Telling
+    audit: Audit
     until: datetime
     still: Callable[[Case], str | None]
 
@@ -43,10 +43,10 @@ class Turn:
 
     def over(self, now: datetime) -> bool:
         """Whether nothing more is to be begun."""
-        return now >= self.until or not self.telling.forward
+        return now >= self.until or not self.audit.forward
 
 
-class Emptying:
+class Drainer:
     """Empties nodes."""
 
     def __init__(
@@ -78,20 +78,20 @@ class Emptying:
                 return "wait", why
         return "evict", "without a checkpoint" if offer is None else f"after a checkpoint by {offer.means}"
 
-    def look(self, case: Case, telling: Telling, now: datetime) -> None:
+    def look(self, case: Case, audit: Audit, now: datetime) -> None:
         """List what has to go from a node that is being emptied; with nothing left, it is empty."""
         try:
             listed = self._workloads.on_node(case.node)
         except SchedulerError as error:
-            telling.trouble(f"what runs on {case.node} cannot be listed: {error}")
+            audit.trouble(f"what runs on {case.node} cannot be listed: {error}")
             return
         case.going = tuple(self._understood(each) for each in listed if each.stays is None)
         here = {each.uid for each in case.going}
         case.change(leaving={uid: each for uid, each in case.entry.leaving.items() if uid in here})
         if not case.going:
             case.change(phase="verifying", empty_at=now, words="")
-            telling.find(case.node, "empty", "nothing that has to go is left on it")
-            telling.step(case.node, "empty", "done")
+            audit.find(case.node, "empty", "nothing that has to go is left on it")
+            audit.step(case.node, "empty", "done")
 
     def _understood(self, workload: Workload) -> Workload:
         """Hold a workload that wants to be asked in a way that we cannot: to move it unasked would lose its work."""
@@ -100,7 +100,7 @@ class Emptying:
             return workload
         return replace(workload, held=f"it wants to be asked for a checkpoint by {offer.means}, which is not set up")
 
-    def plan(self, case: Case, telling: Telling, now: datetime) -> None:
+    def plan(self, case: Case, audit: Audit, now: datetime) -> None:
         """Decide for each workload that is new here how it is asked, and until when its answer is waited for."""
         if case.stopped is not None:
             # a wait that nobody was asked for must not run out; the request keeps its key
@@ -115,7 +115,7 @@ class Emptying:
                 why = self._waits(case, workload, can_checkpoint=offer is not None, now=now)
                 if why is not None:
                     case.waits[workload.uid] = why
-                    self._waits_told(case, workload, "wait_end", why, telling)
+                    self._waits_told(case, workload, "wait_end", why, audit)
                     continue
             key = key_of(case.node, case.entry.began_at, f"checkpoint {workload.uid}")
             deadline = None if offer is None else now + self._checkpoints.wait_of(offer)
@@ -125,19 +125,19 @@ class Emptying:
 
     def ask(self, cases: Iterable[Case], turn: Turn) -> None:
         """Ask for checkpoints, and learn which were written."""
-        todo: list[tuple[Case, Asking]] = []
+        todo: list[tuple[Case, PendingRequest]] = []
         for case, workload, leaving, step, _ in self._steps(cases, turn):
             offer = self._checkpoints.offer_of(workload)
             # also after the deadline, as long as it is there: the answer may have come in the last moment
             read = step in ("ask", "await") or (leaving.asked == "asked" and step != "going")
             if read and offer is not None and leaving.deadline is not None:
                 request = CheckpointAsk(leaving.key, leaving.deadline, case.why)
-                todo.append((case, Asking(workload, offer, request, step == "ask")))
+                todo.append((case, PendingRequest(workload, offer, request, step == "ask")))
         # the scheduler answers at once, a hook may not: then who was not asked yet, then whose time is over first
         todo.sort(key=lambda each: (each[1].offer.means != "scheduler", not each[1].first, each[1].ask.deadline))
         for at in range(0, len(todo), AT_ONCE):
             chunk = todo[at : at + AT_ONCE]
-            if turn.over(turn.telling.clock.now()):
+            if turn.over(turn.audit.clock.now()):
                 return
             self._ask_some(chunk, turn)
 
@@ -153,11 +153,11 @@ class Emptying:
             mine = _flying(case)
             again = leaving.evicted_at is not None
             if not again and (flying >= self._settings.most_going or mine >= self._settings.most_going_node):
-                turn.telling.step(
+                turn.audit.step(
                     case.node, "wait", "waiting", workload.name, f"{flying} workloads are on their way out already"
                 )
                 continue
-            if case.stopped is not None or turn.over(turn.telling.clock.now()):
+            if case.stopped is not None or turn.over(turn.audit.clock.now()):
                 continue
             flying += self._evict_one(case, workload, turn) and not again
 
@@ -167,101 +167,103 @@ class Emptying:
                 leaving = case.entry.leaving.get(workload.uid)
                 if case.stopped is not None or leaving is None or case.decision is None:
                     continue
-                step, words = next_step(workload, leaving, case.decision, self._prices(case), turn.telling.clock.now())
+                step, words = next_step(workload, leaving, case.decision, self._prices(case), turn.audit.clock.now())
                 yield case, workload, leaving, step, words
 
-    def _ask_some(self, chunk: list[tuple[Case, Asking]], turn: Turn) -> None:
-        telling = turn.telling
-        ready: list[tuple[Case, Asking, int | None]] = []
+    def _ask_some(self, chunk: list[tuple[Case, PendingRequest]], turn: Turn) -> None:
+        audit = turn.audit
+        ready: list[tuple[Case, PendingRequest, int | None]] = []
         fence = turn.fence()
-        for case, asking in chunk:
+        for case, pending in chunk:
             number = None
-            if asking.first:
+            if pending.first:
                 case.held = case.held or turn.still(case)
                 if case.held is not None:
                     continue
-                means = asking.offer.means
+                means = pending.offer.means
                 call = Call(
-                    telling.clock.now(), case.node, "checkpoint", asking.ask.key, means, asking.workload, case.why
+                    audit.clock.now(), case.node, "checkpoint", pending.ask.key, means, pending.workload, case.why
                 )
-                number = telling.intend(call)
+                number = audit.intend(call)
                 if number is None:
                     return
-            ready.append((case, asking, number))
-        came = self._checkpoints.ask([asking for _, asking, _ in ready], fence)
-        for (case, asking, number), each in zip(ready, came, strict=True):
-            self._asked(case, asking, number, each, telling)
+            ready.append((case, pending, number))
+        outcome = self._checkpoints.ask([pending for _, pending, _ in ready], fence)
+        for (case, pending, number), each in zip(ready, outcome, strict=True):
+            self._asked(case, pending, number, each, audit)
 
-    def _asked(self, case: Case, asking: Asking, number: int | None, came: Came, telling: Telling) -> None:
-        workload, answer, state = asking.workload, came.answer, came.state
+    def _asked(
+        self, case: Case, pending: PendingRequest, number: int | None, outcome: RequestOutcome, audit: Audit
+    ) -> None:
+        workload, answer, state = pending.workload, outcome.answer, outcome.state
         if number is not None:
-            telling.settle(number, answer)
+            audit.settle(number, answer)
         if "gone" in (answer.kind, state.kind) or answer.kind == "conflict":
             return  # the next listing says what is there
-        if asking.first and answer.confirmed:
+        if pending.first and answer.confirmed:
             case.move(workload.uid, asked="asked")
-        about = {"workload": workload.name, "uid": workload.uid, "key": asking.ask.key}
+        about = {"workload": workload.name, "uid": workload.uid, "key": pending.ask.key}
         if state.kind == "acknowledged":
             case.move(workload.uid, asked="acknowledged")
             words = state.words or "the checkpoint is written"
-            telling.find(case.node, "acknowledged", words, about)
-            telling.step(case.node, "checkpoint", "done", workload.name, words)
+            audit.find(case.node, "acknowledged", words, about)
+            audit.step(case.node, "checkpoint", "done", workload.name, words)
         elif state.kind == "failed":
             case.move(workload.uid, asked="failed")
             words = f"it cannot write a checkpoint: {state.words}"
-            telling.find(case.node, "no_answer", words, about)
-            telling.step(case.node, "checkpoint", "inconclusive", workload.name, words)
-        elif asking.first:
+            audit.find(case.node, "no_answer", words, about)
+            audit.step(case.node, "checkpoint", "inconclusive", workload.name, words)
+        elif pending.first:
             came_to = "waiting" if answer.confirmed else CAME_TO[answer.kind]
-            words = answer.words if answer.confirmed else _unasked(asking, answer)
-            telling.step(case.node, "checkpoint", came_to, workload.name, words)
+            words = answer.words if answer.confirmed else _unasked(pending, answer)
+            audit.step(case.node, "checkpoint", came_to, workload.name, words)
 
     def _silent(self, case: Case, workload: Workload, leaving: Leaving, turn: Turn) -> None:
         """Note once that a checkpoint was waited for in vain."""
-        now, key = turn.telling.clock.now(), f"no answer {workload.uid}"
+        now, key = turn.audit.clock.now(), f"no answer {workload.uid}"
         open_still = leaving.asked in ("planned", "asked") and leaving.deadline is not None
         if not open_still or workload.ending or case.told(key) or leaving.deadline is None or now < leaving.deadline:
             return
         asked = "was asked and did not acknowledge" if leaving.asked == "asked" else "could not be asked"
         words = f"{workload.name} {asked} a checkpoint by {leaving.deadline:%Y-%m-%d %H:%M:%S} UTC"
-        turn.telling.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
+        turn.audit.find(case.node, "no_answer", words, {"workload": workload.name, "uid": workload.uid})
         case.tell(key)
 
     def _say_wait(self, case: Case, workload: Workload, step: Next, words: str, turn: Turn) -> None:
         if step == "ask":
             return
         if step in ("held", "wait_end"):
-            self._waits_told(case, workload, step, words, turn.telling)
+            self._waits_told(case, workload, step, words, turn.audit)
         else:
-            turn.telling.step(case.node, "wait", "waiting", workload.name, words)
+            turn.audit.step(case.node, "wait", "waiting", workload.name, words)
 
-    def _waits_told(self, case: Case, workload: Workload, step: Next, words: str, telling: Telling) -> None:
+    def _waits_told(self, case: Case, workload: Workload, step: Next, words: str, audit: Audit) -> None:
         """Say that an end is waited for: always in the report, once in the ledger."""
         self._due(case, workload.ends_at)
-        telling.step(case.node, "wait", "waiting", workload.name, words)
+        audit.step(case.node, "wait", "waiting", workload.name, words)
         key = f"{step} {workload.uid}"
         if not case.told(key):
-            telling.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
+            audit.find(case.node, "waits", words, {"workload": workload.name, "uid": workload.uid})
             case.tell(key)
 
     def _evict_one(self, case: Case, workload: Workload, turn: Turn) -> bool:
-        telling = turn.telling
+        audit = turn.audit
         fence = turn.fence()
         case.held = turn.still(case)
         if case.held is not None:
             return False
-        now = telling.clock.now()
+        now = audit.clock.now()
         if now >= fence.until:
             return False
         key = key_of(case.node, case.entry.began_at, f"evict {workload.uid}")
         writes = self._workloads.preview(workload)
-        number = telling.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
+        number = audit.intend(Call(now, case.node, "evict", key, "scheduler", workload, case.why, writes))
         if number is None:
             return False
         answer = self._workloads.evict(workload, fence)
-        telling.settle(number, answer)
-        self._evicted(case, workload, answer, telling.clock.now())
-        telling.step(case.node, "evict", CAME_TO[answer.kind], workload.name, answer.words, answer.writes)
+        audit.settle(number, answer)
+        self._evicted(case, workload, answer, audit.clock.now())
+        audit.step(case.node, "evict", CAME_TO[answer.kind], workload.name, answer.words, answer.writes)
         return answer.kind in ("done", "already")
 
     def _evicted(self, case: Case, workload: Workload, answer: WorkAnswer, now: datetime) -> None:
@@ -291,8 +293,8 @@ class Emptying:
             case.change(due_at=at)
 
 
-def _unasked(asking: Asking, answer: WorkAnswer) -> str:
-    until = f"it is asked again until {asking.ask.deadline:%Y-%m-%d %H:%M:%S} UTC, then moved all the same"
+def _unasked(pending: PendingRequest, answer: WorkAnswer) -> str:
+    until = f"it is asked again until {pending.ask.deadline:%Y-%m-%d %H:%M:%S} UTC, then moved all the same"
     return f"{answer.words}; {until}" if answer.words else until
 
 

@@ -9,11 +9,11 @@ from datetime import datetime
 from policy.config import PolicyConfig
 from policy.fleet import NodeView
 from policy.plan import Plan
-from scheduler.evacuation.audit import Telling
+from scheduler.evacuation.audit import Audit
 from scheduler.evacuation.case import Case
 from scheduler.evacuation.checkpoint_requests import Checkpoints
-from scheduler.evacuation.diagnostics import Verifying
-from scheduler.evacuation.drainer import Emptying, Turn
+from scheduler.evacuation.diagnostics import Diagnostics
+from scheduler.evacuation.drainer import Drainer, Turn
 from scheduler.evacuation.escalation import Escalation, stuck_words
 from scheduler.evacuation.preconditions import why_ended, why_held
 from scheduler.evacuation.progress import SETTLED, Evacuating, Progress, ProgressStore, Result
@@ -79,8 +79,8 @@ class Evacuation:
         self._verification = verification
         self._escalation = escalation
         self._store = ProgressStore(workloads)
-        self._emptying = Emptying(workloads, checkpoints, settings, policy.worth, policy.horizon)
-        self._verifying = Verifying(workloads, verification, settings.verification, escalation)
+        self._drainer = Drainer(workloads, checkpoints, settings, policy.worth, policy.horizon)
+        self._diagnostics = Diagnostics(workloads, verification, settings.verification, escalation)
 
     @property
     def store(self) -> ProgressStore:
@@ -106,17 +106,17 @@ class Evacuation:
         if not self._settings.enabled:
             return
         report = given.report
-        telling = Telling(self._ledger, self._clock, report, given.forward)
-        turn = Turn(given.lease, telling, self._clock.now() + self._settings.most_time, self._still)
-        self._settle_open(telling)
-        cases = self._open(given, telling)
+        audit = Audit(self._ledger, self._clock, report, given.forward)
+        turn = Turn(given.lease, audit, self._clock.now() + self._settings.most_time, self._still)
+        self._settle_open(audit)
+        cases = self._open(given, audit)
         now = self._clock.now()
         emptying = [case for case in cases if case.entry.phase == "emptying"]
         for case in emptying:
-            self._emptying.look(case, telling, now)
-            self._emptying.plan(case, telling, now)
-        if not self._keep(cases, (), telling):
-            telling.forward = False
+            self._drainer.look(case, audit, now)
+            self._drainer.plan(case, audit, now)
+        if not self._keep(cases, (), audit):
+            audit.forward = False
         # what is not empty, and stays so for this round
         emptying = [case for case in emptying if case.entry.phase == "emptying" and case.going is not None]
         results: list[Result] = []
@@ -124,16 +124,16 @@ class Evacuation:
             self._act(cases, emptying, results, turn)
         except LeaseLostError:
             # what was done is known all the same, and the version says whether it may still be kept
-            self._keep(cases, results, telling)
+            self._keep(cases, results, audit)
             raise
-        if not self._keep(cases, results, telling):
+        if not self._keep(cases, results, audit):
             report.notes.append("how far nodes are emptied is read again in the next round")
 
     def rehearse(self, plan: Plan, views: Mapping[str, NodeView], report: RoundReport) -> None:
         """Say what would be asked of whom on nodes that are or would be drained, after :meth:`load`; nothing is."""
         if not self._settings.enabled:
             return
-        telling = Telling(self._ledger, self._clock, report)
+        audit = Audit(self._ledger, self._clock, report)
         wanted = {action.node for action in plan.actions if action.verb == "drain"}
         marked = {name for name, view in views.items() if view.marks.drained}
         ends = {action.node for action in plan.actions if action.verb == "release"}
@@ -141,53 +141,53 @@ class Evacuation:
             try:
                 listed = self._workloads.on_node(name)
             except SchedulerError as error:
-                telling.trouble(f"what runs on {name} cannot be listed: {error}")
+                audit.trouble(f"what runs on {name} cannot be listed: {error}")
                 continue
             for workload in listed:
                 if workload.stays is not None:
                     continue
                 gpus, now = len(views[name].units), self._clock.now()
-                verb, words = self._emptying.foresee(workload, plan.nodes.get(name), gpus, now)
+                verb, words = self._drainer.foresee(workload, plan.nodes.get(name), gpus, now)
                 writes = self._workloads.preview(workload) if verb == "evict" else ()
-                telling.step(name, verb, "would", workload.name, words, writes)
+                audit.step(name, verb, "would", workload.name, words, writes)
 
     def _act(self, cases: list[Case], emptying: list[Case], results: list[Result], turn: Turn) -> None:
         # slow hooks have half of the time at most: what is ready to go must not wait for them
-        self._emptying.ask(emptying, replace(turn, until=turn.until - self._settings.most_time / 2))
-        self._emptying.evict(emptying, turn, _unseen(self._store.progress, {case.node for case in emptying}))
+        self._drainer.ask(emptying, replace(turn, until=turn.until - self._settings.most_time / 2))
+        self._drainer.evict(emptying, turn, _unseen(self._store.progress, {case.node for case in emptying}))
         for case in emptying:
             self._stuck(case, turn)
         for case in cases:
             if case.entry.phase == "verifying":
-                result = self._verifying.advance(case, turn)
+                result = self._diagnostics.advance(case, turn)
                 results += [] if result is None else [result]
-            self._verifying.settled(case, turn)
+            self._diagnostics.settled(case, turn)
             why = case.stopped if case.entry.phase == "emptying" else case.held
             if why is not None and case.entry.phase not in SETTLED:
-                turn.telling.step(case.node, "hold", "held", None, why)
+                turn.audit.step(case.node, "hold", "held", None, why)
 
-    def _open(self, given: Round, telling: Telling) -> list[Case]:
+    def _open(self, given: Round, audit: Audit) -> list[Case]:
         progress = self._store.progress
         marked = {name for name, view in given.views.items() if view.marks.drained}
         nodes = dict(progress.nodes)
         cases: list[Case] = []
-        switches = self._switches(telling)
+        switches = self._switches(audit)
         for name in sorted({*nodes, *marked, *given.drained}, key=lambda name: _urgency(given.plan, name)):
             before = self._clock.now()
             try:
                 reading = self._scheduler.revalidate(name)
             except SchedulerError as error:
-                telling.trouble(f"{name} cannot be read again: {error}")
+                audit.trouble(f"{name} cannot be read again: {error}")
                 continue
             why = why_ended(reading)
             if reading is None or why is not None:
-                self._end(name, nodes.pop(name, None), why or "", telling)
+                self._end(name, nodes.pop(name, None), why or "", audit)
                 continue
             entry = nodes.get(name)
             if entry is None or name in given.drained or _newer(reading, entry, before):
-                self._end(name, entry, "another drain began", telling)
+                self._end(name, entry, "another drain began", audit)
                 entry = Evacuating(self._clock.now())
-                telling.find(name, "began", "its drain mark is followed")
+                audit.find(name, "began", "its drain mark is followed")
             nodes[name] = entry
             decision = given.plan.nodes.get(name)
             units = tuple(unit.name for unit in given.views[name].units) if name in given.views else ()
@@ -198,14 +198,14 @@ class Evacuation:
         self._store.progress = replace(progress, nodes=nodes)
         return cases
 
-    def _end(self, name: str, entry: Evacuating | None, why: str, telling: Telling) -> None:
+    def _end(self, name: str, entry: Evacuating | None, why: str, audit: Audit) -> None:
         if entry is None:
             return
-        telling.find(name, "ended" if entry.phase in SETTLED else "called_off", why, {"phase": entry.phase})
+        audit.find(name, "ended" if entry.phase in SETTLED else "called_off", why, {"phase": entry.phase})
         if entry.phase == "verifying" and entry.started_at is not None:
-            self._verifying.drop(name, entry.verify_key(name))
+            self._diagnostics.drop(name, entry.verify_key(name))
         if entry.phase not in SETTLED:
-            telling.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
+            audit.step(name, "hold", "held", None, f"no more is done to empty it: {why}")
 
     def _held(self, case: Case, reading: NodeReading, switches: Switches) -> str | None:
         passed = self._store.progress.passed_at(reading.view.name)
@@ -225,14 +225,14 @@ class Evacuation:
             return "it booted since it was read"
         return self._held(case, reading, switches)
 
-    def _switches(self, telling: Telling) -> Switches | None:
+    def _switches(self, audit: Audit) -> Switches | None:
         try:
             return self._scheduler.read_switches()
         except SchedulerError as error:
-            telling.trouble(f"the switches cannot be read: {error}")
+            audit.trouble(f"the switches cannot be read: {error}")
             return None
 
-    def _keep(self, cases: Iterable[Case], results: Iterable[Result], telling: Telling) -> bool:
+    def _keep(self, cases: Iterable[Case], results: Iterable[Result], audit: Audit) -> bool:
         progress = self._store.progress
         nodes = {**progress.nodes, **{case.node: case.entry for case in cases}}
         then = Progress(dict(sorted(nodes.items())), progress.results)
@@ -240,11 +240,11 @@ class Evacuation:
             then = then.with_result(result)
         trouble = self._store.save(then.without_old(self._clock.now() - self._settings.verification.keep))
         if trouble is not None:
-            telling.trouble(trouble)
+            audit.trouble(trouble)
         return trouble is None
 
     def _stuck(self, case: Case, turn: Turn) -> None:
-        now = turn.telling.clock.now()
+        now = turn.audit.clock.now()
         # told once, and again to each hook that did not take it
         if case.stopped is not None or not case.going:
             return
@@ -260,7 +260,7 @@ class Evacuation:
         words = stuck_words(case, waiting)
         self._escalation.tell(case, "stuck", "stuck", words, {"workloads": [each.name for each in case.going]}, turn)
 
-    def _settle_open(self, telling: Telling) -> None:
+    def _settle_open(self, audit: Audit) -> None:
         """Find out what became of calls that a dead process left without an answer."""
         try:
             listed: dict[str, Mapping[str, Workload]] = {}
@@ -271,10 +271,10 @@ class Evacuation:
                     continue  # the next round looks again
                 answer = Settled(self._clock.now(), "found" if kind else "not_found", kind, words)
                 self._ledger.settle_call(number, answer)
-                telling.report.notes.append(f"{call.kind} on {call.node} was interrupted: {words}")
+                audit.report.notes.append(f"{call.kind} on {call.node} was interrupted: {words}")
         except LedgerError as error:
-            telling.forward = False
-            telling.trouble(str(error))
+            audit.forward = False
+            audit.trouble(str(error))
 
     def _became(self, call: Call, listed: dict[str, Mapping[str, Workload]]) -> tuple[bool, str]:
         if call.kind == "verify" and self._verification is not None:

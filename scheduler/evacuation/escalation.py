@@ -32,31 +32,31 @@ class Escalation:
         self, case: Case, what: str, kind: FindingKind, words: str, content: Mapping[str, Any], turn: Turn
     ) -> None:
         """Tell something once: to the ledger and the report at once, and to each hook until it takes it."""
-        telling = turn.telling
+        audit = turn.audit
         if not case.told(what):
-            telling.find(case.node, kind, words, content)
+            audit.find(case.node, kind, words, content)
             case.tell(what)
         for name, hook in self._hooks.items():
             self._one(case, name, hook, what, {"words": words, **content}, turn)
 
     def _one(self, case: Case, name: str, hook: Hook, what: str, content: Mapping[str, Any], turn: Turn) -> None:
-        telling, done, tried = turn.telling, f"{what} to {name}", f"{what} to {name}, tried"
-        now = telling.clock.now()
+        audit, done, tried = turn.audit, f"{what} to {name}", f"{what} to {name}, tried"
+        now = audit.clock.now()
         tries = case.entry.told.count(tried)
         if case.told(done) or tries >= _TRIES or turn.over(now):
             return
         turn.fence()
         key = key_of(case.node, case.entry.began_at, what)
-        number = telling.intend(Call(now, case.node, "escalate", key, name, None, str(content["words"])))
+        number = audit.intend(Call(now, case.node, "escalate", key, name, None, str(content["words"])))
         if number is None:
             return
         payload = {"kind": "escalation", "what": what.partition(" ")[0], "node": case.node, "key": key, **content}
         reply = hook.tell(payload, key)
         answer = WorkAnswer(_ANSWERS[reply.kind], reply.words)
-        telling.settle(number, answer)
+        audit.settle(number, answer)
         case.tell(done if answer.confirmed else tried)
         came_to = "done" if answer.confirmed else "failed"
-        telling.step(case.node, "tell", came_to, None, f"{name}: {reply.words}")
+        audit.step(case.node, "tell", came_to, None, f"{name}: {reply.words}")
 
 
 def stuck_words(case: Case, waiting: Sequence[str]) -> str:

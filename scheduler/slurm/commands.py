@@ -16,14 +16,14 @@ from typing import IO, Any, Final, TypeVar
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import HELD, CheckpointSignal, SlurmJob, job_of
 from scheduler.slurm.node import NodeChange, SlurmNode, node_of
-from scheduler.slurm.port import Said, SaidKind
+from scheduler.slurm.port import SlurmAnswer, SlurmAnswerKind
 from scheduler.slurm.report import NEWEST, OLDEST, Report, ReportReader
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
 
 _Row = TypeVar("_Row")
 
-_SAID: Final[tuple[tuple[str, SaidKind], ...]] = (
+_SAID: Final[tuple[tuple[str, SlurmAnswerKind], ...]] = (
     ("invalid node name", "gone"),
     ("invalid job id", "gone"),
     ("already completing or completed", "gone"),
@@ -91,7 +91,7 @@ class SlurmCommands:
                 )
         return None if self._versions else "Slurm was not read yet"
 
-    def update(self, node: str, change: NodeChange) -> Said:
+    def update(self, node: str, change: NodeChange) -> SlurmAnswer:
         """Write to a node by ``scontrol update``."""
         command = [self._program("scontrol"), "update", f"NodeName={node}"]
         if change.state is not None:
@@ -105,12 +105,12 @@ class SlurmCommands:
             command.append(f"Extra={change.extra}")
         return self._write(command)
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Said:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> SlurmAnswer:
         """Send a signal by ``scancel --signal``."""
         batch = ("--batch",) if signal.batch else ()
         return self._write([self._program("scancel"), f"--signal={signal.name}", *batch, str(job.number)])
 
-    def requeue(self, job: SlurmJob) -> Said:
+    def requeue(self, job: SlurmJob) -> SlurmAnswer:
         """Requeue by ``scontrol requeue``."""
         return self._write([self._program("scontrol"), "requeue", str(job.leader)])
 
@@ -169,23 +169,23 @@ class SlurmCommands:
         except SlurmFormatError as error:
             raise SchedulerError(f"`{' '.join(command)}`: {error}") from None
 
-    def _write(self, command: list[str]) -> Said:
+    def _write(self, command: list[str]) -> SlurmAnswer:
         if any("\0" in each for each in command):
-            return Said("refused", "a text with a zero byte cannot be given to a program")
+            return SlurmAnswer("refused", "a text with a zero byte cannot be given to a program")
         refused = self.read_only()
         if refused is not None:
-            return Said("refused", refused)
+            return SlurmAnswer("refused", refused)
         try:
             ended = self._run(command, lambda _: None)
         except ProgramError as error:
-            return Said("timeout" if error.silent else "refused", str(error))
+            return SlurmAnswer("timeout" if error.silent else "refused", str(error))
         if not ended.status:
-            return Said("done", ended.said)
+            return SlurmAnswer("done", ended.said)
         said = ended.said.lower()
-        kind: SaidKind = next((kind for text, kind in _SAID if text in said), "refused")
-        return Said(kind, ended.said or f"exit status {ended.status}")
+        kind: SlurmAnswerKind = next((kind for text, kind in _SAID if text in said), "refused")
+        return SlurmAnswer(kind, ended.said or f"exit status {ended.status}")
 
-    def _run(self, command: list[str], sink: Callable[[bytes], None]) -> Ended:
+    def _run(self, command: list[str], sink: Callable[[bytes], None]) -> ProgramResult:
         settings = self._settings
         return run_program(
             command, sink, timeout_s=settings.timeout.total_seconds(), most_bytes=settings.most_bytes,
@@ -232,7 +232,7 @@ class ProgramError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProgramResult:
     """How a program ended.
 
     ``said``: what it wrote to stderr, on one line, shortened.
@@ -249,7 +249,7 @@ def run_program(
     timeout_s: float,
     most_bytes: int,
     environment: Mapping[str, str],
-) -> Ended:
+) -> ProgramResult:
     """Run a program and give what it prints to ``sink``, piece by piece.
 
     ``command``: the program and its arguments, as they are; no shell is between.
@@ -278,7 +278,7 @@ def run_program(
         for stream in (process.stdout, process.stderr):
             assert stream is not None
             stream.close()
-    return Ended(process.returncode, " ".join(said.decode("utf-8", errors="replace").split())[:400])
+    return ProgramResult(process.returncode, " ".join(said.decode("utf-8", errors="replace").split())[:400])
 
 
 def _read(

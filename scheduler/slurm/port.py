@@ -8,17 +8,17 @@ from typing import Literal, Protocol
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange, SlurmNode
 
-SaidKind = Literal["done", "already", "gone", "refused", "timeout"]
+SlurmAnswerKind = Literal["done", "already", "gone", "refused", "timeout"]
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class SlurmAnswer:
     """What Slurm said to a write.
 
     ``kind``: ``timeout``: nobody knows whether it had an effect.
     """
 
-    kind: SaidKind
+    kind: SlurmAnswerKind
     words: str = ""
 
 
@@ -41,14 +41,14 @@ class SlurmPort(Protocol):
         """Say why nothing may be written, by what was read so far; None: it may."""
         ...
 
-    def update(self, node: str, change: NodeChange) -> Said:
+    def update(self, node: str, change: NodeChange) -> SlurmAnswer:
         """Write to a node, all of the change in one request."""
         ...
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Said:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> SlurmAnswer:
         """Send a job a signal; at least once."""
         ...
 
-    def requeue(self, job: SlurmJob) -> Said:
+    def requeue(self, job: SlurmJob) -> SlurmAnswer:
         """Requeue a batch job; it goes with Slurm's own KillWait between SIGTERM and SIGKILL."""
         ...

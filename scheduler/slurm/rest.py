@@ -14,7 +14,7 @@ import httpx
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal, SlurmJob, job_of
 from scheduler.slurm.node import NodeChange, SlurmNode, node_of
-from scheduler.slurm.port import Said
+from scheduler.slurm.port import SlurmAnswer
 from scheduler.slurm.report import NEWEST, OLDEST, Report, ReportReader
 from scheduler.slurm.settings import SlurmSettings
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
@@ -88,7 +88,7 @@ class SlurmRest:
             return f"slurmrestd's v0.0.{self._version} cannot write nodes: Slurm is only read"
         return None
 
-    def update(self, node: str, change: NodeChange) -> Said:
+    def update(self, node: str, change: NodeChange) -> SlurmAnswer:
         """Write to a node."""
         body: dict[str, Any] = {}
         if change.state is not None:
@@ -102,19 +102,19 @@ class SlurmRest:
             body["weight"] = {"set": True, "infinite": False, "number": change.weight} if objects else change.weight
         return self._write("POST", f"node/{quote(node, safe='')}", body)
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Said:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> SlurmAnswer:
         """Send a job a signal."""
         asked = {"signal": signal.name, **({"flags": "BATCH_JOB"} if signal.batch else {})}
         return self._write("DELETE", f"job/{job.number}?{urlencode(asked)}", None)
 
-    def requeue(self, job: SlurmJob) -> Said:  # noqa: ARG002 - as the port says
+    def requeue(self, job: SlurmJob) -> SlurmAnswer:  # noqa: ARG002 - as the port says
         """Refuse: slurmrestd has no requeue."""
-        return Said("refused", "slurmrestd cannot requeue a job")
+        return SlurmAnswer("refused", "slurmrestd cannot requeue a job")
 
-    def _write(self, method: str, path: str, body: dict[str, Any] | None) -> Said:
+    def _write(self, method: str, path: str, body: dict[str, Any] | None) -> SlurmAnswer:
         refused = self.read_only()
         if refused is not None:
-            return Said("refused", refused)
+            return SlurmAnswer("refused", refused)
         answer = bytearray()
 
         def take(piece: bytes) -> None:
@@ -125,15 +125,15 @@ class SlurmRest:
         try:
             status = self._ask(method, self._path(self._version or 0, path), take, body)
         except (_NoAnswerError, SlurmFormatError) as error:
-            return Said("timeout", str(error))
+            return SlurmAnswer("timeout", str(error))
         said = _errors(bytes(answer))
         if said is None:  # a proxy, or cut off: slurmrestd answers every request with JSON
-            return Said("timeout", f"HTTP {status}: no whole answer of slurmrestd")
+            return SlurmAnswer("timeout", f"HTTP {status}: no whole answer of slurmrestd")
         if status == _OK and not said:
-            return Said("done")
+            return SlurmAnswer("done")
         if status == _NOT_FOUND or "invalid node name" in said.lower() or "invalid job id" in said.lower():
-            return Said("gone", said or f"HTTP {status}")
-        return Said("refused", f"HTTP {status}: {said}"[:400])
+            return SlurmAnswer("gone", said or f"HTTP {status}")
+        return SlurmAnswer("refused", f"HTTP {status}: {said}"[:400])
 
     def _report(
         self, path: str, key: str, keep: Callable[[Mapping[str, Any]], _Row | None], *, missing: bool = False

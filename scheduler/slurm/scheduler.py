@@ -35,7 +35,7 @@ from scheduler.slurm.marks import (
     writes_of,
 )
 from scheduler.slurm.node import NodeChange, SlurmNode
-from scheduler.slurm.port import Said, SlurmPort
+from scheduler.slurm.port import SlurmAnswer, SlurmPort
 from scheduler.slurm.settings import SlurmSettings
 
 STATE: Final = "state"
@@ -236,7 +236,9 @@ class SlurmScheduler:
         self.folder.note(WEIGHTS, node.name, entry, lambda each: each.get("until", 0) > now.timestamp())
         return None
 
-    def _read_back(self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, said: Said) -> Answer:
+    def _read_back(
+        self, action: Action, before: SlurmNode, found: SlurmNode, change: NodeChange, said: SlurmAnswer
+    ) -> Answer:
         """Answer by what stands now, whatever Slurm said."""
         now = self._clock.now()
         standing = standing_on(found, now)
@@ -251,7 +253,7 @@ class SlurmScheduler:
             return Answer("conflict", "it was written, and does not stand so when read back: somebody else writes too")
         return Answer(said.kind if said.kind in ("gone", "timeout") else "refused", said.words)
 
-    def _sent(self, node: SlurmNode, change: NodeChange) -> Said:
+    def _sent(self, node: SlurmNode, change: NodeChange) -> SlurmAnswer:
         said = self.port.update(node.name, change)
         if said.kind == "timeout":
             self._late.unanswered(node.name, change)
@@ -259,7 +261,7 @@ class SlurmScheduler:
             self._late.settled(node.name)
         return said
 
-    def _unfail(self, found: SlurmNode, said: Said) -> tuple[SlurmNode | None, Said]:
+    def _unfail(self, found: SlurmNode, said: SlurmAnswer) -> tuple[SlurmNode | None, SlurmAnswer]:
         """Take FAIL off: UNDRAIN leaves it, but not once DRAIN has taken its place; the base state is not touched."""
         if foreign_words(found, standing_on(found, self._clock.now())) is not None or found.reason is None:
             return found, said

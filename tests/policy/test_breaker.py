@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from policy.breaker import BreakerConfig, BreakerState, Looked, watch
+from policy.breaker import BreakerConfig, BreakerState, ObservedNode, watch
 from tests.policy.decide_world import HOUR, STEP, T0, node, signals
 
 CONFIG = BreakerConfig()
@@ -14,7 +14,9 @@ DAY = timedelta(days=1)
 
 def look(total, risky=0, *, group="g", **others):
     """So many nodes of a group, the first of them at risk."""
-    return [Looked(node(f"{group}{i:03}", 0.01, group=group, **others), i < risky, 1, False) for i in range(total)]
+    return [
+        ObservedNode(node(f"{group}{i:03}", 0.01, group=group, **others), i < risky, 1, False) for i in range(total)
+    ]
 
 
 def run(looked, state=None, now=T0, decided_at=T0, config=CONFIG, **others):

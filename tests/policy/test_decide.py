@@ -109,7 +109,7 @@ def test_a_job_that_ends_soon_is_waited_for_behind_the_taint_and_the_drain_follo
 
 
 def test_a_node_over_budget_whose_risk_went_down_is_not_taken_when_there_is_room():
-    # Acting on what was true when it was queued is what draino#50 did.
+    # Executor on what was true when it was queued is what draino#50 did.
     full = config(budget=BudgetConfig((Floor("cluster", most=0),), ()))
     fleet = [node("n", 0.7), *healthy(12)]
     plan = once(fleet, full)

@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 import urllib3
 
-from scheduler.evacuation.checkpoint_requests import Asking, Checkpoints
+from scheduler.evacuation.checkpoint_requests import Checkpoints, PendingRequest
 from scheduler.evacuation.settings import CheckpointSettings
 from scheduler.kubernetes.exec_hook import PodExecHook
 from scheduler.kubernetes.scheduler import KubernetesScheduler
@@ -50,7 +50,7 @@ def ask(hand: Hand, checkpoints: Checkpoints, workload: object) -> tuple[str, st
     assert offer is not None
     request = CheckpointAsk(KEY, hand.clock.now() + timedelta(minutes=5), "its errors rise")
     fence = Fence("me", hand.clock.now() + LASTS)
-    (came,) = checkpoints.ask([Asking(workload, offer, request, True)], fence)  # type: ignore[arg-type]
+    (came,) = checkpoints.ask([PendingRequest(workload, offer, request, True)], fence)  # type: ignore[arg-type]
     return came.answer.kind, came.state.kind, came.state.words
 
 

@@ -10,7 +10,7 @@ from scheduler.ports.clock import ManualClock
 from scheduler.ports.errors import SchedulerError
 from scheduler.slurm.job import CheckpointSignal, SlurmJob
 from scheduler.slurm.node import NodeChange, SlurmNode
-from scheduler.slurm.port import Said
+from scheduler.slurm.port import SlurmAnswer
 
 
 class MemorySlurm:
@@ -52,15 +52,15 @@ class MemorySlurm:
     def read_only(self) -> str | None:
         return self.version_problem
 
-    def update(self, node: str, change: NodeChange) -> Said:
+    def update(self, node: str, change: NodeChange) -> SlurmAnswer:
         fault = self.failing.pop(0) if self.failing else None
         if fault == "refused":
-            return Said("refused", "Access/permission denied")
+            return SlurmAnswer("refused", "Access/permission denied")
         if fault == "timeout_before":
-            return Said("timeout", "no answer")
+            return SlurmAnswer("timeout", "no answer")
         if fault == "timeout_late":
             self.late.append(lambda: self.update(node, change))
-            return Said("timeout", "no answer")
+            return SlurmAnswer("timeout", "no answer")
         self.writes.append((node, change))
         self.person(node, change.state, change.reason, user="slurm")
         found = self.all[node]
@@ -71,7 +71,7 @@ class MemorySlurm:
         )
         if self.meanwhile:
             self.meanwhile.pop(0)()
-        return Said("timeout", "no answer") if fault == "timeout_after" else Said("done")
+        return SlurmAnswer("timeout", "no answer") if fault == "timeout_after" else SlurmAnswer("done")
 
     def person(self, node: str, state: str | None, reason: str | None = None, user: str = "ann") -> None:
         """What `scontrol update State= Reason=` does to a node, by whomever."""
@@ -99,21 +99,21 @@ class MemorySlurm:
     def now(self) -> datetime:
         return self.clock.now().replace(microsecond=0)
 
-    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> Said:
+    def signal(self, job: SlurmJob, signal: CheckpointSignal) -> SlurmAnswer:
         if job.number not in self.running:
-            return Said("gone", "Invalid job id specified")
+            return SlurmAnswer("gone", "Invalid job id specified")
         fault = self.failing.pop(0) if self.failing else None
         if fault == "timeout_before":
-            return Said("timeout", "no answer")
+            return SlurmAnswer("timeout", "no answer")
         self.sent.append((job.number, signal.name))
-        return Said("timeout", "no answer") if fault == "timeout_after" else Said("done")
+        return SlurmAnswer("timeout", "no answer") if fault == "timeout_after" else SlurmAnswer("done")
 
-    def requeue(self, job: SlurmJob) -> Said:
+    def requeue(self, job: SlurmJob) -> SlurmAnswer:
         if job.number not in self.running:
-            return Said("gone", "Invalid job id specified")
+            return SlurmAnswer("gone", "Invalid job id specified")
         self.requeued.append(job.leader)
         self.running = {n: each for n, each in self.running.items() if each.leader != job.leader}
-        return Said("done")
+        return SlurmAnswer("done")
 
     def _answers(self) -> None:
         if self.unreadable:

@@ -13,7 +13,7 @@ from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.drift.verdict import Findings
 from models.explanation.alert_reasons import alert_reasons
 from models.explanation.importance import attribution_frame
-from models.horizon_map import horizon_maps
+from models.horizons import horizon_maps
 from models.refits_ahead import BacktestOrder, refits_ahead
 from models.schedule import (
     Schedule,

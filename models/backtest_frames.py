@@ -12,7 +12,7 @@ import pyarrow as pa
 from features.times import instants
 from models.drift.verdict import Findings
 from models.explanation.alert_reasons import AlertReasons
-from models.horizon_map import HorizonMap
+from models.horizons import HorizonMap
 from models.ranking import Ints
 from models.schedule import Schedule, format_days, format_instant
 from models.trainer import STAND_IN

@@ -14,12 +14,12 @@ from features.errors import InputError
 from features.times import instants, milliseconds
 from features.vocabulary import FeatureColumn
 from models.baselines import Baseline
-from models.calibrator import Calibrator
+from models.calibration import Calibrator
 from models.cascade import CascadeEnsemble
 from models.combining import Stacker
 from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection
 from models.drift.reference import Reference
-from models.horizon_map import HorizonMap
+from models.horizons import HorizonMap
 from models.ranking import Hashes, Ints, mix, name_hashes
 from models.row_reader import RowReader
 from models.scorer import ModelScore, Scorer, checked_rows, risk_of, risks_of

@@ -14,15 +14,113 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from pydantic import TypeAdapter
 from scipy.optimize import minimize
 from scipy.special import expit, logit
 
 from features.times import instants
-from models.horizon_map import EDGE, HorizonMap, Link
+from models.as_of_rows import row_positions
 from models.ranking import Floats, Ints
 from models.training_set import Labels, Matrix, Rows, count_incidents
+
+EDGE = 1e-6
+"""Risks keep this far from 0 and 1 before their log-odds are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """From the risk at one horizon to that at the next away from the main one.
+
+    ``hours``: the horizon that this link leads to.
+    ``level``: Log-odds of the conditional share where the main risk is the base rate.
+    ``slope``: by how much they rise with the log-odds of the main risk; not negative.
+    """
+
+    hours: float
+    level: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonMap:
+    """Risks at all horizons from the risk at the main one.
+
+    ``main_hours``: the horizon of the labels that models are trained on.
+    ``base``: Log-odds of the base rate at the main horizon: where levels are measured.
+    ``shorter``, ``longer``: away from the main horizon: shorter ones descending, longer ones ascending.
+    """
+
+    main_hours: float
+    base: float
+    shorter: tuple[Link, ...] = ()
+    longer: tuple[Link, ...] = ()
+
+    @property
+    def hours(self) -> tuple[float, ...]:
+        """All horizons, ascending, the main one among them."""
+        return (
+            *(link.hours for link in reversed(self.shorter)),
+            self.main_hours,
+            *(link.hours for link in self.longer),
+        )
+
+    def risks(self, risk: Floats) -> Floats:
+        """Give the risks at all horizons.
+
+        ``risk``: calibrated risks at the main horizon; shape (n,).
+        Returns: columns as :attr:`hours`: never falling along a row, all between 0 and 1, the main one as given; shape
+        (n, horizons).
+        """
+        main = np.asarray(risk, dtype=np.float64)
+        at = logit(np.clip(main, EDGE, 1 - EDGE)) - self.base
+        below, above = [main], [main]
+        for link in self.shorter:
+            below.append(below[-1] * expit(link.level + link.slope * at))
+        for link in self.longer:
+            above.append(above[-1] + (1 - above[-1]) * expit(link.level + link.slope * at))
+        return np.column_stack([*reversed(below[1:]), main, *above[1:]])
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the map as a JSON object."""
+        return dict(TypeAdapter(HorizonMap).dump_python(self, mode="json"))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> HorizonMap:
+        """Read what :meth:`to_json` wrote."""
+        return TypeAdapter(cls).validate_python(content)
+
+
+def horizon_column(hours: float) -> str:
+    """Name the column of a horizon's risk: ``risk_6h``, ``risk_30m``."""
+    minutes = round(hours * 60)
+    return f"risk_{minutes // 60}h" if minutes % 60 == 0 else f"risk_{minutes}m"
+
+
+def horizon_maps(told: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, ...]:
+    """Read the maps of all folds; empty where any fold has none."""
+    found = tuple(HorizonMap.from_json(each) for each in told if each is not None)
+    return found if len(found) == len(told) else ()
+
+
+def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:
+    """Give the columns of the further horizons for rows of several folds.
+
+    ``risk``: risks at the main horizon; shape (n,).
+    ``fold``: whose map a row takes, as a position in ``maps``; shape (n,).
+    ``maps``: one for each fold, all of the same horizons.
+    Returns: one column for each horizon, ascending, the main one included.
+    """
+    hours = maps[0].hours
+    out = np.empty((len(risk), len(hours)), dtype=np.float64)
+    for number in np.unique(fold):
+        mine = fold == number
+        out[mine] = maps[int(number)].risks(risk[mine])
+    return {horizon_column(each): out[:, at].astype(np.float32) for at, each in enumerate(hours)}
+
 
 _LEVEL_DEVIATION = 1.0
 """Standard deviation of the prior on a link's level (log-odds): failures in a burst or a lull stay within a few."""
@@ -140,3 +238,36 @@ def _link(at: Floats, hit: np.ndarray, weight: float, hours: float, level: float
 
 def _hours(span: timedelta) -> float:
     return span / timedelta(hours=1)
+
+
+def horizon_table(predictions: pd.DataFrame, matrix: Matrix, maps: tuple[HorizonMap, ...]) -> pd.DataFrame:
+    """Compare mean risk and outcome at each horizon.
+
+    ``predictions``: one model and variant of a backtest: ``decision_time``, ``unit``, ``risk``, ``fold``.
+    ``matrix``: gives the labels at each horizon.
+    ``maps``: one for each fold.
+    Returns: ``hours``, ``rows`` (with a label at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
+    risk over rate; NaN without positives), ``brier_skill`` (against the constant rate of the same rows).
+    """
+    at = row_positions(matrix, predictions)
+    columns = add_risks(predictions["risk"].to_numpy(dtype=np.float64), predictions["fold"].to_numpy(), maps)
+    records = []
+    for hours in maps[0].hours:
+        label = Labels.of(matrix.labels(None, horizon=timedelta(hours=hours))).label[at]
+        known = label >= 0
+        y = (label[known] == 1).astype(np.float64)
+        risk = columns[horizon_column(hours)][known].astype(np.float64)
+        rate = float(y.mean()) if len(y) else np.nan
+        spread = rate * (1 - rate)
+        records.append(
+            {
+                "hours": hours,
+                "rows": int(known.sum()),
+                "positives": int(y.sum()),
+                "mean_risk": float(risk.mean()) if len(y) else np.nan,
+                "rate": rate,
+                "ratio": float(risk.mean() / rate) if rate > 0 else np.nan,
+                "brier_skill": 1 - float(((risk - y) ** 2).mean()) / spread if spread > 0 else np.nan,
+            }
+        )
+    return pd.DataFrame.from_records(records)

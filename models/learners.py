@@ -297,7 +297,7 @@ def _recipe(name: str) -> Recipe:
     if name in _RECIPES:
         return _RECIPES[name]
     if name in SEQUENCE:
-        from models.sequence.recipes import recipe  # noqa: PLC0415 - PyTorch is an extra
+        from models.sequence.classifier import recipe  # noqa: PLC0415 - PyTorch is an extra
 
         return recipe(name)
     raise InputError(f"unknown learner '{name}'", "parameter models", _nearest(name, ALL_LEARNERS))

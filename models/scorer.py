@@ -9,10 +9,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from features.errors import InputError
-from models.calibrator import Calibrator
+from models.calibration import Calibrator
 from models.combining import Stacker, combine
 from models.config import CASCADE, COMBINERS
-from models.horizon_map import HorizonMap, add_risks
+from models.horizons import HorizonMap, add_risks
 from models.odds import log_odds
 from models.ranking import Bools, Floats, Hashes, Ints, mix, rank_within
 from models.row_batches import batches

@@ -11,8 +11,7 @@ import pandas as pd
 
 from models.backtest_frames import BacktestResult
 from models.config import ModelsSection
-from models.horizon_check import horizon_table
-from models.horizon_map import add_risks, horizon_column
+from models.horizons import add_risks, horizon_column, horizon_table
 from models.oracle import oracle_predictions
 from models.promises import decisions_frame, walk_promises
 from models.training_set import Matrix
@@ -31,7 +30,7 @@ def decision_extras(
 
     Returns: ``promises`` and ``promise_folds`` (:class:`models.promises.Promises`), ``decisions`` (the promises that
     all outcomes at the end allow), ``unforeseen`` (:func:`models.unforeseen.unforeseen_incidents`), and ``horizons``
-    (:func:`models.horizon_check.horizon_table`) where further horizons were asked for.
+    (:func:`models.horizons.horizon_table`) where further horizons were asked for.
     """
     made = walk_promises(result.predictions, result.folds, matrix, models.promises, k=result.k)
     best = None if truth is None else oracle_predictions(result.predictions, truth, result.k)

@@ -13,13 +13,13 @@ from features.engine import Engine
 from features.matrix.matrix import FeatureMatrix
 from models.backtest import run_backtest
 from models.backtest_frames import BacktestResult
+from models.baselines import make_baseline
 from models.bundle.store import CARD, save_bundle
 from models.config import BASELINES
 from models.drift.frames import drift_frames
 from models.evaluation import evaluate
 from models.final import fit_final
 from models.oracle import read_truth
-from models.points import make_points
 from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, write_json
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with
@@ -216,7 +216,7 @@ def replay(
 
 def _unheard(matrix: FeatureMatrix) -> list[str]:
     """Name the baselines that this matrix gives nothing to go by."""
-    made = {name: make_points(name, columns=matrix.columns, seed=0).unheard() for name in BASELINES}
+    made = {name: make_baseline(name, columns=matrix.columns, seed=0).unheard() for name in BASELINES}
     return [f"{name} ranks units in the order of ties: {why}" for name, why in made.items() if why]
 
 

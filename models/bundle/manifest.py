@@ -25,10 +25,10 @@ from pydantic import (
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.bundle.files import check_seal, damaged
-from models.calibrator import Calibrator
+from models.calibration import Calibrator
 from models.combining import Stacker
 from models.config import CASCADE, COMBINERS
-from models.horizon_map import HorizonMap
+from models.horizons import HorizonMap
 
 FORMAT: Final = 3
 """Version of the bundle's layout; a reader refuses any other."""

@@ -21,8 +21,8 @@ from features.errors import InputError
 from models.config import SEQUENCE
 from models.learners import THREADS
 from models.prepared import PreparedClassifier
-from models.sequence.native import dump_sequence, load_sequence
-from models.sequence.tabular import inner_of
+from models.sequence.classifier import dump_sequence, load_sequence
+from models.sequence.windows import inner_of
 
 TRUSTED: tuple[str, ...] = (
     "models.prepared.PreparedClassifier",

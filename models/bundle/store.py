@@ -47,7 +47,7 @@ from models.drift.reference import Reference
 from models.fitted import FittedModels
 from models.sequence.extra import versions
 from models.sequence.layout import window_of
-from models.sequence.tabular import FirstColumns
+from models.sequence.windows import FirstColumns
 
 CARD = "MODEL_CARD.md"
 REFERENCE = "reference.json"

@@ -30,7 +30,7 @@ from models.learners import THREADS
 from models.metrics import Floats
 from models.odds import logit
 from models.prepared import PreparedClassifier
-from models.sequence.tabular import inner_of
+from models.sequence.windows import inner_of
 
 __all__ = ["ADDITIVE", "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "contributions", "explainable"]
 

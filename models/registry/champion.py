@@ -8,14 +8,14 @@ alias, a rollback moves the alias and then shortens the list. A list that goes o
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from filelock import FileLock, Timeout
 
 from features.errors import InputError
 from models.registry.store import CHAMPION, DIGEST_TAG, database_of, opened_store, refuse_absent
@@ -173,23 +173,21 @@ def alone(tracking_uri: str) -> Iterator[None]:
         yield  # the comparison in `crown` is all there is
         return
     path = database.with_name(database.name + ".promotion-lock")
+    lock = FileLock(path, mode=0o666, blocking=False)
     try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        lock.acquire()
+    except Timeout:
+        raise InputError(
+            "another promotion is at work on this store", tracking_uri, "Wait until it has ended, then run again."
+        ) from None
     except OSError as error:
         raise InputError(
             f"cannot lock the store: {error.strerror}", str(path), "Run as a user who may write beside the store."
         ) from None
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError(
-                "another promotion is at work on this store", tracking_uri, "Wait until it has ended, then run again."
-            ) from None
         yield
     finally:
-        # the file stays: removed, it could be locked by two who opened it before and after
-        os.close(descriptor)
+        lock.release()
 
 
 def _standing(client: Any, model: str) -> Standing:

@@ -1,7 +1,11 @@
-"""An LSTM or a convolutional network as a scikit-learn classifier: window and statics in, risk out."""
+"""An LSTM or a convolutional network as a scikit-learn classifier: its recipe, its fit, and its file.
+
+The file is safetensors, with all but the weights as JSON in its header: nothing in it can run.
+"""
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from typing import Any, Self
 
@@ -11,9 +15,9 @@ from scipy.special import expit
 from features.times import duration_ms
 from models.binary import BinaryClassifier
 from models.ranking import Bools, Floats, Ints
+from models.recipe import Recipe
 from models.sequence.extra import require_torch
-from models.sequence.layout import SequenceLayout
-from models.sequence.scaling import SequenceScaler
+from models.sequence.layout import SequenceLayout, SequenceScaler
 
 
 class SequenceClassifier(BinaryClassifier):
@@ -169,3 +173,91 @@ class SequenceClassifier(BinaryClassifier):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+
+_DEFAULTS: dict[str, Any] = {
+    "hidden": 64,
+    "learning_rate": 1e-3,
+    "weight_decay": 0.0,
+    "batch_size": 128,
+    # At most; the tail ends it.
+    "epochs": 20,
+    "patience": 3,
+    "fixed_epochs": 5,
+    "tail_share": 0.2,
+}
+
+
+def recipe(name: str) -> Recipe:
+    """Give the recipe of ``lstm`` or ``cnn1d``.
+
+    Raises ``InputError`` if PyTorch is not installed.
+    """
+    require_torch(name)
+    defaults = {**_DEFAULTS, "filters": 32} if name == "cnn1d" else _DEFAULTS
+
+    def build(seed: int, settings: dict[str, Any]) -> SequenceClassifier:
+        return SequenceClassifier(name, **settings, random_state=seed)
+
+    return Recipe(defaults, build)
+
+
+_KEY = "predrain"
+_SCALER = ("center", "scale", "static_center", "static_scale")
+
+
+def dump_sequence(learner: SequenceClassifier) -> bytes:
+    """Write a fitted sequence learner; the same learner gives the same bytes."""
+    require_torch(learner.network)
+    from safetensors.numpy import save  # noqa: PLC0415 - part of the extra
+
+    scaler = learner.scaler_
+    header = {
+        "format": 1,
+        "network": learner.network,
+        "hidden": learner.hidden,
+        "filters": learner.filters,
+        "layout": scaler.layout.to_json(),
+        "features": int(learner.n_features_in_),
+        "epochs": int(learner.epochs_),
+        "early_stopped": bool(learner.early_stopped_),
+    }
+    tensors = {f"weights.{name}": np.ascontiguousarray(value) for name, value in sorted(learner.weights_.items())}
+    tensors |= {f"scaler.{name}": np.ascontiguousarray(getattr(scaler, name)) for name in _SCALER}
+    return bytes(save(tensors, metadata={_KEY: json.dumps(header, sort_keys=True)}))
+
+
+def load_sequence(name: str, content: bytes) -> SequenceClassifier:
+    """Read what :func:`dump_sequence` wrote; probabilities are bit-identical on the same number of threads.
+
+    Raises ``InputError`` if PyTorch is not installed.
+    Raises ``ValueError`` if it is not a file of that learner.
+    """
+    require_torch(name)
+    from safetensors import SafetensorError  # noqa: PLC0415 - part of the extra
+    from safetensors.numpy import load  # noqa: PLC0415
+
+    try:
+        tensors = load(content)
+        said = _header(content)
+        if said["format"] != 1 or said["network"] != name:
+            raise ValueError(f"it holds format {said['format']} of {said['network']}")
+        layout = SequenceLayout.from_json(said["layout"])
+        learner = SequenceClassifier(name, layout, hidden=int(said["hidden"]), filters=int(said["filters"]))
+        learner.scaler_ = SequenceScaler(layout, *(tensors[f"scaler.{each}"] for each in _SCALER))
+        learner.weights_ = {
+            key.removeprefix("weights."): value for key, value in tensors.items() if key.startswith("weights.")
+        }
+        learner.classes_ = np.array([0, 1])
+        learner.n_features_in_ = int(said["features"])
+        learner.epochs_, learner.early_stopped_ = int(said["epochs"]), bool(said["early_stopped"])
+        learner.check_weights()
+    except (SafetensorError, KeyError, TypeError) as error:
+        raise ValueError(str(error)) from None
+    return learner
+
+
+def _header(content: bytes) -> Any:
+    # Eight bytes of length, then JSON: the format's own header, whose ``__metadata__`` the NumPy reader does not give.
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(json.loads(content[8 : 8 + length])["__metadata__"][_KEY])

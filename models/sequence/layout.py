@@ -1,4 +1,4 @@
-"""Where a raw window and the static features stand among the columns of a row."""
+"""Where a raw window and the static features are in a row, and how a network takes them: scaled, unknown marked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from features.vocabulary import FeatureColumn
 
@@ -114,3 +115,88 @@ def window_of(columns: Sequence[FeatureColumn]) -> WindowFacts | None:
         tuple(len(columns[at].categories) for at in statics),
     )
     return WindowFacts(begin, channels, max(spans), newest, layout)
+
+
+_IQR_TO_SIGMA = 1.349
+"""Interquartile range of a normal distribution over its standard deviation."""
+
+_ROWS = 20_000
+"""Rows that quantiles are taken of at most, evenly spread: more move them by less than the clipping hides."""
+
+CLIP = 5.0
+"""Scaled values beyond this many (robust) standard deviations are cut to it."""
+
+Float32Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceScaler:
+    """Robust centre and scale of each channel and each numeric static.
+
+    ``center``, ``scale``: Median, and interquartile range over 1.349 (the standard deviation where that is 0; 1 where
+    both are), over all steps of the training rows; shape (channels,).
+    ``static_center``, ``static_scale``: the same of the statics; 0 and 1 for codes; shape (statics,).
+    """
+
+    layout: SequenceLayout
+    center: Float32Array
+    scale: Float32Array
+    static_center: Float32Array
+    static_scale: Float32Array
+
+    @classmethod
+    def fit(cls, X: np.ndarray, layout: SequenceLayout) -> SequenceScaler:
+        """Learn centre and scale from training rows, shape (n, features); NaN: unknown."""
+        some = X[:: -(-len(X) // _ROWS)]
+        window, static = layout.split(some)
+        center, scale = _robust(window.reshape(-1, layout.channels))
+        static_center, static_scale = _robust(static)
+        codes = np.array(layout.categories, dtype=np.int64) > 0
+        static_center[codes], static_scale[codes] = 0, 1
+        return cls(layout, center, scale, static_center, static_scale)
+
+    @property
+    def static_width(self) -> int:
+        """Numbers that the statics become: value and mask of a number, one for each category of a code."""
+        return sum(count or 2 for count in self.layout.categories)
+
+    def transform(self, X: np.ndarray) -> tuple[Float32Array, Float32Array]:
+        """Scale rows.
+
+        Returns ``window``: values (0 where unknown), then masks (1 where known); shape (n, steps, 2 * channels).
+        Returns ``static``: values and masks of numbers; of codes 1 at the category and 0 elsewhere (0 everywhere:
+        unknown); shape (n, static_width).
+        """
+        window, static = self.layout.split(np.asarray(X, dtype=np.float32))
+        return _masked((window - self.center) / self.scale), self._static(static)
+
+    def _static(self, static: np.ndarray) -> Float32Array:
+        parts = [np.zeros((len(static), 0), dtype=np.float32)]
+        for at, count in enumerate(self.layout.categories):
+            values = static[:, at]
+            if count:
+                codes = np.where(np.isnan(values), -1, values).astype(np.int64)
+                parts.append((codes[:, np.newaxis] == np.arange(count)).astype(np.float32))
+            else:
+                parts.append(_masked(((values - self.static_center[at]) / self.static_scale[at])[:, np.newaxis]))
+        return np.concatenate(parts, axis=1)
+
+
+def _masked(scaled: np.ndarray) -> Float32Array:
+    known = ~np.isnan(scaled)
+    values = np.where(known, np.clip(scaled, -CLIP, CLIP), 0)
+    return np.concatenate([values, known], axis=-1, dtype=np.float32)
+
+
+def _robust(values: np.ndarray) -> tuple[Float32Array, Float32Array]:
+    center = np.zeros(values.shape[1])
+    scale = np.ones(values.shape[1])
+    for at in range(values.shape[1]):
+        known = values[:, at].astype(np.float64)
+        known = known[np.isfinite(known)]
+        if known.size == 0:
+            continue
+        low, center[at], high = np.quantile(known, [0.25, 0.5, 0.75])
+        spread, deviation = (high - low) / _IQR_TO_SIGMA, known.std()
+        scale[at] = spread if spread > 1e-9 else deviation if deviation > 1e-9 else 1.0
+    return center.astype(np.float32), scale.astype(np.float32)

@@ -10,7 +10,7 @@ import pandas as pd
 
 from features.vocabulary import FeatureColumn
 from models.baselines import make_baseline
-from models.calibrator import Calibrator
+from models.calibration import Calibrator
 from models.cascade import CascadeEnsemble
 from models.combining import Stacker
 from models.config import BASELINES, LEARNERS

@@ -239,11 +239,11 @@ def replaced(bundle, file, content):
 
 
 def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
-    from models.calibrator import Calibrator
+    from models.calibration import Calibrator
 
     replaced(bundle, "learners/mlp.skops", skops.io.dumps(Calibrator("sigmoid")))
     error = refuse(bundle)
-    assert error.what == "the learner's file holds types that are not trusted: models.calibrator.Calibrator"
+    assert error.what == "the learner's file holds types that are not trusted: models.calibration.Calibrator"
     assert error.do == "Do not use this bundle; train one again."
 
 

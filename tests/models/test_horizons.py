@@ -12,8 +12,7 @@ from scipy.special import expit
 
 from models.bundle.store import load_bundle, save_bundle
 from models.config import ModelsSection, TrainingSection
-from models.horizon_map import HorizonMap, Link, add_risks, horizon_column
-from models.horizons import HorizonLabels, fit_horizons
+from models.horizons import HorizonLabels, HorizonMap, Link, add_risks, fit_horizons, horizon_column
 from models.trainer import Trainer
 from tests.models.fake_matrix import FakeMatrix
 from tests.models.small_models import fitted_models

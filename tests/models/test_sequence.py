@@ -21,9 +21,8 @@ from models.explanation.contributions import contributions
 from models.learners import fit_learners, make_learner
 from models.odds import log_odds
 from models.sequence.classifier import SequenceClassifier
-from models.sequence.layout import SequenceLayout
-from models.sequence.scaling import SequenceScaler
-from models.sequence.tabular import FirstColumns
+from models.sequence.layout import SequenceLayout, SequenceScaler
+from models.sequence.windows import FirstColumns
 
 torch = pytest.importorskip("torch")
 

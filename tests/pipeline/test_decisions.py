@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from models.config import ModelsSection, PromisesSection
-from models.horizon_map import HorizonMap, Link
+from models.horizons import HorizonMap, Link
 from pipeline import decisions as module
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.report.decisions import decisions as section

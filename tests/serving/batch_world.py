@@ -13,10 +13,10 @@ import pandas as pd
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import Bundle, save_bundle
-from models.calibrator import Calibrator
+from models.calibration import Calibrator
 from models.combining import Stacker
 from models.fitted import FittedModels
-from models.horizon_map import HorizonMap, Link
+from models.horizons import HorizonMap, Link
 from models.learners import fit_learners, make_learner
 from serving.champion.model_source import ServedModel
 from telemetry.store import Dataset

@@ -1,6 +1,7 @@
 # The two commands of a newcomer: `make run`, `make test`. CI runs exactly these targets.
 PYTHON ?= python3.11
-VENV ?= .venv
+# another version has an environment of its own: make test PYTHON=python3.13
+VENV ?= $(if $(filter python3.11,$(PYTHON)),.venv,.venv-$(notdir $(PYTHON)))
 BIN := $(VENV)/bin
 RESOLVE := uv pip compile --universal --python-version 3.11 --no-emit-index-url --no-header
 EXTRAS := train serve tracing act kubernetes nvsentinel collect nvml dask

@@ -45,7 +45,7 @@ EXTRAS = {
     "train": ("matplotlib",),
     "serve": ("fastapi", "jinja2", "markupsafe"),
     "act": ("prometheus_client",),
-    "collect": ("aiohttp", "cramjam", "google", "starlette", "uvicorn"),
+    "collect": ("cramjam", "google", "starlette", "uvicorn"),
     "kubernetes": ("kubernetes", "urllib3", "websocket"),
     "nvml": ("pynvml",),
     "dask": ("dask", "distributed"),

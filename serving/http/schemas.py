@@ -14,7 +14,7 @@ Text = Annotated[str, Field(min_length=1)]
 MAX_ROWS: Final = 10_000
 Names = Annotated[list[str], Field(min_length=1, max_length=MAX_ROWS)]
 Row = dict[str, float | str | None]
-Rows = Annotated[list[Row], Field(min_length=1, max_length=MAX_ROWS)]
+Records = Annotated[list[Row], Field(min_length=1)]
 
 
 def _split(value: object) -> object:
@@ -225,14 +225,14 @@ class AskedGpus(_Body):
 class AskedRows(_Body):
     """Feature rows, matched by name."""
 
-    rows: Rows
+    rows: Annotated[list[Row], Field(min_length=1, max_length=MAX_ROWS)]
 
 
 class SplitFrame(_Body):
     """Columns and a list of values a row."""
 
     columns: list[str]
-    data: Annotated[list[list[float | str | None]], Field(min_length=1, max_length=MAX_ROWS)]
+    data: Annotated[list[list[float | str | None]], Field(min_length=1)]
     index: list[Any] = Field(default_factory=list)
 
 
@@ -245,19 +245,19 @@ class DataframeSplit(BaseModel):
 class DataframeRecords(BaseModel):
     """MLflow's ``dataframe_records``."""
 
-    dataframe_records: Rows
+    dataframe_records: Records
 
 
 class Instances(BaseModel):
     """MLflow's ``instances``."""
 
-    instances: Rows
+    instances: Records
 
 
 class Inputs(BaseModel):
     """MLflow's ``inputs``."""
 
-    inputs: Rows | dict[str, list[float | str | None]]
+    inputs: Records | dict[str, list[float | str | None]]
 
 
 def request_body(kinds: Any, *, arrow: str | None = None) -> dict[str, Any]:

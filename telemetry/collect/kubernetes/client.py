@@ -21,7 +21,6 @@ from urllib.parse import urlencode
 
 import orjson
 import stamina
-import urllib3
 import yaml
 
 from telemetry.collect.kubernetes.api import (
@@ -36,6 +35,20 @@ from telemetry.collect.kubernetes.api import (
     is_named,
 )
 from telemetry.errors import InputError
+
+
+def _not_installed() -> InputError:
+    return InputError(
+        "the Kubernetes client is not installed",
+        "package kubernetes",
+        "Install it with: pip install 'predrain[kubernetes]'",
+    )
+
+
+try:
+    import urllib3
+except ImportError:
+    raise _not_installed() from None
 
 if TYPE_CHECKING:
     from telemetry.collect.kubernetes.pod_exec import Executed, Tls
@@ -371,11 +384,7 @@ def connect(
         from kubernetes.client import ApiClient, Configuration  # noqa: PLC0415 - as above
         from kubernetes.config.config_exception import ConfigException  # noqa: PLC0415 - as above
     except ImportError:
-        raise InputError(
-            "the Kubernetes client is not installed",
-            "package kubernetes",
-            "Install it with: pip install 'predrain[kubernetes]'",
-        ) from None
+        raise _not_installed() from None
     from telemetry.collect.kubernetes.pod_exec import Tls  # noqa: PLC0415 - needs a package that kubernetes brings
 
     configuration = Configuration()

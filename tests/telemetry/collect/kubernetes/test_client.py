@@ -3,6 +3,8 @@
 import builtins
 import contextlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -278,6 +280,15 @@ def test_without_the_package_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(InputError, match=r"not installed.*pip install 'predrain\[kubernetes\]'"):
         connect()
+
+
+def test_without_what_the_package_brings_it_says_the_same() -> None:
+    code = (
+        "import sys\nsys.modules['urllib3'] = None\nfrom telemetry.errors import InputError\n"
+        "try:\n    import telemetry.collect.kubernetes.client\nexcept InputError as error:\n    print(error)"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert "not installed" in run.stdout
 
 
 def drip(handler: BaseHTTPRequestHandler) -> None:

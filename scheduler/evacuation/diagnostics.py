@@ -12,6 +12,7 @@ from scheduler.evacuation.drainer import Turn
 from scheduler.evacuation.escalation import Escalation
 from scheduler.evacuation.progress import Result
 from scheduler.evacuation.settings import VerificationSettings
+from scheduler.ports.codec import instant
 from scheduler.ports.errors import SchedulerError
 from scheduler.ports.records import Call
 from scheduler.ports.workloads import (
@@ -215,7 +216,7 @@ class HookVerification:
             return DiagnosticResult("inconclusive", f"its result is of {of!r}, not of this node and run")
         units = content.get("failed_units")
         named = tuple(str(each) for each in units) if isinstance(units, list) else ()
-        return DiagnosticResult(state, _text(content.get("words")), named[:64], _time(content.get("at")))
+        return DiagnosticResult(state, _text(content.get("words")), named[:64], instant(content.get("at")))
 
     def drop(self, node: str, key: str) -> None:
         """Stop it."""
@@ -229,11 +230,3 @@ def _payload(step: str, node: str, key: str, units: Sequence[str] | None = None)
 
 def _text(value: object) -> str:
     return value[:500] if isinstance(value, str) else ""
-
-
-def _time(value: object) -> datetime | None:
-    try:
-        when = datetime.fromisoformat(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
-        return None
-    return when if when.tzinfo is not None else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
@@ -13,9 +12,9 @@ from enum import IntEnum
 from functools import cache, lru_cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+from telemetry.config import parse_duration
+
 _AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhdw])")
 
 
 def plain_of(value: Any) -> Any:  # noqa: PLR0911 - one line a kind
@@ -139,10 +138,7 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
         _checked(value, when is not None, where, "a time with a zone")
         return when
     if kind is timedelta:
-        found = _DURATION.fullmatch(value.strip()) if isinstance(value, str) else None
-        _checked(value, found is not None, where, "a duration such as 6h")
-        assert found is not None
-        return timedelta(seconds=float(found[1]) * _UNIT_SECONDS[found[2]])
+        return _duration(value, where)
     if isinstance(kind, type) and issubclass(kind, IntEnum):
         names = [each.name.lower() for each in kind]
         return kind[_checked(value, value in names, where, f"one of {', '.join(names)}").upper()]
@@ -153,6 +149,13 @@ def _scalar(kind: Any, value: Any, where: str) -> Any:
         return value
     exact = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
     return _checked(value, exact, where, f"a value of type {kind.__name__}")
+
+
+def _duration(value: Any, where: str) -> timedelta:
+    try:
+        return parse_duration(value)
+    except ValueError:
+        raise ValueError(f"{where} is {value!r}: expected a duration such as 6h") from None
 
 
 def _checked(value: Any, good: bool, where: str, wanted: str) -> Any:

@@ -148,7 +148,8 @@ def test_the_room_imports_of_telemetry_little_and_an_adapter_what_reads_the_same
             if module.split(".")[0] == "telemetry" and not module.startswith(reads):
                 found.add(module)
     assert found <= {
-        "telemetry.schema", "telemetry.errors", "telemetry.atomic", "telemetry.http", "telemetry.yaml_text",
+        "telemetry.schema", "telemetry.config", "telemetry.errors", "telemetry.atomic", "telemetry.http",
+        "telemetry.yaml_text",
     }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ CONDITION: Final = "GPUFailurePredicted"
 UNKNOWN_KEPT: Final = timedelta(days=1)
 """How long ``Unknown`` is kept on a node without a prediction."""
 
-_MOST_MESSAGE: Final = 1000
+_MAX_MESSAGE: Final = 1000
 _EVENT_NAMESPACE: Final = "default"
 
 Status = Literal["True", "False", "Unknown"]
@@ -48,7 +48,7 @@ def current_condition(raw: Object) -> CurrentCondition:
     return CurrentCondition(str(raw.get("status")), str(raw.get("reason")), instant(raw.get("lastTransitionTime")))
 
 
-def condition_after(action: Action, standing: CurrentCondition | None, now: datetime) -> Object | None:
+def condition_after(action: Action, current: CurrentCondition | None, now: datetime) -> Object | None:
     """Return the status patch that reports the outcome of an action; None: there is nothing to report.
 
     ``True`` means tier ``high``, for tools that repair nodes follow it. A node that is released because nothing is
@@ -59,39 +59,39 @@ def condition_after(action: Action, standing: CurrentCondition | None, now: date
         end = "" if action.expires_at is None else f", holds until {_stamp(action.expires_at)}"
         risk = "" if action.risk is None else f" (risk {action.risk:.3g})"
         words = f"tier {action.tier}{risk}{end}: {'; '.join(action.reasons[:3]) or 'no reasons given'}"
-        return _set(status, reason, words, standing, now)
+        return _set(status, reason, words, current, now)
     if action.verb == "release" and action.to < Level.PUBLISHED:
         if action.tier == "unknown":
-            return _set("Unknown", "PredictionExpired", "nothing is known of it any more", standing, now)
-        return None if standing is None else _removed()
+            return _set("Unknown", "PredictionExpired", "nothing is known of it any more", current, now)
+        return None if current is None else _removed()
     return None
 
 
-def condition_mended(standing: CurrentCondition | None, published: Published | None, now: datetime) -> Object | None:
+def condition_repaired(current: CurrentCondition | None, published: Published | None, now: datetime) -> Object | None:
     """Return the status patch for a condition that is out of date; None: it is up to date.
 
     A condition is written after the mark that it tells of, so that one may be left behind where a process died between
     the two, or where the prediction expired and nobody was there.
     """
-    if standing is None:
+    if current is None:
         return None
     if published is not None and published.expires_at > now:
         return None
-    if standing.status != "Unknown":
-        return _set("Unknown", "PredictionExpired", "the prediction has expired", standing, now)
-    if published is None and (standing.since is None or now - standing.since > UNKNOWN_KEPT):
+    if current.status != "Unknown":
+        return _set("Unknown", "PredictionExpired", "the prediction has expired", current, now)
+    if published is None and (current.since is None or now - current.since > UNKNOWN_KEPT):
         return _removed()
     return None
 
 
-def condition_write(node: str, standing: CurrentCondition | None, content: Object) -> Write:
+def condition_write(node: str, current: CurrentCondition | None, content: Object) -> Write:
     """Describe a status patch as a change of the node."""
     (wanted,) = content["status"]["conditions"]
     gone = wanted.get("$patch") == "delete"
     return Write(
         f"node {node}",
         f"status.conditions[{CONDITION}]",
-        None if standing is None else f"{standing.status} ({standing.reason})",
+        None if current is None else f"{current.status} ({current.reason})",
         None if gone else f"{wanted['status']} ({wanted['reason']}): {wanted['message']}",
     )
 
@@ -125,7 +125,7 @@ def event_of(action: Action, node: str, before: Published | None, now: datetime)
         # kubelets name the node as the uid, and that is what `kubectl describe node` looks for
         "involvedObject": {"kind": "Node", "name": node, "uid": node},
         "reason": reason,
-        "message": words[:_MOST_MESSAGE],
+        "message": words[:_MAX_MESSAGE],
         "type": kind,
         "source": {"component": "predrain"},
         "firstTimestamp": stamp,
@@ -135,14 +135,14 @@ def event_of(action: Action, node: str, before: Published | None, now: datetime)
     return f"/api/v1/namespaces/{_EVENT_NAMESPACE}/events", event
 
 
-def _set(status: Status, reason: str, words: str, standing: CurrentCondition | None, now: datetime) -> Object:
-    same = standing is not None and standing.status == status and standing.since is not None
-    since = standing.since if same and standing is not None and standing.since is not None else now
+def _set(status: Status, reason: str, words: str, current: CurrentCondition | None, now: datetime) -> Object:
+    same = current is not None and current.status == status and current.since is not None
+    since = current.since if same and current is not None and current.since is not None else now
     content: dict[str, Any] = {
         "type": CONDITION,
         "status": status,
         "reason": reason,
-        "message": words[:_MOST_MESSAGE],
+        "message": words[:_MAX_MESSAGE],
         "lastHeartbeatTime": _stamp(now),
         "lastTransitionTime": _stamp(since),
     }

@@ -22,8 +22,8 @@ NEWEST_FIRST: Final = ("v1", "v1beta2", "v1beta1", "v1alpha3")
 
 _NAME: Final = "predrain-"
 _PAGE: Final = 250
-_MOST_NEW: Final = 50
-"""Rules made in one round; what is more is left to the next."""
+_MAX_NEW: Final = 50
+"""Rules created in one round; the rest is left to the next."""
 
 _LOOK_AGAIN_S: Final = 600.0
 _GONE: Final = 404
@@ -63,13 +63,13 @@ class DeviceTaints:
         self._absent_until: float | None = None
 
     def follow(
-        self, signals: Sequence[NodeSignal], may_not: Callable[[], str | None], may_begin: Callable[[], bool]
+        self, signals: Sequence[NodeSignal], blocked: Callable[[], str | None], may_begin: Callable[[], bool]
     ) -> tuple[str, ...]:
         """Make the rules be those that the marks ask for.
 
-        ``may_not``: says why nothing may be written now; None: it may.
+        ``blocked``: says why nothing may be written now; None: it may.
         ``may_begin``: whether anything new may be set, asked right before.
-        Returns: what was done and what could not be, in words.
+        Returns messages about what was done and what failed.
         """
         try:
             versions = self._versions()
@@ -77,7 +77,7 @@ class DeviceTaints:
                 return ()
             if isinstance(versions, str):
                 return (versions,)
-            return self._followed(signals, *versions, may_not, may_begin)
+            return self._followed(signals, *versions, blocked, may_begin)
         except (SchedulerError, Unreachable) as error:
             self._offered = None  # the server may be another one by now
             return (f"device taints could not be looked after: {error}",)
@@ -87,15 +87,15 @@ class DeviceTaints:
         signals: Sequence[NodeSignal],
         rules: str,
         slices: str,
-        may_not: Callable[[], str | None],
+        blocked: Callable[[], str | None],
         may_begin: Callable[[], bool],
     ) -> tuple[str, ...]:
-        words, gone, made = self._compared(signals, rules, slices)
-        for name, metadata in gone.items():
-            words.append(self._removed(rules, name, metadata, may_not()))
-        if made and may_begin():
-            words += [self._made(rules, rule, may_not()) for rule in made]
-        return tuple(words)
+        notes, obsolete, missing = self._compared(signals, rules, slices)
+        for name, metadata in obsolete.items():
+            notes.append(self._delete(rules, name, metadata, blocked()))
+        if missing and may_begin():
+            notes += [self._create(rules, rule, blocked()) for rule in missing]
+        return tuple(notes)
 
     def preview(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return the rules that :meth:`follow` would delete and create; writes nothing.
@@ -105,12 +105,12 @@ class DeviceTaints:
         versions = self._versions()
         if versions is None or isinstance(versions, str):
             return ()
-        _, gone, made = self._compared(signals, *versions)
+        _, obsolete, missing = self._compared(signals, *versions)
         writes = [
             Write(f"devicetaintrule {name}", "spec", self._about_of(metadata).get("unit") or "ours", None)
-            for name, metadata in gone.items()
+            for name, metadata in obsolete.items()
         ]
-        for rule in made if new else ():
+        for rule in missing if new else ():
             text = json.dumps(rule["spec"], ensure_ascii=False, sort_keys=True)
             writes.append(Write(f"devicetaintrule {rule['metadata']['name']}", "spec", None, text))
         return tuple(writes)
@@ -119,8 +119,8 @@ class DeviceTaints:
         self, signals: Sequence[NodeSignal], rules: str, slices: str
     ) -> tuple[list[str], dict[str, Object], list[Object]]:
         """Return messages about what cannot be read, the rules to delete, and those to create, bounded per round."""
-        standing = self._standing(rules)
-        words: list[str] = []
+        existing = self._existing(rules)
+        notes: list[str] = []
         wanted: dict[str, Object] = {}
         unclear: set[str] = set()
         for signal in signals:
@@ -132,14 +132,14 @@ class DeviceTaints:
             try:
                 devices = self._devices(slices, signal.node)
             except SchedulerError as error:
-                words.append(f"the devices of {signal.node} cannot be read: {error}")
+                notes.append(f"the devices of {signal.node} cannot be read: {error}")
                 unclear.add(signal.node)
                 continue
             wanted |= {name_of(each): self._rule(rules, each, signal) for each in devices if each.uuid in signal.units}
-        over = sorted(standing.keys() - wanted.keys())
-        gone = {name: standing[name] for name in over if self._about_of(standing[name]).get("node") not in unclear}
-        made = [wanted[name] for name in sorted(wanted) if name not in standing]
-        return words, gone, made[:_MOST_NEW]
+        over = sorted(existing.keys() - wanted.keys())
+        obsolete = {name: existing[name] for name in over if self._about_of(existing[name]).get("node") not in unclear}
+        missing = [wanted[name] for name in sorted(wanted) if name not in existing]
+        return notes, obsolete, missing[:_MAX_NEW]
 
     def _about_of(self, metadata: Object) -> Mapping[str, Any]:
         try:
@@ -174,7 +174,7 @@ class DeviceTaints:
             None if reported else "the server offers no device taints (resource.k8s.io, DeviceTaintRule): none is set"
         )
 
-    def _standing(self, version: str) -> dict[str, Object]:
+    def _existing(self, version: str) -> dict[str, Object]:
         def view(raw: Object) -> Object | None:
             metadata = raw.get("metadata") or {}
             return metadata if str(metadata.get("name") or "").startswith(_NAME) else None
@@ -204,15 +204,15 @@ class DeviceTaints:
             },
         }
 
-    def _made(self, version: str, rule: Object, why: str | None) -> str:
+    def _create(self, version: str, rule: Object, why: str | None) -> str:
         about = self._about_of(rule["metadata"])
-        words = f"device taint for {about['unit']} on {about['node']}"
+        subject = f"device taint for {about['unit']} on {about['node']}"
         if why is not None:
-            return f"no {words}: {why}"
+            return f"no {subject}: {why}"
         response = self._api.request("POST", f"{GROUP}/{version}/{RULES}", body=rule)
-        return f"set: {words}" if response.ok or response.status == _EXISTS else f"no {words}: {response.problem}"
+        return f"set: {subject}" if response.ok or response.status == _EXISTS else f"no {subject}: {response.problem}"
 
-    def _removed(self, version: str, name: str, metadata: Object, why: str | None) -> str:
+    def _delete(self, version: str, name: str, metadata: Object, why: str | None) -> str:
         if why is not None:
             return f"device taint {name} stays: {why}"
         # exactly the rule that was read: another one of that name is another's, or newer

@@ -20,7 +20,7 @@ from telemetry.errors import InputError
 from telemetry.yaml_text import read_yaml
 
 _ENDED: Final = ("Complete", "Failed")
-_MOST_UNITS: Final = 64
+_MAX_UNITS: Final = 64
 _EXISTS: Final = 409
 
 
@@ -105,7 +105,7 @@ class KubernetesVerification:
         if statement["result"] == "passed" and not complete:
             return DiagnosticResult("inconclusive", f"it says passed, and failed ({end.get('message')})", (), at)
         units = statement.get("failed_units")
-        failed = tuple(str(each) for each in units[:_MOST_UNITS]) if isinstance(units, list) else ()
+        failed = tuple(str(each) for each in units[:_MAX_UNITS]) if isinstance(units, list) else ()
         return DiagnosticResult(statement["result"], words, failed, at)
 
     def drop(self, node: str, key: str) -> None:  # noqa: ARG002 - the key says all

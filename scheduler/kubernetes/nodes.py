@@ -40,7 +40,7 @@ class NodeSnapshot:
     """
 
     reading: NodeReading
-    thing: NodeObject
+    node_object: NodeObject
     taints: tuple[Mapping[str, Any], ...]
     has_labels: bool
     has_annotations: bool
@@ -72,7 +72,7 @@ def snapshot_of(
     if not isinstance(name, str) or not name:
         return None
     try:
-        return _seen(raw, settings, rules, keys, now)
+        return _parsed(raw, settings, rules, keys, now)
     except (KeyError, TypeError, AttributeError, ValueError):
         assert isinstance(metadata, dict)
         view = NodeView(name, settings.cluster, settings.group, readable=False)
@@ -80,12 +80,14 @@ def snapshot_of(
         return NodeSnapshot(reading, NodeObject(name), (), False, False, None, gpus=True)
 
 
-def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime) -> NodeSnapshot:
+def _parsed(
+    raw: Object, settings: KubernetesSettings, rules: KubernetesRules, keys: Keys, now: datetime
+) -> NodeSnapshot:
     metadata, spec = raw["metadata"], raw.get("spec") or {}
     labels, annotations = dict(metadata.get("labels") or {}), dict(metadata.get("annotations") or {})
     taints = tuple(spec.get("taints") or ())
     found = collected(raw, rules)
-    thing = NodeObject(
+    node_object = NodeObject(
         metadata["name"],
         labels,
         annotations,
@@ -96,23 +98,23 @@ def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, key
     )
     place = dict(found.place)
     base = NodeView(
-        thing.name,
+        node_object.name,
         place.get("cluster", settings.cluster),
         place.get("group", settings.group),
         place.get("rack"),
         place.get("nvlink_domain"),
         tuple(UnitView(unit) for unit in _units(annotations, settings)),
-        cordoned_by=_cordoned_by(found, thing, rules, keys),
+        cordoned_by=_cordoned_by(found, node_object, rules, keys),
         down=_down(found) or bool(metadata.get("deletionTimestamp")),
         software=_software(labels),
         since=None if found.created_ms is None else datetime.fromtimestamp(found.created_ms / 1000, UTC),
     )
-    view = view_of(thing, base, keys, now)
+    view = view_of(node_object, base, keys, now)
     conditions = (raw.get("status") or {}).get("conditions") or ()
     at = next((at for at, each in enumerate(conditions) if each.get("type") == CONDITION), None)
     return NodeSnapshot(
         NodeReading(view, metadata["resourceVersion"], found.boot_id),
-        thing,
+        node_object,
         taints,
         bool(labels),
         bool(annotations),
@@ -123,10 +125,10 @@ def _seen(raw: Object, settings: KubernetesSettings, rules: KubernetesRules, key
     )
 
 
-def _cordoned_by(found: Collected, thing: NodeObject, rules: KubernetesRules, keys: Keys) -> str | None:
-    if found.cordoned and not keys.cordoned(thing):
+def _cordoned_by(found: Collected, node_object: NodeObject, rules: KubernetesRules, keys: Keys) -> str | None:
+    if found.cordoned and not keys.cordoned(node_object):
         return f"{found.cordoned_by or 'somebody'} (it is unschedulable)"
-    for taint in thing.taints:
+    for taint in node_object.taints:
         if keys.owns(taint) or taint.effect == "PreferNoSchedule" or taint.key in FOREIGN_OWNER_TAINTS:
             continue
         rule = rules.for_taint(taint.key)
@@ -158,7 +160,7 @@ def _units(annotations: Mapping[str, str], settings: KubernetesSettings) -> tupl
     return tuple(found)
 
 
-def patch_of(seen: NodeSnapshot, then: NodeObject) -> list[Operation]:
+def patch_of(snapshot: NodeSnapshot, then: NodeObject) -> list[Operation]:
     """Write a patch.
 
     ``then``: what it shall be; differs in labels, annotations, taints and cordon only.
@@ -167,11 +169,11 @@ def patch_of(seen: NodeSnapshot, then: NodeObject) -> list[Operation]:
     others. Taints have no merge key: the whole list is replaced, with what is not ours in it as it was, fields that we
     do not know included.
     """
-    tests: list[Operation] = [_test("/metadata/resourceVersion", seen.reading.version)]
+    tests: list[Operation] = [_test("/metadata/resourceVersion", snapshot.reading.version)]
     changes: list[Operation] = []
     for part, there, old, new in (
-        ("labels", seen.has_labels, seen.thing.labels, then.labels),
-        ("annotations", seen.has_annotations, seen.thing.annotations, then.annotations),
+        ("labels", snapshot.has_labels, snapshot.node_object.labels, then.labels),
+        ("annotations", snapshot.has_annotations, snapshot.node_object.annotations, then.annotations),
     ):
         changed = sorted(key for key in {*old, *new} if old.get(key) != new.get(key))
         if changed and not there:
@@ -184,16 +186,16 @@ def patch_of(seen: NodeSnapshot, then: NodeObject) -> list[Operation]:
                 changes.append({"op": "replace" if key in old else "add", "path": path, "value": new[key]})
             else:
                 changes.append({"op": "remove", "path": path})
-    if then.unschedulable != seen.thing.unschedulable:
+    if then.unschedulable != snapshot.node_object.unschedulable:
         if then.unschedulable:
             changes.append({"op": "add", "path": "/spec/unschedulable", "value": True})
         else:
             tests.append(_test("/spec/unschedulable", value=True))
             changes.append({"op": "remove", "path": "/spec/unschedulable"})
-    if then.taints != seen.thing.taints:
-        taints = _taints(seen, then.taints)
-        if seen.taints:
-            tests.append(_test("/spec/taints", list(seen.taints)))
+    if then.taints != snapshot.node_object.taints:
+        taints = _taints(snapshot, then.taints)
+        if snapshot.taints:
+            tests.append(_test("/spec/taints", list(snapshot.taints)))
             changes.append(
                 {"op": "replace", "path": "/spec/taints", "value": taints}
                 if taints
@@ -204,7 +206,7 @@ def patch_of(seen: NodeSnapshot, then: NodeObject) -> list[Operation]:
     return [*tests, *changes]
 
 
-def condition_patch(seen: NodeSnapshot, content: Object) -> list[Operation]:
+def condition_patch(snapshot: NodeSnapshot, content: Object) -> list[Operation]:
     """Return the operations that change the predrain condition in the same patch as the marks.
 
     ``content``: the status patch as :func:`scheduler.kubernetes.condition.condition_after` gives it.
@@ -212,20 +214,20 @@ def condition_patch(seen: NodeSnapshot, content: Object) -> list[Operation]:
     """
     (wanted,) = content["status"]["conditions"]
     gone = wanted.get("$patch") == "delete"
-    if seen.condition_at is None:
+    if snapshot.condition_at is None:
         if gone:
             return []
-        path = "/status/conditions/-" if seen.has_conditions else "/status/conditions"
-        return [{"op": "add", "path": path, "value": wanted if seen.has_conditions else [wanted]}]
-    path = f"/status/conditions/{seen.condition_at}"
+        path = "/status/conditions/-" if snapshot.has_conditions else "/status/conditions"
+        return [{"op": "add", "path": path, "value": wanted if snapshot.has_conditions else [wanted]}]
+    path = f"/status/conditions/{snapshot.condition_at}"
     change: Operation = {"op": "remove", "path": path}
     if not gone:
         change = {"op": "replace", "path": path, "value": wanted}
     return [_test(f"{path}/type", CONDITION), change]
 
 
-def _taints(seen: NodeSnapshot, wanted: tuple[Taint, ...]) -> list[Mapping[str, Any]]:
-    standing = dict(zip(seen.thing.taints, seen.taints, strict=True))
+def _taints(snapshot: NodeSnapshot, wanted: tuple[Taint, ...]) -> list[Mapping[str, Any]]:
+    standing = dict(zip(snapshot.node_object.taints, snapshot.taints, strict=True))
     return [standing.get(each) or {"key": each.key, "value": each.value, "effect": each.effect} for each in wanted]
 
 

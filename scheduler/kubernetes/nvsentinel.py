@@ -22,8 +22,8 @@ ENTITY: Final = "GPU_UUID"
 _VERSION: Final = 1
 _RUN_DCGMEUD: Final = 26
 _STORE_ONLY: Final = 2
-_MOST_MESSAGE: Final = 1000
-_MOST_ENTITIES: Final = 16
+_MAX_MESSAGE: Final = 1000
+_MAX_ENTITIES: Final = 16
 _WITHIN_S: Final = 2.0
 _QUIET_S: Final = 60.0
 
@@ -96,7 +96,7 @@ def health_events(action: Action, now: datetime, *, healthy: bool) -> bytes:
         metadata["risk"] = f"{action.risk:.6g}"
     if action.expires_at is not None:
         metadata["expires_at"] = action.expires_at.astimezone(UTC).isoformat()
-    entities = () if healthy else action.units[:_MOST_ENTITIES]
+    entities = () if healthy else action.units[:_MAX_ENTITIES]
     stamp = now.astimezone(UTC)
     event = b"".join(
         (
@@ -127,7 +127,7 @@ def _healthy(action: Action, before: Published | None) -> bool | None:
 
 
 def _message(action: Action) -> str:
-    return "; ".join(action.reasons[:3])[:_MOST_MESSAGE] or f"tier {action.tier}"
+    return "; ".join(action.reasons[:3])[:_MAX_MESSAGE] or f"tier {action.tier}"
 
 
 def _entries(field: int, entries: Mapping[str, str]) -> tuple[bytes, ...]:

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from policy.fleet import JobView
 from policy.plan import Action
 from scheduler.kubernetes.api import ApiServer
-from scheduler.kubernetes.condition import condition_after, condition_mended, condition_write, event_of, event_write
+from scheduler.kubernetes.condition import condition_after, condition_repaired, condition_write, event_of, event_write
 from scheduler.kubernetes.config_map import ConfigMapText, SwitchAnnotations
 from scheduler.kubernetes.device_taints import DeviceTaints
 from scheduler.kubernetes.leadership import Leadership
@@ -33,8 +33,8 @@ PODS: Final = "/api/v1/pods"
 FIELD_MANAGER: Final = WRITER
 
 _REMEMBERED: Final = 64
-_MOST_MENDED: Final = 50
-_BESIDE_WITHIN: Final = timedelta(seconds=2)
+_MAX_REPAIRED: Final = 50
+_COMPANION_TIMEOUT: Final = timedelta(seconds=2)
 _NOT_FOUND: Final = 404
 _EXISTS: Final = 409
 _INVALID: Final = 422
@@ -68,7 +68,7 @@ class KubernetesScheduler:
         self._switches = SwitchAnnotations(self._state, settings.prefix)
         self.rules = settings.rules
         self.pod_keys = PodKeys(settings.prefix, settings.namespace)
-        self._seen: OrderedDict[str, NodeSnapshot] = OrderedDict()
+        self._snapshots: OrderedDict[str, NodeSnapshot] = OrderedDict()
         self._left: set[str] = set()
         drivers = self.rules.claim_drivers or ()
         self._device_taints = DeviceTaints(self.api, settings.prefix, drivers) if settings.device_taints else None
@@ -76,130 +76,130 @@ class KubernetesScheduler:
         self._health = None if socket is None else HealthEvents(Path(socket))
         self._claims = ClaimCounts(self.api, self.rules)
         self._jobs: Mapping[str, JobView] = {}
-        self._tells_cordoner = True
+        self._cordoner_known = True
         self._pods_version = 0
 
     def read_fleet(self) -> FleetReading:
         """List all GPU nodes, all predrain-managed nodes, the jobs on them, and the switches.
 
-        Conditions of ours that do not say what stands any more are corrected, where this process holds the lease.
+        Outdated predrain conditions are corrected, where this process holds the lease.
         """
         read_at = self.clock.now()
         self._left.clear()
         nodes = self._nodes()
-        self._tells_cordoner = not nodes or any(each.thing.tells_cordoner for each in nodes)
+        self._cordoner_known = not nodes or any(each.node_object.tells_cordoner for each in nodes)
         jobs = self._all_jobs()
         switches, unclear = self._switches.read()
         if self.leadership.left() > timedelta(0):
-            self._mend(nodes)
+            self._repair_conditions(nodes)
         troubles = [unclear] if unclear else []
         if not self.settings.jobs:
             troubles.append("jobs are not read (jobs is false), so that no floor per job would hold")
-        readings = tuple(each.with_jobs(tuple(jobs.get(each.thing.name, {}).values())) for each in nodes)
+        readings = tuple(each.with_jobs(tuple(jobs.get(each.node_object.name, {}).values())) for each in nodes)
         return FleetReading(readings, read_at, switches, "; ".join(troubles) or None)
 
     def revalidate(self, node: str) -> NodeReading | None:
         """Read one node again; its pods are never older than those of the last listing."""
-        seen = self._read(node)
-        if seen is None:
+        snapshot = self._read(node)
+        if snapshot is None:
             return None
-        return seen.with_jobs(self._jobs_on(node))
+        return snapshot.with_jobs(self._jobs_on(node))
 
     def as_we_left(self, node: str) -> NodeReading | None:
         """Return a node as the last write here left it, once per write; a patch is refused where it changed since."""
-        seen = self._seen.get(node)
-        if node not in self._left or seen is None:
+        snapshot = self._snapshots.get(node)
+        if node not in self._left or snapshot is None:
             return None
         self._left.discard(node)
-        return seen.with_jobs(self._jobs_on(node))
+        return snapshot.with_jobs(self._jobs_on(node))
 
     def preview(self, actions: Sequence[Action], reading: NodeReading) -> tuple[tuple[Write, ...], ...]:
         """Return what would be written to the node as it was read, or as it is now where that reading is gone."""
-        seen = self._known(reading.view.name, reading.version) or self._read(reading.view.name)
-        if seen is None:
+        snapshot = self._known(reading.view.name, reading.version) or self._read(reading.view.name)
+        if snapshot is None:
             return tuple(() for _ in actions)
-        thing, now, made = seen.thing, self.clock.now(), []
+        node_object, now, made = snapshot.node_object, self.clock.now(), []
         for action in actions:
-            then = self._after(action, thing)
-            writes = writes_between(thing, then)
-            # what people are told goes with a mark that changes, and never alone
-            made.append((*writes, *self._beside(action, seen, now)) if writes else ())
-            thing = then
+            then = self._after(action, node_object)
+            writes = writes_between(node_object, then)
+            # condition and event are written with a mark that changes, never alone
+            made.append((*writes, *self._companion_writes(action, snapshot, now)) if writes else ())
+            node_object = then
         return tuple(made)
 
-    def _after(self, action: Action, thing: NodeObject) -> NodeObject:
-        return after(action, thing, self.keys, self.clock.now(), cordon=self.settings.cordon)
+    def _after(self, action: Action, node_object: NodeObject) -> NodeObject:
+        return after(action, node_object, self.keys, self.clock.now(), cordon=self.settings.cordon)
 
-    def _beside(self, action: Action, seen: NodeSnapshot, now: datetime) -> tuple[Write, ...]:
+    def _companion_writes(self, action: Action, snapshot: NodeSnapshot, now: datetime) -> tuple[Write, ...]:
         """Return what is written for other tools with an action: the condition and the event."""
-        content = condition_after(action, seen.condition, now) if self.settings.condition else None
-        event = self._event(action, seen, now)
-        told = (
-            None if content is None else condition_write(action.node, seen.condition, content),
+        content = condition_after(action, snapshot.condition, now) if self.settings.condition else None
+        event = self._event(action, snapshot, now)
+        companions = (
+            None if content is None else condition_write(action.node, snapshot.condition, content),
             None if event is None else event_write(event[1]),
-            None if self._health is None else self._health.preview(action, seen.reading.view.marks.published),
+            None if self._health is None else self._health.preview(action, snapshot.reading.view.marks.published),
         )
-        return tuple(each for each in told if each is not None)
+        return tuple(each for each in companions if each is not None)
 
-    def _event(self, action: Action, seen: NodeSnapshot, now: datetime) -> tuple[str, Object] | None:
+    def _event(self, action: Action, snapshot: NodeSnapshot, now: datetime) -> tuple[str, Object] | None:
         if not self.settings.events:
             return None
-        return event_of(action, action.node, seen.reading.view.marks.published, now)
+        return event_of(action, action.node, snapshot.reading.view.marks.published, now)
 
     def apply(self, action: Action, precondition: Precondition) -> Answer:
         """Carry out an action as one patch that the server applies to exactly the node that was read.
 
-        What ``publish`` and ``release`` say to people, a condition and an event, follows; where that fails the answer
-        is ``done`` all the same and says so.
+        Condition and event of ``publish`` and ``release`` follow; where that fails the answer is ``done`` nevertheless,
+        with a message.
         """
-        seen = self._ready(action, precondition)
-        if isinstance(seen, Answer):
-            return seen
-        then = self._after(action, seen.thing)
-        writes = writes_between(seen.thing, then)
+        snapshot = self._ready(action, precondition)
+        if isinstance(snapshot, Answer):
+            return snapshot
+        then = self._after(action, snapshot.node_object)
+        writes = writes_between(snapshot.node_object, then)
         if not writes:
-            return Answer("already", "nothing to change", (), seen.reading.version)
-        status_only = action.verb in ("publish", "release") and then.taints == seen.thing.taints
-        words: list[str | None] = []
+            return Answer("already", "nothing to change", (), snapshot.reading.version)
+        status_only = action.verb in ("publish", "release") and then.taints == snapshot.node_object.taints
+        notes: list[str | None] = []
         now = self.clock.now()
-        condition = condition_after(action, seen.condition, now) if self.settings.condition else None
-        within = condition if status_only else None
+        condition = condition_after(action, snapshot.condition, now) if self.settings.condition else None
+        in_patch = condition if status_only else None
         try:
-            response = self._patched(seen, then, within, status_only=status_only)
-            if within is not None and not response.ok and self._refused(response, seen).kind == "refused":
+            response = self._patched(snapshot, then, in_patch, status_only=status_only)
+            if in_patch is not None and not response.ok and self._refused(response, snapshot).kind == "refused":
                 # it may be the condition alone that is not wanted, and nothing rests on it
-                words.append(f"the condition was not written: {response.problem}")
-                response = self._patched(seen, then, None, status_only=status_only)
+                notes.append(f"the condition was not written: {response.problem}")
+                response = self._patched(snapshot, then, None, status_only=status_only)
         except Unreachable as error:
             return Answer("timeout" if error.sent else "refused", str(error))
         if not response.ok:
-            return self._refused(response, seen)
+            return self._refused(response, snapshot)
         if not is_named(response.content, action.node):
             return Answer("timeout", "the answer is not the node")
         self._remember(response.content)
         if condition is not None and not status_only:
-            words.append(self._set_condition(action.node, condition))
-        words.append(self._tell_of(action, seen))
+            notes.append(self._set_condition(action.node, condition))
+        notes.append(self._report_event(action, snapshot))
         if self._health is not None:
-            words.append(self._health.tell(action, seen.reading.view.marks.published, now))
+            notes.append(self._health.tell(action, snapshot.reading.view.marks.published, now))
         self._left.add(action.node)
-        if not any(words):
-            writes = (*writes, *self._beside(action, seen, now))
-        return Answer("done", "; ".join(filter(None, words)), writes, self._seen[action.node].reading.version)
+        if not any(notes):
+            writes = (*writes, *self._companion_writes(action, snapshot, now))
+        return Answer("done", "; ".join(filter(None, notes)), writes, self._snapshots[action.node].reading.version)
 
     def announce(self, signals: Sequence[NodeSignal], holder: str, until: datetime, *, new: bool) -> tuple[str, ...]:
         """Apply the current marks as device taints too, where the settings ask for them."""
         notes: tuple[str, ...] = ()
-        if self.settings.cordon and not self._tells_cordoner:
+        if self.settings.cordon and not self._cordoner_known:
             notes = ("no node is cordoned: the server does not tell who cordons (managedFields); the taints stand",)
         if self._device_taints is None:
             return notes
 
-        def may_not() -> str | None:
+        def blocked() -> str | None:
             late = "the lease ended before it was sent" if self.clock.now() >= until else None
             return self.leadership.may_write(holder) or late
 
-        return notes + self._device_taints.follow(signals, may_not, lambda: new and not self.read_switches().kill)
+        return notes + self._device_taints.follow(signals, blocked, lambda: new and not self.read_switches().kill)
 
     def announcing(self, signals: Sequence[NodeSignal], *, new: bool) -> tuple[Write, ...]:
         """Return the device taints that would be set and removed; reads only."""
@@ -241,27 +241,27 @@ class KubernetesScheduler:
         if why is not None or self.clock.now() >= precondition.until:
             return Answer("refused", why or "the lease ended before it was sent")
         try:
-            seen = self._known(action.node, precondition.version) or self._read(action.node)
+            snapshot = self._known(action.node, precondition.version) or self._read(action.node)
         except SchedulerError as error:
             return Answer("refused", f"the node could not be read, nothing was sent: {error}")
-        if seen is None:
+        if snapshot is None:
             return Answer("gone", f"there is no node {action.node}")
-        conflict = self._conflict(seen, precondition)
-        return seen if conflict is None else Answer("conflict", conflict)
+        conflict = self._conflict(snapshot, precondition)
+        return snapshot if conflict is None else Answer("conflict", conflict)
 
     def _nodes(self) -> list[NodeSnapshot]:
         found = self._listed({"labelSelector": self.settings.selector} if self.settings.selector else {})
         if self.settings.selector:
             # what carries our marks is never passed over, also where it is selected no more
-            names = {each.thing.name for each in found}
+            names = {each.node_object.name for each in found}
             marked = self._listed({"labelSelector": self.keys.tier})
-            found += [each for each in marked if each.thing.name not in names]
+            found += [each for each in marked if each.node_object.name not in names]
         return found
 
     def _listed(self, params: Mapping[str, str]) -> list[NodeSnapshot]:
         def view(raw: Mapping[str, Any]) -> NodeSnapshot | None:
-            seen = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
-            return seen if seen is not None and seen.concerns_us else None
+            snapshot = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
+            return snapshot if snapshot is not None and snapshot.concerns_us else None
 
         return self.api.listing(NODES, params, self.settings.node_page, view)
 
@@ -289,8 +289,8 @@ class KubernetesScheduler:
         params = {"fieldSelector": f"{LIVING},spec.nodeName={node}"}
         if self._pods_version:
             # "Not older than": the server may answer from its memory, by its index of nodes, rather than read all pods.
-            # The version is that of the newest pod seen and not of the listing: before 1.31, a server whose pods have
-            # not changed since would wait for a change before it answers.
+            # The version is that of the newest pod read and not of the listing: before 1.31, a server whose pods
+            # have not changed since would wait for a change before it answers.
             params["resourceVersion"] = str(self._pods_version)
         parts = self.api.listing(PODS, params, 0, self._part)
         # of a job that runs elsewhere too, the pods of this node are only a part
@@ -304,46 +304,46 @@ class KubernetesScheduler:
         return None if raw is None else self._remember(raw)
 
     def _remember(self, raw: Mapping[str, Any]) -> NodeSnapshot | None:
-        seen = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
-        if seen is not None:
-            self._seen[seen.thing.name] = seen
-            self._seen.move_to_end(seen.thing.name)
-            while len(self._seen) > _REMEMBERED:
-                self._seen.popitem(last=False)
-        return seen
+        snapshot = snapshot_of(raw, self.settings, self.rules, self.keys, self.clock.now())
+        if snapshot is not None:
+            self._snapshots[snapshot.node_object.name] = snapshot
+            self._snapshots.move_to_end(snapshot.node_object.name)
+            while len(self._snapshots) > _REMEMBERED:
+                self._snapshots.popitem(last=False)
+        return snapshot
 
     def _known(self, node: str, version: str) -> NodeSnapshot | None:
-        seen = self._seen.get(node)
-        return seen if seen is not None and seen.reading.version == version else None
+        snapshot = self._snapshots.get(node)
+        return snapshot if snapshot is not None and snapshot.reading.version == version else None
 
-    def _conflict(self, seen: NodeSnapshot, expected: Precondition) -> str | None:
-        if not seen.reading.view.readable:
+    def _conflict(self, snapshot: NodeSnapshot, expected: Precondition) -> str | None:
+        if not snapshot.reading.view.readable:
             return "its state cannot be read"
-        if seen.reading.version != expected.version:
-            return f"version {seen.reading.version}, expected {expected.version}"
-        if seen.reading.boot_id != expected.boot_id:
+        if snapshot.reading.version != expected.version:
+            return f"version {snapshot.reading.version}, expected {expected.version}"
+        if snapshot.reading.boot_id != expected.boot_id:
             return "it booted since"
-        if seen.reading.view.marks.level != expected.marks.level:
+        if snapshot.reading.view.marks.level != expected.marks.level:
             return "other marks of ours stand on it than expected"
         return None
 
     def _patched(
-        self, seen: NodeSnapshot, then: NodeObject, condition: Object | None, *, status_only: bool
+        self, snapshot: NodeSnapshot, then: NodeObject, condition: Object | None, *, status_only: bool
     ) -> Response:
-        patch = patch_of(seen, then)
+        patch = patch_of(snapshot, then)
         if condition is not None:
-            patch += condition_patch(seen, condition)
+            patch += condition_patch(snapshot, condition)
         # Of a node's status one may write its metadata, but no taint: a publisher needs no more right than this.
         return self.api.request(
             "PATCH",
-            f"{_path(seen.thing.name)}/status" if status_only else _path(seen.thing.name),
+            f"{_path(snapshot.node_object.name)}/status" if status_only else _path(snapshot.node_object.name),
             {"fieldManager": FIELD_MANAGER},
             patch,
             content_type=JSON_PATCH,
             timeout=self.leadership.left(),
         )
 
-    def _refused(self, response: Response, seen: NodeSnapshot) -> Answer:
+    def _refused(self, response: Response, snapshot: NodeSnapshot) -> Answer:
         if response.status == _NOT_FOUND:
             return Answer("gone", response.problem)
         if response.status == _EXISTS:
@@ -351,17 +351,17 @@ class KubernetesScheduler:
         if response.status == _INVALID:
             # a test that failed, or a value that the server will not have: the node itself tells which
             try:
-                now = self._read(seen.thing.name)
+                now = self._read(snapshot.node_object.name)
             except SchedulerError:
                 now = None
-            if now is None or now.reading.version != seen.reading.version:
+            if now is None or now.reading.version != snapshot.reading.version:
                 return Answer("conflict", response.problem)
         return Answer("refused", response.problem)
 
-    def _tell_of(self, action: Action, seen: NodeSnapshot) -> str | None:
+    def _report_event(self, action: Action, snapshot: NodeSnapshot) -> str | None:
         """Report an action by an event; return what failed."""
-        event = self._event(action, seen, self.clock.now())
-        return None if event is None else self._tell(*event)
+        event = self._event(action, snapshot, self.clock.now())
+        return None if event is None else self._create_event(*event)
 
     def _set_condition(self, node: str, content: Mapping[str, Any]) -> str | None:
         """Merge a condition into a node's status, by its type; return what failed."""
@@ -372,7 +372,7 @@ class KubernetesScheduler:
                 {"fieldManager": FIELD_MANAGER},
                 content,
                 content_type=STRATEGIC_PATCH,
-                timeout=min(_BESIDE_WITHIN, self.leadership.left()),
+                timeout=min(_COMPANION_TIMEOUT, self.leadership.left()),
             )
         except Unreachable as error:
             return f"the condition was not written: {error}"
@@ -382,27 +382,29 @@ class KubernetesScheduler:
             self._remember(response.content)
         return None
 
-    def _tell(self, path: str, event: Mapping[str, Any]) -> str | None:
+    def _create_event(self, path: str, event: Mapping[str, Any]) -> str | None:
         """Create an event; return what failed."""
         try:
-            response = self.api.request("POST", path, None, event, timeout=min(_BESIDE_WITHIN, self.leadership.left()))
+            response = self.api.request(
+                "POST", path, None, event, timeout=min(_COMPANION_TIMEOUT, self.leadership.left())
+            )
         except Unreachable as error:
             return f"the event was not written: {error}"
         if response.ok or response.status == _EXISTS:  # of this very second: ours, by an earlier try
             return None
         return f"the event was not written: {response.problem}"
 
-    def _mend(self, nodes: Sequence[NodeSnapshot]) -> None:
+    def _repair_conditions(self, nodes: Sequence[NodeSnapshot]) -> None:
         if not self.settings.condition:
             return
-        now, mended = self.clock.now(), 0
-        for seen in nodes:
-            content = condition_mended(seen.condition, seen.reading.view.marks.published, now)
-            if content is None or not seen.reading.view.readable:
+        now, repaired = self.clock.now(), 0
+        for snapshot in nodes:
+            content = condition_repaired(snapshot.condition, snapshot.reading.view.marks.published, now)
+            if content is None or not snapshot.reading.view.readable:
                 continue
-            self._set_condition(seen.thing.name, content)
-            mended += 1
-            if mended >= _MOST_MENDED:
+            self._set_condition(snapshot.node_object.name, content)
+            repaired += 1
+            if repaired >= _MAX_REPAIRED:
                 return
 
 

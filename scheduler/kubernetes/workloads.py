@@ -100,7 +100,7 @@ class KubernetesWorkloads:
 
     def ask_checkpoint(self, workload: Workload, ask: CheckpointAsk, fence: Fence) -> WorkAnswer:
         """Write the request into an annotation of the pod, which it watches (the downward API shows it as a file)."""
-        why = self._may_not(fence)
+        why = self._blocked(fence)
         if why is not None:
             return WorkAnswer("refused", why)
         try:
@@ -148,7 +148,7 @@ class KubernetesWorkloads:
 
     def evict(self, workload: Workload, fence: Fence) -> WorkAnswer:
         """Create an eviction of exactly this pod; the server rejects it where a disruption budget requires."""
-        why = self._may_not(fence)
+        why = self._blocked(fence)
         if why is not None:
             return WorkAnswer("refused", why)
         if workload.ending:
@@ -197,7 +197,7 @@ class KubernetesWorkloads:
         self._may_patch[namespace] = (allowed, self._api.elapsed() + _REVIEWED_FOR_S)
         return allowed
 
-    def _may_not(self, fence: Fence) -> str | None:
+    def _blocked(self, fence: Fence) -> str | None:
         why = self._scheduler.leadership.may_write(fence.holder)
         if why is None and self._scheduler.clock.now() >= fence.until:
             return "the lease ended before it was sent"

@@ -237,12 +237,12 @@ def test_whatever_stood_there_only_what_is_ours_changes(taints: Any, notes: Any,
     for verb in verbs:
         seen = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert seen is not None
-        then = after(Hand.action(_At(clock), verb), seen.thing, keys, clock.now())
+        then = after(Hand.action(_At(clock), verb), seen.node_object, keys, clock.now())
         for operation in patch_of(seen, then):
             operate(raw, operation)
         again = snapshot_of(raw, KubernetesSettings(), rules, keys, clock.now())
         assert again is not None
-        assert again.thing == then
+        assert again.node_object == then
     assert [each for each in raw["spec"].get("taints") or [] if not _ours(each)] == foreign
     kept = {key: value for key, value in (notes or {}).items() if not key.startswith("predrain.io/")}
     assert {k: v for k, v in raw["metadata"].get("annotations", {}).items() if not k.startswith("predrain.io/")} == kept

@@ -39,12 +39,12 @@ def receive(
 
         from pipeline.params import load_params
         from telemetry.channels import resolve_channels
+        from telemetry.collect.remote_write.group_commit import ReceiverSettings
+        from telemetry.collect.remote_write.receiver import Receiver
+        from telemetry.collect.remote_write.server import parse_listen, refuse_open_port, serve
         from telemetry.collect.series.identity import SeriesCatalogue
         from telemetry.collect.series.mapping import load_source_mapping
         from telemetry.landing.folder import Landing, landing_of
-        from telemetry.receiving.group_commit import ReceiverSettings
-        from telemetry.receiving.receiver import Receiver
-        from telemetry.receiving.server import parse_listen, refuse_open_port, serve
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         host, port = parse_listen(listen)

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from features.errors import InputError
 from serving.http.tls import Tls
 from serving.service import Service
-from telemetry.receiving.connections import (
+from telemetry.collect.remote_write.connections import (
     ConnectionBounds,
     ConnectionGate,
     GuardedProtocol,

@@ -32,7 +32,7 @@ from serving.pages.history import ScoreHistory
 from serving.pages.routes import FleetPages, Health, LedgerPages, is_page
 from serving.pages.session import Sessions
 from serving.scores.reading import last_run_metrics
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 _READING = 2
 _READING_QUEUE = 64

@@ -90,7 +90,7 @@ def with_only(extras: tuple[str, ...], code: str, folder: Path) -> subprocess.Co
         (("act",), "import_all('policy', 'scheduler.controller', 'scheduler.ledger')"),
         (("act",), "run('act', '--cluster', 'cluster.json', '--scores', 'scores', '--settings', 'act.yaml')"),
         (("act", "kubernetes"), "import_all('scheduler', 'telemetry.collect.kubernetes')"),
-        (("collect",), "import_all('telemetry.receiving'); run('collect', 'receive', '--help')"),
+        (("collect",), "import_all('telemetry.collect.remote_write'); run('collect', 'receive', '--help')"),
         (("serve",), "import_all('serving'); run('serve', '--help'); run('score', '--help')"),
     ],
 )  # fmt: skip

@@ -17,7 +17,7 @@ from serving.http.bodies import PROBLEM, shown, unknown_name
 from serving.http.middleware import GRANT, Access
 from serving.http.schemas import Problem
 from serving.http.tokens import Grant
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 MEANINGS: Final = {
     303: "The browser is sent elsewhere.",

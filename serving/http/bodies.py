@@ -12,7 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 JSON: Final = "application/json"
 ARROW: Final = "application/vnd.apache.arrow.stream"

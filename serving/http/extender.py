@@ -23,7 +23,7 @@ from serving.http.metrics import RequestMetrics
 from serving.http.score_cache import ScoreCache
 from serving.http.settings import ServiceSettings
 from serving.scores.fleet import Fleet, NodeState
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 _LOG = logging.getLogger(__name__)
 _AT_ONCE: Final = 2**18  # bytes of a body that is read within a few milliseconds

@@ -27,7 +27,7 @@ from serving.http.schemas import (
     request_body,
 )
 from serving.http.settings import ServiceSettings
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
     from serving.http.rows import FeatureRows

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeVar
 
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 Result = TypeVar("Result")
 RequestClass = Literal["anonymous", "read", "write", "page"]

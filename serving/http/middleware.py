@@ -24,7 +24,7 @@ from serving.http.limits import AllowedHosts, ClassLimits, RateLimit, RequestCla
 from serving.http.metrics import RequestMetrics
 from serving.http.settings import ServiceSettings
 from serving.http.tokens import Grant
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 _LOG = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ from serving.http.schemas import (
 from serving.http.score_cache import ScoreCache
 from serving.http.settings import ServiceSettings
 from serving.scores.fleet import Fleet, NodeState, frame, node_answer, node_with_units, unit_answer
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 if TYPE_CHECKING:
     from serving.http.rows import FeatureRows

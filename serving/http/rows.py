@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from serving.http.bodies import shown, unknown_name
 from serving.scores.reading import parse_instant
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 UNIT: Final = "unit"
 DECISION_TIME: Final = "decision_time"
@@ -107,7 +107,7 @@ def rows_of_arrow(body: bytes, columns: Sequence[str], limit: int, byte_limit: i
     """
     import pyarrow as pa  # noqa: PLC0415 - rows alone need it
 
-    from telemetry.receiving.arrow_body import BodyError, BodyTooLarge, read_stream  # noqa: PLC0415
+    from telemetry.collect.remote_write.arrow_body import BodyError, BodyTooLarge, read_stream  # noqa: PLC0415
 
     try:
         table = read_stream(body, row_limit=limit, byte_limit=byte_limit)

@@ -34,7 +34,7 @@ from serving.pages.rendering import ASSETS, asset, page, redirect
 from serving.pages.session import Sessions
 from serving.scores.fleet import Fleet
 from serving.scores.reading import parse_instant
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 LEDGER_MOST: Final = 50
 """Decisions shown of a node, and decisions listed."""

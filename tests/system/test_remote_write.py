@@ -22,7 +22,7 @@ import pytest
 
 from telemetry.channels import CATALOGUE, with_rollups
 from telemetry.dataset import Dataset
-from tests.telemetry.receiving.encoding import WRITE_HEADERS, block, write_request
+from tests.telemetry.collect.remote_write.encoding import WRITE_HEADERS, block, write_request
 
 pytestmark = [
     pytest.mark.system,

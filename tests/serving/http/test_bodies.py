@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.http.bodies import read_json, shown, write_json
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 numbers = st.integers(-(10**25), 10**25) | st.floats(allow_nan=False, allow_infinity=False)
 values = st.recursive(

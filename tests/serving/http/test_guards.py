@@ -28,7 +28,7 @@ from serving.http.settings import ServiceSettings
 from serving.http.tokens import ScopedTokens
 from serving.server import refuse_open_port
 from serving.service import Service
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 from tests.serving.http.world import Running, record, running, small_fleet, wait, write_scores
 
 READ, WRITE, ADMIN = "read-token-0123456789", "write-token-0123456789", "admin-token-0123456789"

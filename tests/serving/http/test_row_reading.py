@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from serving.http.bodies import may_hold_booleans
 from serving.http.rows import FeatureRows, rows_of_arrow, rows_of_table
-from telemetry.receiving.problems import Refused
+from telemetry.collect.remote_write.problems import Refused
 
 NAMES = ("a", "b", "c")
 cells = st.one_of(

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.channels import CATALOGUE
-from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.receiving.remote_write import (
+from telemetry.collect.remote_write.decoding import (
     BlockError,
     BlockTooLarge,
     RemoteWriteDecoder,
@@ -17,7 +16,8 @@ from telemetry.receiving.remote_write import (
     announced_size,
     decompress,
 )
-from tests.telemetry.receiving.encoding import STALE, block, field, labels, varint, write_request
+from telemetry.collect.series.identity import SeriesCatalogue
+from tests.telemetry.collect.remote_write.encoding import STALE, block, field, labels, varint, write_request
 
 T0 = 1_772_323_200_000
 

@@ -15,15 +15,15 @@ from typing import Any, cast
 import uvicorn
 from starlette.applications import Starlette
 
-from telemetry.errors import InputError
-from telemetry.receiving.connections import (
+from telemetry.collect.remote_write.connections import (
     ConnectionBounds,
     ConnectionGate,
     GuardedProtocol,
     quiet_accept_errors,
     raise_descriptor_limit,
 )
-from telemetry.receiving.receiver import Receiver
+from telemetry.collect.remote_write.receiver import Receiver
+from telemetry.errors import InputError
 
 _LOG = logging.getLogger(__name__)
 _GRACE_S = 20

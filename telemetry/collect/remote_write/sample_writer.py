@@ -14,13 +14,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from telemetry.atomic import write_bytes
+from telemetry.collect.remote_write.decoding import Book, Samples
 from telemetry.collect.series.identity import Series, XidCount
 from telemetry.collect.series.rows import assemble, sighted
 from telemetry.collect.series.xid_counts import Told, XidCounts, split, watched
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.receiving.remote_write import Book, Samples
 from telemetry.schema import INSTANT
 
 _STATE = "receive-xid-counts.json"
@@ -91,7 +91,7 @@ _Told = dict[str, tuple[tuple[str | None, ...], int]]
 """What is known of each GPU, its node first, and the time of the sample that last told it."""
 
 
-class SampleLander:
+class SampleWriter:
     """Lands batches of samples; used by one thread at a time.
 
     ``inventory_every_s``: a GPU that is where it was, and as it was, is noted this often by the time of its samples.

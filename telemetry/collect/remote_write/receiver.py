@@ -7,26 +7,22 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from telemetry.channel import Channel
 from telemetry.channels import CATALOGUE
-from telemetry.collect.series.identity import SeriesCatalogue
-from telemetry.errors import InputError
-from telemetry.exposition.writer import MEDIA, family, labels
-from telemetry.landing.folder import Landing
-from telemetry.receiving.group_commit import GroupCommit, ReceiverSettings
-from telemetry.receiving.problems import Refused
-from telemetry.receiving.push import read_arrow, read_json
-from telemetry.receiving.remote_write import (
+from telemetry.collect.remote_write.decoding import (
     BlockError,
     BlockTooLarge,
     RemoteWriteDecoder,
@@ -34,11 +30,17 @@ from telemetry.receiving.remote_write import (
     WriteError,
     decompress,
 )
-from telemetry.receiving.sample_lander import SampleLander
-from telemetry.receiving.tokens import Tokens
+from telemetry.collect.remote_write.group_commit import GroupCommit, ReceiverSettings
+from telemetry.collect.remote_write.problems import Refused
+from telemetry.collect.remote_write.push import read_arrow, read_json
+from telemetry.collect.remote_write.sample_writer import SampleWriter
+from telemetry.collect.remote_write.tokens import Tokens
+from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.errors import InputError
+from telemetry.landing.folder import Landing
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Counts:
     """What the receiver has done since it started.
 
@@ -57,22 +59,28 @@ class Counts:
     last_landed_s: float = 0.0
     held: int = 0
 
-    def exposition(self) -> str:
-        """Return the page of ``GET /metrics``."""
-        requests = {
-            labels(route=route, status=str(status)): count for (route, status), count in sorted(self.requests.items())
-        }
-        dropped = {labels(reason=reason.replace(" ", "_")): count for reason, count in sorted(self.dropped.items())}
-        at, files = self.last_landed_s, self.files
-        return (
-            family("receiver_requests_total", "counter", "Requests answered.", requests)
-            + family("receiver_dropped_total", "counter", "Samples and values that did not land.", dropped)
-            + family("receiver_samples_total", "counter", "Samples of ours that landed.", {"": self.samples})
-            + family("receiver_rows_total", "counter", "Rows that landed.", {"": self.rows})
-            + family("receiver_landings_total", "counter", "Groups of requests and pushes that landed.", {"": files})
-            + family("receiver_bytes_total", "counter", "Bytes of bodies received.", {"": self.bytes_received})
-            + family("receiver_held_samples", "gauge", "Samples in memory.", {"": self.held})
-            + family("receiver_last_landed_seconds", "gauge", "When something last landed, since 1970.", {"": at})
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of this moment, as a collector of ``prometheus_client``."""
+        requests = CounterMetricFamily("predrain_receiver_requests", "Requests answered.", labels=["route", "status"])
+        for (route, status), count in sorted(self.requests.items()):
+            requests.add_metric([route, str(status)], count)
+        yield requests
+        dropped = CounterMetricFamily(
+            "predrain_receiver_dropped", "Samples and values that did not land.", labels=["reason"]
+        )
+        for reason, count in sorted(self.dropped.items()):
+            dropped.add_metric([reason.replace(" ", "_")], count)
+        yield dropped
+        for name, text, count in (
+            ("samples", "Samples of ours that landed.", self.samples),
+            ("rows", "Rows that landed.", self.rows),
+            ("landings", "Groups of requests and pushes that landed.", self.files),
+            ("bytes", "Bytes of bodies received.", self.bytes_received),
+        ):
+            yield CounterMetricFamily(f"predrain_receiver_{name}", text, value=count)
+        yield GaugeMetricFamily("predrain_receiver_held_samples", "Samples in memory.", value=self.held)
+        yield GaugeMetricFamily(
+            "predrain_receiver_last_landed_seconds", "When something last landed, since 1970.", value=self.last_landed_s
         )
 
 
@@ -108,6 +116,8 @@ class Receiver:
     ) -> None:
         self.settings = ReceiverSettings() if settings is None else settings
         self.counts = Counts()
+        self._registry = CollectorRegistry()
+        self._registry.register(self.counts)
         self._landing = landing
         self._channels = CATALOGUE if channels is None else channels
         self._clock = clock or (lambda: datetime.now(UTC))
@@ -117,7 +127,7 @@ class Receiver:
         self._decoding = ThreadPoolExecutor(1, thread_name_prefix="receive-decode")
         self._writing = ThreadPoolExecutor(1, thread_name_prefix="receive-write")
         self._pushing = ThreadPoolExecutor(4, thread_name_prefix="receive-push")
-        self._lander = SampleLander(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
+        self._lander = SampleWriter(landing, inventory_every_s=self.settings.inventory_every_s, clock=self._clock)
         self._commit = GroupCommit(self._lander.land, self.settings, self._writing, self._group_landed)
         self._active = 0
         self._held_bytes = 0
@@ -276,18 +286,7 @@ class Receiver:
 
     async def _metrics(self, _: Request) -> Response:
         self.counts.held = self._commit.held
-        return PlainTextResponse(self.counts.exposition(), media_type=MEDIA)
-
-
-def routes(landing: Landing, settings: ReceiverSettings | None = None, **more: Any) -> list[Route]:
-    """Return the receiver's routes, to be mounted into another service.
-
-    A service that can should keep the :class:`Receiver` and await its ``close`` at the end: what waits is then written
-    at once, and the XID counts are kept for the next start.
-
-    ``**more``: as of :class:`Receiver`.
-    """
-    return Receiver(landing, settings, **more).routes()
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 def _media_type(header: str) -> tuple[str, dict[str, str]]:

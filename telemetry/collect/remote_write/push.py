@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from telemetry.channel import Channel
 from telemetry.channels import with_rollups
+from telemetry.collect.remote_write.arrow_body import BodyError, BodyTooLarge, read_stream
+from telemetry.collect.remote_write.problems import Refused
 from telemetry.landing.tables import LANDED_EVENTS, LANDED_INVENTORY, SAMPLE_KEYS, Kind, lay_out
 from telemetry.mapping import nearest_hint
-from telemetry.receiving.arrow_body import BodyError, BodyTooLarge, read_stream
-from telemetry.receiving.problems import Refused
 from telemetry.schema import CHANNEL_TYPES, EVENT_TYPES, INSTANT, JOBS
 
 KIND_ORDER: Final[tuple[Kind, ...]] = ("inventory", "events", "jobs", "samples")

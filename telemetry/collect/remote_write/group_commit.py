@@ -14,9 +14,9 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 
+from telemetry.collect.remote_write.decoding import Samples
+from telemetry.collect.remote_write.problems import Refused
 from telemetry.errors import InputError
-from telemetry.receiving.problems import Refused
-from telemetry.receiving.remote_write import Samples
 
 MIB = 2**20
 
@@ -57,7 +57,7 @@ class ReceiverSettings:
 _LOG = logging.getLogger(__name__)
 
 Land = Callable[[Sequence[Samples]], tuple[int, Counter[str]]]
-"""Writes batches to the disk, as :meth:`telemetry.receiving.sample_lander.SampleLander.land` does."""
+"""Writes batches to the disk, as :meth:`telemetry.collect.remote_write.sample_writer.SampleWriter.land` does."""
 
 
 class GroupCommit:

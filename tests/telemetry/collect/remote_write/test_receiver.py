@@ -15,16 +15,16 @@ import pytest
 from starlette.applications import Starlette
 
 from telemetry.channels import resolve_channels
+from telemetry.collect.remote_write.group_commit import ReceiverSettings
+from telemetry.collect.remote_write.receiver import ARROW, JSON, Receiver
+from telemetry.collect.remote_write.tokens import Tokens
 from telemetry.collect.series.rows import assemble
 from telemetry.config import TelemetrySection
 from telemetry.dataset import Dataset
 from telemetry.errors import InputError
 from telemetry.landing.compaction import FoldSettings, compact
 from telemetry.landing.folder import Landing
-from telemetry.receiving.group_commit import ReceiverSettings
-from telemetry.receiving.receiver import ARROW, JSON, Receiver, routes
-from telemetry.receiving.tokens import Tokens
-from tests.telemetry.receiving.encoding import (
+from tests.telemetry.collect.remote_write.encoding import (
     STALE,
     WRITE_HEADERS,
     Answer,
@@ -248,7 +248,7 @@ def test_a_request_that_cannot_be_landed_does_not_hold_up_the_others(
             raise ZeroDivisionError
         return assemble(series, *args, **more)
 
-    monkeypatch.setattr("telemetry.receiving.sample_lander.assemble", failing)
+    monkeypatch.setattr("telemetry.collect.remote_write.sample_writer.assemble", failing)
 
     async def steps(app: Starlette, receiver: Receiver) -> list[int]:
         gpus = ("GPU-a", "GPU-bad", "GPU-b")
@@ -471,8 +471,3 @@ def test_tables_that_cannot_be_used_are_refused(
     answer, rows = run(tmp_path, steps, request_rows=400, decoded_bytes=100_000)
     assert (answer.status, detail in problem(answer)) == (status, True), answer.body
     assert not any(rows.values())
-
-
-def test_other_services_mount_the_routes(tmp_path: Path) -> None:
-    paths = {route.path for route in routes(Landing(tmp_path, writer="w"))}
-    assert paths == {"/api/v1/write", "/v1/telemetry", "/healthz", "/readyz", "/metrics"}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.receiving.connections import ConnectionBounds, Sparing, quiet_accept_errors
+from telemetry.collect.remote_write.connections import ConnectionBounds, Sparing, quiet_accept_errors
 
 HALF = b"POST /api/v1/write HTTP/1.1\r\nHost: x\r\n"
 CHILD = """
@@ -23,9 +23,9 @@ import logging, resource, sys
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
 from telemetry.landing.folder import Landing
-from telemetry.receiving.receiver import Receiver
-from telemetry.receiving.server import serve
-from telemetry.receiving.group_commit import ReceiverSettings
+from telemetry.collect.remote_write.receiver import Receiver
+from telemetry.collect.remote_write.server import serve
+from telemetry.collect.remote_write.group_commit import ReceiverSettings
 logging.basicConfig(level=logging.INFO)
 root = Path(sys.argv[1])
 receiver = Receiver(Landing(root / "d.live", writer="t"), ReceiverSettings(tokens=root / "tokens", head_timeout_s=0.6))

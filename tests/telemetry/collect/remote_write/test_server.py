@@ -12,11 +12,11 @@ import pytest
 import uvicorn
 
 from telemetry.collect.pushing.targets import HttpTarget, Later, Refused
+from telemetry.collect.remote_write.group_commit import ReceiverSettings
+from telemetry.collect.remote_write.receiver import Receiver
+from telemetry.collect.remote_write.server import application, parse_listen, refuse_open_port, serve
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
-from telemetry.receiving.group_commit import ReceiverSettings
-from telemetry.receiving.receiver import Receiver
-from telemetry.receiving.server import application, parse_listen, refuse_open_port, serve
 
 TOKEN = "0123456789abcdef0123"
 

@@ -31,10 +31,10 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
 import pandas as pd  # noqa: E402
 
 from benchmarks.generated import channels_of, generate  # noqa: E402
+from evaluation.backtest.frames import BacktestResult  # noqa: E402
+from evaluation.backtest.run import run_backtest  # noqa: E402
 from features.engine import Engine, Item, Result  # noqa: E402
 from features.matrix.matrix import FeatureMatrix  # noqa: E402
-from models.backtest import run_backtest  # noqa: E402
-from models.backtest_frames import BacktestResult  # noqa: E402
 from pipeline.dask_engine import DaskEngine, require_dask  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402

@@ -52,7 +52,7 @@ from benchmarks.replayed_cluster import (  # noqa: E402
     ReplayedCluster,
     lost_in,
 )
-from models.backtest import run_backtest  # noqa: E402
+from evaluation.backtest.run import run_backtest  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
 from policy.config import PolicyConfig  # noqa: E402

@@ -29,14 +29,14 @@ import numpy as np
 import pandas as pd
 from lightgbm import LGBMClassifier
 
+from evaluation.metrics.assessment import Assessment, assess
+from evaluation.metrics.bootstrap import resample_units
+from evaluation.metrics.scored import Scored, Shared
 from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, milliseconds
-from models.assessment import Assessment, assess
-from models.bootstrap import resample_units
-from models.ranking import rank_within
-from models.schedule import instant_of
-from models.scored import Scored, Shared
-from models.training_set import Labels, Rows, choose_rows, known_rows
+from models.rows.ranking import rank_within
+from models.rows.training_set import Labels, Rows, choose_rows, known_rows
+from models.training.schedule import instant_of
 from pipeline.params import Params, load_params
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -35,7 +35,7 @@ from benchmarks.scoreboard.plan import PAPER, PAPER_TITLE, RECOMMENDED, Part, Pl
 from benchmarks.scoreboard.pooled import Measured, Pool, at_alerts_of, measure  # noqa: E402
 from benchmarks.scoreboard.promised import promise_table  # noqa: E402
 from benchmarks.scoreboard.store import Stored  # noqa: E402
-from models.comparison import SLIDING  # noqa: E402
+from evaluation.metrics.comparison import SLIDING  # noqa: E402
 from models.config import CASCADE, PromisesSection  # noqa: E402
 from pipeline.artefacts import write_json  # noqa: E402
 from pipeline.params import load_params  # noqa: E402

@@ -6,6 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+THREADS = 1
+"""Threads of one learner. More make a sum's order, and so its last bit, depend on the machine; and where other
+programs use the cores, OpenMP's waiting threads slow a small fit twentyfold. ``fit_learners`` fits several
+learners at once instead."""
+
 
 @dataclass(frozen=True, slots=True)
 class Recipe:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from models.evaluation import Evaluation
+from evaluation.metrics.evaluation import Evaluation
 from pipeline.report import AlertEntry, ReportContext, Simulated
 from telemetry.atomic import FolderSwap, disk_errors, write_bytes
 from telemetry.errors import InputError

@@ -48,7 +48,7 @@ NO_WORKER_S = 120.0
 """How long a cluster may be without any worker: long enough for a machine to start again."""
 
 _POLL_S = 2.0
-_ROOMS = ("telemetry", "policy", "features", "models", "pipeline")
+_ROOMS = ("telemetry", "policy", "features", "models", "evaluation", "pipeline")
 _COMPARED = (
     "numpy", "pandas", "pyarrow", "numba", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu", "torch", "distributed",
 )  # fmt: skip

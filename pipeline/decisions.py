@@ -9,13 +9,13 @@ from typing import Any
 
 import pandas as pd
 
-from models.backtest_frames import BacktestResult
+from evaluation.backtest.frames import BacktestResult
+from evaluation.backtest.promises import decisions_frame, walk_promises
+from evaluation.metrics.oracle import oracle_predictions
+from evaluation.metrics.unforeseen import unforeseen_incidents
+from models.calibration.horizons import add_risks, horizon_column, horizon_table
 from models.config import ModelsSection
-from models.horizons import add_risks, horizon_column, horizon_table
-from models.oracle import oracle_predictions
-from models.promises import decisions_frame, walk_promises
-from models.training_set import Matrix
-from models.unforeseen import unforeseen_incidents
+from models.rows.training_set import Matrix
 from pipeline.artefacts import load_evaluation
 from pipeline.params import name_some
 
@@ -28,9 +28,9 @@ def decision_extras(
 ) -> dict[str, pd.DataFrame]:
     """Work out what the report's section on decisions shows and what a bundle takes over.
 
-    Returns: ``promises`` and ``promise_folds`` (:class:`models.promises.Promises`), ``decisions`` (the promises that
-    all outcomes at the end allow), ``unforeseen`` (:func:`models.unforeseen.unforeseen_incidents`), and ``horizons``
-    (:func:`models.horizons.horizon_table`) where further horizons were asked for.
+    Returns: ``promises`` and ``promise_folds`` (``Promises``), ``decisions`` (the promises that
+    all outcomes at the end allow), ``unforeseen`` (``unforeseen_incidents``), and ``horizons``
+    (:func:`models.calibration.horizons.horizon_table`) where further horizons were asked for.
     """
     made = walk_promises(result.predictions, result.folds, matrix, models.promises, k=result.k)
     best = None if truth is None else oracle_predictions(result.predictions, truth, result.k)

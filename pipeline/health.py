@@ -10,21 +10,21 @@ from typing import Any
 
 import numpy as np
 
+from evaluation.backtest.drift_watch import RECENT_SPAN
+from evaluation.drift.check import Scores, examine
+from evaluation.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval
+from evaluation.drift.verdict import CAUSES, Findings
 from features.errors import InputError
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
 from models.bundle.store import Bundle, load_bundle
 from models.config import ModelsSection
-from models.drift.check import Scores, examine
-from models.drift.outcomes import AlertCounts, RiskCounts, count_alerts, exact_interval
-from models.drift.reference import LabelledRows, Reference
-from models.drift.verdict import CAUSES, Findings
-from models.drift.watch import RECENT_SPAN
-from models.ranking import Ints
-from models.schedule import format_days, format_instant, instant_of
+from models.rows.ranking import Ints
+from models.rows.training_set import Rows
 from models.sequence.windows import with_windows
-from models.training_set import Rows
+from models.training.reference import LabelledRows, Reference
+from models.training.schedule import format_days, format_instant, instant_of
 from pipeline.held_out import in_codes_of
 
 MOST_SCORED = 200_000

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from evaluation.backtest.promotion import LATENCY_ROWS, Contender
+from evaluation.metrics.scored import Scored, split_predictions
 from features.matrix.matrix import FeatureMatrix
 from features.times import instant_ms, instants, milliseconds
 from features.vocabulary import FeatureColumn
-from models.baselines import Baseline, make_baseline
 from models.bundle.store import Bundle
 from models.config import ModelsSection
-from models.promotion import LATENCY_ROWS, Contender
-from models.ranking import Floats, Hashes, mix, name_hashes, rank_within
-from models.row_batches import batches
-from models.row_reader import RowReader
-from models.scored import Scored, split_predictions
+from models.learners.baselines import Baseline, make_baseline
+from models.rows.ranking import Floats, Hashes, mix, name_hashes, rank_within
+from models.rows.row_batches import batches
+from models.rows.row_reader import RowReader
 from models.sequence.windows import with_windows
 from telemetry.config import Duration
 from telemetry.errors import InputError

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from evaluation.backtest.promotion import Verdict, judge
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.model_card import promotion_section
 from models.bundle.store import Bundle, load_bundle
-from models.promotion import Verdict, judge
 from models.registry.champion import (
     Standing,
     Version,

@@ -9,17 +9,17 @@ from typing import Any
 
 import pandas as pd
 
+from evaluation.backtest.frames import BacktestResult
+from evaluation.backtest.run import run_backtest
+from evaluation.drift.frames import drift_frames
+from evaluation.metrics.evaluation import evaluate
+from evaluation.metrics.oracle import read_truth
 from features.engine import Engine
 from features.matrix.matrix import FeatureMatrix
-from models.backtest import run_backtest
-from models.backtest_frames import BacktestResult
-from models.baselines import make_baseline
 from models.bundle.store import CARD, save_bundle
 from models.config import BASELINES
-from models.drift.frames import drift_frames
-from models.evaluation import evaluate
-from models.final import fit_final
-from models.oracle import read_truth
+from models.learners.baselines import make_baseline
+from models.training.final import fit_final
 from pipeline.artefacts import load_evaluation, save_evaluation, write_frame, write_json
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.matrix_stage import check_made_with

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from models.backtest_frames import BacktestResult
-from models.evaluation import Evaluation
-from models.metrics import ratio
+from evaluation.backtest.frames import BacktestResult
+from evaluation.metrics.evaluation import Evaluation
+from evaluation.metrics.metrics import ratio
 from telemetry.errors import InputError
 
 _FOLD_METRICS = (

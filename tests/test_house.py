@@ -108,7 +108,7 @@ def test_imports_run_one_way() -> None:
 def test_only_the_command_tests_and_benchmarks_import_the_simulator() -> None:
     guilty = [
         str(path.relative_to(ROOT))
-        for room in ("telemetry", "features", "models", "pipeline")
+        for room in ("telemetry", "features", "models", "evaluation", "pipeline")
         for path in (ROOT / room).rglob("*.py")
         if "simulator" in {name.split(".")[0] for name in imported(path)}
     ]

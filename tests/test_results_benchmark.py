@@ -27,13 +27,13 @@ from benchmarks.scoreboard.plan import (
 from benchmarks.scoreboard.pooled import Hits, Pool, at_alerts_of, measure
 from benchmarks.scoreboard.promised import keep_labels, promise_lines, promise_table, promises_of
 from benchmarks.scoreboard.spread import lead_bounds, month_bounds
+from evaluation.backtest.promises import walk_promises
+from evaluation.metrics.evaluation import evaluate
+from evaluation.metrics.lead_time import incident_table
+from evaluation.metrics.oracle import oracle_predictions, read_truth
+from evaluation.metrics.unforeseen import unforeseen_incidents
 from features.matrix.matrix import FeatureMatrix
 from models.config import PromisesSection
-from models.evaluation import evaluate
-from models.lead_time import incident_table
-from models.oracle import oracle_predictions, read_truth
-from models.promises import walk_promises
-from models.unforeseen import unforeseen_incidents
 from tests.models.fleet_predictions import MODELS, PART_FACTS, fleet, truth_of
 
 

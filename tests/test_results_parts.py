@@ -16,7 +16,7 @@ from benchmarks.scoreboard.plan import (
     make_plan,
     params_of,
 )
-from models.backtest import run_backtest
+from evaluation.backtest.run import run_backtest
 from models.config import PromisesSection
 from pipeline.params import Params
 from tests.models.fake_matrix import FakeMatrix

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
-from models.backtest import run_backtest
-from models.evaluation import evaluate
+from evaluation.backtest.run import run_backtest
+from evaluation.metrics.evaluation import evaluate
 from pipeline.params import Params
 
 MEASURES = ("precision_at_k", "average_precision", "roc_auc")

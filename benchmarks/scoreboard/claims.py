@@ -10,9 +10,9 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.scoreboard.pooled import Hits, Measured
-from models.assessment import kind_of
-from models.comparison import SLIDING, TRAIN_ONCE, difference_interval, most_precise
-from models.oracle import ORACLE
+from evaluation.metrics.assessment import kind_of
+from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE, difference_interval, most_precise
+from evaluation.metrics.oracle import ORACLE
 from pipeline.report.wording import between, join, number, percent, points
 
 SINGLE_GAIN, VENDOR_GAIN = 0.15, 0.20

@@ -20,10 +20,10 @@ from benchmarks.scoreboard import store
 from benchmarks.scoreboard.plan import FULL, Part, Plan, code_digest, key_of, params_of
 from benchmarks.scoreboard.promised import keep_labels
 from benchmarks.scoreboard.store import Stored
+from evaluation.backtest.run import run_backtest
+from evaluation.metrics.oracle import read_truth
 from features.matrix.matrix import FeatureMatrix
-from models.backtest import run_backtest
 from models.config import SEQUENCE
-from models.oracle import read_truth
 from pipeline.artefacts import write_json
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params

@@ -8,15 +8,15 @@ import numpy as np
 import pandas as pd
 
 from benchmarks.scoreboard.store import Stored
-from models.comparison import SLIDING
-from models.lead_time import TOP_SHARE
-from models.oracle import ORACLE
+from evaluation.metrics.comparison import SLIDING
+from evaluation.metrics.lead_time import TOP_SHARE
+from evaluation.metrics.oracle import ORACLE
 
 
 def foreseen_incidents(part: Stored) -> pd.DataFrame:
     """Tell for each incident of a part whether anything stood out before it.
 
-    As :func:`models.unforeseen.unforeseen_incidents` does from predictions: that would take all models' rows at once.
+    As ``unforeseen_incidents`` does from predictions: that would take all models' rows at once.
 
     Returns: ``incident``, ``seen``, ``chance`` and ``announced`` as there, by incident.
     """

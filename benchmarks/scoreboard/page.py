@@ -18,7 +18,7 @@ from benchmarks.scoreboard.claims import (
 from benchmarks.scoreboard.plan import PAPER_TITLE, PROMISED, Plan
 from benchmarks.scoreboard.pooled import Measured
 from benchmarks.scoreboard.promised import promise_lines
-from models.comparison import SLIDING, TRAIN_ONCE
+from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE
 from models.config import PromisesSection
 from pipeline.report.comparisons import combiner_advice
 from pipeline.report.wording import NONE, between, count, hours, join, number, percent, points, verdict

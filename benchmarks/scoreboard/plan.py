@@ -26,10 +26,10 @@ PROMISED = "promised"
 """The profile of params.yaml alone: its members, and no learner or cascade beside it. Its risks are those of
 :data:`RECOMMENDED` bit for bit, so its promises are; how other models do is not seen."""
 
-ROOMS = ("telemetry", "features", "models", "simulator")
+ROOMS = ("telemetry", "features", "models", "evaluation", "simulator")
 """Rooms whose code shapes the predictions that a fleet leaves."""
 
-PROMISING = ("policy/bounds.py", "policy/cost_benefit.py", "policy/thresholds.py", "models/promises.py")
+PROMISING = ("policy/bounds.py", "policy/cost_benefit.py", "policy/thresholds.py", "evaluation/backtest/promises.py")
 """Sources that make promises out of predictions: changing them spoils no fleet, only what was promised on it."""
 
 ONLY_READ = frozenset(

@@ -13,9 +13,9 @@ import pandas as pd
 from benchmarks.scoreboard.spread import lead_bounds, month_bounds
 from benchmarks.scoreboard.store import Stored
 from benchmarks.scoreboard.voted import VOTED, can_vote, voted
-from models.assessment import Assessment, assess, group_table, kind_of, summarise
-from models.bootstrap import resample_fleets
-from models.comparison import (
+from evaluation.metrics.assessment import Assessment, assess, group_table, kind_of, summarise
+from evaluation.metrics.bootstrap import resample_fleets
+from evaluation.metrics.comparison import (
     SLIDING,
     TRAIN_ONCE,
     budgets,
@@ -25,12 +25,12 @@ from models.comparison import (
     paired_differences,
     share_better,
 )
-from models.evaluation import ORACLE_STATISTICS
-from models.lead_time import recall_by_class
-from models.metrics import Floats, Ints, ratio
-from models.oracle import ORACLE
-from models.scored import Scored, Shared
-from models.trends import days_since, paired_trend
+from evaluation.metrics.evaluation import ORACLE_STATISTICS
+from evaluation.metrics.lead_time import recall_by_class
+from evaluation.metrics.metrics import Floats, Ints, ratio
+from evaluation.metrics.oracle import ORACLE
+from evaluation.metrics.scored import Scored, Shared
+from evaluation.metrics.trends import days_since, paired_trend
 
 APART_MS = 3653 * 86_400_000
 """Shift between the fleets' clocks: pooled fleets share no decision time, because K is a budget of one fleet."""
@@ -142,7 +142,7 @@ class Measured:
 
     ``k``: alert budget of each fleet.
     ``fleets``, ``units``, ``times``: Fleets, units, and decision times of all fleets together.
-    ``table``: as :attr:`models.evaluation.Evaluation.table`, with ``lead_time_median_low`` and ``_high``.
+    ``table``: as :attr:`evaluation.metrics.evaluation.Evaluation.table`, with ``lead_time_median_low`` and ``_high``.
     ``monthly``, ``by_class``, ``budgets``, ``paired``, ``trends``: as the evaluation's frames of these names;
     ``monthly`` with ``low`` and ``high`` of precision at K, ``trends`` counts each fleet from its own first fit.
     ``equal``: each sliding ensemble beside each learner at as many alerts: ``model``, ``other_model``, ``alerts``,

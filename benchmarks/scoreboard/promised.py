@@ -24,6 +24,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.scoreboard.plan import promising_digest
 from benchmarks.scoreboard.store import Stored
+from evaluation.backtest.promises import walk_promises
+from evaluation.metrics.comparison import SLIDING
 from features.matrix.matrix import FeatureMatrix
 from features.matrix.meta import (
     EVENTS_NAME,
@@ -32,9 +34,7 @@ from features.matrix.meta import (
     ROW_COLUMNS,
     MatrixPart,
 )
-from models.comparison import SLIDING
 from models.config import PromisesSection
-from models.promises import walk_promises
 from pipeline.artefacts import write_frame, write_json
 from pipeline.report.wording import count, join, percent
 
@@ -74,7 +74,7 @@ def promises_of(part: Stored, section: PromisesSection) -> pd.DataFrame:
     """Walk the promises of a part's profile, or take those that the same rules made earlier.
 
     ``section``: ``models.promises``.
-    Returns: :attr:`models.promises.Promises.pooled` of the profile; empty where the part kept no labels.
+    Returns: :attr:`evaluation.backtest.promises.Promises.pooled` of the profile; empty where the part kept no labels.
     """
     if not (part.path / _LABELS).is_dir():
         return pd.DataFrame()
@@ -109,7 +109,7 @@ def promise_table(parts: Mapping[str, Sequence[Stored]], section: PromisesSectio
     ``parts``: the recommended profile's parts by scenario, and those that were replayed for their promises alone.
     ``section``: ``models.promises``.
     ``jobs``: parts at a time, each in a process of its own.
-    Returns: ``scenario``, ``fleet`` and the columns of :attr:`models.promises.Promises.pooled`; empty where there are
+    Returns: ``scenario``, ``fleet`` and the columns of ``Promises.pooled``; empty where there are
     none.
     """
     named = [(scenario, part) for scenario, stored in parts.items() for part in stored]

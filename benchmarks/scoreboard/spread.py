@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from models.bootstrap import Interval, honest_interval, interval
-from models.metrics import Floats, Ints, ratio
-from models.scored import Scored
+from evaluation.metrics.bootstrap import Interval, honest_interval, interval
+from evaluation.metrics.metrics import Floats, Ints, ratio
+from evaluation.metrics.scored import Scored
 
 
 def month_bounds(scored: Scored, month: Ints, names: np.ndarray, every: Floats) -> pd.DataFrame:
@@ -33,7 +33,7 @@ def month_bounds(scored: Scored, month: Ints, names: np.ndarray, every: Floats) 
 def lead_bounds(incidents: pd.DataFrame, units: np.ndarray, weights: Floats) -> Interval:
     """Give the interval of the median lead time of the incidents that were caught.
 
-    ``incidents``: from :func:`models.lead_time.incident_table`.
+    ``incidents``: from :func:`evaluation.metrics.lead_time.incident_table`.
     ``units``: in the order of the weights; shape (units,).
     ``weights``: shape (replicates, units).
     Returns: in hours; NaN bounds where too few resamples hold a caught incident.

@@ -22,8 +22,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from models.oracle import ORACLE, oracle_predictions
-from models.scored import milliseconds
+from evaluation.metrics.oracle import ORACLE, oracle_predictions
+from evaluation.metrics.scored import milliseconds
 
 FACTS = "facts.json"
 _SCORES = "scores"
@@ -78,7 +78,7 @@ def keep(path: Path, predictions: pd.DataFrame, truth: pd.DataFrame, facts: Mapp
     """Condense a backtest's predictions and its oracle into a part.
 
     ``path``: folder to write to; exists and holds no part.
-    ``predictions``: as :func:`models.sliding.run_backtest` returns it: the same decisions of the same units for each
+    ``predictions``: as ``run_backtest`` returns it: the same decisions of the same units for each
     model.
     ``facts``: facts to keep; ``k`` and ``key`` among them.
     Raises ``ValueError`` if the models were not scored on the same rows, or a variant's name holds a dot.

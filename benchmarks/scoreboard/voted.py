@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.scoreboard.store import Stored
-from models.combining import combine
-from models.ranking import name_hashes
+from models.ensembles.combining import combine
+from models.rows.ranking import name_hashes
 
 VOTED = "min_votes"
 
@@ -29,7 +29,7 @@ def can_vote(part: Stored, variant: str) -> bool:
 def voted(part: Stored, variant: str) -> dict[str, np.ndarray]:
     """Give ``rank``, ``risk`` (NaN) and ``alert`` of rows in the top K of :func:`majority` members.
 
-    As :func:`models.combining.combine` gives them from the members' scores, of which it takes the order alone.
+    As ``combine`` gives them from the members' scores, of which it takes the order alone.
     """
     rows = part.rows()
     ranks = [part.scores(str(each), variant)["rank"] for each in part.facts["members"]]

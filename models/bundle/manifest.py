@@ -25,10 +25,10 @@ from pydantic import (
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.bundle.files import check_seal, damaged
-from models.calibration import Calibrator
-from models.combining import Stacker
+from models.calibration.fitting import Calibrator
+from models.calibration.horizons import HorizonMap
 from models.config import CASCADE, COMBINERS
-from models.horizons import HorizonMap
+from models.ensembles.combining import Stacker
 
 FORMAT: Final = 3
 """Version of the bundle's layout; a reader refuses any other."""
@@ -84,7 +84,7 @@ class _Facts(BaseModel):
 
 
 class CascadeFacts(_Facts):
-    """What a manifest holds of a :class:`models.cascade.CascadeEnsemble`: learners by name, from first to last.
+    """What a manifest holds of a ``CascadeEnsemble``: learners by name, from first to last.
 
     ``shared_first``: whether the first stage is the learner of that name, so that one file holds both.
     """
@@ -104,7 +104,7 @@ class CascadeFacts(_Facts):
 
 
 class FittedFacts(_Facts):
-    """What a manifest holds of :class:`models.fitted.FittedModels`; fields as there, learners by name only.
+    """What a manifest holds of :class:`models.training.fitted.FittedModels`; fields as there, learners by name only.
 
     ``baselines``: the seed of each.
     """

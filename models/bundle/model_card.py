@@ -31,7 +31,7 @@ def model_card(manifest: Mapping[str, Any]) -> str:
 
     ``manifest``: a bundle's manifest, with ``profile``, ``fitted`` and ``features``; and as known ``data`` (``unit``,
     ``units``, ``incidents``, ``first``, ``last``), ``params``, ``dataset_digest``, ``code_revision``, ``simulated``,
-    and ``metrics`` as :meth:`models.evaluation.Evaluation.to_metrics` gives them.
+    and ``metrics`` as :meth:`evaluation.metrics.evaluation.Evaluation.to_metrics` gives them.
     """
     fitted = manifest["fitted"]
     parts = [

@@ -19,14 +19,14 @@ from sklearn.ensemble import RandomForestClassifier
 
 from features.errors import InputError
 from models.config import SEQUENCE
-from models.learners import THREADS
-from models.prepared import PreparedClassifier
+from models.learners.prepared import PreparedClassifier
+from models.recipe import THREADS
 from models.sequence.classifier import dump_sequence, load_sequence
 from models.sequence.windows import inner_of
 
 TRUSTED: tuple[str, ...] = (
-    "models.prepared.PreparedClassifier",
-    "models.prepared.SignedLogScaler",
+    "models.learners.prepared.PreparedClassifier",
+    "models.learners.prepared.SignedLogScaler",
     "sklearn.neural_network._stochastic_optimizers.AdamOptimizer",
     "sklearn.tree._tree.Tree",
 )

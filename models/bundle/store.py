@@ -23,7 +23,6 @@ import numpy as np
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.baselines import make_baseline
 from models.bundle.files import SEAL, damaged, read_files, sealed
 from models.bundle.manifest import (
     FORMAT,
@@ -41,13 +40,14 @@ from models.bundle.manifest import (
 from models.bundle.model_card import model_card
 from models.bundle.serialization import read_learner, write_learner
 from models.bundle.validation import check_file, load_checked
-from models.cascade import CascadeEnsemble
 from models.config import SEQUENCE
-from models.drift.reference import Reference
-from models.fitted import FittedModels
+from models.ensembles.cascade import CascadeEnsemble
+from models.learners.baselines import make_baseline
 from models.sequence.extra import versions
 from models.sequence.layout import window_of
 from models.sequence.windows import FirstColumns
+from models.training.fitted import FittedModels
+from models.training.reference import Reference
 
 CARD = "MODEL_CARD.md"
 REFERENCE = "reference.json"

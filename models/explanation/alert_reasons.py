@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from features.times import milliseconds
 from models.explanation.members import attribute_score, explain, members_of, weights_in
-from models.fitted import FittedModels
-from models.ranking import Ints, position_in_group
-from models.row_reader import RowReader
-from models.training_set import Matrix
+from models.rows.ranking import Ints, position_in_group
+from models.rows.row_reader import RowReader
+from models.rows.training_set import Matrix
+from models.training.fitted import FittedModels
 
 _FLEET_UNITS = 2048
 """Units of a decision time that a value is placed among at most, spread evenly: percentiles need no more."""

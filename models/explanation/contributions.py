@@ -24,12 +24,12 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.neural_network import MLPClassifier
 
-from models.baselines import Baseline
 from models.explanation.reasons import ADDITIVE, GRADIENTS, LINEAR, OCCLUSION, TREES, UNKNOWN
-from models.learners import THREADS
-from models.metrics import Floats
-from models.odds import logit
-from models.prepared import PreparedClassifier
+from models.learners.baselines import Baseline
+from models.learners.prepared import PreparedClassifier
+from models.recipe import THREADS
+from models.rows.odds import logit
+from models.rows.ranking import Floats
 from models.sequence.windows import inner_of
 
 __all__ = ["ADDITIVE", "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "contributions", "explainable"]
@@ -54,7 +54,7 @@ _SLOPES: Final[dict[str, Callable[[Floats], Floats]]] = {
 def contributions(learner: Any, X: np.ndarray) -> tuple[Floats, str]:
     """Contribution of each feature to each row's score.
 
-    ``learner``: a fitted learner as :func:`models.learners.make_learner` makes it, or a baseline.
+    ``learner``: a fitted learner as :func:`models.learners.factory.make_learner` makes it, or a baseline.
     ``X``: rows to explain; NaN: unknown; shape (rows, features).
     Returns shape (rows, features).
     Returns ``method``: how they were computed: :data:`TREES`, :data:`LINEAR`, :data:`GRADIENTS`, :data:`OCCLUSION` or

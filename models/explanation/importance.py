@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from models.explanation.members import explained_by
-from models.fitted import FittedModels
-from models.ranking import Ints
-from models.training_set import Matrix
+from models.rows.ranking import Ints
+from models.rows.training_set import Matrix
+from models.training.fitted import FittedModels
 
 SAMPLED_ROWS: Final = 256
 """Rows of a fold that contributions are taken of: the alerts given, and others spread evenly over the fold."""

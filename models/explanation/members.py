@@ -31,8 +31,8 @@ from models.explanation.reasons import (
     largest,
     told_as,
 )
-from models.fitted import FittedModels
-from models.metrics import Floats
+from models.rows.ranking import Floats
+from models.training.fitted import FittedModels
 
 __all__ = [
     "GRADIENTS", "LINEAR", "OCCLUSION", "TREES", "UNKNOWN", "Explanation", "Reason", "attribute_score",

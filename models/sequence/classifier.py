@@ -14,8 +14,8 @@ from scipy.special import expit
 
 from features.times import duration_ms
 from models.binary import BinaryClassifier
-from models.ranking import Bools, Floats, Ints
 from models.recipe import Recipe
+from models.rows.ranking import Bools, Floats, Ints
 from models.sequence.extra import require_torch
 from models.sequence.layout import SequenceLayout, SequenceScaler
 

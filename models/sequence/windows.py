@@ -22,10 +22,10 @@ from features.errors import InputError
 from features.vocabulary import FeatureColumn
 from models.binary import BinaryClassifier, takes_nan
 from models.config import SEQUENCE, ModelsSection
+from models.rows.training_set import Matrix
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.extra import require_torch, versions
 from models.sequence.layout import WindowFacts, window_of
-from models.training_set import Matrix
 
 
 class FirstColumns(BinaryClassifier):
@@ -176,7 +176,7 @@ class WindowedMatrix:
 def fitted_to(matrix: Matrix, learner: Any, purge: timedelta) -> Any:
     """Make a learner read its part of a matrix's rows.
 
-    ``learner``: Unfitted, as :func:`models.learners.make_learner` makes it.
+    ``learner``: Unfitted, as :func:`models.learners.factory.make_learner` makes it.
     Returns: the learner itself where the matrix holds no windows; else one that sees window and statics, or is wrapped
     to see the columns before the window.
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
-from models.comparison import SLIDING
+from evaluation.metrics.comparison import SLIDING
+from evaluation.metrics.evaluation import Evaluation
 from models.config import CASCADE
-from models.evaluation import Evaluation
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import Section
 from pipeline.report.tables import Cell, Table

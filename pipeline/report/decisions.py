@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 
-from models.evaluation import Evaluation
-from models.lead_time import TOP_SHARE
+from evaluation.metrics.evaluation import Evaluation
+from evaluation.metrics.lead_time import TOP_SHARE
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import Section
 from pipeline.report.tables import Cell, Table

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pandas as pd
 
+from evaluation.drift.verdict import CAUSES
+from evaluation.metrics.evaluation import Evaluation
 from features.config import GROUPS
-from models.drift.verdict import CAUSES
-from models.evaluation import Evaluation
 from pipeline.report.context import ReportContext
 from pipeline.report.sections import Section
 from pipeline.report.tables import Cell, Table

@@ -20,10 +20,10 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from models.comparison import SLIDING, TRAIN_ONCE
+from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE
+from evaluation.metrics.evaluation import Evaluation
+from evaluation.metrics.oracle import ORACLE
 from models.config import ALL_LEARNERS
-from models.evaluation import Evaluation
-from models.oracle import ORACLE
 from pipeline.report import wording
 
 _INK = "#010203"

@@ -9,7 +9,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from models.evaluation import Evaluation
+from evaluation.metrics.evaluation import Evaluation
 from pipeline.report import plots, sections, summary, tables, wording
 from pipeline.report.context import ReportContext
 from telemetry.errors import InputError

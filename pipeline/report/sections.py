@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from models.evaluation import Evaluation
+from evaluation.metrics.evaluation import Evaluation
 from pipeline.report.context import ReportContext
 from pipeline.report.tables import Table
 

@@ -6,10 +6,10 @@ import math
 
 import pandas as pd
 
-from models.comparison import SLIDING
-from models.evaluation import Evaluation
-from models.lead_time import TOP_SHARE
-from models.oracle import ORACLE
+from evaluation.metrics.comparison import SLIDING
+from evaluation.metrics.evaluation import Evaluation
+from evaluation.metrics.lead_time import TOP_SHARE
+from evaluation.metrics.oracle import ORACLE
 from pipeline.report import wording
 from pipeline.report.comparisons import trend_sentence
 from pipeline.report.context import ReportContext

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from models.comparison import SLIDING, TRAIN_ONCE
+from evaluation.metrics.comparison import SLIDING, TRAIN_ONCE
+from evaluation.metrics.evaluation import Evaluation
+from evaluation.metrics.oracle import ORACLE
 from models.config import ALL_LEARNERS, BASELINES
-from models.evaluation import Evaluation
 from models.explanation.importance import by_group
-from models.oracle import ORACLE
 from pipeline.report.context import AlertEntry, ReportContext
 from pipeline.report.wording import (
     NONE,

@@ -50,7 +50,7 @@ class LoadedModel:
 
         Ranks and alerts are taken among the rows of one decision time.
         """
-        from models.ranking import text_hashes  # noqa: PLC0415 - loaded with the model
+        from models.rows.ranking import text_hashes  # noqa: PLC0415 - loaded with the model
 
         fitted, profile = self.bundle.fitted, self.profile
         found = fitted.score_arrays(rows.values, rows.times, text_hashes(rows.units))[profile]

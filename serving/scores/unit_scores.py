@@ -14,8 +14,8 @@ from features.times import instant_ms
 from models.bundle.store import Bundle
 from models.explanation.members import attribute_score, members_of, weights_in
 from models.explanation.reasons import Telling, largest
-from models.fitted import FittedModels
-from models.ranking import name_hashes
+from models.rows.ranking import name_hashes
+from models.training.fitted import FittedModels
 from policy.risk_record import RiskReason
 from policy.tiers import RAISED, TierThresholds
 from serving.scores.fleet_rows import FleetRows

@@ -1,4 +1,4 @@
-"""A small fleet in memory whose rows can be made to drift, for the tests of models/drift."""
+"""A small fleet in memory whose rows can be made to drift, for the tests of evaluation/drift."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 import pandas as pd
 
+from evaluation.drift.check import examine
 from features.vocabulary import FeatureColumn
-from models.drift.check import examine
-from models.drift.reference import LabelledRows, make_reference
-from models.schedule import instant_of
-from models.training_set import Rows
+from models.rows.training_set import Rows
+from models.training.reference import LabelledRows, make_reference
+from models.training.schedule import instant_of
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 DAY_MS = 86_400_000

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 
 from features.vocabulary import FeatureColumn
-from models.baselines import make_baseline
-from models.calibration import Calibrator
-from models.cascade import CascadeEnsemble
-from models.combining import Stacker
+from models.calibration.fitting import Calibrator
 from models.config import BASELINES, LEARNERS
-from models.fitted import FittedModels
-from models.learners import fit_learners, make_learner
+from models.ensembles.cascade import CascadeEnsemble
+from models.ensembles.combining import Stacker
+from models.learners.baselines import make_baseline
+from models.learners.factory import fit_learners, make_learner
+from models.training.fitted import FittedModels
 
 SMALL = {
     "lightgbm": {"n_estimators": 12, "min_child_samples": 5},

@@ -8,8 +8,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.baselines import HistoryCount, RandomScore, VendorRules, make_baseline
-from models.ranking import mix, name_hashes
+from models.learners.baselines import HistoryCount, RandomScore, VendorRules, make_baseline
+from models.rows.ranking import mix, name_hashes
 
 H1, H24, D30, D90 = timedelta(hours=1), timedelta(hours=24), timedelta(days=30), timedelta(days=90)
 

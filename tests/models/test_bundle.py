@@ -26,7 +26,7 @@ from models.bundle.manifest import running_versions
 from models.bundle.serialization import read_learner, write_learner
 from models.bundle.store import load_bundle, save_bundle
 from models.bundle.validation import check_file
-from models.learners import make_learner
+from models.learners.factory import make_learner
 from tests.models.small_models import COLUMNS, fitted_models, score
 
 FACTS = {"profile": "mean_rank", "dataset_digest": "d1", "code_revision": "c1", "params": {"seed": 42}}
@@ -239,7 +239,7 @@ def replaced(bundle, file, content):
 
 
 def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
-    from models.calibration import Calibrator
+    from models.calibration.fitting import Calibrator
 
     replaced(bundle, "learners/mlp.skops", skops.io.dumps(Calibrator("sigmoid")))
     error = refuse(bundle)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from scipy.special import expit
 
-from models.calibration import Calibrator, at_level, fit_calibrator
-from models.failure_rate import rate_at, recent_rate
-from models.training_set import Labels, Rows
+from models.calibration.fitting import Calibrator, at_level, fit_calibrator
+from models.rows.failure_rate import rate_at, recent_rate
+from models.rows.training_set import Labels, Rows
 from tests.models.fake_matrix import FakeMatrix
 
 

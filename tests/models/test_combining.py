@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from features.errors import InputError
-from models.combining import Stacker, combine
-from models.ranking import name_hashes, rank_within
+from models.ensembles.combining import Stacker, combine
+from models.rows.ranking import name_hashes, rank_within
 
 
 def some_scores(seed=0, times=5, units=12, members=3):

@@ -28,7 +28,7 @@ from models.explanation.members import (
     told_as,
     weights_in,
 )
-from models.odds import log_odds, logit
+from models.rows.odds import log_odds, logit
 from tests.models.small_models import COLUMNS, fitted_models, rows
 
 
@@ -145,7 +145,7 @@ def test_contributions_of_a_linear_model_add_up_to_its_decision(X):
 def test_contributions_of_a_network_add_up_to_its_distance_from_the_median_unit(X, activation):
     learner = fitted_models().learners["mlp"]
     if activation != "relu":
-        from models.learners import make_learner
+        from models.learners.factory import make_learner
 
         own = {"hidden_layer_sizes": [4, 3], "epochs": 3, "batch_size": 16, "activation": activation}
         learner = make_learner("mlp", seed=1, settings=own).fit(*rows())

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from models.bundle.store import load_bundle, save_bundle
+from models.calibration.horizons import HorizonLabels, HorizonMap, Link, add_risks, fit_horizons, horizon_column
 from models.config import ModelsSection, TrainingSection
-from models.horizons import HorizonLabels, HorizonMap, Link, add_risks, fit_horizons, horizon_column
-from models.trainer import Trainer
+from models.training.trainer import Trainer
 from tests.models.fake_matrix import FakeMatrix
 from tests.models.small_models import fitted_models
 

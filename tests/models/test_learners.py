@@ -7,11 +7,11 @@ from sklearn.metrics import average_precision_score
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from features.errors import InputError
-from models.cascade import CascadeEnsemble
 from models.config import LEARNERS
-from models.learners import default_settings, fit_learners, make_learner, refusals
-from models.odds import log_odds
-from models.prepared import PreparedClassifier, SignedLogScaler
+from models.ensembles.cascade import CascadeEnsemble
+from models.learners.factory import default_settings, fit_learners, make_learner, refusals
+from models.learners.prepared import PreparedClassifier, SignedLogScaler
+from models.rows.odds import log_odds
 
 
 def rare_signal(seed: int, n: int = 40_000) -> tuple[np.ndarray, np.ndarray]:

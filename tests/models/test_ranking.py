@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.ranking import group_sizes, mix, name_hashes, rank_within, seed_of, uniform
+from models.rows.ranking import group_sizes, mix, name_hashes, rank_within, seed_of, uniform
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=40))

@@ -9,7 +9,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import average_precision_score
 from threadpoolctl import threadpool_limits
 
-from models.learners import make_learner
+from models.learners.factory import make_learner
 
 RATE = 7e-4
 

@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models import row_batches
 from models.config import BASELINES
-from models.ranking import name_hashes
-from models.row_batches import batches, log_odds_of
+from models.rows import row_batches
+from models.rows.ranking import name_hashes
+from models.rows.row_batches import batches, log_odds_of
 from tests.models.small_models import fitted_models, rows
 
 ROWS = 90

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.row_reader import AllRows, NewestRows, row_reader
+from models.rows.row_reader import AllRows, NewestRows, row_reader
 
 COLUMNS = 5
 

@@ -18,8 +18,8 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from features.errors import InputError
 from models.bundle.serialization import read_learner, write_learner
 from models.explanation.contributions import contributions
-from models.learners import fit_learners, make_learner
-from models.odds import log_odds
+from models.learners.factory import fit_learners, make_learner
+from models.rows.odds import log_odds
 from models.sequence.classifier import SequenceClassifier
 from models.sequence.layout import SequenceLayout, SequenceScaler
 from models.sequence.windows import FirstColumns
@@ -206,7 +206,7 @@ def test_without_pytorch_everything_else_works_and_one_error_says_what_to_instal
 
         import pipeline.stages, models.bundle.store, models.sequence.windows
         from features.errors import InputError
-        from models.learners import make_learner
+        from models.learners.factory import make_learner
 
         assert make_learner("lightgbm", seed=1) is not None
         try:
@@ -229,7 +229,7 @@ def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
     )
     script = """
         from features.errors import InputError
-        from models.learners import make_learner
+        from models.learners.factory import make_learner
 
         try:
             make_learner("lstm", seed=1)
@@ -249,7 +249,7 @@ def test_a_pytorch_that_cannot_be_loaded_is_one_clear_error(tmp_path):
 
 def test_one_module_imports_pytorch():
     root = Path(__file__).parents[2]
-    rooms = ("telemetry", "features", "models", "policy", "pipeline", "simulator", "predrain")
+    rooms = ("telemetry", "features", "models", "evaluation", "policy", "pipeline", "simulator", "predrain")
     found = [
         path.relative_to(root).as_posix()
         for room in rooms

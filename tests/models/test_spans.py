@@ -7,8 +7,8 @@ import pytest
 
 from features.times import instant_ms
 from models.config import TrainingSection
-from models.spans import candidates, choose_span, fitting, usable_spans
-from models.training_set import Labels, Rows
+from models.rows.training_set import Labels, Rows
+from models.training.spans import candidates, choose_span, fitting, usable_spans
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
 REACH_MS = int((GAP + HORIZON).total_seconds() * 1000)

@@ -12,10 +12,10 @@ from sklearn.metrics import roc_auc_score
 
 from features.times import instant_ms
 from models.config import ALL_LEARNERS, SEQUENCE
-from models.learners import fit_learners, make_learner
-from models.odds import log_odds
+from models.learners.factory import fit_learners, make_learner
+from models.rows.odds import log_odds
+from models.rows.training_set import Labels, Rows, choose_rows, known_rows
 from models.sequence.layout import SequenceLayout
-from models.training_set import Labels, Rows, choose_rows, known_rows
 from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
 
 DAY_MS = 86_400_000

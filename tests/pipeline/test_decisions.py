@@ -7,12 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from models.calibration.horizons import HorizonMap, Link
 from models.config import ModelsSection, PromisesSection
-from models.horizons import HorizonMap, Link
 from pipeline import decisions as module
 from pipeline.decisions import bundle_decisions, decision_extras, with_horizons
 from pipeline.report.decisions import decisions as section
-from tests.models.test_promises import FleetMatrix, folds, predictions
+from tests.evaluation.test_promises import FleetMatrix, folds, predictions
 
 MAPS = tuple(HorizonMap(24.0, -5.0, (Link(6.0, -1.2, 0.1),)) for _ in range(4))
 

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
+from evaluation.backtest.run import run_backtest
+from evaluation.drift.frames import drift_frames
 from features.config import GROUPS
 from features.errors import InputError
 from features.vocabulary import FeatureColumn
-from models.backtest import run_backtest
 from models.bundle.store import load_bundle, save_bundle
 from models.config import BacktestSection, CascadeSection, ModelsSection, ParallelSection, TrainingSection
-from models.drift.frames import drift_frames
-from models.final import fit_final
-from models.fitted import FittedModels
+from models.training.final import fit_final
+from models.training.fitted import FittedModels
 from pipeline import health
 from pipeline.health import check_health
 from pipeline.report.drift import what_changed

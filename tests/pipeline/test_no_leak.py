@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from models.backtest import run_backtest
+from evaluation.backtest.run import run_backtest
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params
 from telemetry.store import Dataset, DatasetWriter

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from models.evaluation import evaluate
+from evaluation.metrics.evaluation import evaluate
 from pipeline.report import AlertEntry, ReportContext, Simulated, select_alerts, wording, write_report
 from pipeline.report.report import render_report
 from pipeline.report.tables import uncaught

@@ -7,7 +7,7 @@ import dataclasses
 import pandas as pd
 import pytest
 
-from models.evaluation import evaluate
+from evaluation.metrics.evaluation import evaluate
 from pipeline.report import comparisons, plots, summary
 from pipeline.report.comparisons import combiner_advice, combining, trend_sentence
 from tests.models.fleet_predictions import fleet

@@ -14,7 +14,7 @@ from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import CARD, load_bundle
 from models.config import TrainingSection
 from models.registry.store import version_of
-from models.trainer import Trainer
+from models.training.trainer import Trainer
 from pipeline.artefacts import load_evaluation
 from pipeline.matrix_stage import check_made_with, make_matrix
 from pipeline.params import Params

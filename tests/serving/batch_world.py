@@ -13,11 +13,11 @@ import pandas as pd
 from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix.matrix import FeatureMatrix
 from models.bundle.store import Bundle, save_bundle
-from models.calibration import Calibrator
-from models.combining import Stacker
-from models.fitted import FittedModels
-from models.horizons import HorizonMap, Link
-from models.learners import fit_learners, make_learner
+from models.calibration.fitting import Calibrator
+from models.calibration.horizons import HorizonMap, Link
+from models.ensembles.combining import Stacker
+from models.learners.factory import fit_learners, make_learner
+from models.training.fitted import FittedModels
 from serving.champion.model_source import ServedModel
 from telemetry.store import Dataset
 from tests.features.small_fleet import (

@@ -1,0 +1,94 @@
+"""Finished folds on disk, so that a backtest that was killed goes on where it stood."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from features.errors import InputError
+
+_KEY = b"predrain.fold"
+_LIBRARIES = ("numpy", "pandas", "pyarrow", "scipy", "scikit-learn", "lightgbm", "xgboost-cpu")
+_ROOMS = ("evaluation", "features", "models", "policy", "telemetry")
+
+
+def digest_of(**inputs: Any) -> str:
+    """Digest everything that a fold's predictions depend on.
+
+    Returns: 16 hexadecimal digits; differs when an input, a library's version or code of ours differs that shapes
+    predictions.
+    """
+    content = {"code": code_digest(), "libraries": {name: version(name) for name in _LIBRARIES}, "inputs": inputs}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@functools.cache
+def code_digest() -> str:
+    """Return the SHA-256 of the sources of this room and of those that it reads a matrix, labels and events by."""
+    total = hashlib.sha256()
+    root = Path(__file__).resolve().parents[2]
+    for path in sorted(path for room in _ROOMS for path in (root / room).rglob("*.py")):
+        total.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+    return total.hexdigest()
+
+
+class FoldStore:
+    """One Parquet file a finished fold, in a folder named by the digest of the inputs.
+
+    ``folder``: where checkpoints are kept; folds of other inputs beside ours are left alone.
+    ``digest``: from :func:`digest_of`.
+    """
+
+    def __init__(self, folder: Path, digest: str) -> None:
+        self._folder = folder / digest
+
+    def forget_others(self) -> None:
+        """Remove what stands beside ours: folds of other inputs, or of other code."""
+        for entry in self._folder.parent.iterdir() if self._folder.parent.is_dir() else ():
+            if entry != self._folder:
+                shutil.rmtree(entry, ignore_errors=True)
+
+    def load(self, fold: int) -> tuple[pa.Table, dict[str, Any]] | None:
+        """Give a finished fold's predictions and facts; None if it is not there or not readable."""
+        path = self._path(fold)
+        try:
+            table = pq.read_table(path)
+        except (FileNotFoundError, pa.ArrowInvalid):
+            return None
+        facts = (table.schema.metadata or {}).get(_KEY)
+        return None if facts is None else (table, json.loads(facts))
+
+    def save(self, fold: int, table: pa.Table, facts: Mapping[str, Any]) -> None:
+        """Write a finished fold: the whole file appears, or nothing.
+
+        Raises ``InputError`` if it cannot be written, as on a full disk; earlier folds stay.
+        """
+        path = self._path(fold)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+        stamped = table.replace_schema_metadata({_KEY: json.dumps(dict(facts), sort_keys=True).encode()})
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pq.write_table(stamped, temporary, compression="zstd")
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            do = "Free some space" if error.errno == errno.ENOSPC else "Make the folder writable"
+            raise InputError(
+                f"cannot write the finished fold {fold}: {error.strerror or error}",
+                str(path.parent),
+                f"{do} and run again; the folds before it are kept.",
+            ) from error
+
+    def _path(self, fold: int) -> Path:
+        return self._folder / f"fold-{fold:04d}.parquet"

@@ -1,0 +1,128 @@
+"""Watching for drift in a backtest: at each check, the rows since the last fit against those it was made on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from evaluation.backtest.frames import VARIANTS, Fold
+from evaluation.drift.check import Scores, examine
+from evaluation.drift.outcomes import AlertCounts, count_in_windows
+from evaluation.drift.verdict import Findings
+from features.times import duration_ms
+from models.rows.ranking import Ints
+from models.sequence.windows import WindowedMatrix, tabular_values
+from models.training.distribution import Distribution
+from models.training.final import summarise_scores
+from models.training.fitted import FittedModels
+from models.training.reference import LabelledRows, Reference, make_reference
+from models.training.schedule import instant_of
+from models.training.trainer import Trainer
+
+RECENT_SPAN = timedelta(days=14)
+"""Features are compared on the rows of this much time before a check, or since the last check where that is longer."""
+
+EARLIER_ALERTS = timedelta(days=56)
+"""Alerts are compared with those of this much time before the last fit, in windows as long as the time since it."""
+
+
+class DriftWatch:
+    """Checks the folds of a backtest for drift."""
+
+    def __init__(self, trainer: Trainer, refits_ms: Sequence[int], profile: str) -> None:
+        self._trainer = trainer
+        self._refits_ms = tuple(refits_ms)
+        self._profile = profile
+        self._read = tabular_values(trainer.matrix, trainer.values)
+        columns = tuple(trainer.matrix.columns)
+        matrix = trainer.matrix
+        self._columns_read = columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns
+        self._references: dict[int, Reference] = {}
+
+    def scored(self, models: FittedModels) -> dict[str, Any]:
+        """Summarise scores of the rows that models were fitted on, as JSON holds it; kept in the fold's facts."""
+        name, scores = summarise_scores(
+            models, self._profile, self._trainer.values, self._trainer.rows, seed=self._trainer.seed
+        )
+        return {"model": name, "scores": scores.to_json()}
+
+    def check(self, fold: int, before: Sequence[Fold], labelled: LabelledRows) -> Findings | None:
+        """Look at what changed since the last fit before a fold.
+
+        Returns: none where nothing has been fitted yet.
+        """
+        fits = [past.facts["fold"] for past in before if past.facts["scored"] is not None]
+        if not fits:
+            return None
+        fit = fits[-1]
+        now_ms, fit_ms = self._refits_ms[fold], self._refits_ms[fit]
+        width = max(duration_ms(RECENT_SPAN), now_ms - self._refits_ms[fold - 1])
+        reference = self._reference(fit, before[fit].facts)
+        numbers = {name: at for at, name in enumerate(self._trainer.names)}
+        since = before[fit:]
+        return examine(
+            reference,
+            labelled,
+            self._read,
+            self._trainer.matrix.rows["node"],
+            start_ms=max(fit_ms, now_ms - width),
+            end_ms=now_ms,
+            seed=self._trainer.seed,
+            scores=self._scores(since, numbers[reference.model]) if reference.model else None,
+            alerts=(
+                self._alerts(
+                    [past for past in before[:fit] if self._refits_ms[past.facts["fold"]] >= fit_ms - _EARLIER_MS],
+                    numbers[self._profile],
+                    labelled,
+                    length=len(since),
+                ),
+                self._alerts(since, numbers[self._profile], labelled, length=len(since)),
+            ),
+        )
+
+    def _reference(self, fit: int, facts: Mapping[str, Any]) -> Reference:
+        """Summarise the rows of a fold's fit; the same after a restart, since it depends on the matrix alone."""
+        if fit not in self._references:
+            labelled = LabelledRows.of(
+                self._trainer.rows, self._trainer.matrix.labels(instant_of(self._refits_ms[fit]))
+            )
+            said = facts["sliding"]
+            made = make_reference(
+                labelled,
+                self._read,
+                self._columns_read,
+                start_ms=said["train_start_ms"],
+                end_ms=said["train_end_ms"],
+                as_of_ms=self._refits_ms[fit],
+                seed=self._trainer.seed,
+            )
+            scored = facts["scored"]
+            self._references = {
+                fit: replace(made, model=scored["model"], scores=Distribution.from_json(scored["scores"]))
+            }
+        return self._references[fit]
+
+    def _scores(self, folds: Sequence[Fold], model: int) -> Scores:
+        rows = self._trainer.rows
+        parts = [self._columns(fold, model, ("row", "score")) for fold in folds]
+        at: Ints = np.concatenate([part["row"] for part in parts])
+        score = np.concatenate([part["score"] for part in parts]).astype(np.float64)
+        return Scores(rows.time[at], rows.tie[at], score)
+
+    def _alerts(self, folds: Sequence[Fold], model: int, labelled: LabelledRows, *, length: int) -> AlertCounts:
+        parts = [self._columns(fold, model, ("row", "alert")) for fold in folds]
+        alerted = [part["row"][part["alert"]] for part in parts]
+        return count_in_windows([(self._trainer.rows.tie[at], labelled.label[at]) for at in alerted], length)
+
+    @staticmethod
+    def _columns(fold: Fold, model: int, names: Sequence[str]) -> dict[str, np.ndarray]:
+        table = fold.table
+        mine = (table["model"].to_numpy() == model) & (table["variant"].to_numpy() == VARIANTS.index("sliding"))
+        return {name: table[name].to_numpy()[mine] for name in names}
+
+
+_EARLIER_MS = duration_ms(EARLIER_ALERTS)

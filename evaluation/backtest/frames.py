@@ -1,0 +1,158 @@
+"""What the folds of a backtest become: the frames of its result, and the list of what was left out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from evaluation.drift.verdict import Findings
+from features.times import instants
+from models.calibration.horizons import HorizonMap
+from models.explanation.alert_reasons import AlertReasons
+from models.rows.ranking import Ints
+from models.rows.training_set import Matrix, Rows
+from models.training.schedule import Schedule, format_days, format_instant
+from models.training.trainer import STAND_IN
+
+VARIANTS: tuple[str, ...] = ("sliding", "train_once")
+"""``sliding``: refitted for every fold; ``train_once``: fitted at the first refit that could be, never again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """Something a backtest left out or replaced, and why.
+
+    ``what``: ``span``: a candidate that never fits; ``fold``: a refit without both classes; ``calibration``: a refit
+    whose slice had too few incidents; ``negatives``: a refit whose memory had room for fewer than asked for.
+    ``fold``: the fold; None if it concerns all.
+    """
+
+    what: str
+    fold: int | None
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}" if self.fold is None else f"{self.what} (fold {self.fold}): {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class BacktestResult:
+    """What a backtest found.
+
+    ``predictions``: one row for each variant, model and grid row tested, in this order. Columns: ``decision_time``,
+    ``node``, ``gpu``, ``unit``, ``model``, ``variant`` (categories), ``score``, ``risk`` (float32), ``rank`` (int32),
+    ``alert`` (bool), ``label`` (Int8; null: censored or not yet known), ``failure_class``, ``incident``,
+    ``incident_start``, ``fold`` (int32). Baselines stand under ``sliding`` only: they learn nothing that training once
+    could lack.
+    ``folds``: one row for each variant and fold: ``fold``, ``variant``, ``refit_at`` (when the models used were
+    fitted), ``test_start``, ``test_end`` (first and last decision time scored), ``span``, ``train_start``,
+    ``train_end``, ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``, ``calibrated``, ``fitted`` (False:
+    stand-ins), ``refit_fold`` (the fold whose refit made the models).
+    ``k``: alert budget a decision time.
+    ``skipped``: what was left out or replaced.
+    ``models``: Models, in the order of reports.
+    ``drift``: for each fold what a check for drift just before it found, against the last fit; None while there was
+    none.
+    ``horizons``: for each fold the profile's risks at further horizons, see ``add_risks``; none
+    asked for: empty.
+    ``reasons``: why the profile alerted, for the riskiest alerts of each fold.
+    ``attributions``: what the profile's scores are made of, see ``attribution_frame``; None if
+    nothing was to be explained.
+    """
+
+    predictions: pd.DataFrame
+    folds: pd.DataFrame
+    k: int
+    skipped: tuple[Skipped, ...]
+    models: tuple[str, ...]
+    horizons: tuple[HorizonMap, ...] = ()
+    reasons: tuple[AlertReasons, ...] = ()
+    drift: tuple[Findings | None, ...] = ()
+    attributions: pd.DataFrame | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """A finished fold, as a checkpoint holds it.
+
+    ``table``: ``row`` (position in the matrix), ``variant`` and ``model`` (numbers), ``score``, ``risk``, ``rank``,
+    ``alert``.
+    ``facts``: what else is known of the fold, as JSON holds it.
+    """
+
+    table: pa.Table
+    facts: dict[str, Any]
+
+
+def skipped_of(folds: list[Fold], schedule: Schedule) -> tuple[Skipped, ...]:
+    """List what a backtest left out or replaced, in the order of :class:`Skipped`'s kinds and folds."""
+    out = [
+        Skipped("span", None, f"{format_days(span)} is longer than the history at every refit")
+        for span in schedule.never_fit
+    ]
+    for fold in folds:
+        facts = fold.facts
+        if facts["unfit"] is not None:
+            used = facts["sliding"]
+            instead = f"the models of {format_instant(used['refit_ms'])}" if used["fitted"] else f"{STAND_IN} alone"
+            out.append(Skipped("fold", facts["fold"], f"{facts['unfit']}; scored by {instead}"))
+        elif not facts["sliding"]["calibrated"]:
+            why = "too few incidents for a calibration slice; risks are the scores corrected for sampling"
+            out.append(Skipped("calibration", facts["fold"], why))
+        if facts["unfit"] is None and facts["sliding"]["thinned_to"] is not None:
+            why = f"training.memory left room for {facts['sliding']['thinned_to']} for each positive"
+            out.append(Skipped("negatives", facts["fold"], why))
+    return tuple(out)
+
+
+def fold_frame(folds: list[Fold], schedule: Schedule, rows: Rows) -> pd.DataFrame:
+    """Give :attr:`BacktestResult.folds`."""
+    records = []
+    for variant in VARIANTS:
+        for fold in folds:
+            times = rows.time[schedule.fold_rows(rows, fold.facts["fold"])]
+            ends = {"test_start_ms": int(times.min()), "test_end_ms": int(times.max())}
+            sliding = variant == "sliding"
+            told = {"refit_fold": fold.facts["refit_fold" if sliding else "once_fold"]}
+            records.append({"fold": fold.facts["fold"], "variant": variant} | ends | fold.facts[variant] | told)
+    frame = pd.DataFrame.from_records(records)
+    for name in ("refit", "test_start", "test_end", "train_start", "train_end"):
+        at = instants(frame.pop(f"{name}_ms").to_numpy(dtype=np.int64))
+        frame["refit_at" if name == "refit" else name] = at
+    frame["span"] = pd.to_timedelta(frame.pop("span_ms"), unit="ms")
+    order = [
+        "fold", "variant", "refit_at", "test_start", "test_end", "span", "train_start", "train_end",
+        "n_positive", "n_negative", "n_augmented", "n_incidents", "calibrated", "fitted",
+        "refit_fold",
+    ]  # fmt: skip
+    return frame[order]
+
+
+def predictions_of(matrix: Matrix, folds: list[Fold], names: tuple[str, ...]) -> pd.DataFrame:
+    """Give :attr:`BacktestResult.predictions` of the folds, models numbered as ``names`` lists them."""
+    tables = [fold.table for fold in folds]
+    order = np.lexsort([np.concatenate([t[name].to_numpy() for t in tables]) for name in ("row", "model", "variant")])
+    sizes = [len(table) for table in tables]
+
+    # one column at a time: of a large fleet the whole would stand in memory several times over
+    def column(name: str) -> np.ndarray:
+        return np.concatenate([table[name].to_numpy() for table in tables])[order]
+
+    row: Ints = column("row")
+    labels = matrix.labels(None)
+    out: dict[str, Any] = {"decision_time": matrix.rows["decision_time"].array[row]}
+    for name in ("node", "gpu", "unit"):
+        out[name] = pd.Categorical(matrix.rows[name])[row]
+    out["model"] = pd.Categorical.from_codes(column("model"), categories=list(names))
+    out["variant"] = pd.Categorical.from_codes(column("variant"), categories=list(VARIANTS))
+    out |= {name: column(name) for name in ("score", "risk", "rank", "alert")}
+    out["label"] = labels["label"].array[row]
+    out["failure_class"] = pd.Categorical(labels["failure_class"])[row]
+    out["incident"] = labels["incident"].array[row]
+    out["incident_start"] = labels["incident_start"].array[row]
+    out["fold"] = np.repeat(np.array([fold.facts["fold"] for fold in folds], dtype=np.int32), sizes)[order]
+    return pd.DataFrame(out, copy=False)

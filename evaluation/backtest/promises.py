@@ -1,0 +1,270 @@
+"""Promises walked forward: at each refit a precision is promised from earlier outcomes, then kept or broken.
+
+What is promised is the precision of drains: a GPU's first alert begins a drain, its alerts within the horizon after
+that belong to it, and the drain is right if an incident follows the first alert within the horizon.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from features.times import milliseconds
+from models.config import PromisesSection
+from models.rows.as_of_rows import LabelsAt, labels_of_rows
+from models.rows.ranking import Bools, Floats, Ints
+from models.rows.training_set import Labels, Matrix
+from models.training.fitted import ORDERS_ONLY
+from policy.cost_benefit import Costs, for_costs, no_threshold
+from policy.thresholds import Decision, Evidence, drains_begun, for_budget, for_precisions, no_promise
+
+FOLD_COLUMNS: tuple[str, ...] = (
+    "model", "target", "fold", "refit_at", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits",
+    "earlier_units", "drains", "known_drains", "hits", "incidents", "caught", "why",
+)  # fmt: skip
+"""Columns of :attr:`Promises.folds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promises:
+    """What was promised, and what became of it.
+
+    ``folds``: one row for each model, target and fold (:data:`FOLD_COLUMNS`): whether a promise was made at
+    ``refit_at``, at which ``threshold`` of risk, its ``lower`` bound and the ``earlier_drains`` (with ``earlier_hits``,
+    on ``earlier_units`` units) behind it, the highest precision that could be promised (``best``; NaN: none), and in
+    the fold itself: ``drains``, those of known outcome, ``hits``, ``incidents`` and those ``caught``, which a right
+    drain came before.
+    ``pooled``: one row for each model and target: ``folds``, ``promised`` (folds with a promise), ``drains``,
+    ``known_drains``, ``hits``, ``precision``, ``kept`` (the precision reached the target; null where no promise brought
+    a drain), ``recall`` of incidents over the whole test period, and ``recall_promised`` over the folds with a promise;
+    ``best`` at the last refit.
+    ``current``: for each model the decisions that all outcomes known at the end would give: one for each target, then
+    the budget's.
+    ``until``: the end that ``current`` looks back from (aware UTC).
+    """
+
+    folds: pd.DataFrame
+    pooled: pd.DataFrame
+    current: dict[str, list[Decision]]
+    until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class _Replayed:
+    """One model's predictions as arrays; rows stand alike for all models."""
+
+    risk: Floats
+    time: Ints
+    unit: Ints
+    fold: Ints
+
+    def evidence(self, labels: Labels, chosen: Bools, repeat_ms: int) -> Evidence:
+        return Evidence(
+            self.risk[chosen],
+            labels.label[chosen] == 1,
+            self.unit[chosen],
+            self.time[chosen],
+            np.where(labels.label[chosen] == 1, labels.incident[chosen], -1),
+            repeat_ms,
+        )
+
+
+def walk_promises(
+    predictions: pd.DataFrame, folds: pd.DataFrame, matrix: Matrix, section: PromisesSection, *, k: int
+) -> Promises:
+    """Set promises at every refit on the outcomes of the folds before it, and see which were kept.
+
+    ``predictions``: as :func:`evaluation.backtest.run.run_backtest` returns it; its ``sliding`` variant is used.
+    ``matrix``: tells which labels were known when.
+    Returns: at a fold's refit only labels count that were complete and known by then. Thresholds are set on the
+    calibrated risk: it is what the scores of different refits have in common. Models of
+    ``ORDERS_ONLY`` promise nothing, and have no threshold of least cost: their riskiest unit has the
+    same risk on a bad day as on a quiet one. A budget of alerts is what they can hold.
+    """
+    sliding = predictions[(predictions["variant"] == "sliding").to_numpy()]
+    names = list(dict.fromkeys(sliding["model"].astype("str")))
+    codes = sliding["model"].astype("str").to_numpy()
+    one = sliding[codes == names[0]]
+    unit = pd.factorize(one["unit"].astype("str"), sort=True)[0].astype(np.int64)
+    time, fold = milliseconds(one["decision_time"]), one["fold"].to_numpy(dtype=np.int64)
+    models = {
+        name: _Replayed(sliding["risk"].to_numpy(dtype=np.float64)[codes == name], time, unit, fold) for name in names
+    }
+    own = labels_of_rows(matrix, one)
+    read = _of_drains(own, matrix, one, section)
+    final = read(None)
+    repeat_ms = int((final.complete - time).max())
+    order = folds[folds["variant"] == "sliding"].sort_values("fold")
+    tested = [(int(each.fold), _refit_of(each, time, fold)) for each in order.itertuples()]
+    decided: dict[tuple[str, float], list[Decision]] = {}
+    for number, refit_at in tested:
+        labels = read(refit_at)
+        earlier = (fold < number) & _known(labels, refit_at)
+        for name, model in models.items():
+            for decision in _promised(name, model.evidence(labels, earlier, repeat_ms), section):
+                decided.setdefault((name, decision.asked), []).append(decision)
+    numbers = [number for number, _ in tested]
+    became = {
+        (name, target): _outcomes(dict(zip(numbers, made, strict=True)), models[name], final, repeat_ms)
+        for (name, target), made in decided.items()
+    }
+    records = [
+        {"model": name, "target": target, "fold": number, "refit_at": refit_at}
+        | _told(decided[name, target][at])
+        | became[name, target][at]
+        for at, (number, refit_at) in enumerate(tested)
+        for name, target in decided
+    ]
+    by_fold = pd.DataFrame.from_records(records, columns=FOLD_COLUMNS)
+    pooled = _pool(pd.DataFrame.from_records(records))
+    until = max(pd.Timestamp(matrix.span[1]), pd.Timestamp(tested[-1][1])).to_pydatetime()
+    labels = read(until)
+    known = _known(labels, until)
+    current: dict[str, list[Decision]] = {}
+    for name, model in models.items():
+        everything = model.evidence(labels, known, repeat_ms)
+        current[name] = [
+            *_promised(name, everything, section),
+            for_budget(everything, k, section.confidence),
+            *_by_costs(name, model, section, own, until),
+        ]
+    return Promises(by_fold, pooled, current, until)
+
+
+def decisions_frame(promises: Promises) -> pd.DataFrame:
+    """Give :attr:`Promises.current` as a frame: one row for each model and decision, the bound's parts as columns."""
+    rows = []
+    for model, decisions in promises.current.items():
+        for decision in decisions:
+            told = asdict(decision)
+            bound = told.pop("bound")
+            rows.append({"model": model, "until": promises.until} | told | {f"bound_{k}": v for k, v in bound.items()})
+    frame = pd.DataFrame.from_records(rows)
+    numbers = ["threshold", "best", "best_threshold", "saving", "saving_lower"]
+    return frame.astype(dict.fromkeys(numbers, "float64"))
+
+
+def _of_drains(own: LabelsAt, matrix: Matrix, one: pd.DataFrame, section: PromisesSection) -> LabelsAt:
+    """Give the labels that drains are judged by: those of the longer of ``section.horizon`` and the labels' own."""
+    if section.horizon is None:
+        return own
+    other = labels_of_rows(matrix, one, section.horizon)
+    return max(own, other, key=lambda read: int(read(None).complete[0]))
+
+
+def _orders_only(model: str) -> str:
+    """Say why a model has no threshold that means the same at every decision time; empty where it has."""
+    if model not in ORDERS_ONLY:
+        return ""
+    return f"{model} only orders the units of a decision time: no threshold of its risk means the same at another"
+
+
+def _promised(name: str, evidence: Evidence, section: PromisesSection) -> list[Decision]:
+    if why := _orders_only(name):
+        return [no_promise(target, section.confidence, why, evidence) for target in section.targets]
+    return for_precisions(evidence, section.targets, section.confidence)
+
+
+def _by_costs(name: str, model: _Replayed, section: PromisesSection, read: LabelsAt, until: datetime) -> list[Decision]:
+    """Set the threshold of least cost: by the labels' own horizon, because it is a threshold of its risk."""
+    if section.costs is None:
+        return []
+    labels = read(until)
+    reach = int((labels.complete - model.time).max())
+    known = _known(labels, until)
+    costs = Costs(**section.costs.model_dump())
+    if why := _orders_only(name):
+        return [no_threshold(costs, section.confidence, why)]
+    return [for_costs(model.evidence(labels, known, reach), costs, section.confidence, repeat_ms=reach)]
+
+
+def _known(labels: Labels, at: datetime) -> Bools:
+    return (labels.label >= 0) & (labels.complete <= pd.Timestamp(at).value // 1_000_000)
+
+
+def _refit_of(row: Any, time: Ints, fold: Ints) -> datetime:
+    # A fold without a fit of its own uses older models, but its promise looks back from its own beginning.
+    start = int(time[fold == int(row.fold)].min())
+    return pd.Timestamp(start, unit="ms", tz="UTC").to_pydatetime()
+
+
+def _told(decision: Decision) -> dict[str, Any]:
+    return {
+        "promised": decision.promised,
+        "threshold": math.nan if decision.threshold is None else decision.threshold,
+        "lower": decision.bound.lower,
+        "best": math.nan if decision.best is None else decision.best,
+        "earlier_drains": decision.bound.alerts,
+        "earlier_hits": decision.bound.hits,
+        "earlier_units": decision.bound.clusters,
+        "why": decision.why,
+    }
+
+
+def _outcomes(decisions: dict[int, Decision], model: _Replayed, final: Labels, repeat_ms: int) -> list[dict[str, Any]]:
+    """Tell what became of the promises of one target, fold by fold; a drain belongs to the fold that it begins in."""
+    asked = np.full(len(model.risk), np.inf)
+    for fold, decision in decisions.items():
+        if decision.threshold is not None:
+            asked[model.fold == fold] = decision.threshold
+    alerts = np.flatnonzero(model.risk >= asked)
+    alerts = alerts[np.lexsort((model.time[alerts], model.unit[alerts]))]
+    # over all folds at once: a unit that stays alerted over a refit is drained already
+    begun = alerts[drains_begun(model.unit[alerts], model.time[alerts], repeat_ms)]
+    out = []
+    for fold in decisions:
+        drains = begun[model.fold[begun] == fold]
+        hits = drains[final.label[drains] == 1]
+        there = np.unique(final.incident[(model.fold == fold) & (final.label == 1)])
+        caught = np.unique(final.incident[hits])
+        out.append(
+            {
+                "drains": len(drains),
+                "known_drains": int((final.label[drains] >= 0).sum()),
+                "hits": len(hits),
+                "incidents": len(there),
+                "caught": len(caught),
+                # An incident may begin in one fold's horizon and be alerted in two.
+                "there": set(there.tolist()),
+                "those": set(caught.tolist()),
+            }
+        )
+    return out
+
+
+def _pool(folds: pd.DataFrame) -> pd.DataFrame:
+    records = []
+    for (model, target), part in folds.groupby(["model", "target"], sort=False):
+        made = part[part["promised"].to_numpy(dtype=bool)]
+        known, hits = int(made["known_drains"].sum()), int(made["hits"].sum())
+        precision = hits / known if known else math.nan
+        there, within, caught = (set[int]().union(*each) for each in (part["there"], made["there"], made["those"]))
+        records.append(
+            {
+                "model": model,
+                "target": target,
+                "folds": len(part),
+                "promised": len(made),
+                "drains": int(made["drains"].sum()),
+                "known_drains": known,
+                "hits": hits,
+                "precision": precision,
+                "kept": precision >= target if known else None,
+                "incidents": len(there),
+                "caught": len(caught),
+                "recall": _share(len(caught), len(there)),
+                "recall_promised": _share(len(caught), len(within)),
+                "best": float(part["best"].iloc[-1]),
+            }
+        )
+    frame = pd.DataFrame.from_records(records)
+    return frame.assign(kept=frame["kept"].astype("boolean"))
+
+
+def _share(part: float, whole: float) -> float:
+    return float(part) / float(whole) if whole else math.nan

@@ -1,0 +1,333 @@
+"""The gate: what a challenger must show, on decisions that neither side was trained on, to become the champion.
+
+Pure: from two sets of predictions of the same rows to a verdict of one row a criterion. A criterion is *passed*,
+*failed*, or *undecided* where the numbers are too small to tell. The challenger is promoted if nothing failed and
+precision, the one criterion that must be shown, is not undecided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+from scipy.stats import binom
+
+from evaluation.metrics.bootstrap import interval, resample_units
+from evaluation.metrics.lead_time import incident_table
+from evaluation.metrics.metrics import Floats, ratio
+from evaluation.metrics.scored import Scored
+from models.config import PromotionSection
+
+Outcome = Literal["passed", "failed", "undecided"]
+
+LEVEL = 0.95
+"""Coverage of the intervals and, of one minus it, the chance that an exact test may err with."""
+
+LATENCY_ROWS = 10_000
+"""Rows that the scoring time is given for."""
+
+_MEGABYTE = 1e6
+_BASE_RATE = "constant base rate"
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """One side of the comparison.
+
+    ``name``: in words, such as ``version 3`` or ``history_count``.
+    ``scored``: its predictions. All sides must hold the same rows and alert the K riskiest of each decision time.
+    ``size_bytes``: size of its bundle; None for a baseline.
+    ``seconds``: time to score :data:`LATENCY_ROWS` rows; None for a baseline.
+    """
+
+    name: str
+    scored: Scored
+    size_bytes: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Criterion:
+    """One row of the verdict.
+
+    ``against``: name of the other side; empty for an absolute limit.
+    ``champion``, ``challenger``: the two values; None where there is none.
+    ``limit``: what was asked for, in words.
+    ``outcome``: ``passed``, ``failed`` or ``undecided``.
+    ``why``: the finding in words, with its numbers.
+    """
+
+    name: str
+    against: str
+    champion: float | None
+    challenger: float | None
+    limit: str
+    outcome: Outcome
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the gate says.
+
+    ``challenger``, ``champion``: names of the sides; the champion's is that of the baselines where there is no
+    champion.
+    ``criteria``: one row each.
+    ``rows``, ``positives``, ``units``, ``times``, ``incidents``, ``k``: labelled rows and positives compared on, their
+    units and decision times, incidents, and the alert budget.
+    ``first_time``, ``last_time``: first and last decision time (UTC).
+    """
+
+    challenger: str
+    champion: str
+    criteria: tuple[Criterion, ...]
+    rows: int
+    positives: int
+    units: int
+    times: int
+    incidents: int
+    k: int
+    first_time: datetime
+    last_time: datetime
+
+    @property
+    def passed(self) -> bool:
+        """Whether the challenger may be promoted."""
+        return not self.reasons
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it may not: what failed, and precision where it is undecided."""
+        return tuple(
+            f"{each.name}: {each.why}"
+            for each in self.criteria
+            if each.outcome == "failed" or (each.outcome == "undecided" and each.name.startswith("precision"))
+        )
+
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """Names of the criteria that could not be told."""
+        return tuple(each.name for each in self.criteria if each.outcome == "undecided")
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the verdict as a JSON object."""
+        content = asdict(self) | {"first_time": self.first_time.isoformat(), "last_time": self.last_time.isoformat()}
+        return content | {
+            "criteria": [asdict(each) for each in self.criteria],
+            "passed": self.passed,
+            "reasons": list(self.reasons),
+        }
+
+
+def judge(
+    challenger: Contender, others: Sequence[Contender], section: PromotionSection, *, seed: int, champion: bool
+) -> Verdict:
+    """Compare a challenger with the champion, or with baselines where there is none yet.
+
+    ``others``: the champion alone, or the baselines, the best of which its recall is compared with.
+    ``seed``: seed of the resampling of units, which all sides share.
+    ``champion``: whether ``others`` is the champion.
+    Returns: one row a criterion.
+    Raises ``ValueError`` if the sides do not hold the same rows, or there is nobody to compare with.
+    """
+    scored = challenger.scored
+    if not others:
+        raise ValueError("nobody to compare with")
+    for other in others:
+        if not (np.array_equal(scored.time, other.scored.time) and np.array_equal(scored.unit, other.scored.unit)):
+            raise ValueError(f"{challenger.name} and {other.name} were not scored on the same rows")
+    weights = np.concatenate([np.ones((1, scored.n_units)), resample_units(scored.n_units, section.bootstrap, seed)])
+    incidents = incident_table(scored)
+    criteria = [_precision(challenger, other, section, weights, len(incidents)) for other in others]
+    reference = others[0] if champion else _best(others, weights)
+    criteria.append(_risk_ratio(challenger, others[0] if champion else None, section, weights))
+    criteria.append(_brier(challenger, others[0] if champion else None, section, weights))
+    criteria += _recalls(reference, incidents, section)
+    criteria += _costs(challenger, others[0] if champion else None, section)
+    times = scored.shared.times_ms[np.unique(scored.time[scored.known])]
+    return Verdict(
+        challenger=challenger.name,
+        champion=", ".join(other.name for other in others),
+        criteria=tuple(criteria),
+        rows=int(scored.known.sum()),
+        positives=int(scored.positive.sum()),
+        units=len(np.unique(scored.unit[scored.known])),
+        times=len(times),
+        incidents=len(incidents),
+        k=scored.shared.k,
+        first_time=_instant(times[0]),
+        last_time=_instant(times[-1]),
+    )
+
+
+def _precision(
+    challenger: Contender, other: Contender, section: PromotionSection, weights: Floats, incidents: int
+) -> Criterion:
+    mine, theirs = (_precisions(each.scored, weights) for each in (challenger, other))
+    difference = mine - theirs
+    bounds = interval(difference[1:], LEVEL)
+    margin = min(section.precision_margin, section.margin_share * float(np.nan_to_num(theirs[0])))
+    limit = f"lower bound of the difference no lower than {_points(-margin)}, upper bound not below 0"
+    hits = int((challenger.scored.alert & challenger.scored.positive).sum())
+    spread = f"{_points(difference[0])} [{_points(bounds.low)}, {_points(bounds.high)}] at 95 %"
+    outcome: Outcome
+    if incidents < section.min_incidents:
+        outcome, why = "undecided", f"{incidents} incidents, {section.min_incidents} are needed to tell"
+    elif not np.isfinite(bounds.low):
+        outcome, why = "undecided", "too few labelled alerts for an interval"
+    elif hits == 0:
+        outcome, why = "failed", f"not one of the challenger's alerts came before any of {incidents} incidents"
+    elif bounds.high < 0:
+        outcome, why = "failed", f"worse: {spread}"
+    elif bounds.low >= -margin:
+        outcome, why = "passed", spread
+    else:
+        outcome, why = "failed", f"not shown to be no worse: {spread}"
+    return Criterion(
+        "precision at K", other.name, _number(theirs[0]), _number(mine[0]), limit, outcome, f"{why}, {hits} hits"
+    )
+
+
+def _risk_ratio(
+    challenger: Contender, champion: Contender | None, section: PromotionSection, weights: Floats
+) -> Criterion:
+    mine = _ratios(challenger.scored, weights)
+    low, high = section.risk_ratio
+    bounds = interval(mine[1:], LEVEL)
+    value, spread = mine[0], f"{mine[0]:.2f} [{bounds.low:.2f}, {bounds.high:.2f}]"
+    outcome: Outcome
+    if not np.isfinite(value):
+        outcome, why = "undecided", "no incident: there is no rate to compare the risk with"
+    elif low <= value <= high:
+        outcome, why = "passed", spread
+    elif bounds.high < low or bounds.low > high:
+        outcome, why = "failed", f"risks are {'too low' if value < low else 'too high'}: {spread}"
+    else:
+        outcome, why = "undecided", f"outside the limits, but chance could explain it: {spread}"
+    theirs = None if champion is None else _number(_ratios(champion.scored, weights[:1])[0])
+    return Criterion(
+        "mean risk over base rate", "", theirs, _number(value), f"between {low:g} and {high:g}", outcome, why
+    )
+
+
+def _brier(challenger: Contender, champion: Contender | None, section: PromotionSection, weights: Floats) -> Criterion:
+    mine = _skills(challenger.scored, weights)
+    theirs = np.zeros(len(mine)) if champion is None else _skills(champion.scored, weights)
+    difference = mine - theirs
+    bounds = interval(difference[1:], LEVEL)
+    spread = f"{difference[0]:+.3f} [{bounds.low:+.3f}, {bounds.high:+.3f}]"
+    outcome: Outcome
+    if not np.isfinite(difference[0]):
+        outcome, why = "undecided", "no incident: skill is undefined"
+    elif difference[0] >= -section.brier_margin:
+        outcome, why = "passed", spread
+    elif bounds.high < 0:
+        outcome, why = "failed", f"worse: {spread}"
+    else:
+        outcome, why = "undecided", f"worse, but chance could explain it: {spread}"
+    name = _BASE_RATE if champion is None else champion.name
+    limit = f"no lower than the other's by more than {section.brier_margin:g}"
+    return Criterion("Brier skill", name, _number(theirs[0]), _number(mine[0]), limit, outcome, why)
+
+
+def _recalls(other: Contender, incidents: pd.DataFrame, section: PromotionSection) -> list[Criterion]:
+    mine = incidents.set_index("incident")
+    caught = incident_table(other.scored).set_index("incident")["caught"]
+    mine = mine.assign(other=caught.reindex(mine.index).to_numpy(dtype=bool))
+    rows = [_recall("recall of incidents", other, mine, section)]
+    rows += [
+        _recall(f"recall of {name}", other, part, section)
+        for name, part in mine.groupby("failure_class", sort=True, observed=True)
+    ]
+    return rows
+
+
+def _recall(name: str, other: Contender, incidents: pd.DataFrame, section: PromotionSection) -> Criterion:
+    here, there = incidents["caught"].to_numpy(dtype=bool), incidents["other"].to_numpy(dtype=bool)
+    n, gained, lost = len(here), int((here & ~there).sum()), int((there & ~here).sum())
+    margin = min(section.recall_margin, section.margin_share * float(there.mean())) if n else section.recall_margin
+    limit = f"no lower than the other's by more than {_points(margin)}"
+    said = f"{int(here.sum())} against {int(there.sum())} of {n}"
+    values = (_number(there.mean()), _number(here.mean())) if n else (None, None)
+    # exact McNemar: of the incidents that one side alone caught, how few would the challenger have by chance?
+    chance = float(binom.cdf(gained, gained + lost, 0.5))
+    outcome: Outcome
+    if n < section.min_incidents:
+        outcome, why = "undecided", f"{said}: fewer than {section.min_incidents} incidents"
+    elif (lost - gained) / n <= margin:
+        outcome, why = "passed", said
+    elif chance < 1 - LEVEL:
+        outcome, why = "failed", f"{said}: {lost} lost, {gained} gained (exact p {chance:.3f})"
+    else:
+        outcome, why = "undecided", f"{said}: {lost} lost, {gained} gained, which chance could explain"
+    return Criterion(name, other.name, *values, limit, outcome, why)
+
+
+def _costs(challenger: Contender, champion: Contender | None, section: PromotionSection) -> list[Criterion]:
+    size = None if challenger.size_bytes is None else challenger.size_bytes / _MEGABYTE
+    other_size = None if champion is None or champion.size_bytes is None else champion.size_bytes / _MEGABYTE
+    other_seconds = None if champion is None else champion.seconds
+    name = "" if champion is None else champion.name
+    return [
+        _cost("bundle size (MB)", name, other_size, size, section.size_factor, section.size_limit_mb),
+        _cost(
+            "seconds for 10,000 rows",
+            name,
+            other_seconds,
+            challenger.seconds,
+            section.latency_factor,
+            section.latency_limit_seconds,
+        ),
+    ]
+
+
+def _cost(name: str, against: str, other: float | None, mine: float | None, factor: float, most: float) -> Criterion:
+    limit = f"at most {most:g}" if other is None else f"at most {factor:g} times the other's, and {most:g}"
+    if mine is None:
+        return Criterion(name, against, other, mine, limit, "undecided", "not measured")
+    allowed = most if other is None else min(most, factor * other)
+    outcome: Outcome = "passed" if mine <= allowed else "failed"
+    return Criterion(name, against, other, mine, limit, outcome, f"{mine:.3g}, {allowed:.3g} is allowed")
+
+
+def _best(others: Sequence[Contender], weights: Floats) -> Contender:
+    reached = [np.nan_to_num(_precisions(other.scored, weights[:1])[0], nan=-1.0) for other in others]
+    return others[int(np.argmax(reached))]
+
+
+def _precisions(scored: Scored, weights: Floats) -> Floats:
+    hits = weights @ scored.per_unit(scored.alert & scored.positive)
+    return ratio(hits, weights @ scored.per_unit(scored.alert & scored.known))
+
+
+def _ratios(scored: Scored, weights: Floats) -> Floats:
+    known = scored.known
+    risk = np.bincount(scored.unit[known], scored.risk[known], minlength=scored.n_units)
+    return ratio(weights @ risk, weights @ scored.per_unit(scored.positive))
+
+
+def _skills(scored: Scored, weights: Floats) -> Floats:
+    known = scored.known
+    squared = (scored.risk[known] - scored.positive[known]) ** 2
+    error = weights @ np.bincount(scored.unit[known], squared, minlength=scored.n_units)
+    rows, positives = weights @ scored.per_unit(known), weights @ scored.per_unit(scored.positive)
+    rate = ratio(positives, rows)
+    return 1 - ratio(ratio(error, rows), rate * (1 - rate))
+
+
+def _points(share: float) -> str:
+    if not np.isfinite(share):
+        return "undefined"
+    return f"{100 * share:+.1f} points".replace("-0.0 ", "0.0 ").replace("+0.0 ", "0.0 ")
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def _instant(milliseconds: Any) -> datetime:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, tz=UTC)

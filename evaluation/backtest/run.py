@@ -1,0 +1,118 @@
+"""The backtest: every refit in its order, or several at a time, and what they became as one result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from evaluation.backtest.checkpoint import FoldStore, digest_of
+from evaluation.backtest.frames import BacktestResult, Fold, fold_frame, predictions_of, skipped_of
+from evaluation.backtest.parallel_refits import BacktestOrder, refits_ahead
+from evaluation.backtest.sliding import NOTHING_AHEAD, begin_backtest
+from evaluation.drift.verdict import Findings
+from features.engine import Engine
+from features.errors import InputError
+from models.calibration.horizons import horizon_maps
+from models.config import BacktestSection, ModelsSection, TrainingSection
+from models.explanation.alert_reasons import alert_reasons
+from models.explanation.importance import attribution_frame
+from models.rows.training_set import Matrix
+from models.training.schedule import (
+    Schedule,
+    candidates_told,
+    format_instant,
+)
+from models.training.spans import EXPANDING
+
+Progress = Callable[[int, int, str], None]
+"""Called with the number of folds done, the number of all folds, and what is being done."""
+
+
+def run_backtest(
+    matrix: Matrix,
+    *,
+    training: TrainingSection,
+    models: ModelsSection,
+    backtest: BacktestSection,
+    seed: int,
+    progress: Progress | None = None,
+    checkpoint: Path | None = None,
+    explain: int = 0,
+    engine: Engine | None = None,
+) -> BacktestResult:
+    """Replay the test period: at every refit, fit all models on the past, and score until the next refit.
+
+    A refit at R uses rows whose labels are complete by R (decision time + gap + horizon) and known at R, from the span
+    that ends gap + horizon before R; the decisions it scores begin at R.
+
+    ``progress``: see :data:`Progress`.
+    ``checkpoint``: folder for finished folds. A later run with the same inputs and code takes them from there; what
+    changes the evaluation alone is no input. What others left there goes when all folds are done.
+    ``explain``: alerts of ``models.profile`` to explain in each fold, the riskiest first; 0: explain nothing.
+    ``engine``: who does the refits, several at a time; default: this process, one after the other. The result is the
+    same, bit for bit. The matrix is read from its folder then, by everyone.
+    Returns: the same, bit for bit, for the same inputs, whether resumed or not.
+    Raises ``InputError`` if no span fits, the test period is empty or begins too early, a name is unknown, or no refit
+    at all has both classes. A single refit that lacks one falls back to the models fitted last (to ``history_count``
+    before any) and is listed in ``skipped``.
+    """
+    begun = begin_backtest(matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain)
+    schedule, sliding, names, rows = begun.schedule, begun.sliding, begun.names, begun.rows
+    store = None
+    if checkpoint is not None:
+        content = {
+            "training": training.model_dump(mode="json"),
+            "models": models.model_dump(mode="json", exclude={"promises"}),
+            "backtest": backtest.model_dump(mode="json", exclude={"bootstrap"}),
+        }
+        digest = digest_of(matrix=begun.matrix.digest, seed=seed, explain=explain, **content)
+        store = FoldStore(checkpoint, digest)
+
+    total = len(schedule.refits_ms)
+    ahead = NOTHING_AHEAD
+    if engine is not None:
+        order = BacktestOrder.of(
+            matrix, training=training, models=models, backtest=backtest, seed=seed, explain=explain
+        )
+        apart = None if checkpoint is None else FoldStore(checkpoint.resolve(), f"{digest}-refits")
+        ahead = refits_ahead(engine, order, begun, finished=store, kept=apart, progress=progress)
+    folds: list[Fold] = []
+    for fold, refit_ms in enumerate(schedule.refits_ms):
+        found = None if store is None else store.load(fold)
+        if progress is not None and found is None:
+            progress(fold if engine is None else total, total, f"refit {format_instant(refit_ms)}")
+        done = Fold(*found) if found is not None else sliding.run(fold, folds, ahead)
+        if store is not None and found is None:
+            store.save(fold, done.table, done.facts)
+        folds.append(done)
+    if progress is not None:
+        progress(total, total, "done")
+    if store is not None:
+        store.forget_others()
+    _refuse_if_none_fitted(folds, schedule, training)
+    return BacktestResult(
+        predictions=predictions_of(begun.matrix, folds, names),
+        folds=fold_frame(folds, schedule, rows),
+        k=begun.k,
+        horizons=horizon_maps([fold.facts["horizons"] for fold in folds]),
+        skipped=skipped_of(folds, schedule),
+        models=names,
+        drift=tuple(None if f.facts["drift"] is None else Findings.from_json(f.facts["drift"]) for f in folds),
+        reasons=alert_reasons(begun.matrix, [told for fold in folds for told in fold.facts["reasons"]]),
+        attributions=attribution_frame(begun.matrix, models.profile, [fold.facts["attributions"] for fold in folds])
+        if explain
+        else None,
+    )
+
+
+def _refuse_if_none_fitted(folds: list[Fold], schedule: Schedule, training: TrainingSection) -> None:
+    if any(fold.facts["unfit"] is None for fold in folds):
+        return
+    last = folds[-1].facts
+    fixed = "" if training.span == EXPANDING else "a longer span, or "
+    raise InputError(
+        f"one class only in the training span of every refit ({len(folds)} from "
+        f"{format_instant(schedule.refits_ms[0])} to {format_instant(schedule.refits_ms[-1])}); {last['unfit']}",
+        f"parameter training.span, {candidates_told(training)}",
+        f"Give {fixed}a dataset with more history; check labels.xids if failures seem to be missing.",
+    )

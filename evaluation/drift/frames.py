@@ -1,0 +1,98 @@
+"""The findings of a backtest's checks, laid out as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+
+from evaluation.drift.outcomes import outcomes_over_time
+from evaluation.drift.verdict import Findings
+from features.times import instants
+
+_GROUPS = (
+    "group", "features", "moved", "psi", "ks", "worst", "missing_before", "missing_now", "missing_moved",
+)  # fmt: skip
+_FEATURES = (
+    "feature", "group", "psi", "usual_psi", "ks", "moved", "missing_before", "missing_now", "median_before",
+    "median_now",
+)  # fmt: skip
+"""Named, so that a table does not depend on the order in which a fold that was kept comes back."""
+
+
+def drift_frames(
+    findings: Sequence[Findings | None],
+    folds: pd.DataFrame,
+    predictions: pd.DataFrame,
+    *,
+    profile: str,
+    every: timedelta,
+) -> dict[str, pd.DataFrame]:
+    """Lay out what the checks of a backtest found.
+
+    ``findings``: one for each fold.
+    Returns: ``drift_checks`` (a row a fold: ``fold``, ``check_at``, ``window_start``, ``rows``, ``drift``, ``summary``,
+    ``refit_fold``, ``score_model``, ``score_psi``, ``score_before``, ``score_now``, ``score_cut``,
+    ``incidents_before``, ``incidents_now``, ``ratio``, ``ratio_low``, ``ratio_high``, ``p``); ``drift_verdicts`` (a row
+    a verdict: ``fold``, ``check_at``, ``cause``, ``drift``, ``text``, ``facts``, one a line); ``drift_groups`` (a row a
+    fold and feature group); ``drift_features`` (the features furthest off); ``drift_outcomes`` (rolling precision and
+    calibration, see :func:`evaluation.drift.outcomes.outcomes_over_time`).
+    """
+    used = folds[folds["variant"] == "sliding"].set_index("fold")
+    checks, verdicts, groups, features = [], [], [], []
+    for fold, found in enumerate(findings):
+        if found is None:
+            continue
+        key = {"fold": fold, "check_at": found.end_ms}
+        scores, outcomes = found.scores, found.outcomes
+        checks.append(
+            key
+            | {
+                "window_start": found.start_ms,
+                "rows": found.rows,
+                "drift": found.drift,
+                "summary": found.summary,
+                "refit_fold": int(used.at[fold, "refit_fold"]),
+                "score_model": str(scores.get("model", "")),
+                "score_psi": _number(scores.get("psi")),
+                "score_before": _number(scores.get("before")),
+                "score_now": _number(scores.get("now")),
+                "score_cut": -1 if scores.get("cut_ms") is None else scores["cut_ms"],
+                "incidents_before": int(outcomes.get("incidents_before", 0)),
+                "incidents_now": int(outcomes.get("incidents_now", 0)),
+                **{name: _number(outcomes.get(name)) for name in ("ratio", "ratio_low", "ratio_high", "p")},
+            }
+        )
+        verdicts += [
+            key | {"cause": v.cause, "drift": v.drift, "text": v.text, "facts": "\n".join(v.facts)}
+            for v in found.verdicts
+        ]
+        groups += [key | dict(each) for each in found.groups]
+        features += [
+            key | {name: np.nan if value is None else value for name, value in each.items()} for each in found.features
+        ]
+    if not checks:
+        return {}
+    out = {
+        "drift_checks": pd.DataFrame(checks),
+        "drift_verdicts": pd.DataFrame(
+            verdicts, columns=["fold", "check_at", "cause", "drift", "text", "facts"]
+        ).astype({"fold": "int64", "check_at": "int64", "drift": "bool"}),
+        "drift_groups": pd.DataFrame(groups, columns=["fold", "check_at", *_GROUPS]),
+        "drift_features": pd.DataFrame(features, columns=["fold", "check_at", *_FEATURES]),
+    }
+    for frame in out.values():
+        for name in ("check_at", "window_start", "score_cut"):
+            if name in frame:
+                at = frame.pop(name).to_numpy(dtype=np.int64)
+                frame[name] = instants(np.maximum(at, 0))
+                if name == "score_cut":
+                    frame[name] = frame[name].where(at >= 0)
+    out["drift_outcomes"] = outcomes_over_time(predictions, profile, every=every)
+    return out
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else float(value)

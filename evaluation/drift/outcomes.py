@@ -1,0 +1,271 @@
+"""What became of risks and alerts as outcomes came in: failure rates, precision, calibration, with exact intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+from scipy.stats import beta, binomtest, chi2, fisher_exact
+
+from models.training.reference import Outcomes
+
+ALPHA = 0.005
+"""Probability of a false alarm that each look at the failures may have."""
+
+ROLLING = timedelta(days=28)
+"""Length of the rolling window in which outcomes are summed up."""
+
+
+@dataclass(frozen=True, slots=True)
+class RateChange:
+    """How the rate of failures changed.
+
+    ``ratio``, ``low``, ``high``: rate now over rate before, with its exact 95 % interval; NaN or infinite where one
+    side has none.
+    ``p``: probability of so uneven a split if the rate had not changed (exact, given the sum).
+    """
+
+    failure_class: str
+    before: int
+    now: int
+    ratio: float
+    low: float
+    high: float
+    p: float
+
+
+def rate_change(before: int, exposure_before: float, now: int, exposure_now: float, name: str = "") -> RateChange:
+    """Compare two Poisson rates, exactly given their sum (Przyborowski and Wilenski 1940).
+
+    Returns: with the Clopper-Pearson interval carried over to the ratio.
+
+    Examples
+    --------
+    >>> change = rate_change(20, 1000, 40, 1000)
+    >>> round(change.ratio, 1), change.p < 0.02
+    (2.0, True)
+    """
+    total = before + now
+    share = exposure_now / (exposure_now + exposure_before)
+    odds = exposure_before / exposure_now
+    if total == 0:
+        return RateChange(name, 0, 0, float("nan"), 0.0, float("inf"), 1.0)
+    low, high = exact_interval(now, total)
+    return RateChange(
+        failure_class=name,
+        before=before,
+        now=now,
+        ratio=now / before * odds if before else float("inf"),
+        low=low / (1 - low) * odds,
+        high=high / (1 - high) * odds if high < 1 else float("inf"),
+        p=float(binomtest(now, total, share).pvalue),
+    )
+
+
+def rate_changes(before: Outcomes, now: Outcomes) -> list[RateChange]:
+    """Compare the failures of two spans: all together first, then each class, the surest change first."""
+    if not before.rows or not now.rows:
+        return []
+    whole = rate_change(before.total, before.rows, now.total, now.rows)
+    classes = sorted({*before.incidents, *now.incidents})
+    each = [
+        rate_change(before.incidents.get(name, 0), before.rows, now.incidents.get(name, 0), now.rows, name)
+        for name in classes
+    ]
+    return [whole, *sorted(each, key=lambda change: (change.p, change.failure_class))]
+
+
+def exact_interval(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Give the Clopper-Pearson interval of a share; (0, 1) of nothing.
+
+    Examples
+    --------
+    >>> [round(bound, 3) for bound in exact_interval(8, 10)]
+    [0.444, 0.975]
+    """
+    if n == 0:
+        return 0.0, 1.0
+    tail = (1 - level) / 2
+    low = 0.0 if hits == 0 else float(beta.ppf(tail, hits, n - hits + 1))
+    high = 1.0 if hits == n else float(beta.ppf(1 - tail, hits + 1, n - hits))
+    return low, high
+
+
+def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
+    """Give the exact interval of a Poisson mean (Garwood 1936).
+
+    Examples
+    --------
+    >>> [round(bound, 2) for bound in poisson_interval(10)]
+    [4.8, 18.39]
+    """
+    tail = (1 - level) / 2
+    low = 0.0 if count == 0 else float(chi2.ppf(tail, 2 * count) / 2)
+    return low, float(chi2.ppf(1 - tail, 2 * count + 2) / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class RiskCounts:
+    """What became of risks.
+
+    ``positives``, ``incidents``: rows with a known label that failed, and incidents behind them.
+    ``expected``: sum of the risks of the rows with a known label.
+    ``rows_each``: rows that an incident makes positive if all of them are looked at: the horizon over the time between
+    decisions.
+    """
+
+    positives: int
+    incidents: int
+    expected: float
+    rows_each: float = 1.0
+
+    @property
+    def ratio(self) -> float:
+        """Positives over what the risks say; NaN where they say nothing."""
+        return self.positives / self.expected if self.expected else float("nan")
+
+    def interval(self, level: float = 0.95) -> tuple[float, float]:
+        """Give the interval of the ratio, exact for independent incidents that all have as many rows; NaN as above.
+
+        Its upper bound gives incidents that were not seen ``rows_each``, where those seen have fewer, or none was seen.
+        """
+        if not self.expected:
+            return float("nan"), float("nan")
+        few, many = poisson_interval(self.incidents, level)
+        seen = self.positives / self.incidents if self.incidents else 0.0
+        return few * seen / self.expected, many * max(seen, self.rows_each) / self.expected
+
+
+@dataclass(frozen=True, slots=True)
+class AlertCounts:
+    """What became of alerted units, each counted once in each window.
+
+    ``right``, ``wrong``, ``open``: units with an alert that came true; with alerts that did not; with alerts whose
+    outcome is not known.
+    """
+
+    right: int
+    wrong: int
+    open: int
+
+    @property
+    def precision(self) -> float:
+        """Share of right ones among the decided; NaN without any."""
+        return self.right / (self.right + self.wrong) if self.right + self.wrong else float("nan")
+
+
+def count_alerts(unit: np.ndarray, label: np.ndarray) -> AlertCounts:
+    """Count alerted units by what came of them: right if any of its alerts was, open if none was and any is undecided.
+
+    ``unit``, ``label``: unit of each alert; 1, 0, or -1 where the outcome is not known; shape (n_alerts,).
+    """
+    if not len(unit):
+        return AlertCounts(0, 0, 0)
+    _, number = np.unique(unit, return_inverse=True)
+    units = int(number.max()) + 1
+    right = np.bincount(number, weights=label == 1, minlength=units) > 0
+    undecided = (np.bincount(number, weights=label < 0, minlength=units) > 0) & ~right
+    return AlertCounts(int(right.sum()), int((~right & ~undecided).sum()), int(undecided.sum()))
+
+
+def count_in_windows(folds: Sequence[tuple[np.ndarray, np.ndarray]], length: int) -> AlertCounts:
+    """Count alerted units in each window of so many folds by itself, and sum the counts up.
+
+    A unit with false alerts all the time is wrong once in a window, however long that is, while each failure adds a
+    right one: so only windows of the same length compare.
+
+    ``folds``: unit and label of each alert, as :func:`count_alerts` takes them, fold by fold.
+    ``length``: folds of a window. Windows are cut from the newest fold back; folds left over, too few for one, do not
+    count.
+    """
+    found = [
+        count_alerts(*(np.concatenate(part) for part in zip(*folds[until - length : until], strict=True)))
+        for until in range(len(folds), length - 1, -length)
+    ]
+    return AlertCounts(
+        sum(each.right for each in found), sum(each.wrong for each in found), sum(each.open for each in found)
+    )
+
+
+def precision_fell(before: AlertCounts, now: AlertCounts) -> float:
+    """Give the probability of so low a share of right alerts now, if nothing had changed (Fisher's exact test)."""
+    table = [[now.right, now.wrong], [before.right, before.wrong]]
+    if not (now.right + now.wrong and before.right + before.wrong):
+        return 1.0
+    return float(fisher_exact(table, alternative="less").pvalue)
+
+
+OUTCOME_COLUMNS = (
+    "from", "until", "alerts", "right", "wrong", "open", "precision", "precision_low", "precision_high",
+    "expected", "positives", "incidents", "calibration", "calibration_low", "calibration_high",
+)  # fmt: skip
+
+
+def outcomes_over_time(
+    predictions: pd.DataFrame, model: str, *, every: timedelta, variant: str = "sliding"
+) -> pd.DataFrame:
+    """Sum a model's outcomes up in rolling windows.
+
+    ``predictions``: as :class:`evaluation.backtest.frames.BacktestResult` has them.
+    ``every``: spacing of the windows, which are :data:`ROLLING` long (shorter at the beginning).
+    Returns: :data:`OUTCOME_COLUMNS`, one row a window. ``alerts`` to ``open`` count units; ``precision`` is right over
+    right and wrong, with the exact interval; ``expected`` is the sum of risks of rows with a label, ``calibration`` the
+    positives over that, with the exact Poisson interval of the number of incidents behind them.
+    """
+    mine = predictions[(predictions["model"] == model) & (predictions["variant"] == variant)]
+    if mine.empty:
+        return pd.DataFrame(columns=list(OUTCOME_COLUMNS))
+    time = mine["decision_time"]
+    first, last = time.min(), time.max()
+    unit = (
+        mine["unit"].cat.codes.to_numpy()
+        if isinstance(mine["unit"].dtype, pd.CategoricalDtype)
+        else (pd.factorize(mine["unit"])[0])
+    )
+    label = mine["label"].fillna(-1).to_numpy(dtype=np.int8)
+    alert = mine["alert"].to_numpy(dtype=bool)
+    risk = mine["risk"].to_numpy(dtype=np.float64)
+    incident = mine["incident"].fillna(-1).to_numpy(dtype=np.int64)
+    records = []
+    until = first + every
+    while True:
+        begin = max(first, until - ROLLING)
+        inside = ((time >= begin) & (time < until)).to_numpy()
+        records.append(
+            {"from": begin, "until": until}
+            | _window(unit[inside], label[inside], alert[inside], risk[inside], incident[inside])
+        )
+        if until > last:
+            break
+        until = until + every
+    return pd.DataFrame.from_records(records, columns=list(OUTCOME_COLUMNS))
+
+
+def _window(
+    unit: np.ndarray, label: np.ndarray, alert: np.ndarray, risk: np.ndarray, incident: np.ndarray
+) -> dict[str, float]:
+    counts = count_alerts(unit[alert], label[alert])
+    low, high = exact_interval(counts.right, counts.right + counts.wrong)
+    decided = label >= 0
+    positives = int((label == 1).sum())
+    incidents = len(np.unique(incident[(label == 1) & (incident >= 0)])) or positives
+    risks = RiskCounts(positives, incidents, float(risk[decided].sum()))
+    calibration_low, calibration_high = risks.interval()
+    return {
+        "alerts": counts.right + counts.wrong + counts.open,
+        "right": counts.right,
+        "wrong": counts.wrong,
+        "open": counts.open,
+        "precision": counts.precision,
+        "precision_low": low,
+        "precision_high": high,
+        "expected": risks.expected,
+        "positives": positives,
+        "incidents": incidents,
+        "calibration": risks.ratio,
+        "calibration_low": calibration_low,
+        "calibration_high": calibration_high,
+    }

@@ -1,0 +1,237 @@
+"""One model and variant measured: point estimates, and the same statistics on bootstrap resamples of units."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from evaluation.metrics.bootstrap import Interval, honest_interval, interval
+from evaluation.metrics.lead_time import incident_table
+from evaluation.metrics.metrics import Bools, Calibration, Floats, Ints, Ranking, calibration, ratio
+from evaluation.metrics.oracle import ORACLE
+from evaluation.metrics.scored import Scored
+from models.config import ALL_LEARNERS, BASELINES
+
+STATISTICS: tuple[str, ...] = (
+    "precision_at_k", "precision", "recall", "row_recall", "capture",
+    "average_precision", "roc_auc", "average_precision_risk", "roc_auc_risk",
+)  # fmt: skip
+"""Statistics with bootstrap intervals; :class:`Assessment` says what each is."""
+
+LEAD_QUANTILES: dict[str, float] = {
+    "lead_time_q25_hours": 0.25,
+    "lead_time_median_hours": 0.5,
+    "lead_time_q75_hours": 0.75,
+}
+"""Columns of the lead time quartiles."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assessment:
+    """What was measured of one model and variant.
+
+    Rows without a label count nowhere. ``precision_at_k``: positives among the K riskiest rows of each decision time,
+    pooled (micro); ``precision``: positives among the model's own alerts, which are fewer for an intersection;
+    ``recall``: incidents with at least one alert that covers them; ``row_recall``: alerts among positive rows;
+    ``capture``: incidents whose unit was in the top 5 % at the last decision that covers them; ``average_precision``
+    and ``roc_auc`` pool rows by their rank within the decision time, because scores of different refits do not share
+    a scale; those with ``_risk`` pool by calibrated risk.
+
+    ``point``: every statistic of :data:`STATISTICS` on the units as they are.
+    ``replicates``: the same on each bootstrap sample; the samples are shared by all models; shape (replicates,).
+    ``counts``: for statistics that are shares: how many rows (or incidents) of each unit stand in the denominator;
+    shape (units,).
+    ``incidents``: as :func:`evaluation.metrics.lead_time.incident_table` returns it.
+    ``calibration``: bins and errors of the risk.
+    """
+
+    scored: Scored
+    point: dict[str, float]
+    replicates: dict[str, Floats]
+    counts: dict[str, Floats]
+    incidents: pd.DataFrame
+    calibration: Calibration
+
+    def bounds(self, name: str) -> Interval:
+        """Interval of a statistic, exact where it is a share of 0 or 1 (``honest_interval``)."""
+        if name not in self.counts:
+            return interval(self.replicates[name])
+        return honest_interval(self.replicates[name], point=self.point[name], counts=self.counts[name])
+
+
+def kind_of(model: str) -> str:
+    """Say what a model is.
+
+    Returns: ``learner``, ``baseline``, ``oracle`` or ``ensemble``.
+    """
+    if model in ALL_LEARNERS:
+        return "learner"
+    if model in BASELINES:
+        return "baseline"
+    return "oracle" if model == ORACLE else "ensemble"
+
+
+def assess(scored: Scored, weights: Floats) -> Assessment:
+    """Measure one model and variant.
+
+    ``weights``: bootstrap samples, as ``resample_units`` draws them; shape (replicates, units).
+    """
+    incidents = incident_table(scored)
+    every = np.concatenate([np.ones((1, scored.n_units)), weights])
+    values, counts = _ratios(scored, incidents, every)
+    known = scored.known
+    values["average_precision"], values["roc_auc"] = _ranked(scored, -scored.rank, known, every)
+    by_risk = known & np.isfinite(scored.risk)
+    values["average_precision_risk"], values["roc_auc_risk"] = _ranked(scored, scored.risk, by_risk, every)
+    return Assessment(
+        scored=scored,
+        point={name: float(values[name][0]) for name in STATISTICS},
+        replicates={name: values[name][1:] for name in STATISTICS},
+        counts=counts,
+        incidents=incidents,
+        calibration=calibration(scored.risk[known], scored.positive[known]),
+    )
+
+
+def precision_of(scored: Scored, alerted: Bools, weights: Floats) -> Floats:
+    """Precision of any set of alerts, on each resample.
+
+    ``alerted``: which of them are alerted; shape (rows,).
+    ``weights``: how often each unit counts; shape (replicates, units).
+    Returns: hits over alerts with a label; NaN where there are none; shape (replicates,).
+    """
+    hits = weights @ scored.per_unit(alerted & scored.positive)
+    return ratio(hits, weights @ scored.per_unit(alerted & scored.known))
+
+
+def summarise(assessed: Assessment) -> dict[str, object]:
+    """One row of the evaluation's table.
+
+    Returns: Counts, every statistic with ``_low`` and ``_high``, lead times in hours, false alerts, calibration.
+    """
+    scored = assessed.scored
+    known, alert = scored.known, scored.alert
+    row: dict[str, object] = {
+        "model": scored.model,
+        "variant": scored.variant,
+        "kind": kind_of(scored.model),
+        "rows": len(known),
+        "labelled": int(known.sum()),
+        "positives": int(scored.positive.sum()),
+        "base_rate": float(ratio(scored.positive.sum(), known.sum())),
+        "alerts": int(alert.sum()),
+        "alerts_labelled": int((alert & known).sum()),
+        "hits": int((alert & scored.positive).sum()),
+        "incidents": len(assessed.incidents),
+        "caught": int(assessed.incidents["caught"].sum()),
+    }
+    for name in STATISTICS:
+        bounds = assessed.bounds(name)
+        row |= {name: assessed.point[name], f"{name}_low": bounds.low, f"{name}_high": bounds.high}
+    lead = assessed.incidents["lead_time_hours"].dropna().to_numpy()
+    row |= {name: float(np.quantile(lead, share)) if lead.size else np.nan for name, share in LEAD_QUANTILES.items()}
+    row |= _false_alerts(scored)
+    measured = assessed.calibration
+    return row | {
+        "calibration_error": measured.error,
+        "brier_skill": measured.brier_skill,
+        "risk_ratio": measured.risk_ratio,
+    }
+
+
+def group_table(assessed: Assessment, group: np.ndarray, name: str, names: np.ndarray | None = None) -> pd.DataFrame:
+    """Measure the main statistics within groups of rows, such as folds or months.
+
+    ``group``: the group of each row; shape (rows,).
+    ``name``: name of the group's column.
+    ``names``: names of the groups in ascending order, where ``group`` holds positions in it: text for each row is slow
+    and large.
+    Returns: ``model``, ``variant``, NAME, ``labelled``, ``positives``, ``base_rate``, ``alerts_labelled``, ``hits``,
+    ``precision``, ``precision_at_k``, ``incidents``, ``caught``, ``recall``, ``average_precision``, ``roc_auc``; one
+    row a group, ascending. An incident counts in every group that could have caught it.
+    """
+    scored = assessed.scored
+    groups, code = np.unique(group, return_inverse=True) if names is None else _present(group)
+    n = len(groups)
+    told = groups if names is None else names[groups]
+
+    def count(chosen: Bools) -> Floats:
+        return np.bincount(code[chosen], minlength=n).astype(np.float64)
+
+    known, positive, alert = scored.known, scored.positive, scored.alert & scored.known
+    top = scored.top(scored.shared.budget) & known
+    incidents, caught = (_distinct_incidents(scored.incident, code, n, chosen) for chosen in (positive, alert))
+    rankings = []
+    for at in range(n):
+        rows = known & (code == at)
+        average, area = Ranking.build(-scored.rank[rows], positive[rows]).both()
+        rankings.append((float(average[0]), float(area[0])))
+    return pd.DataFrame(
+        {
+            "model": scored.model,
+            "variant": scored.variant,
+            name: told,
+            "labelled": count(known).astype(np.int64),
+            "positives": count(positive).astype(np.int64),
+            "base_rate": ratio(count(positive), count(known)),
+            "alerts_labelled": count(alert).astype(np.int64),
+            "hits": count(alert & positive).astype(np.int64),
+            "precision": ratio(count(alert & positive), count(alert)),
+            "precision_at_k": ratio(count(top & positive), count(top)),
+            "incidents": incidents,
+            "caught": caught,
+            "recall": ratio(caught, incidents),
+            "average_precision": [each[0] for each in rankings],
+            "roc_auc": [each[1] for each in rankings],
+        }
+    )
+
+
+def _ratios(scored: Scored, incidents: pd.DataFrame, weights: Floats) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Shares on each resample, and what stands in their denominators, by unit."""
+    top = scored.top(scored.shared.budget)
+    unit = np.searchsorted(scored.shared.units.astype(str), incidents["unit"].to_numpy(dtype=str))
+    n = scored.n_units
+    alert, positive = scored.alert, scored.positive
+    mine = np.bincount(unit, minlength=n).astype(np.float64)
+    hits = scored.per_unit(alert & positive)
+    shares = {
+        "precision_at_k": (scored.per_unit(top & positive), scored.per_unit(top & scored.known)),
+        "precision": (hits, scored.per_unit(alert & scored.known)),
+        "recall": (np.bincount(unit, incidents["caught"], n), mine),
+        "row_recall": (hits, scored.per_unit(positive)),
+        "capture": (np.bincount(unit, incidents["in_top"], n), mine),
+    }
+    values = {name: ratio(weights @ part, weights @ whole) for name, (part, whole) in shares.items()}
+    return values, {name: whole for name, (_, whole) in shares.items()}
+
+
+def _ranked(scored: Scored, score: Floats | Ints, rows: Bools, weights: Floats) -> tuple[Floats, Floats]:
+    return Ranking.build(score[rows], scored.positive[rows], scored.unit[rows], scored.n_units).both(weights)
+
+
+def _false_alerts(scored: Scored) -> dict[str, object]:
+    unit_day = scored.day * scored.n_units + scored.unit
+    wrong = scored.alert & scored.known & ~scored.positive
+    right_days = np.unique(unit_day[scored.alert & scored.positive])
+    wrong_days = np.setdiff1d(np.unique(unit_day[wrong]), right_days, assume_unique=True)
+    days = len(np.unique(unit_day[scored.known]))
+    return {
+        "unit_days": days,
+        "false_alerts_per_1000_unit_days": float(ratio(1000 * wrong.sum(), days)),
+        "false_alert_days_per_1000_unit_days": float(ratio(1000 * len(wrong_days), days)),
+    }
+
+
+def _present(positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Give the positions that occur, ascending, and each row's place among them; rows are not sorted for it."""
+    occurs = np.bincount(positions) > 0
+    return np.flatnonzero(occurs), (np.cumsum(occurs) - 1)[positions]
+
+
+def _distinct_incidents(incident: np.ndarray, code: np.ndarray, n: int, chosen: Bools) -> np.ndarray:
+    rows = chosen & (incident >= 0)
+    pairs = np.unique(np.stack([code[rows], incident[rows]]), axis=1)
+    return np.bincount(pairs[0], minlength=n).astype(np.int64)

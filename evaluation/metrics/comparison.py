@@ -1,0 +1,209 @@
+"""Models against each other on the same bootstrap samples, and at equal numbers of alerts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from evaluation.metrics.assessment import Assessment, kind_of, precision_of
+from evaluation.metrics.bootstrap import Interval, honest_interval, interval
+from evaluation.metrics.metrics import Floats, Ints, ratio
+from models.config import ALL_LEARNERS
+
+SLIDING = "sliding"
+TRAIN_ONCE = "train_once"
+
+PAIRED: tuple[str, ...] = ("precision_at_k", "precision", "recall", "average_precision", "roc_auc", "capture")
+"""Statistics that are compared in pairs."""
+
+FACTORS: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0)
+"""Budgets that are compared, as multiples of K."""
+
+_PAIR_COLUMNS = (
+    "comparison", "model", "variant", "other_model", "other_variant", "statistic",
+    "value", "other_value", "difference", "low", "high", "share_better",
+)  # fmt: skip
+
+_EQUAL_COLUMNS = (
+    "variant", "model", "other_model", "alerts", "precision", "other_precision",
+    "difference", "low", "high", "share_better", "sparing", "best",
+)  # fmt: skip
+
+_BUDGET_COLUMNS = ("model", "variant", "k", "alerts", "hits", "precision", "low", "high", "row_recall")
+
+
+def best_learner(assessed: Sequence[Assessment], variant: str = SLIDING) -> Assessment | None:
+    """Find the single learner with the highest precision at K.
+
+    It is chosen after the fact on the rows it is then compared on, which favours it against the ensembles.
+
+    Returns: the best; the earlier in the order of reports where equal; None where no learner has a precision.
+    """
+    found = [
+        (each.point["precision_at_k"], each.point["average_precision"], -ALL_LEARNERS.index(each.scored.model), each)
+        for each in assessed
+        if kind_of(each.scored.model) == "learner" and each.scored.variant == variant
+        if np.isfinite(each.point["precision_at_k"]) and np.isfinite(each.point["average_precision"])
+    ]
+    return max(found, key=lambda entry: entry[:3])[3] if found else None
+
+
+def paired_differences(assessed: Sequence[Assessment]) -> pd.DataFrame:
+    """Differences that a reader asks about, with intervals from the same resamples on both sides.
+
+    Where neither side has a hit there is no interval: nothing is known of the difference.
+
+    Comparisons: ``sliding`` (each model's sliding variant against its train-once variant), ``ensemble`` (each sliding
+    ensemble against the best sliding learner), ``baseline`` (the best sliding learner against each sliding baseline).
+
+    Returns: one row a comparison and statistic: the two values, ``difference`` (positive: ``model`` is better), its
+    interval ``low``, ``high`` (NaN: none), and ``share_better``, the share of resamples in which ``model`` is better.
+    """
+    by_name = {each.scored.name: each for each in assessed}
+    pairs: list[tuple[str, Assessment, Assessment]] = []
+    for (model, variant), each in by_name.items():
+        if variant == SLIDING and (model, TRAIN_ONCE) in by_name:
+            pairs.append(("sliding", each, by_name[model, TRAIN_ONCE]))
+    best = best_learner(assessed)
+    if best is not None:
+        sliding = [each for each in assessed if each.scored.variant == SLIDING]
+        pairs += [("ensemble", each, best) for each in sliding if kind_of(each.scored.model) == "ensemble"]
+        pairs += [("baseline", best, each) for each in sliding if kind_of(each.scored.model) == "baseline"]
+    rows = [_pair(comparison, one, two, name) for comparison, one, two in pairs for name in PAIRED]
+    return pd.DataFrame(rows, columns=list(_PAIR_COLUMNS))
+
+
+def equal_alerts(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
+    """Compare ensembles, and models that alert less than the budget, with the others cut to as many alerts.
+
+    An intersection looks precise only because it alerts less (DESIGN 5): here the other models of the same variant
+    give, at each decision time, as many alerts as it does, taken from the top of their rankings. A model that alerts
+    less than the budget is compared with every other model, an ensemble that uses the whole budget with each learner.
+
+    ``weights``: bootstrap samples; shape (replicates, units).
+    Returns: one row for each (model, other model) of a variant: alerts, both precisions, ``difference`` (positive:
+    ``model`` is better at equal alerts), its interval, the share of resamples in which it is better, ``sparing``
+    (``model`` alerts less than the budget) and ``best`` (no learner is more precise at as many alerts than
+    ``other_model``; chosen after the fact, which favours it).
+    """
+    every = np.concatenate([np.ones((1, weights.shape[1])), weights])
+    rows = []
+    for one in assessed:
+        scored = one.scored
+        kind = kind_of(scored.model)
+        budget = scored.per_time(scored.alert)
+        possible = np.minimum(scored.per_time(np.ones(len(scored.rank), np.bool_)), scored.shared.budget)
+        sparing = bool((budget < possible).any())
+        if kind == "oracle" or not (sparing or kind == "ensemble"):
+            continue
+        mine = precision_of(scored, scored.alert, every)
+        found = []
+        for two in assessed:
+            if two is one or two.scored.variant != scored.variant:
+                continue
+            if sparing or kind_of(two.scored.model) == "learner":
+                found.append((two.scored.model, precision_of(two.scored, two.scored.top(budget), every)))
+        best = most_precise({model: theirs[0] for model, theirs in found})
+        for model, theirs in found:
+            difference = mine - theirs
+            bounds = difference_interval(mine, theirs)
+            rows.append(
+                (scored.variant, scored.model, model, int(budget.sum()), mine[0], theirs[0], difference[0],
+                 bounds.low, bounds.high, share_better(difference[1:]), sparing, model == best)
+            )  # fmt: skip
+    return pd.DataFrame(rows, columns=list(_EQUAL_COLUMNS))
+
+
+def difference_interval(one: Floats, two: Floats) -> Interval:
+    """Interval of the difference of two shares; none where neither has a hit, since then there is nothing to resample.
+
+    ``one``, ``two``: the shares on the units as they are, and then on each resample; shape (1 + replicates,).
+    Returns: of ``one - two``.
+    """
+    if one[0] == two[0] == 0:
+        return Interval(np.nan, np.nan)
+    return interval(one[1:] - two[1:])
+
+
+def most_precise(precision: Mapping[str, float]) -> str | None:
+    """Name the learner of the highest precision; the earlier in the order of reports where equal; None: none has one.
+
+    ``precision``: precision by model; models that are no learners are passed over.
+    """
+    known = [name for name in ALL_LEARNERS if np.isfinite(precision.get(name, np.nan))]
+    return max(known, key=lambda name: precision[name]) if known else None
+
+
+def budget_steps(k: int, budget: Ints) -> list[tuple[int, Ints]]:
+    """Alert budgets that a reader asks about: half of K, K, twice and five times as many, ascending.
+
+    ``budget``: the budget of each decision time; shape (times,).
+    Returns: what each is for K, and by decision time.
+    """
+    steps = {max(1, int(k * factor)): np.maximum(1, np.floor(budget * factor)).astype(np.int64) for factor in FACTORS}
+    return sorted(steps.items(), key=lambda step: step[0])
+
+
+def budgets(assessed: Sequence[Assessment], weights: Floats) -> pd.DataFrame:
+    """Precision of the riskiest units of each decision time at several budgets.
+
+    ``weights``: bootstrap samples; shape (replicates, units).
+    Returns: ``model``, ``variant``, ``k`` (:func:`budget_steps`), ``alerts`` and ``hits`` (with a label), ``precision``
+    with ``low`` and ``high``, ``row_recall`` (alerts among the positive rows).
+    """
+    every = np.concatenate([np.ones((1, weights.shape[1])), weights])
+    rows: list[tuple[object, ...]] = []
+    for each in assessed:
+        scored = each.scored
+        for k, budget in budget_steps(scored.shared.k, scored.shared.budget):
+            top = scored.top(budget)
+            counts = scored.per_unit(top & scored.known)
+            hits = scored.per_unit(top & scored.positive)
+            precision = ratio(every @ hits, every @ counts)
+            bounds = honest_interval(precision[1:], point=float(precision[0]), counts=counts)
+            caught = float(ratio(hits.sum(), scored.positive.sum()))
+            rows.append(
+                (*scored.name, k, int(counts.sum()), int(hits.sum()), precision[0], bounds.low, bounds.high, caught)
+            )
+    return pd.DataFrame(rows, columns=list(_BUDGET_COLUMNS))
+
+
+def oracle_shares(assessed: Sequence[Assessment], oracle: Assessment, statistics: Sequence[str]) -> pd.DataFrame:
+    """Share of the oracle's statistics that each model reaches, on the same resamples.
+
+    Returns: ``model``, ``variant`` and, for each statistic S, ``oracle_share_S`` with ``_low`` and ``_high``.
+    """
+    rows = []
+    for each in assessed:
+        row: dict[str, object] = {"model": each.scored.model, "variant": each.scored.variant}
+        for name in statistics:
+            best = oracle.point[name]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                spread = interval(each.replicates[name] / oracle.replicates[name])
+            row[f"oracle_share_{name}"] = each.point[name] / best if best else np.nan
+            if best and each.point[name] == 0 and name in each.counts:
+                # no resample holds a hit: the exact bound of the share itself, over the oracle as it is
+                spread = Interval(0.0, each.bounds(name).high / best)
+            row |= {f"oracle_share_{name}_low": spread.low, f"oracle_share_{name}_high": spread.high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _pair(comparison: str, one: Assessment, two: Assessment, name: str) -> tuple[object, ...]:
+    difference = one.replicates[name] - two.replicates[name]
+    bounds = interval(difference)
+    value, other = one.point[name], two.point[name]
+    if value == other == 0:
+        bounds = Interval(np.nan, np.nan)  # neither has a hit, so there is nothing to resample
+    return (
+        comparison, *one.scored.name, *two.scored.name, name,
+        value, other, value - other, bounds.low, bounds.high, share_better(difference),
+    )  # fmt: skip
+
+
+def share_better(difference: Floats) -> float:
+    """Share of the resamples in which a difference is positive; NaN where none is known."""
+    finite = difference[np.isfinite(difference)]
+    return float(np.mean(finite > 0)) if finite.size else np.nan

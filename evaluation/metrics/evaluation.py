@@ -1,0 +1,214 @@
+"""What a backtest's predictions were worth: every model and variant, pooled and by fold, with intervals by unit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from evaluation.metrics.assessment import Assessment, assess, group_table, summarise
+from evaluation.metrics.bootstrap import resample_units
+from evaluation.metrics.comparison import budgets, equal_alerts, oracle_shares, paired_differences
+from evaluation.metrics.lead_time import recall_by_class
+from evaluation.metrics.metrics import rank_curve
+from evaluation.metrics.oracle import ORACLE, oracle_predictions
+from evaluation.metrics.scored import split_predictions
+from evaluation.metrics.trends import trends
+
+ORACLE_STATISTICS: tuple[str, ...] = ("precision_at_k", "average_precision", "capture", "recall")
+"""Statistics whose share of the oracle's is reported."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """All that was measured.
+
+    Every frame carries ``model`` and ``variant``; ``oracle`` is one of them if truth was given.
+
+    ``k``: alert budget a decision time.
+    ``replicates``: bootstrap samples behind each interval; 0: there are no intervals. A share of 0 or 1 has exact
+    bounds instead (:func:`evaluation.metrics.bootstrap.honest_interval`).
+    ``units``, ``times``: units and decision times that were scored.
+    ``first_time``, ``last_time``: first and last decision time (UTC).
+    ``oracle_coverage``: share of the decisions with a known true risk; NaN without truth.
+    ``table``: one row a model and variant: counts, statistics (see ``Assessment``) with ``_low``
+    and ``_high``, lead time quartiles in hours, false alerts per 1000 unit-days, calibration, shares of the oracle.
+    ``false_alerts_per_1000_unit_days`` counts labelled alerts that no incident followed; ``false_alert_days_...``
+    counts each unit once a UTC day, and not on a day on which another alert of it was right.
+    ``folds``, ``monthly``: the main statistics by ``fold`` and by calendar ``month`` (``YYYY-MM``, UTC) of the decision
+    time.
+    ``by_class``: recall of incidents by ``failure_class``.
+    ``lead_times``: one row an incident: its unit, class, start, whether and when it was caught, lead time in hours
+    (NaN: not caught).
+    ``calibration``: bins of risk: ``bin``, ``mean_risk``, ``observed_rate``, ``rows``, ``positives``.
+    ``pr_curves``: ``k``, ``precision``, ``recall`` as the alert budget grows (rows pooled by rank within their decision
+    time).
+    ``paired``: as :func:`evaluation.metrics.comparison.paired_differences` returns it.
+    ``equal_alerts``: as :func:`evaluation.metrics.comparison.equal_alerts` returns it.
+    ``budgets``: precision at several budgets, as :func:`evaluation.metrics.comparison.budgets` returns it.
+    ``trends``: how the gain of sliding training changes with time, as ``trends`` returns it.
+    """
+
+    k: int
+    replicates: int
+    units: int
+    times: int
+    first_time: datetime
+    last_time: datetime
+    oracle_coverage: float
+    table: pd.DataFrame
+    folds: pd.DataFrame
+    monthly: pd.DataFrame
+    by_class: pd.DataFrame
+    lead_times: pd.DataFrame
+    calibration: pd.DataFrame
+    pr_curves: pd.DataFrame
+    paired: pd.DataFrame
+    equal_alerts: pd.DataFrame
+    budgets: pd.DataFrame
+    trends: pd.DataFrame
+
+    def row(self, model: str, variant: str) -> pd.Series | None:
+        """Find one model's row of the table.
+
+        Returns: its row; None where there is none.
+        """
+        found = self.table[(self.table["model"] == model) & (self.table["variant"] == variant)]
+        return None if found.empty else found.iloc[0]
+
+    def to_metrics(self) -> dict[str, Any]:
+        """Everything that fits a metrics file: nested, JSON-able, deterministic.
+
+        Returns: ``k``, ``bootstrap``, ``units``, ``decision_times``, ``first_time``, ``last_time``,
+        ``oracle_coverage``, ``models`` (model -> variant -> statistics, ``by_class``, ``monthly``, ``folds``),
+        ``paired``, ``equal_alerts``, ``budgets`` and ``trends`` (lists). NaN is None.
+        """
+        models: dict[str, dict[str, Any]] = {}
+        for record in self.table.to_dict("records"):
+            name = (str(record.pop("model")), str(record.pop("variant")))
+            entry = {str(key): _plain(value) for key, value in record.items()}
+            for key, frame, index in (
+                ("by_class", self.by_class, "failure_class"),
+                ("monthly", self.monthly, "month"),
+                ("folds", self.folds, "fold"),
+            ):
+                mine = frame[(frame["model"] == name[0]) & (frame["variant"] == name[1])]
+                entry[key] = {str(each.pop(index)): each for each in _records(mine.drop(columns=["model", "variant"]))}
+            models.setdefault(name[0], {})[name[1]] = entry
+        return {
+            "k": self.k,
+            "bootstrap": self.replicates,
+            "units": self.units,
+            "decision_times": self.times,
+            "first_time": self.first_time.isoformat(),
+            "last_time": self.last_time.isoformat(),
+            "oracle_coverage": _plain(self.oracle_coverage),
+            "models": models,
+            "paired": _records(self.paired),
+            "equal_alerts": _records(self.equal_alerts),
+            "budgets": _records(self.budgets),
+            "trends": _records(self.trends),
+        }
+
+
+def evaluate(
+    predictions: pd.DataFrame, *, k: int, bootstrap: int, seed: int, truth: pd.DataFrame | None = None
+) -> Evaluation:
+    """Measure every model and variant of a backtest.
+
+    ``predictions``: as ``run_backtest`` returns it (``COLUMNS``), rows in any
+    order.
+    ``k``: alert budget a decision time, at least 1.
+    ``bootstrap``: bootstrap samples of units; 0: no intervals.
+    ``truth``: true risks (``read_truth``); adds the oracle and the share of it that is reached.
+    Raises ``InputError`` if the predictions are empty, lack a column or hold a unit twice, or the truth does not belong
+    to them.
+    """
+    coverage = np.nan
+    if truth is not None and not predictions.empty:
+        best = oracle_predictions(predictions, truth, k)
+        coverage = float(np.isfinite(best["risk"].to_numpy(dtype=np.float64)).mean())
+        predictions = pd.concat([predictions, best], ignore_index=True)
+    parts = split_predictions(predictions, k)
+    shared = parts[0].shared
+    weights = resample_units(len(shared.units), bootstrap, seed)
+    assessed = [assess(part, weights) for part in parts]
+    table = pd.DataFrame([summarise(each) for each in assessed])
+    oracle = next((each for each in assessed if each.scored.model == ORACLE), None)
+    if oracle is not None:
+        shares = oracle_shares(assessed, oracle, ORACLE_STATISTICS)
+        table = table.merge(shares, on=["model", "variant"], how="left", validate="one_to_one")
+    calendar = shared.times_ms.astype("datetime64[ms]").astype("datetime64[M]").astype(str)
+    months, month = np.unique(calendar, return_inverse=True)
+    return Evaluation(
+        k=k,
+        replicates=bootstrap,
+        units=len(shared.units),
+        times=len(shared.times_ms),
+        first_time=_instant(shared.times_ms[0]),
+        last_time=_instant(shared.times_ms[-1]),
+        oracle_coverage=coverage,
+        table=table,
+        folds=_stack([group_table(each, each.scored.fold, "fold") for each in assessed]),
+        monthly=_stack([group_table(each, month[each.scored.time], "month", months) for each in assessed]),
+        by_class=_stack([_named(recall_by_class(each.incidents), each) for each in assessed]),
+        lead_times=_stack([_named(each.incidents, each) for each in assessed]),
+        calibration=_stack([_bins(each) for each in assessed]),
+        pr_curves=_stack([_curve(each) for each in assessed]),
+        paired=paired_differences(assessed),
+        equal_alerts=equal_alerts(assessed, weights),
+        budgets=budgets(assessed, weights),
+        trends=trends(assessed, weights),
+    )
+
+
+def _bins(assessed: Assessment) -> pd.DataFrame:
+    measured = assessed.calibration
+    bins = pd.DataFrame(
+        {
+            "bin": np.arange(len(measured.rows)),
+            "mean_risk": measured.mean_risk,
+            "observed_rate": measured.observed_rate,
+            "rows": measured.rows,
+            "positives": measured.positives,
+        }
+    )
+    return _named(bins, assessed)
+
+
+def _curve(assessed: Assessment) -> pd.DataFrame:
+    scored = assessed.scored
+    curve = rank_curve(scored.rank[scored.known], scored.positive[scored.known])
+    return _named(pd.DataFrame({"k": curve.k, "precision": curve.precision, "recall": curve.recall}), assessed)
+
+
+def _named(frame: pd.DataFrame, assessed: Assessment) -> pd.DataFrame:
+    named = frame.copy()
+    named.insert(0, "model", assessed.scored.model)
+    named.insert(1, "variant", assessed.scored.variant)
+    return named
+
+
+def _stack(frames: list[pd.DataFrame]) -> pd.DataFrame:
+    filled = [frame for frame in frames if not frame.empty]
+    return pd.concat(filled, ignore_index=True) if filled else frames[0]
+
+
+def _instant(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(int(milliseconds) / 1000, tz=UTC)
+
+
+def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    return [{str(key): _plain(value) for key, value in record.items()} for record in frame.to_dict("records")]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,230 @@
+"""The predictions of one model and variant as plain arrays, over units and decision times that all models share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from evaluation.metrics.metrics import Bools, Floats, Ints
+from features.errors import InputError
+
+COLUMNS: tuple[str, ...] = (
+    "decision_time", "unit", "model", "variant", "score", "risk", "rank", "alert",
+    "label", "failure_class", "incident", "incident_start", "fold",
+)  # fmt: skip
+"""Columns that an evaluation needs of a prediction frame."""
+
+_MS_PER_DAY = 86_400_000
+_COMMON = frozenset({"time", "unit", "known", "positive", "incident", "incident_start_ms", "failure_class", "fold"})
+# What models scored on the same rows have alike: of a large fleet most of the memory.
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What the models of one evaluation have in common.
+
+    ``units``: names of the units, sorted; rows carry positions in it; shape (units,).
+    ``times_ms``: decision times in milliseconds since the epoch (UTC), ascending; rows carry positions in it; shape
+    (times,).
+    ``k``: alert budget a decision time; of several fleets together, the largest.
+    ``budgets``: alert budget of each decision time, where fleets with budgets of their own are pooled; shape (times,).
+    """
+
+    units: np.ndarray
+    times_ms: Ints
+    k: int
+    budgets: Ints | None = None
+
+    @property
+    def budget(self) -> Ints:
+        """Alert budget of each decision time, shape (times,)."""
+        return np.full(len(self.times_ms), self.k) if self.budgets is None else self.budgets
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Rows of one model and variant, ordered by decision time and then unit. All arrays have shape (rows,).
+
+    ``shared``: units and decision times that ``unit`` and ``time`` index.
+    ``time``, ``unit``: positions of the row's decision time and unit.
+    ``rank``: rank within the decision time, 1 the riskiest.
+    ``risk``: calibrated probability of the label; NaN where the model gives none.
+    ``alert``: whether the model alerts the row.
+    ``known``: whether the row has a label; rows without one count nowhere.
+    ``positive``: whether the label is 1.
+    ``incident``: the incident that makes the label positive; -1: none.
+    ``incident_start_ms``: its start; 0 where there is none.
+    ``failure_class``: its class; empty where there is none.
+    ``fold``: the fold that scored the row.
+    """
+
+    model: str
+    variant: str
+    shared: Shared
+    time: Ints
+    unit: Ints
+    rank: Ints
+    risk: Floats
+    alert: Bools
+    known: Bools
+    positive: Bools
+    incident: Ints
+    incident_start_ms: Ints
+    failure_class: np.ndarray
+    fold: Ints
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Model and variant."""
+        return self.model, self.variant
+
+    @property
+    def n_units(self) -> int:
+        """Number of units of the evaluation."""
+        return len(self.shared.units)
+
+    @property
+    def day(self) -> Ints:
+        """UTC day of each row's decision time, counted from the epoch."""
+        return (self.shared.times_ms // _MS_PER_DAY)[self.time]
+
+    def per_unit(self, chosen: Bools) -> Floats:
+        """Count rows by unit.
+
+        ``chosen``: rows to count; shape (rows,).
+        Returns shape (units,).
+        """
+        return np.bincount(self.unit[chosen], minlength=self.n_units).astype(np.float64)
+
+    def top(self, budget: Ints) -> Bools:
+        """Rows among the riskiest of their decision time.
+
+        ``budget``: how many rows to take at each decision time; shape (times,).
+        Returns: whether the row is taken; shape (rows,).
+        """
+        return self.rank <= budget[self.time]
+
+    def per_time(self, chosen: Bools) -> Ints:
+        """Count rows by decision time.
+
+        ``chosen``: rows to count; shape (rows,).
+        Returns shape (times,).
+        """
+        return np.bincount(self.time[chosen], minlength=len(self.shared.times_ms)).astype(np.int64)
+
+
+def split_predictions(predictions: pd.DataFrame, k: int) -> list[Scored]:
+    """Split a prediction frame by model and variant.
+
+    What models have in common (rows, labels) is held once: parts may share arrays, so they must not be written to.
+
+    ``predictions``: has :data:`COLUMNS`; ``decision_time`` and ``incident_start`` are aware UTC. Rows in any order.
+    Returns: one for each model and variant, in order of first appearance of their names in the frame's sorted order.
+    Raises ``InputError`` if the frame is empty, lacks a column, or scores a unit twice at one decision time.
+    """
+    missing = [name for name in COLUMNS if name not in predictions.columns]
+    if missing:
+        raise InputError(
+            f"no column {', '.join(missing)}",
+            "predictions to evaluate",
+            "Give predictions as `predrain backtest` makes them.",
+        )
+    if predictions.empty:
+        raise InputError(
+            "no predictions to evaluate",
+            "backtest",
+            "Choose backtest.first_test and backtest.last_test inside the dataset.",
+        )
+    unit, units = _coded(predictions["unit"])
+    times_ms = np.sort(milliseconds(predictions["decision_time"].drop_duplicates()))
+    shared = Shared(units=np.asarray(units, dtype=object), times_ms=times_ms, k=k)
+    model, models = _coded(predictions["model"])
+    variant, variants = _coded(predictions["variant"])
+    key = model.astype(np.int64) * len(variants) + variant
+    parts: list[Scored] = []
+    for each in np.unique(key):
+        rows = np.flatnonzero(key == each)
+        part = predictions.iloc[_as_slice(rows)]
+        time = np.searchsorted(times_ms, milliseconds(part["decision_time"]))
+        mine = unit[rows].astype(np.int64)
+        order = np.lexsort((mine, time))
+        columns = {"time": time, "unit": mine} | _arrays(part)
+        if (np.diff(order) != 1).any():
+            columns = {name: values[order] for name, values in columns.items()}
+        name = str(models[each // len(variants)]), str(variants[each % len(variants)])
+        scored = Scored(model=name[0], variant=name[1], shared=shared, **_held_once(columns, parts))
+        _refuse_duplicates(scored)
+        parts.append(scored)
+    return parts
+
+
+def milliseconds(values: pd.Series) -> Ints:
+    """Give times as milliseconds since the epoch; missing ones as 0."""
+    known = values.notna().to_numpy()
+    out = np.zeros(len(values), np.int64)
+    out[known] = values[known].to_numpy(dtype="datetime64[ms]").astype(np.int64)
+    return out
+
+
+def _coded(names: pd.Series) -> tuple[np.ndarray, pd.Index]:
+    """Give each row's position among the sorted distinct names; categories are not written out for it."""
+    if not isinstance(names.dtype, pd.CategoricalDtype):
+        return pd.factorize(names.astype("str"), sort=True)
+    codes = names.cat.codes.to_numpy()
+    used = np.flatnonzero(np.bincount(codes[codes >= 0], minlength=len(names.cat.categories)))
+    position, distinct = pd.factorize(names.cat.categories[used].astype("str"), sort=True)
+    # a missing name has code -1, which reads the last entry
+    place = np.full(len(names.cat.categories) + 1, -1, dtype=np.int32)
+    place[used] = position
+    return place[codes], distinct
+
+
+def _as_slice(rows: Ints) -> Ints | slice:
+    """Rows that stand together need not be copied."""
+    together = rows[-1] - rows[0] + 1 == len(rows)
+    return slice(int(rows[0]), int(rows[-1]) + 1) if together else rows
+
+
+def _held_once(columns: dict[str, np.ndarray], parts: list[Scored]) -> dict[str, np.ndarray]:
+    """Give the arrays, each that an earlier part holds alike by that part's: labels repeat for every model."""
+    if not parts:
+        return columns
+    held = {name: getattr(parts[-1], name) for name in columns}
+    return {
+        name: held[name] if name in _COMMON and np.array_equal(held[name], values) else values
+        for name, values in columns.items()
+    }
+
+
+def _arrays(predictions: pd.DataFrame) -> dict[str, np.ndarray]:
+    label = predictions["label"].to_numpy(dtype=np.float64, na_value=np.nan)
+    positive = label == 1
+    incident = predictions["incident"].to_numpy(dtype=np.float64, na_value=-1.0)
+    # an incident belongs to a row only as the reason of its positive label
+    incident = np.where(positive & np.isfinite(incident), incident, -1).astype(np.int64)
+    failure_class = predictions["failure_class"].astype("object").where(predictions["failure_class"].notna(), "")
+    return {
+        "rank": predictions["rank"].to_numpy(dtype=np.int64),
+        "risk": predictions["risk"].to_numpy(dtype=np.float64, na_value=np.nan),
+        "alert": predictions["alert"].to_numpy(dtype=np.bool_),
+        "known": ~np.isnan(label),
+        "positive": positive,
+        "incident": incident,
+        "incident_start_ms": milliseconds(predictions["incident_start"]),
+        "failure_class": failure_class.to_numpy(dtype=object),
+        "fold": predictions["fold"].to_numpy(dtype=np.int64),
+    }
+
+
+def _refuse_duplicates(scored: Scored) -> None:
+    same = (np.diff(scored.time) == 0) & (np.diff(scored.unit) == 0)
+    if same.any():
+        at = int(np.flatnonzero(same)[0])
+        when = pd.Timestamp(int(scored.shared.times_ms[scored.time[at]]), unit="ms", tz="UTC").isoformat()
+        raise InputError(
+            f"unit {scored.shared.units[scored.unit[at]]} is scored twice at {when}",
+            f"predictions of {scored.model} ({scored.variant})",
+            "Give one row for each unit and decision time.",
+        )

@@ -1,0 +1,162 @@
+"""From scores to risks: a monotone map fitted on a slice of time that the frozen model has not been fitted on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from scipy.optimize import brentq, minimize
+from scipy.special import expit, logit
+from sklearn.isotonic import IsotonicRegression
+
+from models.rows.ranking import Floats
+
+EDGE = 1e-6
+"""Risks keep this far from 0 and 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrator:
+    """A monotone map from scores to risks in the open interval (0, 1).
+
+    ``method``: ``sigmoid``: risk = expit(intercept + slope * score); ``isotonic``: interpolated between the knots;
+    ``prior``: as ``sigmoid``, not fitted on a slice but from the base rate (see
+    :func:`models.calibration.fitting.fit_calibrator`).
+    ``slope``, ``intercept``: of the sigmoid; the slope is positive.
+    ``knots``, ``risks``: scores ascending and risks ascending, for ``isotonic``; empty otherwise.
+    """
+
+    method: Literal["sigmoid", "isotonic", "prior"]
+    slope: float = 1.0
+    intercept: float = 0.0
+    knots: tuple[float, ...] = ()
+    risks: tuple[float, ...] = ()
+
+    def risk(self, score: Floats) -> Floats:
+        """Give the risk of scores, shape kept, float64; never falls as the score rises."""
+        values = np.asarray(score, dtype=np.float64)
+        if self.method == "isotonic":
+            risk = np.interp(values, self.knots, self.risks)
+        else:
+            risk = expit(self.intercept + self.slope * values)
+        return np.clip(risk, EDGE, 1 - EDGE)
+
+
+MIN_INCIDENTS = 5
+"""Distinct incidents that a slice must hold for a map to be fitted on it; below, its risks would be noise."""
+
+_FARTHEST = 8.0
+_ORDER_SLOPE = 0.5
+"""Slope of scores that only order rows, where no slice says better: a guess on the careful side."""
+
+
+def fit_calibrator(
+    score: Floats,
+    label: np.ndarray,
+    *,
+    method: Literal["sigmoid", "isotonic"],
+    n_incidents: int,
+    base_rate: float,
+    log_odds: bool,
+) -> Calibrator:
+    """Fit a map on the rows of a slice, or fall back to what is known without one.
+
+    ``score``: scores of grid rows that the model was not fitted on. Rows without a label may be among them: they count
+    only for the fallback; shape (n,).
+    ``label``: 1, 0, or -1 for none; shape (n,).
+    ``method``: ``sigmoid`` or ``isotonic``.
+    ``n_incidents``: distinct incidents among the positives. With fewer than :data:`MIN_INCIDENTS`, or one class only,
+    the fallback is used.
+    ``base_rate``: share of positives among grid rows of the training span, for the fallback.
+    ``log_odds``: whether the score is a log-odds already corrected for sampling. Then the fallback is that score
+    itself. Otherwise (an order only, such as a mean rank) it is a sigmoid with a slope of one half whose mean over the
+    rows is the base rate.
+    Returns: a strictly positive slope, or ascending knots: risks never reverse the order of scores.
+
+    The sigmoid is Platt's, with normal priors that pull towards the fallback: log slope (standard deviation 0.5 for
+    log-odds, 1.5 for an order) and intercept (1.5). A handful of positives thus moves it little.
+    """
+    score = np.asarray(score, dtype=np.float64)
+    known = np.asarray(label) >= 0
+    y = np.asarray(label)[known].astype(np.float64)
+    fallback = _fallback(score, base_rate, log_odds)
+    if n_incidents < MIN_INCIDENTS or y.sum() in (0, len(y)):
+        return fallback
+    if method == "isotonic":
+        return _isotonic(score[known], y)
+    return _sigmoid(score[known], y, fallback, 0.5 if log_odds else 1.5)
+
+
+def at_level(calibrator: Calibrator, score: Floats, rate: float) -> Calibrator:
+    """Shift a map in log-odds until its mean risk over given scores is a rate; the order of risks stays.
+
+    ``score``: scores of recent rows, with or without labels; shape (n,).
+    ``rate``: between 0 and 1; a rate of 0 or no scores leave the map as it is.
+    """
+    score = np.asarray(score, dtype=np.float64)
+    if len(score) == 0 or rate <= 0:
+        return calibrator
+    if calibrator.method == "isotonic":
+        knots = logit(np.clip(calibrator.risks, EDGE, 1 - EDGE))
+
+        def mean(shift: float) -> float:
+            return float(np.interp(score, calibrator.knots, expit(knots + shift)).mean())
+    else:
+        at = calibrator.intercept + calibrator.slope * score
+
+        def mean(shift: float) -> float:
+            return float(expit(at + shift).mean())
+
+    if not mean(-_FARTHEST) < rate < mean(_FARTHEST):
+        return calibrator
+    shift = float(brentq(lambda x: mean(x) - rate, -_FARTHEST, _FARTHEST, xtol=1e-9))
+    if calibrator.method == "isotonic":
+        return replace(calibrator, risks=tuple(map(float, expit(knots + shift))))
+    return replace(calibrator, intercept=calibrator.intercept + shift)
+
+
+def _fallback(score: Floats, base_rate: float, log_odds: bool) -> Calibrator:
+    if log_odds:
+        return Calibrator("prior")
+    rate = min(max(base_rate, EDGE), 0.5)
+    reference = score if len(score) else np.zeros(1)
+    slope = _ORDER_SLOPE
+
+    def excess(intercept: float) -> float:
+        return float(np.mean(expit(intercept + slope * reference))) - rate
+
+    bound = 40.0 + slope * float(np.abs(reference).max())
+    return Calibrator("prior", slope, float(brentq(excess, -bound, bound, xtol=1e-9)))
+
+
+def _sigmoid(score: Floats, y: Floats, start: Calibrator, slope_deviation: float) -> Calibrator:
+    # Slope and intercept at the mean score are nearly independent, at zero they are not.
+    middle = float(score.mean())
+    origin = start.intercept + start.slope * middle
+
+    def loss(point: Floats) -> tuple[float, Floats]:
+        slope = start.slope * np.exp(point[0])
+        z = origin + point[1] + slope * (score - middle)
+        residual = expit(z) - y
+        value = float(np.sum(np.logaddexp(0, z) - y * z))
+        value += 0.5 * (point[0] / slope_deviation) ** 2 + 0.5 * (point[1] / 1.5) ** 2
+        gradient = np.array(
+            [
+                np.sum(residual * slope * (score - middle)) + point[0] / slope_deviation**2,
+                np.sum(residual) + point[1] / 1.5**2,
+            ]
+        )
+        return value, gradient
+
+    found = minimize(loss, np.zeros(2), jac=True, method="L-BFGS-B", bounds=[(-6, 6), (-20, 20)])
+    slope = float(start.slope * np.exp(found.x[0]))
+    return Calibrator("sigmoid", slope, float(origin + found.x[1] - slope * middle))
+
+
+def _isotonic(score: Floats, y: Floats) -> Calibrator:
+    fitted = IsotonicRegression(y_min=0, y_max=1).fit(score, y)
+    knots = np.asarray(fitted.X_thresholds_, dtype=np.float64)
+    # No risk of exactly 0 or 1: half an observation each way, as Laplace would have it.
+    risks = (np.asarray(fitted.y_thresholds_) * len(y) + 0.5) / (len(y) + 1)
+    return Calibrator("isotonic", knots=tuple(map(float, knots)), risks=tuple(map(float, risks)))

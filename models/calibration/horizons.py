@@ -1,0 +1,273 @@
+"""Risks at several horizons that agree with each other: none falls as the horizon grows, and the main one is ``risk``.
+
+Each horizon's risk is made from the next one towards the main horizon, so that agreement needs no repair afterwards:
+
+- a shorter one is a share of the next longer: of the incidents within that, how many come within this;
+- a longer one adds, among those who survive the next shorter, how many fail until this.
+
+Both are logistic in the log-odds of the calibrated main risk, with slopes that are never negative, so that the order of
+the units is the same at every horizon.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from pydantic import TypeAdapter
+from scipy.optimize import minimize
+from scipy.special import expit, logit
+
+from features.times import instants
+from models.rows.as_of_rows import row_positions
+from models.rows.ranking import Floats, Ints
+from models.rows.training_set import Labels, Matrix, Rows, count_incidents
+
+EDGE = 1e-6
+"""Risks keep this far from 0 and 1 before their log-odds are taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """From the risk at one horizon to that at the next away from the main one.
+
+    ``hours``: the horizon that this link leads to.
+    ``level``: Log-odds of the conditional share where the main risk is the base rate.
+    ``slope``: by how much they rise with the log-odds of the main risk; not negative.
+    """
+
+    hours: float
+    level: float
+    slope: float
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonMap:
+    """Risks at all horizons from the risk at the main one.
+
+    ``main_hours``: the horizon of the labels that models are trained on.
+    ``base``: Log-odds of the base rate at the main horizon: where levels are measured.
+    ``shorter``, ``longer``: away from the main horizon: shorter ones descending, longer ones ascending.
+    """
+
+    main_hours: float
+    base: float
+    shorter: tuple[Link, ...] = ()
+    longer: tuple[Link, ...] = ()
+
+    @property
+    def hours(self) -> tuple[float, ...]:
+        """All horizons, ascending, the main one among them."""
+        return (
+            *(link.hours for link in reversed(self.shorter)),
+            self.main_hours,
+            *(link.hours for link in self.longer),
+        )
+
+    def risks(self, risk: Floats) -> Floats:
+        """Give the risks at all horizons.
+
+        ``risk``: calibrated risks at the main horizon; shape (n,).
+        Returns: columns as :attr:`hours`: never falling along a row, all between 0 and 1, the main one as given; shape
+        (n, horizons).
+        """
+        main = np.asarray(risk, dtype=np.float64)
+        at = logit(np.clip(main, EDGE, 1 - EDGE)) - self.base
+        below, above = [main], [main]
+        for link in self.shorter:
+            below.append(below[-1] * expit(link.level + link.slope * at))
+        for link in self.longer:
+            above.append(above[-1] + (1 - above[-1]) * expit(link.level + link.slope * at))
+        return np.column_stack([*reversed(below[1:]), main, *above[1:]])
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the map as a JSON object."""
+        return dict(TypeAdapter(HorizonMap).dump_python(self, mode="json"))
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> HorizonMap:
+        """Read what :meth:`to_json` wrote."""
+        return TypeAdapter(cls).validate_python(content)
+
+
+def horizon_column(hours: float) -> str:
+    """Name the column of a horizon's risk: ``risk_6h``, ``risk_30m``."""
+    minutes = round(hours * 60)
+    return f"risk_{minutes // 60}h" if minutes % 60 == 0 else f"risk_{minutes}m"
+
+
+def horizon_maps(told: Sequence[Mapping[str, Any] | None]) -> tuple[HorizonMap, ...]:
+    """Read the maps of all folds; empty where any fold has none."""
+    found = tuple(HorizonMap.from_json(each) for each in told if each is not None)
+    return found if len(found) == len(told) else ()
+
+
+def add_risks(risk: Floats, fold: np.ndarray, maps: Sequence[HorizonMap]) -> dict[str, np.ndarray]:
+    """Give the columns of the further horizons for rows of several folds.
+
+    ``risk``: risks at the main horizon; shape (n,).
+    ``fold``: whose map a row takes, as a position in ``maps``; shape (n,).
+    ``maps``: one for each fold, all of the same horizons.
+    Returns: one column for each horizon, ascending, the main one included.
+    """
+    hours = maps[0].hours
+    out = np.empty((len(risk), len(hours)), dtype=np.float64)
+    for number in np.unique(fold):
+        mine = fold == number
+        out[mine] = maps[int(number)].risks(risk[mine])
+    return {horizon_column(each): out[:, at].astype(np.float32) for at, each in enumerate(hours)}
+
+
+_LEVEL_DEVIATION = 1.0
+"""Standard deviation of the prior on a link's level (log-odds): failures in a burst or a lull stay within a few."""
+_SLOPE_DEVIATION = 0.5
+_LONGER_SLOPE = 0.5
+"""Prior slope of longer horizons: who was at risk and survived is at half of that risk (in log-odds) afterwards."""
+_MAX_SLOPE = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class HorizonLabels:
+    """Labels of the same rows at one horizon.
+
+    ``label``: 1, 0, or -1 where there is none; shape (n,).
+    ``incidents``: distinct incidents among the positives.
+    """
+
+    label: np.ndarray
+    incidents: int
+
+
+def fit_horizons(
+    risk: Floats,
+    main: HorizonLabels,
+    others: Mapping[timedelta, HorizonLabels],
+    *,
+    horizon: timedelta,
+    base_rate: float,
+) -> HorizonMap:
+    """Fit the links on rows that the model was not fitted on.
+
+    ``risk``: calibrated risks at the main horizon; shape (n,).
+    ``others``: labels of the same rows at the further horizons; the main one may be among them.
+
+    Rows of one incident tell one thing. So the likelihood is weighted by incidents over positive rows before it meets
+    the priors: the level's is normal around a constant hazard, the slope's around 0 (shorter) or one half (longer),
+    cut at 0.
+    """
+    risk = np.asarray(risk, dtype=np.float64)
+    base = float(logit(np.clip(base_rate, EDGE, 0.5)))
+    at = logit(np.clip(risk, EDGE, 1 - EDGE)) - base
+    shorter: list[Link] = []
+    within, hours = main, _hours(horizon)
+    for each in sorted((each for each in others if each < horizon), reverse=True):
+        here = others[each]
+        rows = (within.label == 1) & (here.label >= 0)
+        share = _hours(each) / hours
+        # Each incident stands behind several rows, all of which ask the same: how soon does it come?
+        weight = within.incidents / max(int(rows.sum()), 1)
+        link = _link(at[rows], here.label[rows] == 1, weight, _hours(each), float(logit(share)), 0.0)
+        shorter.append(link)
+        within, hours = here, _hours(each)
+    longer: list[Link] = []
+    within, hours = main, _hours(horizon)
+    for each in sorted(each for each in others if each > horizon):
+        here = others[each]
+        rows = (within.label == 0) & (here.label >= 0)
+        hazard = np.clip(base_rate, EDGE, 0.5) * (_hours(each) - hours) / _hours(horizon)
+        fresh = here.label[rows] == 1
+        weight = here.incidents / max(int((here.label == 1).sum()), 1)
+        link = _link(at[rows], fresh, weight, _hours(each), float(logit(min(hazard, 0.5))), _LONGER_SLOPE)
+        longer.append(link)
+        within, hours = here, _hours(each)
+    return HorizonMap(_hours(horizon), base, tuple(shorter), tuple(longer))
+
+
+@dataclass(frozen=True, slots=True)
+class SliceHorizons:
+    """Labels of a slice's rows at the horizons asked for.
+
+    ``main``: the horizon of the matrix's own labels.
+    """
+
+    main: timedelta
+    others: Mapping[timedelta, HorizonLabels]
+
+
+def slice_horizons(
+    matrix: Matrix, rows: Rows, labels: Labels, chosen: Ints, horizons: Sequence[timedelta], *, refit_ms: int
+) -> SliceHorizons | None:
+    """Label chosen rows at further horizons, as known at a refit.
+
+    ``chosen``: positions of the rows; shape (n,).
+    ``refit_ms``: the refit in milliseconds since the epoch. Labels that are not complete by then are none.
+    Returns: none without horizons.
+    """
+    as_of = instants(np.array([refit_ms], dtype=np.int64))[0].to_pydatetime()
+    others: dict[timedelta, HorizonLabels] = {}
+    main = timedelta(0)
+    for each in horizons:
+        found = Labels.of(matrix.labels(as_of, horizon=each))
+        main = each - timedelta(milliseconds=int(found.complete[0] - labels.complete[0]))
+        label = np.where(found.complete[chosen] <= refit_ms, found.label[chosen], -1)
+        others[each] = HorizonLabels(label, count_incidents(rows, found, chosen[label == 1]))
+    return SliceHorizons(main, others) if horizons else None
+
+
+def _link(at: Floats, hit: np.ndarray, weight: float, hours: float, level: float, slope: float) -> Link:
+    y, weight = hit.astype(np.float64), min(1.0, weight)
+
+    def loss(point: Floats) -> tuple[float, Floats]:
+        z = point[0] + point[1] * at
+        residual = weight * (expit(z) - y)
+        value = weight * float(np.sum(np.logaddexp(0, z) - y * z))
+        value += 0.5 * ((point[0] - level) / _LEVEL_DEVIATION) ** 2 + 0.5 * ((point[1] - slope) / _SLOPE_DEVIATION) ** 2
+        gradient = [
+            residual.sum() + (point[0] - level) / _LEVEL_DEVIATION**2,
+            (residual * at).sum() + (point[1] - slope) / _SLOPE_DEVIATION**2,
+        ]
+        return value, np.array(gradient)
+
+    found = minimize(loss, np.array([level, slope]), jac=True, method="L-BFGS-B", bounds=[(-25, 25), (0.0, _MAX_SLOPE)])
+    return Link(hours, float(found.x[0]), float(found.x[1]))
+
+
+def _hours(span: timedelta) -> float:
+    return span / timedelta(hours=1)
+
+
+def horizon_table(predictions: pd.DataFrame, matrix: Matrix, maps: tuple[HorizonMap, ...]) -> pd.DataFrame:
+    """Compare mean risk and outcome at each horizon.
+
+    ``predictions``: one model and variant of a backtest: ``decision_time``, ``unit``, ``risk``, ``fold``.
+    ``matrix``: gives the labels at each horizon.
+    ``maps``: one for each fold.
+    Returns: ``hours``, ``rows`` (with a label at this horizon), ``positives``, ``mean_risk``, ``rate``, ``ratio`` (mean
+    risk over rate; NaN without positives), ``brier_skill`` (against the constant rate of the same rows).
+    """
+    at = row_positions(matrix, predictions)
+    columns = add_risks(predictions["risk"].to_numpy(dtype=np.float64), predictions["fold"].to_numpy(), maps)
+    records = []
+    for hours in maps[0].hours:
+        label = Labels.of(matrix.labels(None, horizon=timedelta(hours=hours))).label[at]
+        known = label >= 0
+        y = (label[known] == 1).astype(np.float64)
+        risk = columns[horizon_column(hours)][known].astype(np.float64)
+        rate = float(y.mean()) if len(y) else np.nan
+        spread = rate * (1 - rate)
+        records.append(
+            {
+                "hours": hours,
+                "rows": int(known.sum()),
+                "positives": int(y.sum()),
+                "mean_risk": float(risk.mean()) if len(y) else np.nan,
+                "rate": rate,
+                "ratio": float(risk.mean() / rate) if rate > 0 else np.nan,
+                "brier_skill": 1 - float(((risk - y) ** 2).mean()) / spread if spread > 0 else np.nan,
+            }
+        )
+    return pd.DataFrame.from_records(records)

@@ -1,0 +1,129 @@
+"""How the members of a parallel ensemble are joined: votes with top-K sets, ranks or scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import expit
+
+from features.errors import InputError
+from models.config import Combiner
+from models.rows.odds import logit
+from models.rows.ranking import Bools, Floats, Hashes, Ints, group_sizes, rank_within
+
+
+@dataclass(frozen=True, slots=True)
+class Stacker:
+    """Logistic regression over members' log-odds, kept near their plain mean: positives are few.
+
+    ``weights``: weight of each member, zero or more.
+    ``intercept``: added to the weighted sum.
+    """
+
+    weights: tuple[float, ...]
+    intercept: float = 0.0
+
+    @classmethod
+    def mean(cls, members: int) -> Stacker:
+        """Weigh all members alike."""
+        return cls((1 / members,) * members)
+
+    @classmethod
+    def fit(cls, scores: Floats, y: Ints, weight: Floats | None = None) -> Stacker:
+        """Fit by penalised maximum likelihood.
+
+        ``scores``: Log-odds that the members gave out of fold; shape (n_rows, n_members).
+        ``y``: 0 or 1; with one class only, the plain mean is returned; shape (n_rows,).
+        ``weight``: weight of each row; shape (n_rows,).
+        Returns: weights have a normal prior around one over the number of members (standard deviation 0.3) and are cut
+        at 0; the intercept has one around 0 (1.5).
+        """
+        members = scores.shape[1]
+        start = 1 / members
+        if len(np.unique(y)) < 2:
+            return cls.mean(members)
+        from scipy.optimize import minimize  # noqa: PLC0415 - what only scores needs no optimiser
+
+        w = np.ones(len(y)) if weight is None else weight
+
+        def loss(point: Floats) -> tuple[float, Floats]:
+            z = scores @ point[:-1] + point[-1]
+            residual = w * (expit(z) - y)
+            penalty = 0.5 * np.sum(((point[:-1] - start) / 0.3) ** 2) + 0.5 * (point[-1] / 1.5) ** 2
+            slope = np.append(scores.T @ residual + (point[:-1] - start) / 0.3**2, residual.sum() + point[-1] / 1.5**2)
+            return float(np.sum(w * (np.logaddexp(0, z) - y * z)) + penalty), slope
+
+        bounds = [(0, None)] * members + [(None, None)]
+        found = minimize(loss, np.append(np.full(members, start), 0.0), jac=True, method="L-BFGS-B", bounds=bounds)
+        return cls(tuple(map(float, found.x[:-1])), float(found.x[-1]))
+
+    def log_odds(self, scores: Floats) -> Floats:
+        """Join log-odds of shape (n_rows, n_members) into one of shape (n_rows,)."""
+        # Summed member by member: a matrix product may round a row differently in another batch.
+        total = np.full(len(scores), self.intercept)
+        for member, weight in enumerate(self.weights):
+            total += weight * scores[:, member]
+        return total
+
+
+@dataclass(frozen=True, slots=True)
+class Combined:
+    """What an ensemble makes of its members' scores, each of shape (n_rows,).
+
+    ``score``: orders rows inside a decision time. For ``mean_log_odds`` and ``stacked`` a log-odds; otherwise the logit
+    of a share between 0 and 1, comparable between decision times as ranks are.
+    ``rank``: 1 for the riskiest row of its decision time.
+    """
+
+    score: Floats
+    rank: Ints
+    alert: Bools
+
+
+def combine(
+    scores: Floats,
+    times: Ints,
+    tie: Hashes,
+    *,
+    k: int,
+    combiner: Combiner,
+    min_votes: int | None = None,
+    stacker: Stacker | None = None,
+) -> Combined:
+    """Join members' scores.
+
+    ``scores``: Members' scores, riskiest highest; only their order inside a decision time counts, except for
+    ``mean_log_odds`` and ``stacked``; shape (n_rows, n_members).
+    ``times``: decision time of each row; shape (n_rows,).
+    ``tie``: hash of the unit, which orders rows of equal score; shape (n_rows,).
+    ``combiner``: ``intersection``: alerts are the rows in every member's top K, possibly none (the paper's PARALLEL);
+    ``min_votes``: in the top K of at least ``min_votes`` members; ``mean_rank``: the K lowest mean ranks;
+    ``mean_log_odds``: the K highest means (soft voting, a logarithmic opinion pool); ``stacked``: the K highest scores
+    of ``stacker``. Voted rows are ordered by votes, then by mean rank.
+    ``min_votes``: for ``min_votes``; None means all members.
+    ``stacker``: for ``stacked``; None weighs all members alike.
+    Raises ``InputError`` if ``min_votes`` is below 1 or above the number of members.
+    """
+    members = scores.shape[1]
+    if combiner in ("mean_log_odds", "stacked"):
+        weighed = stacker if combiner == "stacked" else None
+        score = (weighed or Stacker.mean(members)).log_odds(scores)
+        rank = rank_within(times, score, tie)
+        return Combined(score, rank, rank <= k)
+    ranks = np.column_stack([rank_within(times, scores[:, member], tie) for member in range(members)])
+    share = 1 - (ranks.mean(axis=1) - 0.5) / group_sizes(times)
+    if combiner == "mean_rank":
+        score = logit(share)
+        rank = rank_within(times, score, tie)
+        return Combined(score, rank, rank <= k)
+    needed = members if combiner == "intersection" or min_votes is None else min_votes
+    if not 1 <= needed <= members:
+        raise InputError(
+            f"min_votes is {needed} with {members} members",
+            "parameter models.parallel.min_votes",
+            f"Give a number from 1 to {members}, or null for all members.",
+        )
+    votes = (ranks <= k).sum(axis=1)
+    score = logit((votes + share) / (members + 1))
+    return Combined(score, rank_within(times, score, tie), votes >= needed)

@@ -1,0 +1,231 @@
+"""Baselines of the same shape as the learners: chance, the count of past faults, and the vendor's own thresholds.
+
+None of them learns: ``fit`` only checks its input and remembers the classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from features.errors import InputError
+from features.vocabulary import FeatureColumn
+from models.binary import BinaryClassifier
+from models.config import BASELINES
+from models.rows.ranking import Floats, Hashes, mix, uniform
+
+HISTORY_WINDOW = timedelta(days=30)
+"""The history that ``history_count`` counts over (the window that re-runs of the paper found telling)."""
+
+HARDWARE_HISTORY = frozenset(
+    {"incident", "failure", "xid_memory", "xid_bus", "xid_firmware", "xid_interconnect", "xid_precursor"}
+)
+"""Hardware causes of :data:`features.groups.history.WHATS`; ``xid_hardware`` would count these twice."""
+
+
+class Baseline(BinaryClassifier):
+    """What gives points to rows.
+
+    ``columns``: the columns of ``X``, in order; None: no column is known, and the score is constant.
+    ``seed``: seed of ``random``; the others ignore it.
+    """
+
+    def __init__(self, columns: Sequence[FeatureColumn] | None = None, seed: int = 0) -> None:
+        self.columns = columns
+        self.seed = seed
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Remember the classes of ``y``, shape (n_rows,); ``X`` has shape (n_rows, n_features), NaN allowed."""
+        self._begin_fit(X, y, sample_weight)
+        return self
+
+    def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:
+        """Score rows, zero or more, riskiest highest, without having been fitted.
+
+        ``X``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
+        ``identity``: hash of each row's unit and decision time, for ``random``; without it the row's values stand for
+        it; shape (n_rows,).
+        Returns shape (n_rows,).
+        """
+        raise NotImplementedError
+
+    def unheard(self) -> str:
+        """Say why all rows get the same points whatever they hold; empty where they need not."""
+        return ""
+
+    def _find(self, **wanted: object) -> list[int]:
+        """Positions of the columns whose attributes equal the wanted values; shortest window first."""
+        found = [
+            (column.window or timedelta(0), i)
+            for i, column in enumerate(self.columns or ())
+            if all(getattr(column, name) == value for name, value in wanted.items())
+        ]
+        return [i for _, i in sorted(found)]
+
+    def _positive(self, X: np.ndarray) -> np.ndarray:
+        # An order and no probability: predict_proba must stay within 0 and 1.
+        points = self.points(X)
+        return points / (1 + points)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.classifier_tags.poor_score = True
+        return tags
+
+
+class RandomScore(Baseline):
+    """Chance: a number drawn from who the row is, the same in every run."""
+
+    def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:
+        """Draw one number in (0, 1) for each row; see :meth:`Baseline.points`."""
+        if identity is None:
+            identity = np.zeros(len(X), dtype=np.uint64)
+            # Adding 0 turns -0.0 into 0.0; equal rows must hash alike.
+            for column in (np.asarray(X, dtype=np.float64) + 0.0).T:
+                identity = mix(identity, np.ascontiguousarray(column).view(np.uint64))
+        return uniform(mix(identity, self.seed))
+
+
+class HistoryCount(Baseline):
+    """The number of hardware faults known of the GPU in the last 30 days; among equals, of its node.
+
+    Counts the columns of group ``history`` with statistic ``count`` over 30 days (over the longest window there is, if
+    not that one) of :data:`HARDWARE_HISTORY`: incidents, and XIDs that NVIDIA lays on the hardware. Application XIDs do
+    not count. A dataset of nodes has the node's count only.
+    """
+
+    def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:  # noqa: ARG002  the base's signature
+        """Give the GPU's count plus the node's squeezed into [0, 1); see :meth:`Baseline.points`."""
+        own = self._count(X, "gpu")
+        node = np.maximum(self._count(X, "node"), 0)  # a caller's rows may hold anything, and -1 would divide by zero
+        return own + node / (1 + node)
+
+    def unheard(self) -> str:
+        """See :meth:`Baseline.unheard`."""
+        counted = self._counted("gpu") or self._counted("node")
+        return "" if counted else "the matrix has no counts of past hardware faults (feature group history)"
+
+    def _counted(self, scope: str) -> list[int]:
+        return [i for i in self._find(group="history", statistic="count", scope=scope) if self._hardware(i)]
+
+    def _count(self, X: np.ndarray, scope: str) -> Floats:
+        total = np.zeros(len(X))
+        counted = self._counted(scope)
+        windows = {self._window(i) for i in counted}
+        if not windows:
+            return total
+        window = HISTORY_WINDOW if HISTORY_WINDOW in windows else max(windows)
+        for i in counted:
+            if self._window(i) == window:
+                total += np.nan_to_num(X[:, i], nan=0.0)
+        return total
+
+    def _hardware(self, i: int) -> bool:
+        channel = str((self.columns or ())[i].channel)
+        return channel in HARDWARE_HISTORY
+
+    def _window(self, i: int) -> timedelta:
+        return (self.columns or ())[i].window or timedelta(0)
+
+
+@dataclass(frozen=True, slots=True)
+class VendorRule:
+    """One threshold of NVIDIA's: a column's value over ``per`` seconds (if given) at or above ``threshold``.
+
+    ``channels``: channels whose values are added up.
+    ``statistic``: ``last`` or ``rise``.
+    ``threshold``: lowest value that is a hit; for a rate in events a second.
+    ``severity``: points of a hit: 3 means replace or reset at once, 2 drain soon, 1 look.
+    ``rate``: whether the value is divided by the window's length.
+    ``above``: whether the threshold itself is no hit yet.
+    """
+
+    channels: tuple[str, ...]
+    statistic: str
+    threshold: float
+    severity: int
+    rate: bool = False
+    above: bool = False
+
+
+class VendorRules(Baseline):
+    """NVIDIA's own health thresholds, as points by severity for each rule that is hit.
+
+    The rates of the sources are per minute or second; here a counter's rise over the shortest window there is (1 h
+    unless params say otherwise) is divided by the window's length, so a burst shorter than the window must be as much
+    stronger to be seen. Rules whose channels the dataset does not have are never hit.
+
+    Thresholds: NVIDIA DCGM, ``DcgmGPUHardwareLimits.h`` and ``DcgmHealthWatch.cpp`` (PCIe replays above 16 a minute at
+    generation 4 and 16 lanes; an NVLink replay or recovery; NVLink CRC errors at 100 a second; 512 uncorrectable
+    remapped rows; a failed remap) and NVIDIA's page-retirement policy (63 pages, or more than 15 for double-bit
+    errors). A pending remap and a new double-bit error need a reset before the next job; their severity is ours.
+    """
+
+    RULES: ClassVar[tuple[VendorRule, ...]] = (
+        VendorRule(("row_remap_failure",), "last", 1, 3),
+        VendorRule(("row_remap_uncorrectable_total",), "last", 512, 3),
+        VendorRule(("retired_pages_sbe_total", "retired_pages_dbe_total"), "last", 63, 3),
+        VendorRule(("retired_pages_dbe_total",), "last", 15, 3, above=True),
+        VendorRule(("ecc_dbe_volatile_total",), "rise", 1, 2),
+        VendorRule(("ecc_dbe_aggregate_total",), "rise", 1, 2),
+        VendorRule(("row_remap_pending",), "last", 1, 2),
+        VendorRule(("nvlink_crc_flit_total", "nvlink_crc_data_total"), "rise", 100, 2, rate=True),
+        VendorRule(("pcie_replay_total",), "rise", 16 / 60, 1, rate=True, above=True),
+        VendorRule(("nvlink_replay_total",), "rise", 1, 1),
+        VendorRule(("nvlink_recovery_total",), "rise", 1, 1),
+    )
+
+    def points(self, X: np.ndarray, identity: Hashes | None = None) -> Floats:  # noqa: ARG002  the base's signature
+        """Add up the severities of the rules hit; see :meth:`Baseline.points`."""
+        total = np.zeros(len(X))
+        for rule in self.RULES:
+            total += rule.severity * self._hit(rule, X)
+        return total
+
+    def unheard(self) -> str:
+        """See :meth:`Baseline.unheard`."""
+        found = any(
+            self._find(group="telemetry", channel=channel, statistic=rule.statistic)
+            for rule in self.RULES
+            for channel in rule.channels
+        )
+        return "" if found else "the matrix has none of the error counters that the vendor's rules look at"
+
+    def _hit(self, rule: VendorRule, X: np.ndarray) -> np.ndarray:
+        value = np.zeros(len(X))
+        for channel in rule.channels:
+            found = self._find(group="telemetry", channel=channel, statistic=rule.statistic)
+            if not found:
+                continue
+            # A rate wants the shortest window; an event that must not happen at all, the longest.
+            i = found[0] if rule.rate or rule.statistic == "last" else found[-1]
+            window = (self.columns or ())[i].window
+            seconds = window.total_seconds() if rule.rate and window else 1.0
+            value += np.nan_to_num(X[:, i].astype(np.float64), nan=0.0) / seconds
+        # Stored features are float32: a rate that is exactly at its threshold may come out a hair above it.
+        return value > rule.threshold * (1 + 1e-6) if rule.above else value >= rule.threshold * (1 - 1e-6)
+
+
+_CLASSES: dict[str, type[Baseline]] = {
+    "random": RandomScore,
+    "history_count": HistoryCount,
+    "vendor_rules": VendorRules,
+}
+
+
+def make_baseline(name: str, *, columns: Sequence[FeatureColumn], seed: int) -> Baseline:
+    """Make a baseline.
+
+    ``name``: one of :data:`models.config.BASELINES`.
+    ``seed``: seed of ``random``.
+    Returns: ready to score: baselines need no fit.
+    Raises ``InputError`` if there is no such baseline.
+    """
+    if name not in _CLASSES:
+        raise InputError(f"unknown baseline '{name}'", "parameter models", f"Valid names: {', '.join(BASELINES)}.")
+    return _CLASSES[name](columns, seed)

@@ -1,0 +1,303 @@
+"""The learners by name, with settings that hold up when failures are rare; the five classic ones are made here.
+
+Each is an ordinary scikit-learn classifier: ``fit(X, y, sample_weight=None)``, ``predict_proba(X)``, NaN allowed.
+Given the same data, seed and settings, each gives the same model bit for bit.
+
+The defaults are regularised strongly: a training set holds windows of tens of incidents and hundreds of features, and
+on simulated fleets fewer leaves, fewer features a tree and larger penalties each raised precision at the alert budget.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import joblib
+import lightgbm
+import numpy as np
+import xgboost
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from sklearn.neural_network import MLPClassifier
+from sklearn.utils._param_validation import InvalidParameterError
+from threadpoolctl import threadpool_limits
+
+from features.errors import InputError
+from models.config import ALL_LEARNERS, SEQUENCE
+from models.learners.prepared import PreparedClassifier
+from models.recipe import THREADS, Recipe
+
+AT_ONCE = 2
+"""Learners fitted at the same time; does not change the result."""
+
+_UNREACHABLE = 1e9
+
+_PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: | at \S+, line \d+ ?\.?$")
+"""Where in its own source a library noticed something."""
+
+_PLAIN = re.compile(r"^(Number of boosting rounds|hidden_layer_sizes|Solver lbfgs supports)")
+"""How refusals begin that come as a plain ValueError; others of those are about rows, or faults."""
+
+_LIGHTGBM: dict[str, Any] = {
+    # Few leaves and large ones: the positives of a training set come from tens of incidents, not from hundreds.
+    "n_estimators": 150,
+    "learning_rate": 0.05,
+    "num_leaves": 4,
+    "min_child_samples": 40,
+    # A leaf of 40 rows at a rate of 0.07 % has a hessian of 0.03. The floor must lie well below that, or no leaf can
+    # hold the positives; without the l2 term such a leaf's Newton step is so long that the model collapses.
+    "min_child_weight": 1e-4,
+    "reg_lambda": 5.0,
+    "subsample": 0.7,
+    "subsample_freq": 1,
+    "colsample_bytree": 0.2,
+    "max_bin": 127,
+    "n_jobs": THREADS,
+}
+
+_XGBOOST: dict[str, Any] = {
+    "n_estimators": 150,
+    "learning_rate": 0.05,
+    "max_depth": 2,
+    # In units of hessian, p(1 - p) a row: see the note above.
+    "min_child_weight": 0.02,
+    "reg_lambda": 5.0,
+    "max_delta_step": 2.0,
+    "subsample": 0.7,
+    "colsample_bytree": 0.2,
+    "max_bin": 128,
+    "n_jobs": THREADS,
+}
+
+_RANDOM_FOREST: dict[str, Any] = {
+    "n_estimators": 50,
+    "max_depth": 7,
+    "min_samples_leaf": 10,
+    "max_features": "sqrt",
+    "max_samples": 0.1,
+}
+
+_LOGISTIC: dict[str, Any] = {
+    "C": 0.001,
+    "max_iter": 300,
+    "tol": 1e-4,
+}
+
+_MLP: dict[str, Any] = {
+    "hidden_layer_sizes": (64,),
+    # The library divides it by the weights of a batch, not of all rows: it goes together with batch_size, and the same
+    # with smaller batches leaves nothing learned.
+    "alpha": 8.0,
+    "batch_size": 1024,
+    "learning_rate_init": 2e-3,
+    # Passes over the training rows, 3 or more (our name, not the library's).
+    "epochs": 10,
+}
+
+
+def _lightgbm(seed: int, settings: dict[str, Any]) -> lightgbm.LGBMClassifier:
+    return lightgbm.LGBMClassifier(
+        **settings, random_state=seed, deterministic=True, force_col_wise=True, verbose=-1, importance_type="gain"
+    )
+
+
+def _xgboost(seed: int, settings: dict[str, Any]) -> xgboost.XGBClassifier:
+    return xgboost.XGBClassifier(
+        **settings, random_state=seed, tree_method="hist", objective="binary:logistic", verbosity=0
+    )
+
+
+def _random_forest(seed: int, settings: dict[str, Any]) -> RandomForestClassifier:
+    # No n_jobs: a forest that predicts on two threads adds its trees in the order in which they happen to finish, and
+    # the last bit of a score changes from run to run.
+    return RandomForestClassifier(**settings, random_state=seed)
+
+
+def _logistic(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
+    return PreparedClassifier(LogisticRegression(**settings, solver="lbfgs", random_state=seed))
+
+
+def _mlp(seed: int, settings: dict[str, Any]) -> PreparedClassifier:
+    # A fixed number of epochs and no validation share: scikit-learn would draw that share at random over rows, so that
+    # windows of one incident stood on both sides of it. An improvement that no epoch can reach makes the library stop
+    # after exactly that many, where reaching max_iter would warn.
+    settings = dict(settings)
+    size, epochs = settings.pop("hidden_layer_sizes"), settings.pop("epochs")
+    layers = tuple(size) if isinstance(size, list | tuple) else (size,)
+    network = MLPClassifier(
+        **settings,
+        hidden_layer_sizes=layers,
+        max_iter=epochs + 1,
+        tol=_UNREACHABLE,
+        n_iter_no_change=max(epochs - 2, 1),
+        solver="adam",
+        random_state=seed,
+    )
+    return PreparedClassifier(network)
+
+
+_RECIPES: dict[str, Recipe] = {
+    "lightgbm": Recipe(
+        _LIGHTGBM,
+        _lightgbm,
+        (
+            "reg_alpha",
+            "max_depth",
+            "min_split_gain",
+            "scale_pos_weight",
+            "class_weight",
+            "max_delta_step",
+            "path_smooth",
+            "extra_trees",
+        ),
+    ),
+    "xgboost": Recipe(
+        _XGBOOST,
+        _xgboost,
+        (
+            "reg_alpha",
+            "gamma",
+            "scale_pos_weight",
+            "colsample_bylevel",
+            "colsample_bynode",
+            "grow_policy",
+            "max_leaves",
+        ),
+    ),
+    "random_forest": Recipe(
+        _RANDOM_FOREST,
+        _random_forest,
+        ("criterion", "min_samples_split", "class_weight", "max_leaf_nodes", "ccp_alpha"),
+    ),
+    "logistic": Recipe(_LOGISTIC, _logistic, ("class_weight", "l1_ratio")),
+    "mlp": Recipe(_MLP, _mlp, ("activation",)),
+}
+
+
+def default_settings(name: str) -> dict[str, Any]:
+    """Give the settings a learner is made with unless they are overridden.
+
+    ``name``: a learner, one of :data:`models.config.ALL_LEARNERS`.
+    Returns: setting names (the library's own, and ``epochs`` of ``mlp``) and values.
+    Raises ``InputError`` if there is no such learner.
+    """
+    return dict(_recipe(name).defaults)
+
+
+def make_learner(name: str, *, seed: int, settings: Mapping[str, Any] | None = None) -> Any:
+    """Make an unfitted learner.
+
+    ``name``: a learner, one of :data:`models.config.ALL_LEARNERS`.
+    ``settings``: overrides of :func:`default_settings`, in the library's own names (and ``epochs`` of ``mlp``).
+    Returns: ``lightgbm.LGBMClassifier``, ``xgboost.XGBClassifier``, ``RandomForestClassifier``, or a
+    :class:`models.learners.prepared.PreparedClassifier` around ``LogisticRegression`` or ``MLPClassifier``.
+    Raises ``InputError`` if there is no such learner or setting (the nearest valid name is given), or a value is of
+    another kind than its default. Values out of range are refused by the library when it fits, see :func:`refusals`.
+    """
+    recipe = _recipe(name)
+    overrides = dict(settings or {})
+    valid = (*recipe.defaults, *recipe.more)
+    for key in sorted(overrides):
+        if key not in valid:
+            raise InputError(
+                f"unknown setting '{key}' of learner {name}",
+                f"parameter models.settings.{name}",
+                _nearest(key, valid),
+            )
+        _check_kind(overrides[key], recipe.defaults.get(key), f"parameter models.settings.{name}.{key}")
+    return recipe.build(seed % 2**31, {**recipe.defaults, **overrides})
+
+
+def _check_kind(value: Any, default: Any, where: str) -> None:
+    """Refuse a setting that no library could read: they say so in ways that name no setting, or not at all."""
+    if isinstance(value, Mapping):
+        raise InputError(f"{dict(value)} is a mapping", where, "Give a number, a word or a list.")
+    if isinstance(default, int | float) and not isinstance(value, int | float):
+        raise InputError(f"{value!r} is not a number", where, f"Give a number, such as the default {default}.")
+    several = value if isinstance(value, list | tuple) else [value]
+    if isinstance(default, list | tuple) and not all(isinstance(each, int | float) for each in several):
+        raise InputError(f"{value!r} is no list of numbers", where, f"Give numbers, such as {list(default)}.")
+
+
+def fit_learners(
+    learners: Mapping[str, Any],
+    X: np.ndarray,
+    y: np.ndarray,
+    sample_weight: np.ndarray | None = None,
+    told: Callable[[str], None] | None = None,
+    *,
+    kind: str | None = None,
+) -> dict[str, Any]:
+    """Fit several learners on the same rows, :data:`AT_ONCE` at a time.
+
+    ``learners``: as :func:`make_learner` gives them.
+    ``X``: features; NaN: unknown; shape (n_rows, n_features).
+    ``y``: 1 for a positive, 0 for a negative; both must occur; shape (n_rows,).
+    ``sample_weight``: weight of each row; shape (n_rows,).
+    ``told``: called with the name of each learner when it is fitted, from a thread.
+    ``kind``: the learner that all of them are, where the keys name something else.
+    Returns: the same learners, fitted, in the same order.
+    Raises ``InputError`` if a library refuses a learner's settings; see :func:`refusals`.
+    """
+
+    def fit(name: str, learner: Any) -> Any:
+        with refusals(kind or name):
+            fitted = learner.fit(X, y, sample_weight=sample_weight)
+        if told is not None:
+            told(name)
+        return fitted
+
+    # One limit around all: set and lifted by each of two fits at a time, it would be lifted too early for the other.
+    with threadpool_limits(limits=THREADS):
+        jobs = (joblib.delayed(fit)(name, learner) for name, learner in learners.items())
+        fitted = joblib.Parallel(n_jobs=AT_ONCE, backend="threading")(jobs)
+    return dict(zip(learners, fitted, strict=True))
+
+
+@contextmanager
+def refusals(name: str) -> Iterator[None]:
+    """Say which learner it was when a library refuses the settings of a fit; let every other error pass.
+
+    ``name``: the learner that is fitted; nothing is caught for a name that is none of
+    :data:`models.config.ALL_LEARNERS`.
+    Raises ``InputError`` with the library's first line.
+    """
+    try:
+        yield
+    except (lightgbm.basic.LightGBMError, ValueError) as error:  # XGBoost's is a ValueError
+        if name not in ALL_LEARNERS or not _refuses(name, error):
+            raise
+        line = _PLACE.sub("", str(error).strip().splitlines()[0]).rstrip(" .")
+        raise InputError(
+            f"{name} could not be fitted: {line}",
+            f"parameter models.settings.{name}",
+            "Correct the setting that is named.",
+        ) from error
+
+
+def _refuses(name: str, error: Exception) -> bool:
+    """Tell a refusal of settings from what a library says of rows, memory and itself."""
+    first = next(iter(str(error).strip().splitlines()), "")
+    if isinstance(error, lightgbm.basic.LightGBMError | xgboost.core.XGBoostError):
+        recipe = _recipe(name)
+        named = "|".join(map(re.escape, (*recipe.defaults, *recipe.more)))
+        return re.search(rf"\bParameter\b|valid values are|\b({named})\b", first) is not None
+    return isinstance(error, InvalidParameterError) or _PLAIN.match(first) is not None
+
+
+def _recipe(name: str) -> Recipe:
+    if name in _RECIPES:
+        return _RECIPES[name]
+    if name in SEQUENCE:
+        from models.sequence.classifier import recipe  # noqa: PLC0415 - PyTorch is an extra
+
+        return recipe(name)
+    raise InputError(f"unknown learner '{name}'", "parameter models", _nearest(name, ALL_LEARNERS))
+
+
+def _nearest(name: str, valid: tuple[str, ...]) -> str:
+    near = difflib.get_close_matches(name, valid, n=1, cutoff=0.4)
+    return f"Did you mean '{near[0]}'?" if near else f"Valid names: {', '.join(sorted(valid))}."

@@ -1,0 +1,4 @@
+"""Rows of a feature matrix: read within a bound of memory, chosen for training, ranked and hashed.
+
+In comes a matrix with labels as of a time, out go positions, labels and weights. Start with ``training_set``.
+"""

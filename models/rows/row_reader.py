@@ -1,0 +1,95 @@
+"""Features of rows, read from a matrix within a bound of memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from models.rows.ranking import Ints
+
+if TYPE_CHECKING:
+    from models.rows.training_set import Matrix
+
+RowReader = Callable[[Ints], np.ndarray]
+"""From positions of rows to their features, float32, shape (n_rows, n_features)."""
+
+HELD_BYTES = 2**30
+"""What a reader holds at most unless it is told otherwise, in bytes: what the default of ``training.memory`` gives."""
+
+_CHUNK_BYTES = 2**28
+
+
+class AllRows:
+    """Reads a matrix once, at the first use, and holds it."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        self._matrix = matrix
+        self._held: np.ndarray | None = None
+
+    def _all(self) -> np.ndarray:
+        if self._held is None:
+            self._held = self._matrix.values()
+        return self._held
+
+    def __call__(self, rows: Ints) -> np.ndarray:
+        """Give the features of rows by their positions."""
+        return self._all()[rows]
+
+
+class NewestRows:
+    """Holds the newest of the rows asked for so far, as many as the bound allows; reads older ones anew each time.
+
+    Refits and tests move on in time, and a matrix is ordered by time: what the next one asks for is mostly what the
+    last ones had, and rows that follow. Those are added to a ring of rows, whose oldest they overwrite, so a sliding
+    backtest reads each row of the matrix once where its span fits into the ring.
+
+    ``matrix``: larger than ``held_bytes``.
+    """
+
+    def __init__(self, matrix: Matrix, held_bytes: int) -> None:
+        self._matrix = matrix
+        self._columns = len(matrix.columns)
+        self._capacity = max(held_bytes // (4 * self._columns), 1)
+        self._ring: np.ndarray | None = None
+        self._first = self._end = 0
+
+    def __call__(self, rows: Ints) -> np.ndarray:
+        """Give the features of rows by their positions, in any order, repeats allowed."""
+        rows = np.asarray(rows, dtype=np.int64)
+        if len(rows) == 0:
+            return self._matrix.values(rows)
+        ring = self._extended(int(rows.min()), int(rows.max()) + 1)
+        held = rows >= self._first
+        if held.all():
+            return ring[rows % self._capacity]
+        out = np.empty((len(rows), self._columns), dtype=np.float32)
+        out[held] = ring[rows[held] % self._capacity]
+        out[~held] = self._matrix.values(rows[~held])
+        return out
+
+    def _extended(self, lowest: int, until: int) -> np.ndarray:
+        if self._ring is None:
+            self._ring = np.empty((self._capacity, self._columns), dtype=np.float32)
+            self._first = self._end = lowest
+        if until > self._end:
+            begin = max(self._end, until - self._capacity)
+            step = max(_CHUNK_BYTES // (4 * self._columns), 1)
+            for low in range(begin, until, step):
+                new = np.arange(low, min(low + step, until))
+                self._ring[new % self._capacity] = self._matrix.values(new)
+            self._first = max(self._first, until - self._capacity)
+            self._end = until
+        return self._ring
+
+
+def row_reader(matrix: Matrix, held_bytes: int = HELD_BYTES) -> RowReader:
+    """Give a reader of a matrix's rows.
+
+    ``held_bytes``: memory that it may hold features in.
+    Returns: one that holds the whole matrix from its first use on, where it fits, or the newest rows asked for.
+    """
+    if len(matrix.rows) * len(matrix.columns) * 4 > held_bytes:
+        return NewestRows(matrix, held_bytes)
+    return AllRows(matrix)

@@ -1,0 +1,259 @@
+"""Which rows a model is fitted on: every positive, and negatives drawn so that the clock tells nothing.
+
+Augmented positives end at odd times of the day. If negatives stood only on the decision grid, a model would learn the
+clock instead of the failure. So negatives are drawn at the positives' own times, and weighted where a time has too few,
+until positives and negatives stand in the same proportion on the grid, off it, and at each time off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+import numpy as np
+import pandas as pd
+
+from features.times import NEVER, milliseconds
+from features.vocabulary import FeatureColumn
+from models.rows.ranking import Bools, Floats, Hashes, Ints, mix, name_hashes, position_in_group, seed_of
+
+
+class Matrix(Protocol):
+    """What the models room asks of a feature matrix; :class:`features.matrix.matrix.FeatureMatrix` has it."""
+
+    @property
+    def rows(self) -> pd.DataFrame:
+        """``decision_time``, ``node``, ``gpu``, ``unit``, ``augmented``, and where known ``established_at``."""
+
+    @property
+    def columns(self) -> Sequence[FeatureColumn]:
+        """What each feature is, in order."""
+
+    @property
+    def span(self) -> tuple[datetime, datetime]:
+        """First and last instant of the dataset."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of content and settings."""
+
+    def values(self, row_indices: Any = None) -> np.ndarray:
+        """Features of rows, float32, shape (n_rows, n_features); NaN: unknown."""
+
+    def incidents(self, as_of: datetime | None = None) -> pd.DataFrame:
+        """Incidents as known at a time: ``incident``, ``unit``, ``start``, ``known_at`` and more."""
+
+    def labels(self, as_of: datetime | None = None, *, horizon: timedelta | None = None) -> pd.DataFrame:
+        """Labels of all rows as known at a time, for the matrix's own horizon or another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a matrix as arrays, each of shape (n_rows,).
+
+    ``time``: decision times in milliseconds since the epoch (UTC).
+    ``augmented``: whether the row exists for training only.
+    ``established``: when it became known that an augmented row exists (its incident's known-at time), in milliseconds;
+    the lowest integer for grid rows and where the matrix does not say.
+    ``tie``: hash of the unit.
+    """
+
+    time: Ints
+    augmented: Bools
+    established: Ints
+    tie: Hashes
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Rows:
+        """Read :attr:`Matrix.rows`."""
+        established = np.full(len(frame), -NEVER, dtype=np.int64)
+        if "established_at" in frame.columns:
+            at = milliseconds(frame["established_at"], "established_at")
+            established = np.where(at == NEVER, established, at)
+        return cls(
+            time=milliseconds(frame["decision_time"], "decision_time"),
+            augmented=frame["augmented"].to_numpy(dtype=bool),
+            established=established,
+            tie=name_hashes(frame["unit"]),
+        )
+
+    @property
+    def grid_times(self) -> Ints:
+        """Distinct decision times of the grid, ascending."""
+        return np.unique(self.time[~self.augmented])
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """Labels of all rows as known at one time, each of shape (n_rows,).
+
+    ``label``: 1, 0, or -1 where there is none (censored, or not known yet).
+    ``complete``: when the label can first be known: decision time + gap + horizon, in milliseconds since the epoch.
+    ``incident``: the incident of a positive; -1: none.
+    """
+
+    label: np.ndarray
+    complete: Ints
+    incident: Ints
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame) -> Labels:
+        """Read what :meth:`Matrix.labels` gives."""
+        incident = frame["incident"] if "incident" in frame.columns else pd.Series(-1, index=frame.index, dtype="Int64")
+        return cls(
+            label=frame["label"].fillna(-1).to_numpy(dtype=np.int8),
+            complete=milliseconds(frame["complete_at"], "complete_at"),
+            incident=incident.fillna(-1).to_numpy(dtype=np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSet:
+    """Rows to fit on.
+
+    ``rows``: positions in the matrix, ascending; shape (n,).
+    ``label``: 1 or 0; shape (n,).
+    ``weight``: 1 for a positive; for a negative what makes the proportions hold where too few negatives were there;
+    shape (n,).
+    ``prior_shift``: what to add to the log-odds of a model fitted on these rows to undo the sampling: the log of the
+    odds of grid rows in the span over the log of the weighted odds here. Augmented positives count in the second only.
+    ``n_positive``, ``n_negative``, ``n_augmented``: rows by label, and how many of the positives are augmented.
+    ``n_incidents``: distinct incidents among the positives.
+    ``n_unmatched``: augmented positives left out because no negative stood at their time.
+    ``thinned_to``: negatives for each positive, where there was room for fewer than asked for; None: as asked for.
+    """
+
+    rows: Ints
+    label: Ints
+    weight: Floats
+    prior_shift: float
+    n_positive: int
+    n_negative: int
+    n_augmented: int
+    n_incidents: int
+    n_unmatched: int
+    thinned_to: int | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether both classes occur."""
+        return self.n_positive > 0 and self.n_negative > 0
+
+
+def known_rows(rows: Rows, labels: Labels, *, start_ms: int, complete_by_ms: int, as_of_ms: int) -> Bools:
+    """Tell which rows have a decision time from ``start_ms`` on and a label complete and known in time.
+
+    ``rows``, ``labels``: the matrix; ``labels`` as of ``as_of_ms``.
+    ``complete_by_ms``: labels must be complete (decision time + gap + horizon) by then; at most ``as_of_ms``.
+    ``as_of_ms``: the refit; an augmented row must have been established by then.
+    Returns: true for a row that may be used; shape (n_rows,).
+    """
+    usable = (rows.time >= start_ms) & (labels.complete <= min(complete_by_ms, as_of_ms)) & (labels.label >= 0)
+    usable &= ~rows.augmented | (rows.established <= as_of_ms)
+    # An augmented time must have a known positive: else the incident that made it is not known yet, and the mere
+    # existence of its rows tells of it.
+    causes = np.unique(rows.time[usable & rows.augmented & (labels.label == 1)])
+    return usable & (~rows.augmented | np.isin(rows.time, causes))
+
+
+def choose_rows(
+    rows: Rows,
+    labels: Labels,
+    *,
+    start_ms: int,
+    complete_by_ms: int,
+    as_of_ms: int,
+    negative_ratio: int,
+    seed: int,
+    max_rows: int | None = None,
+) -> TrainingSet:
+    """Choose all positives and ``negative_ratio`` negatives for each.
+
+    Off the grid, each time with p positives gets ``negative_ratio * p`` negatives of that time. On the grid, half of
+    the negatives come from the positives' own times and the rest from all times of the span, so that quiet days are
+    seen as well. Where there are too few, the ones there are weigh more.
+
+    ``rows``, ``labels``, ``start_ms``, ``complete_by_ms``, ``as_of_ms``: as :func:`known_rows` takes them.
+    ``negative_ratio``: negatives for each positive.
+    ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else: not on the order of rows.
+    ``max_rows``: rows that there is room for. Where as many negatives as asked for would take more, as many are drawn
+    for each positive as fit, at least one: positives are never left out.
+    Returns: possibly of one class only: see :attr:`TrainingSet.usable`.
+    """
+    known = known_rows(rows, labels, start_ms=start_ms, complete_by_ms=complete_by_ms, as_of_ms=as_of_ms)
+    positive = known & (labels.label == 1)
+    negative = known & (labels.label == 0)
+    priority = mix(mix(rows.tie, rows.time), seed_of(seed, "negatives"))
+
+    ratio, thinned_to = negative_ratio, None
+    while True:
+        on_rows, on_weight = _on_grid(rows, positive & ~rows.augmented, negative & ~rows.augmented, ratio, priority)
+        off_rows, off_weight, matched = _off_grid(
+            rows, positive & rows.augmented, negative & rows.augmented, ratio, priority
+        )
+        on_positive = np.flatnonzero(positive & ~rows.augmented)
+        positives = np.concatenate([on_positive, matched])
+        chosen = np.concatenate([positives, on_rows, off_rows])
+        if max_rows is None or len(chosen) <= max_rows or ratio == 1:
+            break
+        # halves of odd quotas are rounded up at each time, so a step may leave some rows too many
+        ratio = thinned_to = min(ratio - 1, max((max_rows - len(positives)) // len(positives), 1))
+    label = np.repeat([1, 0], [len(positives), len(on_rows) + len(off_rows)])
+    weight = np.concatenate([np.ones(len(positives)), on_weight, off_weight])
+    order = np.argsort(chosen, kind="stable")
+
+    shift = 0.0
+    if len(positives) and len(on_rows) + len(off_rows):
+        # Half a positive stands for none: the span has augmented windows of an incident but no grid row of it.
+        true_odds = max(len(on_positive), 0.5) / max(int((negative & ~rows.augmented).sum()), 1)
+        shift = float(np.log(true_odds) - np.log(len(positives) / (on_weight.sum() + off_weight.sum())))
+    return TrainingSet(
+        rows=chosen[order],
+        label=label[order].astype(np.int64),
+        weight=weight[order],
+        prior_shift=shift,
+        n_positive=len(positives),
+        n_negative=len(on_rows) + len(off_rows),
+        n_augmented=len(matched),
+        n_incidents=count_incidents(rows, labels, positives),
+        n_unmatched=int((positive & rows.augmented).sum()) - len(matched),
+        thinned_to=thinned_to,
+    )
+
+
+def count_incidents(rows: Rows, labels: Labels, positives: Ints) -> int:
+    """Count distinct incidents among positive rows; a row whose incident is not given stands for its unit."""
+    incident = labels.incident[positives]
+    key = np.where(incident >= 0, incident.astype(np.uint64), rows.tie[positives])
+    return len(np.unique(key))
+
+
+def _on_grid(rows: Rows, positive: Bools, negative: Bools, ratio: int, priority: Hashes) -> tuple[Ints, Floats]:
+    quota = ratio * int(positive.sum())
+    times, counts = np.unique(rows.time[positive], return_counts=True)
+    matched = _draw_at(rows, negative, times, -(-ratio * counts // 2), priority)
+    rest = negative.copy()
+    rest[matched] = False
+    others = np.flatnonzero(rest)
+    others = others[np.lexsort((rows.time[others], priority[others]))][: max(quota - len(matched), 0)]
+    chosen = np.concatenate([matched, others])
+    return chosen, np.full(len(chosen), quota / max(len(chosen), 1))
+
+
+def _off_grid(rows: Rows, positive: Bools, negative: Bools, ratio: int, priority: Hashes) -> tuple[Ints, Floats, Ints]:
+    times, counts = np.unique(rows.time[positive], return_counts=True)
+    chosen = _draw_at(rows, negative, times, ratio * counts, priority)
+    at = np.searchsorted(times, rows.time[chosen])
+    drawn = np.bincount(at, minlength=len(times))
+    weight = (ratio * counts)[at] / drawn[at]
+    matched = np.flatnonzero(positive & np.isin(rows.time, times[drawn > 0]))
+    return chosen, weight.astype(np.float64), matched
+
+
+def _draw_at(rows: Rows, among: Bools, times: Ints, quotas: Ints, priority: Hashes) -> Ints:
+    pool = np.flatnonzero(among & np.isin(rows.time, times))
+    pool = pool[np.lexsort((priority[pool], rows.time[pool]))]
+    place = position_in_group(rows.time[pool])
+    return pool[place < quotas[np.searchsorted(times, rows.time[pool])]] if len(times) else pool

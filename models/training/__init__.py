@@ -1,0 +1,4 @@
+"""One refit: the span, the rows, the learners, the ensembles and their calibration.
+
+In comes a matrix and a time, out come ``FittedModels``. Start with ``trainer``; ``final`` fits for the bundle.
+"""

@@ -1,0 +1,128 @@
+"""The fit as of the end of the data, for the bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+import numpy as np
+import pandas as pd
+
+from features.errors import InputError
+from features.times import instant_ms
+from models.config import BacktestSection, ModelsSection, TrainingSection
+from models.rows.row_reader import RowReader
+from models.rows.training_set import Labels, Matrix, Rows
+from models.sequence.windows import WindowedMatrix, tabular_values, with_windows
+from models.training.as_of import refit_time
+from models.training.distribution import Distribution, summarise
+from models.training.fitted import ORDERS_ONLY, FittedModels
+from models.training.reference import SCORED, LabelledRows, Reference, make_reference, sample_rows
+from models.training.schedule import (
+    alert_budget,
+    candidates_told,
+    format_days,
+    format_instant,
+    instant_of,
+)
+from models.training.trainer import Trainer, Unfit, reach_of
+
+Progress = Callable[[int, int, str], None]
+"""Called with the number of folds done, the number of all folds, and what is being done."""
+
+
+def fit_final(
+    matrix: Matrix,
+    *,
+    training: TrainingSection,
+    models: ModelsSection,
+    backtest: BacktestSection,
+    seed: int,
+    until: datetime | None = None,
+    progress: Progress | None = None,
+) -> FittedModels:
+    """Fit all models at the end of the data, for the bundle.
+
+    ``training``, ``models``, ``backtest``: as for :func:`run_backtest`; of ``backtest`` only ``k``, whose ``auto``
+    counts the whole dataset.
+    ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
+    ``progress``: called with the training rows gone through, all of them, and what was fitted
+    (:class:`models.training.fit_steps.FitSteps`).
+    Raises ``InputError`` if no span fits the data, or the span chosen holds one class only.
+    """
+    refit_ms = instant_ms(refit_time(matrix.span, until))
+    matrix = with_windows(matrix, models)
+    rows = Rows.of(matrix.rows)
+    frame = matrix.labels(instant_of(refit_ms))
+    labels = Labels.of(frame)
+    reach_of(rows, labels)
+    k = alert_budget(rows, labels, backtest, as_of_ms=refit_ms)
+    trainer = Trainer(matrix, training=training, models=models, k=k, seed=seed, progress=progress)
+    choice = trainer.choose_span(refit_ms, labels, None)
+    if choice is None:
+        before = format_days(refit_ms - trainer.first_ms)
+        history = (
+            f"the data span {before}"
+            if until is None
+            else f"{before} of the data lie before {format_instant(refit_ms)} (--until)"
+        )
+        raise InputError(
+            f"no training span fits: {history}, gap and horizon take {format_days(trainer.reach_ms)}; "
+            f"{candidates_told(training)}",
+            "parameter training.span" if isinstance(training.span, timedelta) else "parameter training.spans",
+            f"Give {'a shorter span' if until is None else 'a later time, a shorter span'}, or a dataset with more "
+            "history.",
+        )
+    fitted = trainer.fit(refit_ms, labels, choice.span)
+    if isinstance(fitted, Unfit):
+        raise InputError(
+            f"one class only in the training span: {fitted.why}",
+            "parameter training.span",
+            "Give a longer span, or a dataset with more history.",
+        )
+    reference = reference_at(fitted, models.profile, matrix, frame, read=trainer.values, seed=seed)
+    return replace(fitted, reference=reference)
+
+
+def score_model(models: FittedModels, profile: str) -> str:
+    """Choose the model whose scores are watched: the profile, or ``stacked`` where that only orders rows.
+
+    A mean of ranks has the same distribution whatever happens; the stacked members' log-odds have not.
+    """
+    return "stacked" if profile in ORDERS_ONLY and "stacked" in models.models and models.stand_in is None else profile
+
+
+def summarise_scores(
+    models: FittedModels, profile: str, read: RowReader, rows: Rows, *, seed: int
+) -> tuple[str, Distribution]:
+    """Summarise the watched model's scores of a draw of the rows in its training span.
+
+    ``profile``: the profile; see :func:`score_model`.
+    ``seed``: seed of the draw, of :data:`models.training.reference.SCORED` rows.
+    """
+    name = score_model(models, profile)
+    first, last = instant_ms(models.train_start), instant_ms(models.train_end)
+    chosen = sample_rows(rows, first, last, most=SCORED, seed=seed)
+    if not len(chosen):
+        return name, summarise(np.zeros(0))
+    return name, summarise(models.score_arrays(read(chosen), rows.time[chosen], rows.tie[chosen])[name].score)
+
+
+def reference_at(
+    models: FittedModels, profile: str, matrix: Matrix, labels: pd.DataFrame, *, read: RowReader, seed: int
+) -> Reference:
+    """Summarise what models were fitted on, for their bundle."""
+    rows = Rows.of(matrix.rows)
+    columns = tuple(matrix.columns)
+    made = make_reference(
+        LabelledRows.of(rows, labels),
+        tabular_values(matrix, read),
+        columns[: matrix.facts.tabular] if isinstance(matrix, WindowedMatrix) else columns,
+        start_ms=instant_ms(models.train_start),
+        end_ms=instant_ms(models.train_end),
+        as_of_ms=instant_ms(models.refit_at),
+        seed=seed,
+    )
+    name, scores = summarise_scores(models, profile, read, rows, seed=seed)
+    return replace(made, model=name, scores=scores)

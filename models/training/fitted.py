@@ -1,0 +1,194 @@
+"""What one refit makes: fitted learners, ensembles and calibrators, and the one way in which rows are scored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from features.errors import InputError
+from features.times import instants, milliseconds
+from features.vocabulary import FeatureColumn
+from models.calibration.fitting import Calibrator
+from models.calibration.horizons import HorizonMap
+from models.config import ALL_LEARNERS, BASELINES, CASCADE, COMBINERS, ModelsSection
+from models.ensembles.cascade import CascadeEnsemble
+from models.ensembles.combining import Stacker
+from models.ensembles.scorer import ModelScore, Scorer, checked_rows, risk_of, risks_of
+from models.learners.baselines import Baseline
+from models.rows.ranking import Hashes, Ints, mix, name_hashes
+from models.rows.row_reader import RowReader
+from models.training.reference import Reference
+
+ORDERS_ONLY: frozenset[str] = frozenset({"intersection", "min_votes", "mean_rank"})
+"""Models that order the units of a decision time and no more: some unit comes first even when none is at risk."""
+
+
+def model_names(models: ModelsSection) -> tuple[str, ...]:
+    """List the models that a run gives predictions of: baselines, learners, parallel ensembles, cascade.
+
+    An ensemble of one is its member and is left out: parallel ensembles of one member, a cascade of one stage.
+    ``min_votes`` is among them if it is asked for (as combiner, as profile, or by setting the number of votes): with
+    all votes needed it equals ``intersection``.
+
+    Returns: Names, in the order of reports.
+    Raises ``InputError`` if ``models.profile`` is not among them, or the ensembles have no members.
+    """
+    parallel = models.parallel
+    for key, members in (("parallel.members", parallel.members), ("cascade.stages", models.cascade.stages)):
+        if not members:
+            raise InputError("an empty list", f"parameter models.{key}", "Name at least one learner.")
+    if parallel.min_votes is not None and not 1 <= parallel.min_votes <= len(parallel.members):
+        raise InputError(
+            f"min_votes is {parallel.min_votes} with {len(parallel.members)} members",
+            "parameter models.parallel.min_votes",
+            f"Give a number from 1 to {len(parallel.members)}, or null for all members.",
+        )
+    asked = "min_votes" in (parallel.combiner, models.profile) or parallel.min_votes is not None
+    combiners = tuple(name for name in COMBINERS if name != "min_votes" or asked) if len(parallel.members) > 1 else ()
+    learners = tuple(name for name in ALL_LEARNERS if name in models.learners)
+    names = (*BASELINES, *learners, *combiners, *((CASCADE,) if len(models.cascade.stages) > 1 else ()))
+    if models.profile not in names:
+        add = f"Add {models.profile} to models.learners, or choose" if models.profile in ALL_LEARNERS else "Choose"
+        raise InputError(
+            f"'{models.profile}' is not a model of this run",
+            "parameter models.profile",
+            f"{add} one of {', '.join(names)}.",
+        )
+    return names
+
+
+def fitted_learners(models: ModelsSection) -> tuple[str, ...]:
+    """List the learners to fit on the whole training set: those asked for, the members and the first stage."""
+    needed = {*models.learners, *models.parallel.members, models.cascade.stages[0]}
+    return tuple(name for name in ALL_LEARNERS if name in needed)
+
+
+@dataclass(frozen=True, slots=True)
+class FittedModels:
+    """All models of one refit.
+
+    ``refit_at``, ``train_start``, ``train_end``: when it was fitted, and first and last decision time of the training
+    span (aware UTC).
+    ``columns``: the features, in order.
+    ``models``: models that scores are given of, in the order of reports.
+    ``k``: alert budget a decision time.
+    ``prior_shift``: added to learners' log-odds to undo the sampling of negatives.
+    ``learners``: fitted on the whole training set; members and the cascade's first stage among them.
+    ``members``: members of the parallel ensembles.
+    ``min_votes``: for ``min_votes``; None: all members.
+    ``stacker``: for ``stacked``; takes corrected log-odds.
+    ``cascade``: its first stage is the learner of that name.
+    ``calibrators``: for each of ``models``.
+    ``horizons``: for each of ``models``, where further horizons were asked for.
+    ``n_positive``, ``n_negative``, ``n_augmented``, ``n_incidents``: size of the training set.
+    ``calibrated``: whether calibrators were fitted on a slice; else they are the fallback of
+    :func:`models.calibration.fitting.fit_calibrator`.
+    ``thinned_to``: negatives for each positive, where ``training.memory`` left room for fewer than asked for; None: as
+    asked for.
+    ``stand_in``: name of a baseline that all models are scored by because nothing could be fitted yet; None: none.
+    ``reference``: what the rows and scores were like that they were fitted on, to tell drift from; None: not kept.
+    """
+
+    refit_at: datetime
+    train_start: datetime
+    train_end: datetime
+    span: timedelta
+    columns: tuple[FeatureColumn, ...]
+    models: tuple[str, ...]
+    k: int
+    prior_shift: float
+    learners: Mapping[str, Any]
+    members: tuple[str, ...]
+    min_votes: int | None
+    stacker: Stacker
+    cascade: CascadeEnsemble | None
+    baselines: Mapping[str, Baseline]
+    calibrators: Mapping[str, Calibrator] = field(default_factory=dict)
+    horizons: Mapping[str, HorizonMap] = field(default_factory=dict)
+    n_positive: int = 0
+    n_negative: int = 0
+    n_augmented: int = 0
+    n_incidents: int = 0
+    calibrated: bool = False
+    thinned_to: int | None = None
+    stand_in: str | None = None
+    reference: Reference | None = None
+
+    def score(self, values: np.ndarray, times: Any, units: Any) -> pd.DataFrame:
+        """Score rows with every model.
+
+        ``values``: features in the order of ``columns``; NaN: unknown; shape (n_rows, n_features).
+        ``times``: decision time of each row, with a time zone. Ranks and alerts are taken inside a decision time, so
+        all units to compare must be given in one call; shape (n_rows,).
+        ``units``: unit of each row; shape (n_rows,).
+        Returns: ``decision_time``, ``unit``, ``model``, ``score`` and ``risk`` (float32), ``rank`` (int32), ``alert``;
+        one row for each model and row, models in order.
+        Raises ``InputError`` if the number of features is not that of ``columns``.
+        """
+        values = checked_rows(values, len(self.columns))
+        time = milliseconds(pd.Series(times))
+        scores = self.score_arrays(values, time, name_hashes(units))
+        unit = pd.Series(units, dtype=object).to_numpy()
+        frames = [
+            pd.DataFrame(
+                {
+                    "decision_time": instants(time),
+                    "unit": unit,
+                    "model": pd.Categorical.from_codes(np.full(len(time), i), categories=list(self.models)),
+                    "score": scores[name].score,
+                    "risk": self.risk(name, scores[name].score),
+                    "rank": scores[name].rank.astype(np.int32),
+                    "alert": scores[name].alert,
+                }
+            )
+            for i, name in enumerate(self.models)
+        ]
+        return pd.concat(frames, ignore_index=True)
+
+    def score_arrays(self, values: np.ndarray, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
+        """Score rows with every model, as arrays.
+
+        ``values``: Features; shape (n_rows, n_features).
+        ``time``: decision times in milliseconds since the epoch; shape (n_rows,).
+        ``tie``: :func:`models.rows.ranking.name_hashes` of the units; shape (n_rows,).
+        Returns: one for each of ``models``.
+        """
+        return self.scorer().score(self.models, values, time, tie)
+
+    def score_rows(self, read: RowReader, rows: Ints, time: Ints, tie: Hashes) -> dict[str, ModelScore]:
+        """Score rows of a matrix, of which a batch at a time is in memory.
+
+        ``read``: reads features, in the order of ``columns``.
+        ``rows``: Positions; shape (n_rows,).
+        ``time``, ``tie``: of each row; see :meth:`score_arrays`.
+        Returns: one for each of ``models``.
+        """
+        scorer = self.scorer()
+        return scorer.compare(self.models, scorer.say_of(self.models, read, rows, mix(tie, time)), time, tie)
+
+    def scorer(self) -> Scorer:
+        """Give what scores rows."""
+        return Scorer(
+            self.k,
+            self.prior_shift,
+            self.learners,
+            self.members,
+            self.min_votes,
+            self.stacker,
+            None if self.cascade is None else self.cascade.fitted_stages(),
+            self.baselines,
+            self.stand_in,
+        )
+
+    def risk(self, name: str, score: np.ndarray) -> np.ndarray:
+        """Give the risks of a model's scores, float32, shape kept."""
+        return risk_of(self.calibrators[name], score)
+
+    def risks(self, name: str, score: np.ndarray) -> dict[str, np.ndarray]:
+        """Give the risks of a model's scores at all horizons: ``risk_6h`` and so on, ascending; none asked for: {}."""
+        return risks_of(self.horizons.get(name), self.risk(name, score))

@@ -1,0 +1,245 @@
+"""What a model was fitted on, in short: the yardstick that later rows are held against; kept in the bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from features.errors import InputError
+from features.times import NEVER, duration_ms
+from features.vocabulary import FeatureColumn
+from models.rows.ranking import Ints, mix, seed_of
+from models.rows.row_reader import RowReader
+from models.rows.training_set import Labels, Rows
+from models.training.distribution import Distribution, summarise
+
+SAMPLE = 20_000
+"""Rows of a side that features are compared on, at most."""
+
+SCORED = 4_000
+"""Rows of the reference that are scored, at most."""
+
+BLOCK = timedelta(days=7)
+"""Length of the blocks of the reference that give the usual fluctuation; also the least recent window."""
+
+_DAY_MS = 86_400_000
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Failures that a span of time saw.
+
+    ``rows``: decision rows whose labels were complete, as exposure.
+    ``incidents``: incidents by failure class; those of one unit within :data:`BLOCK` of the last counted one count
+    once, so that a unit failing again and again does not pass for a rising rate.
+    """
+
+    rows: int
+    incidents: Mapping[str, int]
+
+    @property
+    def total(self) -> int:
+        """Incidents of all classes."""
+        return sum(self.incidents.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What the rows that a model was fitted on were like.
+
+    ``start_ms``, ``end_ms``: first and last decision time, milliseconds since the epoch (UTC).
+    ``columns``: the features, in order.
+    ``features``: one for each column. Ages and other days since a date are kept as dates, so that time's passing
+    changes nothing.
+    ``rows_per_time``: grid rows a decision time.
+    ``times_per_day``: decision times a day.
+    ``outcomes``: failures in that time, as known at the fit.
+    ``model``: the model whose scores are kept; empty: none.
+    """
+
+    start_ms: int
+    end_ms: int
+    columns: tuple[FeatureColumn, ...]
+    features: tuple[Distribution, ...]
+    rows_per_time: float
+    times_per_day: float
+    outcomes: Outcomes
+    model: str
+    scores: Distribution
+
+    def to_json(self) -> dict[str, Any]:
+        """Give the reference as a JSON object."""
+        return {
+            "format": _FORMAT,
+            "start_ms": self.start_ms,
+            "end_ms": self.end_ms,
+            "columns": [column.to_json() for column in self.columns],
+            "features": [each.to_json() for each in self.features],
+            "rows_per_time": self.rows_per_time,
+            "times_per_day": self.times_per_day,
+            "outcomes": {"rows": self.outcomes.rows, "incidents": dict(self.outcomes.incidents)},
+            "model": self.model,
+            "scores": self.scores.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> Reference:
+        """Read what :meth:`to_json` wrote.
+
+        Raises ``InputError`` if it is of another format.
+        """
+        if content.get("format") != _FORMAT:
+            raise InputError(
+                f"the reference has format {content.get('format')}, this code reads {_FORMAT}",
+                "reference of a bundle",
+                "Train the bundle again.",
+            )
+        said = content["outcomes"]
+        return cls(
+            start_ms=int(content["start_ms"]),
+            end_ms=int(content["end_ms"]),
+            columns=tuple(FeatureColumn.from_json(each) for each in content["columns"]),
+            features=tuple(Distribution.from_json(each) for each in content["features"]),
+            rows_per_time=float(content["rows_per_time"]),
+            times_per_day=float(content["times_per_day"]),
+            outcomes=Outcomes(int(said["rows"]), {str(name): int(n) for name, n in said["incidents"].items()}),
+            model=str(content["model"]),
+            scores=Distribution.from_json(content["scores"]),
+        )
+
+    def encode(self) -> bytes:
+        """Give the reference as the bytes of a JSON file; the same reference gives the same bytes."""
+        return json.dumps(self.to_json(), sort_keys=True, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledRows:
+    """The rows of a matrix with their labels as of one time, as the drift checks need them.
+
+    ``label``, ``complete``, ``incident``: as :class:`models.rows.training_set.Labels` has them.
+    ``starts``: start of the incident of a positive, milliseconds since the epoch; shape (n_rows,).
+    ``failure_class``: its class; empty where there is none; shape (n_rows,).
+    """
+
+    rows: Rows
+    label: np.ndarray
+    complete: Ints
+    incident: Ints
+    starts: Ints
+    failure_class: np.ndarray
+
+    @classmethod
+    def of(cls, rows: Rows, frame: Any) -> LabelledRows:
+        """Join the keys with what :meth:`models.rows.training_set.Matrix.labels` gives."""
+        labels = Labels.of(frame)
+        positive = np.flatnonzero(labels.label == 1)
+        starts = np.zeros(len(labels.label), dtype=np.int64)
+        classes = np.full(len(labels.label), "", dtype=object)
+        if len(positive):
+            chosen = frame.iloc[positive]
+            starts[positive] = chosen["incident_start"].dt.tz_convert("UTC").dt.as_unit("ms").astype("int64").to_numpy()
+            classes[positive] = chosen["failure_class"].fillna("other").astype(str).to_numpy()
+        return cls(rows, labels.label, labels.complete, labels.incident, starts, classes)
+
+    def outcomes(self, start_ms: int, end_ms: int, *, known_by_ms: int) -> Outcomes:
+        """Count the failures behind the grid rows from ``start_ms`` to ``end_ms`` (both included) with known labels.
+
+        An incident belongs to the earliest row that it makes a positive, in these times or not: so no two windows count
+        it, and short windows count as many for each row as long ones. Rows of the matrix's first decision time are left
+        out, since which of their incidents would have been seen before is not known.
+        """
+        rows = self.rows
+        known = ~rows.augmented & (self.complete <= known_by_ms) & (self.label >= 0)
+        inside = known & (rows.time >= start_ms) & (rows.time <= end_ms)
+        inside &= rows.time > rows.time.min(where=~rows.augmented, initial=NEVER)
+        at = np.flatnonzero(known & (self.label == 1))
+        at = at[np.lexsort((rows.time[at], self.starts[at], rows.tie[at]))]
+        counts: dict[str, int] = {}
+        last: tuple[int, int] | None = None
+        for row in at:
+            unit, start = int(rows.tie[row]), int(self.starts[row])
+            if last is not None and last[0] == unit and start - last[1] < duration_ms(BLOCK):
+                continue
+            last = (unit, start)
+            if inside[row]:
+                counts[str(self.failure_class[row])] = counts.get(str(self.failure_class[row]), 0) + 1
+        return Outcomes(int(inside.sum()), dict(sorted(counts.items())))
+
+
+def sample_rows(rows: Rows, start_ms: int, end_ms: int, *, most: int, seed: int) -> Ints:
+    """Draw grid rows from ``start_ms`` to ``end_ms`` (both included).
+
+    ``seed``: seed of the draw, which depends on a row's unit and time and on nothing else.
+    Returns: Positions, ascending.
+    """
+    among = np.flatnonzero((rows.time >= start_ms) & (rows.time <= end_ms) & ~rows.augmented)
+    if len(among) <= most:
+        return among
+    priority = mix(mix(rows.tie[among], rows.time[among]), seed_of(seed, "drift"))
+    return np.sort(among[np.lexsort((rows.time[among], priority))[:most]])
+
+
+def dated(values: np.ndarray, time_ms: Ints, columns: Sequence[FeatureColumn]) -> np.ndarray:
+    """Replace days since a date by that date, in days since the epoch, in a copy of the rows' values.
+
+    ``values``: Features; shape (n_rows, n_features).
+    ``time_ms``: decision times; shape (n_rows,).
+    Returns: the same, but for columns of the group ``static`` in days; shape (n_rows, n_features).
+    """
+    out = np.array(values, dtype=np.float32, copy=True)
+    for at, column in enumerate(columns):
+        if column.group == "static" and column.statistic == "days":
+            out[:, at] = (time_ms / _DAY_MS - out[:, at]).round(1)
+    return out
+
+
+def warm_from(rows: Rows, columns: Sequence[FeatureColumn], start_ms: int, end_ms: int) -> int:
+    """Give the first time at which trailing windows are full, or ``start_ms`` if later; at most half of the span on."""
+    windows = [column.window for column in columns if column.window is not None and column.group != "history"]
+    first = int(rows.time.min()) + 2 * max((duration_ms(window) for window in windows), default=0)
+    return max(start_ms, min(first, (start_ms + end_ms) // 2))
+
+
+def make_reference(
+    labelled: LabelledRows,
+    read: RowReader,
+    columns: Sequence[FeatureColumn],
+    *,
+    start_ms: int,
+    end_ms: int,
+    as_of_ms: int,
+    seed: int,
+) -> Reference:
+    """Summarise the rows that a model is fitted on, without scores; see :meth:`with_scores <with_scores>`.
+
+    Returns: its ``model`` is empty.
+    """
+    rows = labelled.rows
+    begin = warm_from(rows, columns, start_ms, end_ms)
+    chosen = sample_rows(rows, begin, end_ms, most=SAMPLE, seed=seed)
+    values = dated(read(chosen), rows.time[chosen], columns)
+    blocks = (end_ms - rows.time[chosen]) // duration_ms(BLOCK)
+    features = tuple(
+        summarise(values[:, at], blocks=blocks, every_value=bool(column.categories))
+        for at, column in enumerate(columns)
+    )
+    inside = rows.time[(rows.time >= begin) & (rows.time <= end_ms) & ~rows.augmented]
+    times = np.unique(inside)
+    days = max(float(times[-1] - times[0]) / _DAY_MS, 1.0) if len(times) else 1.0
+    return Reference(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        columns=tuple(columns),
+        features=features,
+        rows_per_time=len(inside) / max(len(times), 1),
+        times_per_day=max(len(times) - 1, 1) / days,
+        outcomes=labelled.outcomes(start_ms, end_ms, known_by_ms=as_of_ms),
+        model="",
+        scores=summarise(np.zeros(0)),
+    )

@@ -1,0 +1,132 @@
+"""When a backtest tests: its first and last decision time, its refits, and its alert budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import numpy as np
+
+from features.errors import InputError
+from features.times import duration_ms, instant_ms, instants
+from models.config import BacktestSection, TrainingSection
+from models.rows.ranking import Ints
+from models.rows.training_set import Labels, Matrix, Rows
+from models.training.spans import EXPANDING, candidates
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The folds of a backtest.
+
+    ``refits_ms``: refits in milliseconds since the epoch, ascending; each fold tests from its refit to the next.
+    ``end_ms``: last decision time that is scored (included).
+    ``never_fit``: candidate spans that lie within the history at no refit.
+    """
+
+    refits_ms: tuple[int, ...]
+    end_ms: int
+    never_fit: tuple[timedelta, ...]
+
+    def fold_rows(self, rows: Rows, fold: int) -> Ints:
+        """Give the positions of the grid rows that a fold scores."""
+        start = self.refits_ms[fold]
+        until = self.refits_ms[fold + 1] if fold + 1 < len(self.refits_ms) else self.end_ms + 1
+        inside = (rows.time >= start) & (rows.time < until) & (rows.time <= self.end_ms)
+        return np.flatnonzero(inside & ~rows.augmented)
+
+
+def plan_schedule(
+    matrix: Matrix, rows: Rows, *, training: TrainingSection, backtest: BacktestSection, reach_ms: int
+) -> Schedule:
+    """Lay out the folds.
+
+    ``first_test: auto`` is the first decision time at or after both a third of the decision times' range and the
+    beginning of the data + shortest span + gap + horizon; ``last_test: auto`` the last decision time.
+
+    Raises ``InputError`` if no span fits, the first test comes before any span fits, the test period holds no decision
+    time, or ``refit_every`` is zero.
+    """
+    grid = rows.grid_times
+    first_ms, shortest = instant_ms(matrix.span[0]), min(candidates(training))
+    possible = first_ms + duration_ms(shortest) + reach_ms
+    end_ms = int(grid[-1]) if backtest.last_test == "auto" else instant_ms(backtest.last_test)
+    available = timedelta(milliseconds=int(min(grid[-1], end_ms)) - first_ms)
+    if possible > grid[-1]:
+        listed = ", ".join(format_days(span) for span in candidates(training))
+        raise InputError(
+            f"no training span fits: the shortest of {listed} with gap and horizon ({format_days(reach_ms)}) "
+            f"needs {format_days(possible - first_ms)}, the data before the last decision time span "
+            f"{format_days(available)}",
+            "parameter training.span" if isinstance(training.span, timedelta) else "parameter training.spans",
+            "Give a shorter span, or a dataset with more history.",
+        )
+    if duration_ms(training.refit_every) <= 0:
+        raise InputError("refit_every is zero", "parameter training.refit_every", "Give a positive duration, as '7d'.")
+    if backtest.first_test == "auto":
+        start = max(int(grid[0]) + (int(grid[-1]) - int(grid[0])) // 3, possible)
+        start = int(grid[np.searchsorted(grid, start)])
+    else:
+        start = instant_ms(backtest.first_test)
+        if start < possible:
+            raise InputError(
+                f"first_test {format_instant(start)} comes before any training span fits: the shortest "
+                f"({format_days(shortest)}) with gap and horizon fits from {format_instant(possible)} on",
+                "parameter backtest.first_test",
+                "Give that time or a later one, a shorter span in training.spans, or 'auto'.",
+            )
+    tested = grid[(grid >= start) & (grid <= end_ms)]
+    if len(tested) == 0:
+        raise InputError(
+            f"no decision time from {format_instant(start)} to {format_instant(end_ms)}: the test period is empty "
+            f"(decision times run from {format_instant(int(grid[0]))} to {format_instant(int(grid[-1]))})",
+            "parameters backtest.first_test and backtest.last_test",
+            "Give a period that holds decision times, or 'auto'.",
+        )
+    refits = np.arange(tested[0], tested[-1] + 1, duration_ms(training.refit_every))
+    # A refit that no decision follows before the next one would be fitted for nothing.
+    next_test = tested[np.searchsorted(tested, refits)]
+    used = np.r_[next_test[:-1] < refits[1:], True]
+    kept = tuple(int(refit) for refit in refits[used])
+    never = tuple(span for span in candidates(training) if kept[-1] - reach_ms - duration_ms(span) < first_ms)
+    return Schedule(kept, int(tested[-1]), never)
+
+
+def alert_budget(rows: Rows, labels: Labels, backtest: BacktestSection, *, as_of_ms: int) -> int:
+    """Give K: as configured, or the mean number of positives a decision time with labels known by a time, at least 1.
+
+    ``rows``, ``labels``: the matrix's rows and the labels as of ``as_of_ms``.
+    ``backtest``: ``k``.
+    Raises ``InputError`` if a configured K is below 1, or more than there are units.
+    """
+    if backtest.k != "auto":
+        units = len(np.unique(rows.tie))
+        if not 1 <= backtest.k <= units:
+            advice = f"Give a number from 1 to {units}, the units of the matrix, or 'auto'."
+            raise InputError(f"k is {backtest.k}", "parameter backtest.k", advice)
+        return backtest.k
+    known = ~rows.augmented & (labels.label >= 0) & (labels.complete <= as_of_ms)
+    times = len(np.unique(rows.time[known]))
+    return max(1, round(int((labels.label[known] == 1).sum()) / max(times, 1)))
+
+
+def candidates_told(training: TrainingSection) -> str:
+    """Say which spans may be used, for an error: ``candidates 7 d, 14 d``, or ``expanding, from 7 d on``."""
+    spans = [format_days(span) for span in candidates(training)]
+    return f"expanding, from {spans[0]} on" if training.span == EXPANDING else f"candidates {', '.join(spans)}"
+
+
+def format_days(span: timedelta | int) -> str:
+    """Write a duration (or milliseconds) in days, such as ``14 d``."""
+    days = (span if isinstance(span, timedelta) else timedelta(milliseconds=span)) / timedelta(days=1)
+    return f"{round(days, 2):g} d"
+
+
+def instant_of(ms: int) -> datetime:
+    """Give milliseconds since the epoch as an aware UTC datetime."""
+    return instants(np.array([ms], dtype=np.int64))[0].to_pydatetime()
+
+
+def format_instant(ms: int) -> str:
+    """Write milliseconds since the epoch as ``2026-01-01 06:00 UTC``."""
+    return instant_of(ms).strftime("%Y-%m-%d %H:%M UTC")

@@ -1,0 +1,205 @@
+"""Which training span to fit on: a fixed one, the whole history, or the best of several on later, purged tails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+from sklearn.metrics import average_precision_score
+
+from features.times import duration_ms
+from models.config import TrainingSection
+from models.learners.factory import fit_learners, make_learner
+from models.rows.ranking import Ints, seed_of
+from models.rows.row_batches import log_odds_of
+from models.rows.row_reader import RowReader
+from models.rows.training_set import Labels, Rows, TrainingSet, choose_rows, count_incidents, known_rows
+
+TAIL_SHARE = 0.2
+"""Length of the validation tail over that of the longest span that fits."""
+
+TAIL_AT_LEAST, TAIL_AT_MOST = timedelta(days=7), timedelta(days=14)
+"""Bounds of the tail: shorter holds too few incidents, longer judges by the past."""
+
+MIN_TAIL_INCIDENTS = 5
+"""With fewer distinct incidents in the tail, average precision is noise and the longest span is taken."""
+
+MIN_SPAN_INCIDENTS = 20
+"""Candidates that hold fewer incidents are left out, but for the longest: a lucky tail would choose one."""
+
+EXPANDING = "expanding"
+"""``training.span`` that takes everything since the data began, at each refit more."""
+
+_DAY = timedelta(days=1)
+_MS_PER_DAY = 86_400_000
+_REFERENCE = {"n_estimators": 60, "learning_rate": 0.1}
+_REFERENCE_RATIO = 10
+
+
+@dataclass(frozen=True, slots=True)
+class SpanChoice:
+    """A training span and why it was taken.
+
+    ``scores``: average precision of the reference learner on the tail, by candidate; empty if nothing was compared.
+    """
+
+    span: timedelta
+    scores: Mapping[timedelta, float]
+    why: str
+
+
+def candidates(training: TrainingSection) -> tuple[timedelta, ...]:
+    """Give the spans that may be used, ascending: the fixed one, or those of ``training.spans``.
+
+    With ``expanding`` that is the shortest of ``training.spans``: the least history that a refit waits for.
+    """
+    if isinstance(training.span, timedelta):
+        return (training.span,)
+    spans = tuple(sorted(set(training.spans)))
+    return spans[:1] if training.span == EXPANDING else spans
+
+
+def usable_spans(training: TrainingSection, *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
+    """Give the spans that can be fitted at a refit, ascending; with ``expanding`` everything since the data began.
+
+    What expands is counted in whole days, so that spans read well and the first hours of a dataset do not matter.
+
+    ``training``: ``span`` and ``spans``.
+    ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`fitting`.
+    Returns: empty where the history is too short for each.
+    """
+    fit = fitting(candidates(training), refit_ms=refit_ms, first_ms=first_ms, reach_ms=reach_ms)
+    if training.span == EXPANDING and fit:
+        return (timedelta(days=(refit_ms - reach_ms - first_ms) // _MS_PER_DAY),) if fit[0] >= _DAY else fit
+    return fit
+
+
+def fitting(spans: Sequence[timedelta], *, refit_ms: int, first_ms: int, reach_ms: int) -> tuple[timedelta, ...]:
+    """Keep the spans that lie within the history at a refit.
+
+    ``refit_ms``, ``first_ms``: the refit and the beginning of the data, in milliseconds since the epoch.
+    Returns: in the given order.
+    """
+    return tuple(span for span in spans if refit_ms - reach_ms - duration_ms(span) >= first_ms)
+
+
+def choose_span(
+    read: RowReader,
+    rows: Rows,
+    labels: Labels,
+    spans: Sequence[timedelta],
+    *,
+    refit_ms: int,
+    first_ms: int,
+    reach_ms: int,
+    hysteresis: float,
+    current: timedelta | None,
+    negative_ratio: int,
+    seed: int,
+    min_incidents: int = MIN_SPAN_INCIDENTS,
+    max_rows: int | None = None,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> SpanChoice:
+    """Choose among the spans that fit.
+
+    Each candidate is tried as it would have been used at the beginning of a tail: a small LightGBM model is fitted on
+    the span that ends gap + horizon before the tail, and scored on the tail's grid rows by average precision. A
+    span that would begin before the data is cut there. The span in use stays unless another is better by more
+    than the share ``hysteresis``; among equals the longest wins.
+
+    ``refit_ms``, ``first_ms``, ``reach_ms``: as for :func:`fitting`.
+    ``hysteresis``: ``training.hysteresis``.
+    ``negative_ratio``: ``training.negative_ratio``.
+    ``min_incidents``: candidates that hold fewer are left out, but for the longest.
+    ``max_rows``: rows to fit on that there is room for; see :func:`models.rows.training_set.choose_rows`.
+    ``progress``: called with the rows gone through and all of them.
+    Returns: the longest candidate where no other holds ``min_incidents``, or the tail holds fewer than
+    :data:`MIN_TAIL_INCIDENTS`.
+    """
+    longest = max(spans)
+    if len(spans) == 1:
+        return SpanChoice(longest, {}, "the only span that fits")
+    newest = refit_ms - reach_ms
+    tail_ms = min(max(int(TAIL_SHARE * duration_ms(longest)), duration_ms(TAIL_AT_LEAST)), duration_ms(TAIL_AT_MOST))
+    tail_ms = min(tail_ms, (newest - first_ms) // 3)
+    spans = _well_filled(rows, labels, spans, min_incidents, refit_ms=refit_ms, newest_ms=newest)
+    if len(spans) == 1:
+        return SpanChoice(longest, {}, f"the longest that fits: the others hold fewer than {min_incidents} incidents")
+    tail_start = newest - tail_ms
+    tail = known_rows(rows, labels, start_ms=tail_start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
+    tail_rows = np.flatnonzero(tail & ~rows.augmented)
+    truth = labels.label[tail_rows]
+    found = count_incidents(rows, labels, tail_rows[truth == 1])
+    if found < MIN_TAIL_INCIDENTS or truth.min() == 1:
+        return SpanChoice(longest, {}, f"the longest that fits: {found} incidents in the tail are too few to compare")
+    starts = {span: max(tail_start - reach_ms - duration_ms(span), first_ms) for span in sorted(spans)}
+    chosen = {
+        start: choose_rows(
+            rows,
+            labels,
+            start_ms=start,
+            complete_by_ms=tail_start,
+            as_of_ms=refit_ms,
+            negative_ratio=min(negative_ratio, _REFERENCE_RATIO),
+            seed=seed,
+            max_rows=max_rows,
+        )
+        for start in dict.fromkeys(starts.values())
+    }
+    tried = _tail_scores(seed_of(seed, "span", refit_ms), read, chosen, tail_rows, truth, progress)
+    scores = {span: tried[starts[span]] for span in spans}
+    best = max(scores, key=lambda span: (scores[span], span))
+    return stay_or_go(SpanChoice(best, scores, "best average precision on the tail"), current, hysteresis)
+
+
+def stay_or_go(best: SpanChoice, current: timedelta | None, hysteresis: float) -> SpanChoice:
+    """Keep the span in use unless the best one is better by more than the hysteresis.
+
+    ``best``: what is chosen where no span is in use.
+    ``hysteresis``: ``training.hysteresis``.
+    """
+    said = best.scores
+    if current is not None and current in said and said[best.span] <= said[current] * (1 + hysteresis):
+        return SpanChoice(current, best.scores, "no other is better by more than the hysteresis")
+    return best
+
+
+def _well_filled(
+    rows: Rows, labels: Labels, spans: Sequence[timedelta], least: int, *, refit_ms: int, newest_ms: int
+) -> Sequence[timedelta]:
+    """Keep the candidates that hold enough incidents, and the longest."""
+    kept = []
+    for span in spans:
+        start = newest_ms - duration_ms(span)
+        known = known_rows(rows, labels, start_ms=start, complete_by_ms=refit_ms, as_of_ms=refit_ms)
+        positives = np.flatnonzero(known & ~rows.augmented & (labels.label == 1))
+        if span == max(spans) or count_incidents(rows, labels, positives) >= least:
+            kept.append(span)
+    return kept
+
+
+def _tail_scores(
+    seed: int,
+    read: RowReader,
+    chosen: Mapping[int, TrainingSet],
+    tail_rows: Ints,
+    truth: np.ndarray,
+    progress: Callable[[int, int, str], None] | None,
+) -> dict[int, float]:
+    """Average precision of the reference learner on the tail, by the start of the span that it was fitted on."""
+    learners = {}
+    gone, total = 0, sum(len(rows.rows) for rows in chosen.values()) + len(tail_rows)
+    tell = progress or (lambda *_: None)
+    tell(gone, total, "comparing spans")
+    for start, rows in chosen.items():
+        if rows.usable:
+            unfitted = {"lightgbm": make_learner("lightgbm", seed=seed, settings=_REFERENCE)}
+            learners[start] = fit_learners(unfitted, read(rows.rows), rows.label, rows.weight)["lightgbm"]
+        gone += len(rows.rows)
+        tell(gone, total, "comparing spans")
+    scores = log_odds_of(list(learners.values()), read, tail_rows)
+    tell(total, total, "comparing spans")
+    scored = zip(learners, scores, strict=True)
+    return dict.fromkeys(chosen, 0.0) | {start: float(average_precision_score(truth, each)) for start, each in scored}

@@ -1,0 +1,360 @@
+"""One refit: choose the span, choose the rows, fit every learner once, build the ensembles on them, calibrate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from features.errors import InputError
+from features.times import duration_ms, instant_ms
+from models.calibration.fitting import MIN_INCIDENTS, at_level, fit_calibrator
+from models.calibration.horizons import HorizonLabels, SliceHorizons, fit_horizons, slice_horizons
+from models.config import ALL_LEARNERS, BASELINES, CASCADE, ModelsSection, TrainingSection
+from models.ensembles.cascade import CascadeEnsemble
+from models.ensembles.combining import Stacker
+from models.learners.baselines import make_baseline
+from models.learners.factory import fit_learners, make_learner
+from models.rows.failure_rate import rate_at
+from models.rows.ranking import Bools, Ints, mix, seed_of
+from models.rows.row_reader import row_reader
+from models.rows.training_set import Labels, Matrix, Rows, TrainingSet, choose_rows, count_incidents, known_rows
+from models.sequence.windows import fitted_to, tabular_values
+from models.training.fit_steps import FitSteps, Progress
+from models.training.fitted import FittedModels, fitted_learners, model_names
+from models.training.schedule import format_days, format_instant, instant_of
+from models.training.spans import SpanChoice, choose_span, usable_spans
+
+STAND_IN = "history_count"
+"""The baseline that speaks for every model while nothing could be fitted yet."""
+
+_LOG_ODDS = frozenset({*ALL_LEARNERS, "mean_log_odds", "stacked", CASCADE})
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A refit that could not be done.
+
+    ``why``: in words, with the numbers.
+    """
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Rows of one refit: those fitted on, and the later slice that calibrators, stacker and thresholds are set on."""
+
+    training: TrainingSet
+    whole: TrainingSet
+    slice_rows: Ints
+    slice_label: np.ndarray
+    slice_incidents: int
+    held_out: bool
+    base_rate: float
+    horizons: SliceHorizons | None
+
+
+class Trainer:
+    """Fits all models of a matrix at any refit; holds nothing of one refit when it does the next.
+
+    ``training``: Spans, ratio, hysteresis.
+    ``progress``: called with the training rows gone through so far, all of them (each once for each learner and stage
+    of the cascade), and what was done, from any thread.
+    """
+
+    def __init__(
+        self,
+        matrix: Matrix,
+        *,
+        training: TrainingSection,
+        models: ModelsSection,
+        k: int,
+        seed: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self._progress = progress
+        self.matrix = matrix
+        self.training = training
+        self.models = models
+        self.names = model_names(models)
+        self.k = k
+        self.seed = seed
+        self.rows = Rows.of(matrix.rows)
+        self.values = row_reader(matrix, training.bytes_held)
+        self.max_rows = max(training.bytes_of_a_fit // (4 * len(matrix.columns)), 1)
+        self.first_ms = instant_ms(matrix.span[0])
+        self.reach_ms = reach_of(self.rows, Labels.of(matrix.labels(None)))
+
+    def labels_at(self, refit_ms: int) -> Labels:
+        """Give the labels as of a refit."""
+        return Labels.of(self.matrix.labels(instant_of(refit_ms)))
+
+    def spans_at(self, refit_ms: int) -> tuple[timedelta, ...]:
+        """Give the candidate spans that fit at a refit, ascending."""
+        return usable_spans(self.training, refit_ms=refit_ms, first_ms=self.first_ms, reach_ms=self.reach_ms)
+
+    def choose_span(self, refit_ms: int, labels: Labels, current: timedelta | None) -> SpanChoice | None:
+        """Choose the span at a refit; None if none fits."""
+        spans = self.spans_at(refit_ms)
+        if not spans:
+            return None
+        return choose_span(
+            tabular_values(self.matrix, self.values),
+            self.rows,
+            labels,
+            spans,
+            refit_ms=refit_ms,
+            first_ms=self.first_ms,
+            reach_ms=self.reach_ms,
+            hysteresis=self.training.hysteresis,
+            current=current,
+            negative_ratio=self.training.negative_ratio,
+            seed=self.seed,
+            max_rows=self.max_rows,
+            progress=self._progress,
+        )
+
+    def fit(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels | Unfit:
+        """Fit all models on the span that ends gap + horizon before a refit.
+
+        The last ``models.calibration.slice`` of the span, at most a third, is held out if it and the rest hold
+        ``MIN_INCIDENTS`` incidents each; on it calibrators, the stacker and the cascade's first
+        threshold are fitted, and then, with ``models.calibration.refit``, the learners again on everything. Otherwise
+        everything goes into training, and they fall back.
+
+        Returns: unfit where the span holds one class only.
+        """
+        split = self._split(refit_ms, labels, span)
+        chosen = split.training
+        if not chosen.usable:
+            where = f"refit at {format_instant(refit_ms)}, span {format_days(span)}"
+            if chosen.n_positive == 0:
+                return Unfit(
+                    f"{where}: no incident gives it a positive row (0 positives; negatives stand beside those)"
+                )
+            return Unfit(f"{where}: {chosen.n_positive} positives and {chosen.n_negative} negatives")
+        unfitted = {name: self._learner(name, refit_ms) for name in fitted_learners(self.models)}
+        again = split.held_out and self.models.calibration.refit
+        steps = FitSteps(self._progress, [len(chosen.rows), len(split.whole.rows) if again else 0], self._passes())
+        held = split.slice_rows[split.slice_label == 1] if split.held_out else None
+        learners, cascade = self._fit_on(chosen, unfitted, refit_ms, steps.of(0), held=held)
+        steps.cascade(0, cascade)
+        fitted = FittedModels(
+            refit_at=instant_of(refit_ms),
+            train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
+            train_end=instant_of(refit_ms - self.reach_ms),
+            span=span,
+            columns=tuple(self.matrix.columns),
+            models=self.names,
+            k=self.k,
+            prior_shift=chosen.prior_shift,
+            learners=learners,
+            members=self.models.parallel.members,
+            min_votes=self.models.parallel.min_votes,
+            stacker=Stacker.mean(len(self.models.parallel.members)),
+            cascade=cascade,
+            baselines=self._baselines(),
+            n_positive=chosen.n_positive,
+            n_negative=chosen.n_negative,
+            n_augmented=chosen.n_augmented,
+            n_incidents=chosen.n_incidents,
+            thinned_to=chosen.thinned_to,
+            calibrated=split.held_out,
+        )
+        calibrated = self._calibrated(fitted, split)
+        return self._on_everything(calibrated, split.whole, refit_ms, steps) if again else calibrated
+
+    def _passes(self) -> int:
+        """Count how often a fit goes through its rows: once for each learner and stage of the cascade."""
+        return len(fitted_learners(self.models)) + (len(self.models.cascade.stages) if CASCADE in self.names else 0)
+
+    def _on_everything(self, held: FittedModels, whole: TrainingSet, refit_ms: int, steps: FitSteps) -> FittedModels:
+        """Fit the learners again on the whole span; what was set on its last slice stays as it was set."""
+        unfitted = {name: self._learner(name, refit_ms) for name in held.learners}
+        thresholds = None if held.cascade is None else held.cascade.thresholds_
+        learners, cascade = self._fit_on(whole, unfitted, refit_ms, steps.of(1), thresholds=thresholds)
+        steps.cascade(1, cascade)
+        return replace(
+            held,
+            learners=learners,
+            cascade=cascade,
+            prior_shift=whole.prior_shift,
+            n_positive=whole.n_positive,
+            n_negative=whole.n_negative,
+            n_augmented=whole.n_augmented,
+            n_incidents=whole.n_incidents,
+            thinned_to=whole.thinned_to,
+        )
+
+    def stand_in(self, refit_ms: int, labels: Labels, span: timedelta) -> FittedModels:
+        """Give models that score by :data:`STAND_IN`, for folds before anything could be fitted."""
+        split = self._split(refit_ms, labels, span)
+        fitted = FittedModels(
+            refit_at=instant_of(refit_ms),
+            train_start=instant_of(refit_ms - self.reach_ms - duration_ms(span)),
+            train_end=instant_of(refit_ms - self.reach_ms),
+            span=span,
+            columns=tuple(self.matrix.columns),
+            models=self.names,
+            k=self.k,
+            prior_shift=0.0,
+            learners={},
+            members=self.models.parallel.members,
+            min_votes=self.models.parallel.min_votes,
+            stacker=Stacker.mean(len(self.models.parallel.members)),
+            cascade=None,
+            baselines=self._baselines(),
+            n_positive=split.training.n_positive,
+            n_negative=split.training.n_negative,
+            stand_in=STAND_IN,
+        )
+        return self._calibrated(fitted, split)
+
+    def _split(self, refit_ms: int, labels: Labels, span: timedelta) -> _Split:
+        newest = refit_ms - self.reach_ms
+        start = newest - duration_ms(span)
+        slice_start = newest - min(duration_ms(self.models.calibration.slice), duration_ms(span) // 3)
+
+        def known(start_ms: int) -> Bools:
+            usable = known_rows(self.rows, labels, start_ms=start_ms, complete_by_ms=refit_ms, as_of_ms=refit_ms)
+            return usable & ~self.rows.augmented
+
+        def choose(complete_by_ms: int) -> TrainingSet:
+            return choose_rows(
+                self.rows,
+                labels,
+                start_ms=start,
+                complete_by_ms=complete_by_ms,
+                as_of_ms=refit_ms,
+                negative_ratio=self.training.negative_ratio,
+                seed=self.seed,
+                max_rows=self.max_rows,
+            )
+
+        in_span = known(start)
+        slice_rows = np.flatnonzero(in_span & (self.rows.time >= slice_start))
+        slice_label = labels.label[slice_rows]
+        incidents = count_incidents(self.rows, labels, slice_rows[slice_label == 1])
+        held = choose(slice_start)
+        held_out = incidents >= MIN_INCIDENTS and held.n_incidents >= MIN_INCIDENTS and held.usable
+        positives = int((labels.label[in_span] == 1).sum())
+        whole = choose(refit_ms)
+        return _Split(
+            training=held if held_out else whole,
+            whole=whole,
+            slice_rows=slice_rows,
+            # Rows that the models are fitted on must not calibrate them; their scores still say where the scale lies.
+            slice_label=slice_label if held_out else np.full(len(slice_label), -1),
+            slice_incidents=incidents,
+            held_out=held_out,
+            base_rate=rate_at(self.rows, labels, refit_ms)
+            if self.models.calibration.level == "recent"
+            else max(positives, 0.5) / max(int(in_span.sum()), 1),
+            horizons=slice_horizons(
+                self.matrix, self.rows, labels, slice_rows, self.models.horizons, refit_ms=refit_ms
+            ),
+        )
+
+    def _learner(self, name: str, refit_ms: int) -> Any:
+        settings = next((value for key, value in self.models.settings.items() if key == name), {})
+        learner = make_learner(name, seed=seed_of(self.seed, name, refit_ms), settings=settings)
+        return fitted_to(self.matrix, learner, timedelta(milliseconds=self.reach_ms))
+
+    def _baselines(self) -> dict[str, Any]:
+        columns = tuple(self.matrix.columns)
+        return {name: make_baseline(name, columns=columns, seed=seed_of(self.seed, name)) for name in BASELINES}
+
+    def _fit_on(
+        self,
+        chosen: TrainingSet,
+        unfitted: Mapping[str, Any],
+        refit_ms: int,
+        told: Callable[[str], None],
+        *,
+        held: Ints | None = None,
+        thresholds: Sequence[float] | None = None,
+    ) -> tuple[dict[str, Any], CascadeEnsemble | None]:
+        """Fit learners and cascade on a training set.
+
+        ``held``: later positives, on which the cascade's thresholds are set.
+        ``thresholds``: the cascade's thresholds where they were set before.
+        """
+        values = self.values(chosen.rows)
+        learners = fit_learners(unfitted, values, chosen.label, chosen.weight, told)
+        if CASCADE not in self.names:
+            return learners, None
+        cascade = self._new_cascade(refit_ms).fit(
+            values,
+            chosen.label,
+            chosen.weight,
+            times=self.rows.time[chosen.rows],
+            groups=self.rows.tie[chosen.rows],
+            validation=None if held is None else (self.values(held), np.ones(len(held), dtype=np.int64)),
+            fitted_first=learners[self.models.cascade.stages[0]],
+            thresholds=thresholds,
+        )
+        return learners, cascade
+
+    def _new_cascade(self, refit_ms: int) -> CascadeEnsemble:
+        return CascadeEnsemble(
+            [(name, self._learner(name, refit_ms)) for name in self.models.cascade.stages],
+            self.models.cascade.recall_floor,
+            timedelta(milliseconds=self.reach_ms),
+            self.models.cascade.score,
+        )
+
+    def _calibrated(self, fitted: FittedModels, split: _Split) -> FittedModels:
+        """Fit stacker, calibrators and horizons on the slice, which everyone is asked about once."""
+        scorer, time, tie = fitted.scorer(), self.rows.time[split.slice_rows], self.rows.tie[split.slice_rows]
+        said = scorer.say_of(fitted.models, self.values, split.slice_rows, mix(tie, time))
+        if split.held_out and "stacked" in self.names and fitted.stand_in is None:
+            members = np.column_stack([said.log_odds[name] for name in fitted.members]) + fitted.prior_shift
+            fitted = replace(fitted, stacker=Stacker.fit(members, split.slice_label.astype(np.int64)))
+        scored = fitted.scorer().compare(fitted.models, said, time, tie)
+        scores = {name: each.score.astype(np.float64) for name, each in scored.items()}
+        calibrators = {
+            name: fit_calibrator(
+                scores[name],
+                split.slice_label,
+                method=self.models.calibration.method,
+                n_incidents=split.slice_incidents if split.held_out else 0,
+                base_rate=split.base_rate,
+                log_odds=name in _LOG_ODDS and fitted.stand_in is None,
+            )
+            for name in fitted.models
+        }
+        if split.held_out and self.models.calibration.level == "recent":
+            calibrators = {name: at_level(each, scores[name], split.base_rate) for name, each in calibrators.items()}
+        if split.horizons is None:
+            return replace(fitted, calibrators=calibrators)
+        main = HorizonLabels(split.slice_label, split.slice_incidents if split.held_out else 0)
+        nothing = HorizonLabels(np.full(len(split.slice_rows), -1), 0)
+        maps = {
+            name: fit_horizons(
+                calibrators[name].risk(scores[name]),
+                main,
+                {each: found if split.held_out else nothing for each, found in split.horizons.others.items()},
+                horizon=split.horizons.main,
+                base_rate=split.base_rate,
+            )
+            for name in fitted.models
+        }
+        return replace(fitted, calibrators=calibrators, horizons=maps)
+
+
+def reach_of(rows: Rows, labels: Labels) -> int:
+    """Give gap + horizon in milliseconds, the time from a decision to its label.
+
+    Raises ``InputError`` if the matrix has no rows.
+    """
+    if len(rows.time) == 0 or rows.augmented.all():
+        raise InputError(
+            "the feature matrix has no decision rows",
+            "matrix",
+            "Check that the inventory has units in service within the dataset's span.",
+        )
+    return int((labels.complete - rows.time).max())

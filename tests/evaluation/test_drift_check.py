@@ -1,0 +1,320 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from evaluation.drift.causes import failure_verdicts, risk_verdicts
+from evaluation.drift.movement import by_group
+from evaluation.drift.outcomes import AlertCounts, RiskCounts, rate_change, rate_changes
+from evaluation.drift.verdict import Findings
+from models.rows.training_set import Rows
+from models.training.reference import LabelledRows, Outcomes, Reference, dated, sample_rows
+from models.training.schedule import instant_of
+from tests.models.drifting_fleet import COLUMNS, DAY_MS, DriftingFleet
+
+
+def told(findings, cause):
+    [verdict] = [verdict for verdict in findings.verdicts if verdict.cause == cause and verdict.drift]
+    return verdict
+
+
+def test_a_steady_fleet_raises_no_verdict_though_its_driver_is_upgraded_and_its_units_age():
+    checks = [
+        DriftingFleet(seed=seed).check(day, fitted)
+        for seed in range(12)
+        for fitted, day in ((35, 42), (35, 49), (35, 56), (42, 49))
+    ]
+    assert sum(found.drift for found in checks) <= 0.05 * len(checks)
+    notes = [verdict for found in checks for verdict in found.verdicts if not verdict.drift]
+    assert {verdict.cause for verdict in notes} == {"fleet"}
+    assert notes[0].text == "The driver changed on part of the fleet."
+    assert any("driver 560: 0% before" in fact for fact in notes[0].facts)
+
+
+def test_a_counter_that_a_new_driver_counts_otherwise_is_laid_to_the_telemetry():
+    fleet = DriftingFleet(seed=1)
+    for at in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.upgraded, at] = 20 * fleet.X[fleet.upgraded, at] + 5
+    found = fleet.check(42)
+    assert found.causes == ("telemetry",)
+    verdict = told(found, "telemetry")
+    assert verdict.text == "PCIe replays read differently since a driver or exporter changed."
+    assert any(
+        "on units whose driver changed, against units that had not changed on the same days" in f for f in verdict.facts
+    )
+    assert found.summary == "the telemetry changed"
+
+
+def test_a_reading_that_moves_on_all_units_while_the_driver_rolls_is_not_laid_to_the_driver():
+    fleet = DriftingFleet(seed=2)
+    for at in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.day >= 38, at] += 10
+    found = fleet.check(45)
+    assert found.causes == ("readings",)
+    assert told(found, "readings").text == (
+        "PCIe replays read differently, and neither workload, gaps nor drivers explain it."
+    )
+
+
+def test_a_channel_that_falls_silent_on_part_of_the_fleet_is_laid_to_the_telemetry():
+    fleet = DriftingFleet(seed=3)
+    silent = (fleet.day >= 36) & (fleet.node % 3 == 0)
+    fleet.X[np.ix_(silent, fleet.column("gpu_temp_c"))] = np.nan
+    verdict = told(fleet.check(45), "telemetry")
+    assert verdict.text == "GPU temperature fell silent on part of the fleet."
+    assert any(fact.startswith("GPU temperature: missing in 0% of rows before, in 3") for fact in verdict.facts)
+
+
+def test_samples_that_come_with_other_gaps_are_laid_to_the_telemetry():
+    fleet = DriftingFleet(seed=4)
+    late = fleet.day >= 36
+    for at in fleet.column("gaps__samples"):
+        fleet.X[late, at] = fleet.rng.binomial(30, 0.3, int(late.sum())) / 30
+    assert told(fleet.check(45), "telemetry").text == "Samples come with other gaps than before."
+
+
+def test_idle_gpus_are_laid_to_the_workload_and_the_temperature_with_them():
+    fleet = DriftingFleet(seed=5)
+    late = fleet.day >= 36
+    for at in (*fleet.column("gpu_util_pct"), *fleet.column("gpu_temp_c")):
+        low = float(fleet.X[:, at].min())
+        fleet.X[late, at] = low + 0.4 * (fleet.X[late, at] - low)
+    found = fleet.check(45)
+    assert found.causes == ("workload",)
+    assert told(found, "workload").text == "The GPUs are used otherwise than before."
+    assert any("GPU temperature" in fact for fact in told(found, "workload").facts)
+
+
+def test_gpus_of_a_new_model_are_a_change_of_the_fleet():
+    fleet = DriftingFleet(seed=6)
+    fleet.X[(fleet.day >= 36) & (fleet.unit % 5 == 0), fleet.column("static__model")[0]] = 2
+    verdict = told(fleet.check(45), "fleet")
+    assert verdict.text == "The fleet is made up of other units than before."
+    assert any(fact.startswith("model C: 0% before, ") for fact in verdict.facts)
+
+
+def test_units_installed_since_the_fit_and_units_taken_out_are_a_change_of_the_fleet():
+    fleet = DriftingFleet(seed=7)
+    new = (fleet.day >= 36) & (fleet.unit % 4 == 0)
+    fleet.X[new, fleet.column("static__age")[0]] = fleet.day[new] - 35.5
+    assert any("installed since" in fact for fact in told(fleet.check(45), "fleet").facts)
+
+
+def joined(seed, *, make=None, channel="pcie_replay_total"):
+    """A fleet of which one make lacks a channel, joined by units that have it: of that of the others, or a new one."""
+    fleet = DriftingFleet(seed=seed)
+    new, lacking = fleet.node % 4 == 0, fleet.unit % 2 == 0
+    model = fleet.column("static__model")[0]
+    fleet.X[new, model] = 1 if make is None else make
+    for at in fleet.column(channel):
+        fleet.X[~new & lacking, at] = np.nan
+        fleet.X[new, at] += 0 if make is None else 30
+    fleet.leave_out(new & (fleet.day < 36))
+    return fleet
+
+
+@pytest.mark.parametrize("make", [None, 2])
+@pytest.mark.parametrize("seed", range(10, 13))
+def test_another_mix_of_makes_changes_the_fleet_and_not_its_telemetry_or_readings(seed, make):
+    found = joined(seed, make=make).check(49)
+    assert found.causes == ("fleet",)
+    moved = {each["feature"] for each in found.features if each["moved"]}
+    assert not any("pcie" in name for name in moved)
+    # the numbers stay those of the whole fleet
+    assert make is None or any("pcie" in each["feature"] and each["psi"] > 0.2 for each in found.features)
+
+
+def test_what_moves_within_makes_is_told_though_others_join():
+    fleet = joined(14, make=2)
+    for at in fleet.column("gpu_temp_c"):
+        fleet.X[(fleet.day >= 38) & (fleet.node % 3 == 0), at] = np.nan
+    for at in fleet.column("pcie_replay_total"):
+        fleet.X[fleet.day >= 38, at] += 10
+    found = fleet.check(49)
+    assert set(found.causes) == {"fleet", "telemetry", "readings"}
+    assert told(found, "telemetry").text == "GPU temperature fell silent on part of the fleet."
+    assert told(found, "readings").text.startswith("PCIe replays read differently")
+
+
+@pytest.mark.parametrize("seed", [20, 21])
+@pytest.mark.parametrize("share", [8, 2])
+def test_units_that_join_silent_are_told_where_their_make_reported_before(seed, share):
+    fleet = DriftingFleet(seed=seed)
+    new = fleet.node % share == 0
+    fleet.X[np.ix_(new, fleet.column("gpu_temp_c"))] = np.nan
+    fleet.leave_out(new & (fleet.day < 36))
+    assert "GPU temperature fell silent" in told(fleet.check(49), "telemetry").text
+
+
+def test_without_makes_or_with_new_ones_alone_the_fleet_is_compared_as_a_whole():
+    for make in (np.nan, 2):
+        fleet = DriftingFleet(seed=15)
+        late = fleet.node > 0
+        fleet.X[np.ix_(late, fleet.column("pcie_replay_total"))] += 30
+        fleet.X[late, fleet.column("static__model")[0]] = make
+        fleet.leave_out((fleet.node == 0) ^ (fleet.day < 36))
+        assert "readings" in fleet.check(49).causes
+
+
+def test_a_driver_that_is_another_everywhere_is_not_told_of_a_part():
+    fleet = DriftingFleet(seed=16)
+    fleet.X[:, fleet.column("static__driver")[0]] = fleet.day >= 36
+    texts = [verdict.text for verdict in fleet.check(55).verdicts if verdict.cause == "fleet"]
+    assert texts == ["The driver changed."]
+
+
+@pytest.mark.parametrize(
+    ("positives", "incidents", "expected", "text"),
+    [
+        (40, 20, 10.0, "Risks are too low: units fail more often than they say."),
+        (10, 5, 100.0, "Risks are too high: units fail less often than they say."),
+        (0, 0, 50.0, "Risks are too high: units fail less often than they say."),
+        (0, 0, 20.0, None),  # five incidents' worth: chance, one in 150
+        (1, 1, 12.0, None),
+        (12, 3, 3.0, None),  # four times as many, of three incidents: chance
+        (13_000, 13_000, 10_000.0, None),  # sure, and little
+        (0, 0, 0.0, None),
+    ],
+)
+def test_risks_that_outcomes_contradict_are_told_where_it_is_sure_and_much(positives, incidents, expected, text):
+    verdicts = risk_verdicts(RiskCounts(positives, incidents, expected, rows_each=4))
+    assert [(each.cause, each.drift, each.text) for each in verdicts] == ([("risks", True, text)] if text else [])
+    assert risk_verdicts(None) == []
+
+
+@pytest.mark.parametrize("rows_each", [1, 4, 12])
+def test_right_risks_are_hardly_ever_told_to_be_wrong(rows_each):
+    rng = np.random.default_rng(rows_each)
+    for expected in (0.5, 1, 2, 4, 8, 30):
+        seen = rng.poisson(expected, 4_000)
+        wrong = [bool(risk_verdicts(RiskCounts(rows_each * n, n, rows_each * expected, rows_each))) for n in seen]
+        assert np.mean(wrong) <= 0.01
+
+
+def test_more_failures_and_other_failures_are_a_change_of_the_failures():
+    fleet = DriftingFleet(seed=8, rate=0.01)
+    fleet.incidents += fleet.draw(0.03, start=36, kind="bus")
+    found = fleet.check(49)
+    assert found.causes == ("failures",)
+    verdict = told(found, "failures")
+    assert verdict.text == "Failures come more often than before."
+    assert any(fact.startswith("class bus: 0 incidents before, ") for fact in verdict.facts)
+    assert found.outcomes["ratio"] > 2
+
+
+def test_alerts_that_fail_while_nothing_moves_are_laid_to_the_failures():
+    fell = (0.0001, "2 of 40 alerted units failed, 5.0 %; before 20 of 40, 50.0 %")
+    [verdict] = failure_verdicts([], fell, anything_moved=False)
+    assert verdict.text == "Alerts are right less often than before, though no feature moved."
+    assert failure_verdicts([], fell, anything_moved=True) == []
+    assert rate_changes(Outcomes(0, {}), Outcomes(5, {"bus": 1})) == []
+
+
+def test_a_unit_that_fails_again_within_a_week_counts_once():
+    fleet = DriftingFleet(seed=9, rate=0.0)
+    start = fleet.at(10)
+    fleet.incidents = [
+        (0, start, "bus"),
+        (0, start + 3 * DAY_MS, "bus"),
+        (0, start + 9 * DAY_MS, "bus"),
+        (1, start, "memory"),
+    ]
+    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
+    counted = labelled.outcomes(fleet.at(0), fleet.at(30), known_by_ms=fleet.at(40))
+    assert counted.incidents == {"bus": 2, "memory": 1}
+    between = labelled.outcomes(fleet.at(11), fleet.at(30), known_by_ms=fleet.at(40))
+    assert between.incidents == {"bus": 1}
+
+
+def test_windows_side_by_side_count_every_incident_once():
+    fleet = DriftingFleet(seed=15, rate=0.02)
+    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
+
+    def counted(first, last):
+        return labelled.outcomes(fleet.at(first), fleet.at(last) - 1, known_by_ms=fleet.at(56))
+
+    whole, days = counted(7, 49), [counted(day, day + 1) for day in range(7, 49)]
+    assert sum(day.total for day in days) == whole.total > 50
+    assert sum(day.rows for day in days) == whole.rows
+
+
+def test_failures_that_come_as_often_as_before_have_a_ratio_near_one_a_day_after_the_fit():
+    before, now = np.zeros(2), np.zeros(2)
+    for seed in range(8):
+        fleet = DriftingFleet(seed=seed, rate=0.02)
+        rows = Rows.of(fleet.rows)
+        for day in range(35, 50, 2):
+            fit, check = fleet.at(day), fleet.at(day + 1)
+            last = fit - DAY_MS - 600_000
+            fitted = LabelledRows.of(rows, fleet.labels(instant_of(fit)))
+            checked = LabelledRows.of(rows, fleet.labels(instant_of(check)))
+            long = fitted.outcomes(last - 28 * DAY_MS, last, known_by_ms=fit)
+            short = checked.outcomes(last + 1, check - 1, known_by_ms=check)
+            before += long.total, long.rows
+            now += short.total, short.rows
+    change = rate_change(int(before[0]), before[1], int(now[0]), now[1])
+    assert change.now > 80
+    assert change.ratio == pytest.approx(1, abs=0.15)
+
+
+def test_incidents_that_may_have_been_seen_before_the_matrix_begins_do_not_count():
+    fleet = DriftingFleet(seed=16, rate=0.0)
+    fleet.incidents = [(0, fleet.at(0) + DAY_MS // 2, "bus"), (1, fleet.at(1) + DAY_MS // 4, "memory")]
+    labelled = LabelledRows.of(Rows.of(fleet.rows), fleet.labels())
+    counted = labelled.outcomes(fleet.at(0), fleet.at(3), known_by_ms=fleet.at(10))
+    assert counted == Outcomes(6 * fleet.units, {"memory": 1})
+
+
+@pytest.mark.parametrize("seed", [10, 11])
+def test_what_comes_after_a_check_changes_nothing_of_it(seed):
+    fleet, poisoned = DriftingFleet(seed=seed), DriftingFleet(seed=seed)
+    poisoned.X[poisoned.day >= 45] = 1e6
+    poisoned.incidents = [each for each in poisoned.incidents if each[1] < fleet.at(45) - 600_000]
+    poisoned.incidents += poisoned.draw(0.3, start=45.01)
+    assert poisoned.check(45) == fleet.check(45)
+    assert poisoned.check(56) != fleet.check(56)
+
+
+def test_findings_and_reference_survive_json_and_the_order_of_rows_does_not_matter():
+    fleet = DriftingFleet(seed=12)
+    found = fleet.check(45)
+    again = Findings.from_json(json.loads(json.dumps(found.to_json(), allow_nan=False)))
+    assert again.to_json() == found.to_json()
+    rows = Rows.of(fleet.rows)
+    order = np.random.default_rng(0).permutation(len(fleet.rows))
+    chosen = sample_rows(rows, fleet.at(7), fleet.at(34), most=500, seed=3)
+    shuffled = sample_rows(Rows.of(fleet.rows.iloc[order]), fleet.at(7), fleet.at(34), most=500, seed=3)
+    assert len(chosen) == 500
+    assert set(order[shuffled]) == set(chosen)
+    assert sum(group["features"] for group in found.groups) == len(COLUMNS)
+    assert by_group([]) == []
+
+
+def test_ages_are_compared_as_dates_so_that_time_passing_changes_nothing():
+    fleet = DriftingFleet(seed=13, nodes=2)
+    at = fleet.column("static__age")[0]
+    rows = Rows.of(fleet.rows)
+    dates = dated(fleet.X, rows.time, COLUMNS)[:, at].reshape(-1, fleet.units)
+    assert (dates == dates[0]).all()
+    assert (fleet.X[:, 0] == dated(fleet.X, rows.time, COLUMNS)[:, 0]).all()
+
+
+def test_a_reference_of_another_format_is_refused():
+    with pytest.raises(Exception, match="the reference has format 9, this code reads 1"):
+        Reference.from_json({"format": 9})
+
+
+def test_a_check_without_rows_finds_nothing():
+    fleet = DriftingFleet(seed=14)
+    found = fleet.check(35)
+    assert (found.rows, found.drift, found.summary) == (0, False, "nothing to compare")
+
+
+DAY = DAY_MS
+
+
+def test_counts_of_alerts_have_a_precision():
+    assert AlertCounts(3, 1, 7).precision == 0.75
+    assert np.isnan(AlertCounts(0, 0, 7).precision)

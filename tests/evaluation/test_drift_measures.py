@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluation.drift.alignment import changed_since_first, effect_of
+from evaluation.drift.outcomes import (
+    AlertCounts,
+    count_alerts,
+    count_in_windows,
+    exact_interval,
+    outcomes_over_time,
+    poisson_interval,
+    precision_fell,
+    rate_change,
+)
+from evaluation.drift.score_drift import ranks_among, score_drift
+from models.rows.ranking import name_hashes
+from models.training.distribution import Distribution, shift_of, stability_index, summarise
+from tests.models.fleet_predictions import EVERY, fleet
+
+
+@settings(max_examples=60, deadline=None)
+def distance(before, now):
+    """Slow oracle: the largest gap between the two empirical distribution functions."""
+    one, two = np.asarray(before, dtype=np.float64), np.asarray(now, dtype=np.float64)
+    return max(abs((one <= at).mean() - (two <= at).mean()) for at in {*one.tolist(), *two.tolist()})
+
+
+@given(
+    st.lists(st.integers(-5, 20), min_size=1, max_size=200),
+    st.lists(st.integers(-8, 25), min_size=1, max_size=200),
+)
+def test_the_distance_of_features_with_few_values_is_exactly_the_two_sample_one(before, now):
+    shift = shift_of(summarise(np.array(before, dtype=np.float32)), np.array(now, dtype=np.float32))
+    assert shift.ks == pytest.approx(distance(before, now), abs=2e-6)
+
+
+@pytest.mark.parametrize("moved", [0.0, 0.1, 0.5, 3.0])
+def test_the_distance_of_continuous_features_is_exact_to_a_knot(moved):
+    rng = np.random.default_rng(1)
+    before, now = rng.normal(size=4000).astype(np.float32), (rng.normal(size=3000) + moved).astype(np.float32)
+    exact = distance(before, now)
+    assert exact - 1 / 63 <= shift_of(summarise(before), now).ks <= exact + 1e-5
+
+
+def test_the_stability_index_is_that_of_the_bins():
+    before = np.repeat([1.0, 2.0, 3.0, 4.0], [400, 300, 200, 100])
+    now = np.repeat([1.0, 2.0, 3.0, 4.0], [100, 200, 300, 400])
+    p, q = np.array([0.4, 0.3, 0.2, 0.1]), np.array([0.1, 0.2, 0.3, 0.4])
+    assert shift_of(summarise(before), now).psi == pytest.approx(float(((q - p) * np.log(q / p)).sum()), abs=0.01)
+    assert stability_index(np.array([5.0, 5.0]), np.array([5.0, 5.0])) == 0
+
+
+def test_values_never_seen_before_count_even_where_the_reference_was_constant():
+    constant = summarise(np.full(1000, 5.0))
+    assert shift_of(constant, np.full(500, 5.0)).psi < 0.01
+    for strange in (3.0, 8.0):
+        assert shift_of(constant, np.full(500, strange)).psi > 5
+        assert shift_of(constant, np.full(500, strange)).ks == 1
+
+
+def test_what_is_missing_is_told_apart_from_what_moved():
+    rng = np.random.default_rng(2)
+    before = rng.normal(size=5000)
+    gone = np.where(rng.random(5000) < 0.4, np.nan, rng.normal(size=5000))
+    shift = shift_of(summarise(before), gone)
+    assert shift.missing_before == 0
+    assert shift.missing_now == pytest.approx(0.4, abs=0.03)
+    assert shift.psi < 0.02
+    nothing = shift_of(summarise(np.full(10, np.nan)), gone)
+    assert (nothing.psi, nothing.ks, nothing.missing_before) == (0, 0, 1)
+
+
+def test_the_yardstick_is_how_far_the_reference_s_own_weeks_lay_apart():
+    rng = np.random.default_rng(3)
+    blocks = np.repeat([0, 1, 2, 3], 500)
+    steady = summarise(rng.normal(size=2000), blocks=blocks)
+    restless = summarise(rng.normal(size=2000) + np.repeat([0.0, 1.0, -1.0, 0.0], 500), blocks=blocks)
+    assert steady.usual_psi < 0.1
+    assert restless.usual_psi > 0.5
+    assert math.isnan(summarise(rng.normal(size=2000), blocks=np.zeros(2000, dtype=np.int64)).usual_psi)
+
+
+def test_a_summary_survives_json_bit_for_bit():
+    rng = np.random.default_rng(4)
+    for values in (rng.normal(size=3000), rng.integers(0, 9, 500), np.full(5, np.nan)):
+        made = summarise(values.astype(np.float32), blocks=np.arange(len(values)) // 250)
+        again = Distribution.from_json(json.loads(json.dumps(made.to_json())))
+        now = rng.normal(size=700).astype(np.float32)
+        assert shift_of(again, now) == shift_of(made, now) or math.isnan(made.median)
+        assert again.to_json() == made.to_json()
+
+
+def rollout(effect, everyone=0.0, nodes=24, days=30, seed=0, simultaneous=False):
+    """Nodes of four units change driver between day 10 and 20; ``effect`` comes with it, ``everyone`` on day 15."""
+    rng = np.random.default_rng(seed)
+    day, unit = np.divmod(np.arange(days * nodes * 4), nodes * 4)
+    node = unit // 4
+    when = np.full(nodes, 15) if simultaneous else rng.integers(10, 21, nodes)
+    changed = day >= when[node]
+    values = rng.normal(size=len(day)) + rng.normal(size=nodes * 4)[unit] + effect * changed + everyone * (day >= 15)
+    return changed, values, {"unit": unit, "day": day, "node": node}
+
+
+def test_a_jump_that_came_with_the_driver_is_found_and_one_that_came_to_all_is_not():
+    changed, values, keys = rollout(effect=1.0)
+    found = effect_of(changed, values, **keys)
+    assert found.found
+    assert found.effect == pytest.approx(0.2, abs=0.06)
+    changed, values, keys = rollout(effect=0.0, everyone=2.0)
+    assert not effect_of(changed, values, **keys).found
+
+
+def test_where_all_nodes_change_on_one_day_nothing_is_claimed():
+    changed, values, keys = rollout(effect=1.0, simultaneous=True)
+    assert effect_of(changed, values, **keys) is None
+    assert effect_of(np.zeros(len(values), dtype=bool), values, **keys) is None
+
+
+def test_an_upgrade_without_effect_is_hardly_ever_taken_for_one():
+    found = 0
+    for seed in range(60):
+        changed, values, keys = rollout(effect=0.0, nodes=12, days=20, seed=seed)
+        found += effect_of(changed, values, **keys).found
+    assert found == 0
+
+
+def test_a_unit_has_changed_from_its_first_other_code_on():
+    unit = np.array([0, 0, 0, 1, 1, 1])
+    time = np.array([3, 1, 2, 1, 2, 3])
+    code = np.array([1.0, 0.0, 0.0, 2.0, np.nan, 2.0])
+    assert changed_since_first(unit, time, code).tolist() == [True, False, False, False, False, False]
+
+
+def test_rates_are_compared_exactly():
+    change = rate_change(10, 1000.0, 30, 1000.0)
+    assert change.ratio == 3
+    assert change.low < 3 < change.high
+    assert change.p < 0.005
+    even = rate_change(10, 2000.0, 5, 1000.0)
+    assert even.ratio == 1
+    assert even.p == pytest.approx(1.0)
+    assert rate_change(0, 10.0, 0, 10.0).p == 1
+    assert rate_change(0, 10.0, 3, 10.0).ratio == math.inf
+
+
+def test_intervals_of_rates_cover_the_truth():
+    rng = np.random.default_rng(5)
+    draws = [
+        rate_change(int(a), 100.0, int(b), 50.0)
+        for a, b in zip(rng.poisson(20, 300), rng.poisson(20, 300), strict=True)
+    ]
+    covered = np.mean([change.low <= 2.0 <= change.high for change in draws])
+    assert covered >= 0.93
+    assert exact_interval(0, 0) == (0.0, 1.0)
+    assert exact_interval(0, 5)[0] == 0
+    assert poisson_interval(0)[0] == 0
+
+
+def test_an_alerted_unit_counts_once_and_is_right_if_any_of_its_alerts_was():
+    unit = np.array(["a", "a", "b", "b", "c", "c", "d"])
+    label = np.array([0, 1, 0, 0, 0, -1, -1])
+    assert count_alerts(unit, label) == AlertCounts(right=1, wrong=1, open=2)
+    assert count_alerts(unit[:0], label[:0]) == AlertCounts(0, 0, 0)
+    assert precision_fell(AlertCounts(40, 10, 0), AlertCounts(5, 40, 0)) < 1e-6
+    assert precision_fell(AlertCounts(5, 40, 0), AlertCounts(40, 10, 0)) > 0.99
+    assert precision_fell(AlertCounts(0, 0, 0), AlertCounts(4, 1, 3)) == 1
+
+
+def test_alerts_are_counted_window_by_window_and_folds_too_few_for_one_are_left_out():
+    folds = [(np.array(["a", "b"]), np.array([1, 0])) for _ in range(5)]
+    assert count_in_windows(folds, 1) == AlertCounts(right=5, wrong=5, open=0)
+    assert count_in_windows(folds, 2) == AlertCounts(right=2, wrong=2, open=0)
+    assert count_in_windows([(np.array(["a"]), np.array([1])), *folds[:2]], 2) == AlertCounts(1, 1, 0)
+    assert count_in_windows(folds, 6) == count_in_windows([], 1) == AlertCounts(0, 0, 0)
+
+
+def test_outcomes_over_time_are_those_of_the_rows_in_each_window():
+    frame = fleet(1)
+    out = outcomes_over_time(frame, "xgboost", every=4 * EVERY)
+    assert len(out) == 5
+    last = out.iloc[-1]
+    alerts = frame[frame["alert"]]
+    by_unit = alerts.groupby("unit")["label"]
+    assert last["right"] == (by_unit.max() == 1).sum()
+    assert last["right"] + last["wrong"] + last["open"] == alerts["unit"].nunique() == last["alerts"]
+    known = frame[frame["label"].notna()]
+    assert last["calibration"] == pytest.approx((known["label"] == 1).sum() / known["risk"].sum())
+    assert last["calibration_low"] < last["calibration"] < last["calibration_high"]
+    assert outcomes_over_time(frame, "lightgbm", every=EVERY).empty
+
+
+def stream(step, seed=0, units=80, times=60):
+    rng = np.random.default_rng(seed)
+    time = np.repeat(np.arange(times) * 21_600_000, units)
+    score = rng.normal(size=len(time)) + step * (time >= 40 * 21_600_000)
+    tie = np.tile(name_hashes([f"u{i}" for i in range(units)]), times)
+    return time, tie, score
+
+
+def test_scores_whose_newer_half_moved_are_told_and_small_moves_are_let_be():
+    reference = summarise(np.random.default_rng(9).normal(size=4000))
+    time, tie, score = stream(1.0)
+    found = score_drift(reference, "m", time, tie, score, seed=1)
+    assert found["cut_ms"] == 30 * 21_600_000
+    assert found["now"] - found["before"] > 0.15
+    shuffled = np.random.default_rng(2).permutation(len(time))
+    assert score_drift(reference, "m", time[shuffled], tie[shuffled], score[shuffled], seed=1) == found
+    assert score_drift(reference, "m", *stream(0.1), seed=1)["cut_ms"] is None
+    assert score_drift(reference, "m", time[:0], tie[:0], score[:0], seed=1) == {}
+
+
+def test_ranks_among_the_reference_are_those_of_its_values():
+    reference = summarise(np.array([1.0, 2.0, 2.0, 3.0]))
+    assert ranks_among(reference, np.array([0.0, 1.0, 2.0, 3.0, 9.0])) == pytest.approx([0.125, 0.125, 0.5, 0.875, 1.0])
+    many = np.random.default_rng(3).normal(size=2000)
+    ranks = ranks_among(summarise(many), many)
+    assert np.abs(ranks - (pd.Series(many).rank() - 0.5) / 2000).max() < 0.02

@@ -1,0 +1,312 @@
+"""The evaluation of a backtest's predictions, against loops over the rows."""
+
+import json
+from datetime import timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluation.metrics.assessment import STATISTICS
+from evaluation.metrics.evaluation import evaluate
+from evaluation.metrics.oracle import oracle_predictions, read_truth
+from features.errors import InputError
+from tests.models.fleet_predictions import T0, fleet, truth_of
+
+
+def slow_statistics(frame, k):
+    """The documented definitions, one row at a time."""
+    known = [row for row in frame.itertuples() if row.label is not pd.NA]
+    alerts = [row for row in known if row.alert]
+    top = [row for row in known if row.rank <= k]
+    positives = [row for row in known if row.label == 1]
+    by_incident = {}
+    for row in sorted(positives, key=lambda row: row.decision_time):
+        by_incident.setdefault(row.incident, []).append(row)
+    in_service = frame.groupby("decision_time").size()
+    caught = [rows for rows in by_incident.values() if any(row.alert for row in rows)]
+    in_top = [
+        rows for rows in by_incident.values() if rows[-1].rank <= np.ceil(0.05 * in_service[rows[-1].decision_time])
+    ]
+    leads = [
+        (rows[0].incident_start - min(row.decision_time for row in rows if row.alert)).total_seconds() / 3600
+        for rows in caught
+    ]
+    right_days = {(row.unit, row.decision_time.date()) for row in alerts if row.label == 1}
+    wrong_days = {(row.unit, row.decision_time.date()) for row in alerts if row.label == 0} - right_days
+    days = {(row.unit, row.decision_time.date()) for row in known}
+
+    def share(part, whole):
+        return part / whole if whole else np.nan
+
+    hits = sum(row.label for row in alerts)
+    return {
+        "precision": share(hits, len(alerts)),
+        "precision_at_k": share(sum(row.label for row in top), len(top)),
+        "recall": share(len(caught), len(by_incident)),
+        "row_recall": share(hits, len(positives)),
+        "capture": share(len(in_top), len(by_incident)),
+        "base_rate": share(len(positives), len(known)),
+        "lead_time_median_hours": np.median(leads) if leads else np.nan,
+        "false_alerts_per_1000_unit_days": 1000 * share(len(alerts) - hits, len(days)),
+        "false_alert_days_per_1000_unit_days": 1000 * share(len(wrong_days), len(days)),
+    }
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from(["xgboost", "parallel"]), st.integers(1, 4))
+def test_statistics_equal_the_definitions_in_a_loop(seed, model, k):
+    frame = fleet(seed, [(model, "sliding", 1.0)], k=k)
+    row = evaluate(frame, k=k, bootstrap=0, seed=0).row(model, "sliding")
+    for name, value in slow_statistics(frame, k).items():
+        assert row[name] == pytest.approx(value, nan_ok=True), name
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000))
+def test_order_of_rows_does_not_matter_and_statistics_stay_in_bounds(seed):
+    frame = fleet(seed, [("xgboost", "sliding", 1.0), ("parallel", "sliding", 1.0)])
+    shuffled = frame.sample(frac=1, random_state=seed)
+    one, two = (evaluate(each, k=2, bootstrap=25, seed=1) for each in (frame, shuffled))
+    assert json.dumps(one.to_metrics()) == json.dumps(two.to_metrics())
+    for name in STATISTICS:
+        values = one.table[[name, f"{name}_low", f"{name}_high"]].to_numpy(dtype=float)
+        assert (np.isnan(values) | ((values >= 0) & (values <= 1))).all()
+        assert (np.isnan(values[:, 1]) | (values[:, 1] <= values[:, 2])).all()
+
+
+def test_a_perfect_ranking_catches_everything_and_a_blind_one_the_base_rate():
+    frame = fleet(3, [("xgboost", "sliding", 0.0)], k=12, incidents=1)
+    row = evaluate(frame, k=12, bootstrap=0, seed=0).row("xgboost", "sliding")
+    assert row["recall"] == row["row_recall"] == 1
+    assert row["precision"] == pytest.approx(row["base_rate"])
+    assert row["roc_auc_risk"] == pytest.approx(1)
+    assert row["average_precision_risk"] == pytest.approx(1)
+    assert row["capture"] == 1
+
+
+def test_rows_without_a_label_leave_numerator_and_denominator():
+    frame = fleet(4)
+    without = frame[frame["label"].notna()]
+    one, two = (evaluate(each, k=2, bootstrap=0, seed=0).row("xgboost", "sliding") for each in (frame, without))
+    assert one["alerts"] > two["alerts"]
+    for name in (
+        "precision",
+        "precision_at_k",
+        "recall",
+        "average_precision",
+        "roc_auc",
+        "base_rate",
+        "calibration_error",
+    ):
+        assert one[name] == two[name]
+
+
+def test_incidents_report_lead_time_class_and_those_nobody_caught():
+    frame = fleet(5, [("xgboost", "sliding", 1.5)], k=1)
+    measured = evaluate(frame, k=1, bootstrap=0, seed=0)
+    incidents = measured.lead_times
+    missed = incidents[~incidents["caught"]]
+    assert len(missed)
+    assert missed["lead_time_hours"].isna().all()
+    assert missed["first_alert"].isna().all()
+    caught = incidents[incidents["caught"]]
+    hours = (caught["start"] - caught["first_alert"]).dt.total_seconds() / 3600
+    np.testing.assert_allclose(caught["lead_time_hours"], hours)
+    assert caught["lead_time_hours"].between(10 / 60, 24 + 10 / 60).all()
+    by_class = measured.by_class
+    assert by_class["incidents"].sum() == len(incidents)
+    assert by_class["caught"].sum() == len(caught)
+
+
+def test_folds_and_months_add_up_to_the_pool():
+    measured = evaluate(fleet(6), k=2, bootstrap=0, seed=0)
+    row = measured.row("xgboost", "sliding")
+    for frame in (measured.folds, measured.monthly):
+        assert frame["hits"].sum() == row["hits"]
+        assert frame["alerts_labelled"].sum() == row["alerts_labelled"]
+        assert frame["positives"].sum() == row["positives"]
+    assert list(measured.monthly["month"]) == ["2026-01", "2026-02"]
+    assert list(measured.folds["fold"]) == [0, 1, 2]
+
+
+def test_a_bootstrap_replicate_equals_evaluating_the_resampled_fleet():
+    frame = fleet(7, [("xgboost", "sliding", 1.0)])
+    from evaluation.metrics.assessment import assess
+    from evaluation.metrics.bootstrap import resample_units
+    from evaluation.metrics.scored import split_predictions
+
+    [scored] = split_predictions(frame, 2)
+    weights = resample_units(12, 5, 9)
+    replicates = assess(scored, weights).replicates
+    for at, weight in enumerate(weights):
+        copies = []
+        for unit, times in zip(scored.shared.units, weight, strict=True):
+            mine = frame[frame["unit"] == unit]
+            copies += [
+                mine.assign(unit=f"{unit}/{copy}", incident=mine["incident"] * 100 + copy) for copy in range(int(times))
+            ]
+        [again] = split_predictions(pd.concat(copies), 2)
+        point = assess(again, np.empty((0, 12))).point
+        for name in set(STATISTICS) - {"capture"}:  # the top 5 % of a resample would be another set of rows
+            assert replicates[name][at] == pytest.approx(point[name], nan_ok=True), name
+
+
+def test_paired_differences_say_which_comparison_and_share_resamples():
+    models = [
+        ("xgboost", "sliding", 0.3), ("xgboost", "train_once", 3.0), ("lightgbm", "sliding", 2.0),
+        ("mean_rank", "sliding", 0.2), ("random", "sliding", 9.0),
+    ]  # fmt: skip
+    measured = evaluate(fleet(8, models, units=30, incidents=20), k=2, bootstrap=100, seed=0)
+    paired = measured.paired
+    assert set(paired["comparison"]) == {"sliding", "ensemble", "baseline"}
+    at = paired[(paired["comparison"] == "sliding") & (paired["statistic"] == "precision_at_k")].iloc[0]
+    assert (at["model"], at["variant"], at["other_model"], at["other_variant"]) == (
+        "xgboost", "sliding", "xgboost", "train_once",
+    )  # fmt: skip
+    assert at["difference"] == at["value"] - at["other_value"] > 0
+    assert at["low"] <= at["difference"] <= at["high"]
+    assert 0.5 < at["share_better"] <= 1
+    assert set(paired.loc[paired["comparison"] == "ensemble", "other_model"]) == {"xgboost"}
+    itself = evaluate(
+        pd.concat([fleet(8), fleet(8).assign(variant="train_once")]), k=2, bootstrap=50, seed=0
+    ).paired  # the same predictions differ by nothing in any resample
+    assert (itself[["difference", "low", "high"]].to_numpy() == 0).all()
+
+
+def test_a_model_that_alerts_less_is_compared_at_equal_numbers_of_alerts():
+    frame = fleet(9, [("parallel", "sliding", 1.0), ("xgboost", "sliding", 1.0)], k=3)
+    table = evaluate(frame, k=3, bootstrap=0, seed=0).equal_alerts
+    assert list(zip(table["model"], table["other_model"], strict=True)) == [("parallel", "xgboost")]
+    spare = frame[(frame["model"] == "parallel") & frame["alert"]]
+    budget = spare.groupby("decision_time").size()
+    other = frame[frame["model"] == "xgboost"]
+    taken = other[other["rank"] <= other["decision_time"].map(budget).fillna(0)]
+    assert table.loc[0, "alerts"] == len(spare) == len(taken)
+    assert table.loc[0, "precision"] == pytest.approx(spare["label"].dropna().mean())
+    assert table.loc[0, "other_precision"] == pytest.approx(taken["label"].dropna().mean())
+    assert evaluate(fleet(9), k=2, bootstrap=0, seed=0).equal_alerts.empty
+
+
+def test_the_oracle_stands_beside_the_models_with_the_share_that_is_reached():
+    frame = fleet(10, [("xgboost", "sliding", 1.0), ("xgboost", "train_once", 4.0)], units=30, incidents=20)
+    measured = evaluate(frame, k=2, bootstrap=60, seed=0, truth=truth_of(frame))
+    oracle = measured.row("oracle", "oracle")
+    sliding = measured.row("xgboost", "sliding")
+    assert oracle["kind"] == "oracle"
+    assert oracle["average_precision_risk"] == pytest.approx(1)
+    assert oracle["oracle_share_precision_at_k"] == 1
+    assert sliding["oracle_share_precision_at_k"] == pytest.approx(sliding["precision_at_k"] / oracle["precision_at_k"])
+    assert sliding["oracle_share_precision_at_k_low"] <= sliding["oracle_share_precision_at_k"]
+    assert measured.oracle_coverage == 1
+    assert "oracle_share_capture" not in evaluate(frame, k=2, bootstrap=0, seed=0).table
+
+
+def test_the_oracle_takes_the_latest_true_risk_until_the_next_is_due():
+    frame = fleet(11, units=3, times=6)
+    truth = pd.DataFrame(
+        {
+            "timestamp": pd.to_datetime([T0, T0 + timedelta(hours=12), T0 + timedelta(hours=24)]),
+            "gpu": ["g00", "g00", "g01"],
+            "risk": [0.1, 0.9, 0.5],
+        }
+    )
+    scored = oracle_predictions(frame, truth, 1)
+    risk = scored.pivot(index="decision_time", columns="gpu", values="risk")
+    assert list(risk["g00"]) == pytest.approx([0.1, 0.1, 0.9, 0.9, np.nan, np.nan], nan_ok=True)
+    assert list(risk["g01"]) == pytest.approx([np.nan] * 4 + [0.5] * 2, nan_ok=True)
+    assert risk["g02"].isna().all()
+    assert (
+        scored.groupby("decision_time")["rank"].apply(sorted).map(list) == pd.Series([[1, 2, 3]] * 6, risk.index)
+    ).all()
+    assert not scored.loc[scored["risk"].isna(), "alert"].any()
+
+
+def test_metrics_are_json_with_null_for_what_is_undefined():
+    frame = fleet(12)
+    frame.loc[:, "label"] = frame["label"].where(frame["label"] != 1, 0)
+    metrics = evaluate(frame, k=2, bootstrap=30, seed=0).to_metrics()
+    entry = json.loads(json.dumps(metrics, allow_nan=False))["models"]["xgboost"]["sliding"]
+    assert entry["recall"] is None
+    assert entry["average_precision"] is None
+    assert entry["precision"] == 0
+    assert entry["monthly"]["2026-01"]["labelled"] > 0
+    assert metrics["oracle_coverage"] is None
+    assert metrics["first_time"] == "2026-01-30T00:00:00+00:00"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda f: f.iloc[:0],
+         "no predictions to evaluate (backtest). "
+         "Choose backtest.first_test and backtest.last_test inside the dataset."),
+        (lambda f: f.drop(columns=["rank", "risk"]),
+         "no column risk, rank (predictions to evaluate). Give predictions as `predrain backtest` makes them."),
+        (lambda f: pd.concat([f, f.iloc[[0]]]),
+         "is scored twice at 2026-01-30T00:00:00+00:00 (predictions of xgboost (sliding)). "
+         "Give one row for each unit and decision time."),
+    ],
+)  # fmt: skip
+def test_predictions_that_cannot_be_evaluated_are_refused(spoil, message):
+    with pytest.raises(InputError) as raised:
+        evaluate(spoil(fleet(13)), k=2, bootstrap=0, seed=0)
+    assert str(raised.value).endswith(message)
+
+
+def test_truth_of_another_dataset_is_refused(tmp_path):
+    frame = fleet(14)
+    with pytest.raises(InputError, match="no true risk for any of the decisions"):
+        evaluate(frame, k=2, bootstrap=0, seed=0, truth=truth_of(frame).assign(gpu="elsewhere"))
+    with pytest.raises(InputError, match="no column risk"):
+        evaluate(frame, k=2, bootstrap=0, seed=0, truth=truth_of(frame).drop(columns="risk"))
+    with pytest.raises(InputError, match="no true risks in"):
+        read_truth(tmp_path / "nowhere")
+    truth_of(frame).to_parquet(tmp_path / "risk.parquet")
+    assert list(read_truth(tmp_path).columns) == ["timestamp", "gpu", "risk"]
+
+
+def test_every_ensemble_stands_beside_every_learner_at_as_many_alerts():
+    models = [("mean_rank", "sliding", 0.3), ("xgboost", "sliding", 0.5), ("mlp", "sliding", 3.0),
+              ("random", "sliding", 9.0)]  # fmt: skip
+    table = evaluate(fleet(15, models, units=30, incidents=20), k=2, bootstrap=40, seed=0).equal_alerts
+    assert list(zip(table["model"], table["other_model"], strict=True)) == [
+        ("mean_rank", "mlp"),
+        ("mean_rank", "xgboost"),
+    ]
+    assert not table["sparing"].any()
+    assert list(table["best"]) == [False, True]
+    row = table[table["best"]].iloc[0]
+    measured = evaluate(fleet(15, models, units=30, incidents=20), k=2, bootstrap=0, seed=0)
+    assert row["precision"] == measured.row("mean_rank", "sliding")["precision_at_k"]
+    assert row["other_precision"] == measured.row("xgboost", "sliding")["precision_at_k"]
+
+
+def test_budgets_are_counted_by_rank():
+    frame = fleet(16, k=4)
+    table = evaluate(frame, k=4, bootstrap=30, seed=0).budgets
+    assert list(table["k"]) == [2, 4, 8, 20]
+    known = frame[frame["label"].notna()]
+    for row in table.itertuples():
+        top = known[known["rank"] <= row.k]
+        assert (row.alerts, row.hits) == (len(top), top["label"].sum())
+        assert row.precision == pytest.approx(top["label"].mean())
+        assert row.row_recall == pytest.approx(top["label"].sum() / known["label"].sum())
+    assert list(evaluate(fleet(16), k=1, bootstrap=0, seed=0).budgets["k"]) == [1, 2, 5]
+
+
+def test_no_hit_is_not_told_as_certainty():
+    frame = fleet(17, [("xgboost", "sliding", 1.0), ("mean_rank", "sliding", 1.0)], units=30, incidents=8)
+    last = frame["rank"].max()
+    frame["rank"] = np.where(frame["label"].fillna(0) == 1, last, frame["rank"])
+    frame["alert"] = frame["rank"] <= 2
+    measured = evaluate(frame, k=2, bootstrap=50, seed=0, truth=truth_of(frame))
+    row = measured.row("xgboost", "sliding")
+    assert row["precision_at_k"] == row["precision_at_k_low"] == row["oracle_share_precision_at_k"] == 0
+    assert row["precision_at_k_high"] > 3 / 30
+    assert row["oracle_share_precision_at_k_high"] > row["precision_at_k_high"]
+    pairs = measured.paired[measured.paired["statistic"] == "precision_at_k"]
+    assert pairs[["low", "high"]].isna().all(axis=None)
+    assert measured.equal_alerts[["low", "high"]].isna().all(axis=None)

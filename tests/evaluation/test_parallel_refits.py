@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import pickle
+from datetime import timedelta
+
+import pandas as pd
+import pytest
+
+from evaluation.backtest import parallel_refits as refits_ahead
+from evaluation.backtest.checkpoint import FoldStore
+from evaluation.backtest.parallel_refits import BacktestOrder, RefitTask
+from evaluation.backtest.run import run_backtest
+from evaluation.backtest.sliding import SlidingTrainer
+from features.errors import InputError
+from models.config import (
+    BacktestSection,
+    CalibrationSection,
+    CascadeSection,
+    ModelsSection,
+    ParallelSection,
+    TrainingSection,
+)
+from tests.models.fake_matrix import FakeMatrix
+
+QUICK = ModelsSection(
+    learners=("lightgbm", "logistic"),
+    parallel=ParallelSection(members=("lightgbm", "logistic"), min_votes=2),
+    cascade=CascadeSection(stages=("lightgbm", "logistic"), recall_floor=0.9),
+    calibration=CalibrationSection(slice=timedelta(days=5), method="isotonic"),
+    horizons=(timedelta(hours=6), timedelta(hours=24)),
+    settings={"lightgbm": {"n_estimators": 4, "learning_rate": 0.2}},
+)
+SPANS = TrainingSection(spans=(timedelta(days=7), timedelta(days=14)), refit_every=timedelta(days=5), negative_ratio=8)
+
+
+class Fleet(FakeMatrix):
+    """Works labels out once."""
+
+    def labels(self, as_of=None, *, horizon=None):
+        held = self.__dict__.setdefault("held", {})
+        key = (as_of, horizon)
+        if key not in held:
+            held[key] = super().labels(as_of, horizon=horizon)
+        return held[key]
+
+
+class Sent:
+    """Runs tasks backwards, each as it arrives on another machine."""
+
+    def __init__(self) -> None:
+        self.ran: list[object] = []
+
+    def each(self, job, items, told, *, most):
+        for item in reversed(items):
+            sent = pickle.loads(pickle.dumps((job, item)))
+            self.ran.append(item)
+            told(item, pickle.loads(pickle.dumps(sent[0](sent[1]))))
+
+    def everywhere(self, job):
+        job()
+
+
+def in_folder(matrix, tmp_path, monkeypatch):
+    matrix.path = tmp_path / "matrix"
+    monkeypatch.setattr(BacktestOrder, "open", lambda self: matrix)
+    return matrix
+
+
+def backtest(matrix, training=SPANS, **more):
+    return run_backtest(matrix, training=training, models=QUICK, backtest=BacktestSection(), seed=7, explain=3, **more)
+
+
+def assert_same(a, b):
+    pd.testing.assert_frame_equal(a.predictions, b.predictions, check_exact=True)
+    pd.testing.assert_frame_equal(a.folds, b.folds, check_exact=True)
+    pd.testing.assert_frame_equal(a.attributions, b.attributions, check_exact=True)
+    for name in ("k", "skipped", "models", "drift", "horizons", "reasons"):
+        assert getattr(a, name) == getattr(b, name), name
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    return Fleet(units=12, days=32, incidents=30, companions=4, seed=3)
+
+
+@pytest.fixture(scope="module")
+def here(matrix):
+    return backtest(matrix)
+
+
+def test_refits_done_apart_give_the_same_backtest_bit_for_bit(matrix, here, tmp_path, monkeypatch):
+    engine = Sent()
+    monkeypatch.setattr(SlidingTrainer, "_refit", lambda *args: pytest.fail("fitted again"))
+    monkeypatch.setattr(SlidingTrainer, "_models_of", lambda *args: pytest.fail("fitted again"))
+    assert_same(backtest(in_folder(matrix, tmp_path, monkeypatch), engine=engine), here)
+    refits = [each for each in engine.ran if not isinstance(each, int)]
+    assert len(refits) == here.folds["fold"].nunique() >= 4
+    assert here.folds["span"].nunique() == 2
+
+
+def test_folds_of_one_class_fall_back_as_they_do_here(tmp_path, monkeypatch):
+    matrix = Fleet(units=12, days=22, incidents=5, companions=4, seed=4)
+    training = SPANS.model_copy(update={"span": timedelta(days=4), "refit_every": timedelta(days=3)})
+    here = backtest(matrix, training)
+    assert any(skipped.what == "fold" and skipped.fold == 0 for skipped in here.skipped)
+    assert_same(backtest(in_folder(matrix, tmp_path, monkeypatch), training, engine=Sent()), here)
+
+
+def test_finished_refits_are_kept_when_the_driver_dies(matrix, here, tmp_path, monkeypatch):
+    in_folder(matrix, tmp_path, monkeypatch)
+
+    class Dies(Sent):
+        def each(self, job, items, told, *, most):
+            super().each(job, items[:2] if isinstance(job, RefitTask) else items, told, most=most)
+            if isinstance(job, RefitTask):
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        backtest(matrix, engine=Dies(), checkpoint=tmp_path / "folds")
+    again = Sent()
+    assert_same(backtest(matrix, engine=again, checkpoint=tmp_path / "folds"), here)
+    refits = [each.fold for each in again.ran if not isinstance(each, int)]
+    assert sorted(refits) == list(range(2, here.folds["fold"].nunique()))
+
+
+def test_folds_that_were_finished_without_a_cluster_are_not_refitted_on_one(matrix, here, tmp_path, monkeypatch):
+    in_folder(matrix, tmp_path, monkeypatch)
+    save = FoldStore.save
+
+    def dies(self, fold, table, facts):
+        save(self, fold, table, facts)
+        if fold == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FoldStore, "save", dies)
+        with pytest.raises(KeyboardInterrupt):
+            backtest(matrix, checkpoint=tmp_path / "folds")
+    engine = Sent()
+    assert_same(backtest(matrix, engine=engine, checkpoint=tmp_path / "folds"), here)
+    refits = {each.fold for each in engine.ran if not isinstance(each, int)}
+    assert refits == {0, *range(3, here.folds["fold"].nunique())}
+
+
+def test_a_worker_that_does_not_see_the_matrix_says_so(matrix, tmp_path):
+    matrix.path = tmp_path / "nowhere"
+    with pytest.raises(InputError, match=r"a worker cannot read the matrix.*nowhere"):
+        backtest(matrix, engine=Sent())
+    assert refits_ahead._JOINED == {}

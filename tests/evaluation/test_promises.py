@@ -1,0 +1,273 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.special import expit
+
+from evaluation.backtest.promises import FOLD_COLUMNS, decisions_frame, walk_promises
+from evaluation.metrics.unforeseen import unforeseen_incidents
+from models.config import CostsSection, PromisesSection
+from models.rows.as_of_rows import row_positions
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+EVERY, GAP, HORIZON = timedelta(hours=6), timedelta(minutes=10), timedelta(hours=24)
+FOLD = timedelta(days=7)
+UNITS, TIMES = 300, 4 * 28
+
+
+class FleetMatrix:
+    """Labels of a grid as known at a time: an incident is known ``late`` after its start."""
+
+    def __init__(self, late=timedelta(0), incidents=260, seed=0):
+        rng = np.random.default_rng(seed)
+        self.span = (START, START + TIMES * EVERY)
+        self.late = late
+        times = [START + at * EVERY for at in range(TIMES)]
+        names = [f"g{at:03d}" for at in range(UNITS)]
+        grid = pd.MultiIndex.from_product([times, names], names=["decision_time", "unit"]).to_frame(index=False)
+        grid["decision_time"] = grid["decision_time"].dt.as_unit("ms")
+        self.rows = grid.assign(augmented=False, node="n", gpu=grid["unit"])
+        self.starts = np.sort(rng.uniform(0, TIMES * 6.0, incidents))
+        self.of = rng.integers(0, UNITS, incidents)
+        self.final = self._label(None)
+
+    def _label(self, as_of, horizon=HORIZON):
+        label = np.zeros((TIMES, UNITS), dtype=np.int8)
+        incident = np.full((TIMES, UNITS), -1)
+        hours = np.arange(TIMES) * 6.0 + 1 / 6
+        for number in range(len(self.starts) - 1, -1, -1):
+            start = START + timedelta(hours=float(self.starts[number]))
+            if as_of is None or start + self.late <= as_of:
+                hit = (hours < self.starts[number]) & (self.starts[number] <= hours + horizon / timedelta(hours=1))
+                label[hit, self.of[number]] = 1
+                incident[hit, self.of[number]] = number
+        return label.ravel(), incident.ravel()
+
+    def labels(self, as_of=None, *, horizon=None):
+        horizon = HORIZON if horizon is None else horizon
+        label, incident = self._label(as_of, horizon)
+        complete = self.rows["decision_time"] + GAP + horizon
+        unknown = (complete > (self.span[1] if as_of is None else as_of)) & (label == 0)
+        return pd.DataFrame(
+            {
+                "label": pd.array(label, dtype="Int8"),
+                "incident": pd.array(incident, dtype="Int64"),
+                "complete_at": complete.dt.as_unit("ms"),
+            }
+        ).assign(label=lambda frame: frame["label"].mask(unknown), incident=lambda f: f["incident"].mask(incident < 0))
+
+
+def predictions(matrix, sharp=6.0, seed=1):
+    """A model whose risk is high for most rows before an incident; and one that knows nothing."""
+    rng = np.random.default_rng(seed)
+    labels = matrix.labels()
+    label, incident = matrix.final
+    shown = (label == 1) & (incident % 4 != 0)
+    frames = []
+    for model, strength in (("good", sharp), ("blind", 0.0)):
+        score = -7 + strength * shown + rng.normal(size=len(label))
+        frame = matrix.rows[["decision_time", "node", "gpu", "unit"]].copy()
+        frame["model"], frame["variant"] = model, "sliding"
+        frame["risk"] = expit(score).astype(np.float32)
+        frame["rank"] = frame.groupby("decision_time")["risk"].rank(ascending=False, method="first").astype(int)
+        frame["label"], frame["incident"] = labels["label"], labels["incident"]
+        frame["failure_class"] = np.where(label == 1, "memory", None)
+        frame["fold"] = ((frame["decision_time"] - START) // FOLD).astype(np.int32)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True)
+
+
+def folds():
+    return pd.DataFrame({"fold": range(4), "variant": "sliding"})
+
+
+SECTION = PromisesSection(targets=(0.5, 0.85), horizon=None)
+
+
+@pytest.fixture(scope="module")
+def walked():
+    matrix = FleetMatrix()
+    return matrix, predictions(matrix), walk_promises(predictions(matrix), folds(), matrix, SECTION, k=2)
+
+
+def test_nothing_is_promised_at_the_first_refit_and_something_later(walked):
+    frame = walked[2].folds
+    assert list(frame.columns) == list(FOLD_COLUMNS)
+    assert len(frame) == 2 * 2 * 4
+    good = frame[(frame["model"] == "good") & (frame["target"] == 0.5)].set_index("fold")
+    assert not good["promised"][0]
+    assert good["why"][0].startswith("no incident among 0 earlier decisions")
+    assert good["promised"][3]
+    assert good["lower"][3] >= 0.5
+    assert good["earlier_drains"][3] > good["earlier_units"][3] / 2
+
+
+def first_alerts(alerts):
+    """Those that begin a drain, one after the other."""
+    began, kept = {}, []
+    for at in alerts.sort_values("decision_time").itertuples():
+        if at.unit not in began or at.decision_time > began[at.unit] + GAP + HORIZON:
+            began[at.unit] = at.decision_time
+            kept.append(at.Index)
+    return alerts.loc[kept]
+
+
+def alerted_under_promise(frame, made, target):
+    """Rows of the good model at or above the threshold that was promised in their fold."""
+    mine = made.folds[(made.folds["model"] == "good") & (made.folds["target"] == target)].set_index("fold")
+    good = frame[frame["model"] == "good"]
+    return good[good["risk"] >= good["fold"].map(mine["threshold"]).fillna(np.inf)]
+
+
+def test_a_promise_is_judged_on_the_drains_that_begin_in_its_fold(walked):
+    _, frame, made = walked
+    row = made.folds[(made.folds["model"] == "good") & (made.folds["target"] == 0.5)].iloc[3]
+    drains = first_alerts(alerted_under_promise(frame, made, 0.5))
+    mine, test = drains[drains["fold"] == 3], frame[(frame["model"] == "good") & (frame["fold"] == 3)]
+    assert row["drains"] == len(mine) > 0
+    assert row["hits"] == (mine["label"] == 1).sum()
+    assert row["known_drains"] == mine["label"].notna().sum()
+    assert row["caught"] == mine.loc[mine["label"] == 1, "incident"].nunique()
+    assert row["incidents"] == test.loc[test["label"] == 1, "incident"].nunique()
+
+
+def test_a_refit_begins_no_second_drain_of_a_unit_that_stays_alerted():
+    matrix = FleetMatrix()
+    daily = predictions(matrix).query("model == 'good'")
+    daily["fold"] = ((daily["decision_time"] - START) // timedelta(days=1)).astype(np.int32)
+    days = pd.DataFrame({"fold": range(28), "variant": "sliding"})
+    section = PromisesSection(targets=(0.5,), horizon=timedelta(hours=72))
+    made = walk_promises(daily, days, matrix, section, k=2)
+    alerts = alerted_under_promise(daily, made, 0.5)
+    last: dict[str, datetime] = {}
+    begun = []
+    for at in alerts.sort_values("decision_time").itertuples():
+        if at.unit not in last or at.decision_time > last[at.unit] + GAP + timedelta(hours=72):
+            last[at.unit] = at.decision_time
+            begun.append(at.fold)
+    mine = made.folds.set_index("fold")["drains"]
+    assert mine.sum() == len(begun) > 0
+    assert mine[mine > 0].to_dict() == pd.Series(begun).value_counts().to_dict()
+    anew = alerts.groupby(["unit", "fold"]).ngroups
+    assert len(begun) < anew, "no unit stayed alerted over a refit: the test shows nothing"
+
+
+def test_pooled_recall_counts_each_incident_once(walked):
+    _, frame, made = walked
+    row = made.pooled.set_index(["model", "target"]).loc[("good", 0.5)]
+    assert row["incidents"] == frame.loc[frame["label"] == 1, "incident"].nunique()
+    assert row["recall"] == pytest.approx(row["caught"] / row["incidents"])
+    assert row["recall_promised"] >= row["recall"]
+    assert row["kept"]
+    assert row["precision"] >= 0.5
+
+
+def test_a_model_that_knows_nothing_promises_nothing(walked):
+    row = walked[2].pooled.set_index(["model", "target"]).loc[("blind", 0.5)]
+    assert row["promised"] == 0
+    assert pd.isna(row["kept"])
+    assert row["recall"] == 0
+    assert pd.isna(row["recall_promised"])
+
+
+@pytest.mark.parametrize("name", ["mean_rank", "intersection"])
+def test_a_model_that_only_orders_units_promises_nothing(walked, name):
+    matrix, frame, _ = walked
+    one = frame[frame["model"] == "good"].assign(model=name)
+    with_costs = SECTION.model_copy(update={"costs": CostsSection(unneeded_drain=1, missed_failure=9)})
+    made = walk_promises(one, folds(), matrix, with_costs, k=2)
+    assert not made.folds["promised"].any()
+    assert made.folds["why"].str.startswith(f"{name} only orders").all()
+    assert [each.kind for each in made.current[name] if each.threshold is not None] == ["budget"]
+    assert made.current[name][-1].kind == "cost"
+    assert made.current[name][-1].why.startswith(f"{name} only orders")
+
+
+def test_the_future_moves_no_promise():
+    matrix = FleetMatrix()
+    frame = predictions(matrix)
+    made = walk_promises(frame, folds(), matrix, SECTION, k=2).folds
+    cut = START + 2 * FOLD
+
+    poisoned = FleetMatrix()
+    late = poisoned.starts > 2 * 7 * 24
+    poisoned.of = np.where(late, (poisoned.of + 17) % UNITS, poisoned.of)
+    other = frame.copy()
+    after = (other["decision_time"] >= cut).to_numpy()
+    other.loc[after, "risk"] = 1 - other.loc[after, "risk"]
+    changed = walk_promises(other, folds(), poisoned, SECTION, k=2).folds
+
+    promise = ["model", "target", "fold", "promised", "threshold", "lower", "best", "earlier_drains", "earlier_hits"]
+    before = made["fold"] <= 2
+    pd.testing.assert_frame_equal(made.loc[before, promise], changed.loc[before, promise])
+    assert not made.loc[~before, promise].equals(changed.loc[~before, promise])
+
+
+def test_outcomes_that_were_entered_late_do_not_count_before():
+    matrix = FleetMatrix(late=timedelta(days=9))
+    made = walk_promises(predictions(matrix), folds(), matrix, SECTION, k=2).folds
+    good = made[(made["model"] == "good") & (made["target"] == 0.5)].set_index("fold")
+    assert good["earlier_hits"][1] == 0
+
+
+def test_the_current_decisions_look_back_on_everything(walked):
+    matrix, _, made = walked
+    kinds = [(each.kind, each.asked) for each in made.current["good"]]
+    assert kinds == [("precision", 0.5), ("precision", 0.85), ("budget", 2)]
+    assert made.until == matrix.span[1]
+    frame = decisions_frame(made)
+    assert len(frame) == 6
+    assert frame["threshold"].dtype == "float64"
+    with_costs = PromisesSection(targets=(0.5,), horizon=None, costs={"unneeded_drain": 1, "missed_failure": 9})
+    made = walk_promises(predictions(matrix), folds(), matrix, with_costs, k=2)
+    assert made.current["good"][-1].kind == "cost"
+    assert made.current["good"][-1].threshold == pytest.approx(0.1)
+    assert made.current["good"][-1].saving > 0 >= made.current["blind"][-1].saving
+
+
+def test_a_drain_is_judged_by_the_longer_of_the_two_horizons(walked):
+    matrix, frame, made = walked
+
+    def pooled(horizon):
+        return walk_promises(frame, folds(), matrix, SECTION.model_copy(update={"horizon": horizon}), k=2).pooled
+
+    pd.testing.assert_frame_equal(pooled(timedelta(hours=1)), made.pooled)
+    longer = pooled(timedelta(hours=72))
+    blind, before = (each[each["model"] == "blind"].iloc[0] for each in (longer, made.pooled))
+    assert blind["best"] > before["best"]
+
+
+def test_predictions_of_another_matrix_are_refused(walked):
+    frame = walked[1].iloc[:2].assign(unit=["g000", "elsewhere"])
+    with pytest.raises(KeyError, match=r"elsewhere at .* is not in the matrix"):
+        row_positions(walked[0], frame)
+
+
+def test_targets_and_costs_that_make_no_sense_are_refused():
+    with pytest.raises(ValueError, match="give precisions between 0 and 1"):
+        PromisesSection(targets=(0.5, 1.0))
+    with pytest.raises(ValueError, match="no drain is ever worth it"):
+        PromisesSection(costs={"unneeded_drain": 1, "missed_failure": 1, "needed_drain": 2})
+
+
+def test_failures_that_stand_out_are_told_from_those_that_do_not(walked):
+    _, frame, _ = walked
+    out = unforeseen_incidents(frame[frame["model"] == "good"])
+    shown = out["incident"] % 4 != 0
+    assert out.loc[shown, "seen"].mean() > 0.95
+    # Random ranks put a unit in the top 5 % of at least one of four times in a fifth of the cases.
+    assert out.loc[~shown, "seen"].mean() == pytest.approx(out["chance"].mean(), abs=0.12)
+    assert 0.1 < out["chance"].mean() < 0.3
+    assert out["announced"].isna().all()
+
+
+def test_the_truth_says_which_failures_announced_themselves(walked):
+    _, frame, _ = walked
+    one = frame[frame["model"] == "good"]
+    odd = (one["incident"].fillna(1) % 2 == 0).to_numpy(dtype=bool)
+    out = unforeseen_incidents(frame, one.assign(risk=np.where(odd, 0.5, 0.01)))
+    assert (out["announced"] == (out["incident"] % 2 == 0)).all()
+    assert (out["true_base"] < 0.1).all()

@@ -1,0 +1,206 @@
+"""The gate's verdict on hand-made predictions, against plain counting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from evaluation.backtest.promotion import Contender, judge
+from evaluation.metrics.scored import split_predictions
+from models.config import PromotionSection
+
+SECTION = PromotionSection(bootstrap=200, precision_margin=0.2)
+T0 = pd.Timestamp("2026-02-01", tz="UTC")
+
+
+def contenders(*, times=40, units=60, skill=(0.9, 0.9), incidents=24, risk=(1.0, 1.0), seed=0, k=2):
+    """Two sides that rank each incident's unit first with given chances, on the same rows."""
+    rng = np.random.default_rng(seed)
+    at = np.repeat(np.arange(times), units)
+    unit = np.tile(np.arange(units), times)
+    label = np.zeros((times, units), int)
+    incident = np.full((times, units), -1)
+    for number in range(incidents):
+        label[number % times, number % units] = 1
+        incident[number % times, number % units] = number
+    frames = []
+    seen = rng.random((2, times, units))
+    for side, name in enumerate(("challenger", "champion")):
+        score = rng.random((times, units)) + 2.0 * (label * (seen[side] < skill[side]))
+        order = (-score).argsort(axis=1, kind="stable")
+        rank = np.empty_like(order)
+        np.put_along_axis(rank, order, np.arange(1, units + 1)[None, :].repeat(times, 0), axis=1)
+        rate = label.mean() * risk[side]
+        frames.append(
+            pd.DataFrame(
+                {
+                    "decision_time": (T0 + pd.to_timedelta(at * 6, unit="h")).as_unit("ms"),
+                    "unit": [f"g{each:02d}" for each in unit],
+                    "model": name,
+                    "variant": "held out",
+                    "score": -rank.ravel().astype(float),
+                    "risk": np.clip(np.where(rank.ravel() == 1, 8 * rate, rate * (units - 8) / units), 0, 1),
+                    "rank": rank.ravel(),
+                    "alert": rank.ravel() <= k,
+                    "label": pd.array(label.ravel(), dtype="Int8"),
+                    "failure_class": np.where(incident.ravel() % 3 == 0, "memory", "bus"),
+                    "incident": pd.array(incident.ravel(), dtype="Int64"),
+                    "incident_start": (T0 + pd.to_timedelta(at * 6 + 5, unit="h")).as_unit("ms"),
+                    "fold": 0,
+                }
+            )
+        )
+    found = {each.model: each for each in split_predictions(pd.concat(frames, ignore_index=True), k)}
+    return (
+        Contender("version 2", found["challenger"], 1_000_000, 0.5),
+        Contender("version 1", found["champion"], 1_000_000, 0.5),
+    )
+
+
+def verdict_of(pair, section=SECTION, champion=True):
+    return judge(pair[0], [pair[1]], section, seed=1, champion=champion)
+
+
+def criterion(verdict, name):
+    return next(each for each in verdict.criteria if each.name == name)
+
+
+def test_an_equal_challenger_passes_and_every_value_is_that_of_plain_counting():
+    pair = contenders(skill=(1.0, 1.0))
+    verdict = verdict_of(pair)
+    assert verdict.passed
+    assert verdict.reasons == ()
+    scored = pair[0].scored
+    precision = criterion(verdict, "precision at K")
+    alerts = scored.rank <= 2
+    assert precision.challenger == pytest.approx((alerts & scored.positive).sum() / alerts.sum())
+    risk = criterion(verdict, "mean risk over base rate")
+    assert risk.challenger == pytest.approx(scored.risk.sum() / scored.positive.sum())
+    rate = scored.positive.mean()
+    error = ((scored.risk - scored.positive) ** 2).mean()
+    assert criterion(verdict, "Brier skill").challenger == pytest.approx(1 - error / (rate * (1 - rate)))
+    assert (verdict.rows, verdict.units, verdict.times, verdict.incidents, verdict.k) == (2400, 60, 40, 24, 2)
+    assert verdict.first_time == T0.to_pydatetime()
+
+
+def test_a_worse_challenger_fails_on_precision_and_recall():
+    verdict = verdict_of(contenders(skill=(0.1, 1.0)))
+    assert not verdict.passed
+    assert criterion(verdict, "precision at K").why.startswith("worse: ")
+    recall = criterion(verdict, "recall of incidents")
+    assert recall.outcome == "failed"
+    assert "0 gained (exact p 0.000)" in recall.why
+    assert any(reason.startswith("precision at K: worse") for reason in verdict.reasons)
+
+
+def test_a_better_challenger_passes():
+    verdict = verdict_of(contenders(skill=(1.0, 0.2)))
+    assert verdict.passed
+    assert criterion(verdict, "precision at K").challenger > criterion(verdict, "precision at K").champion
+
+
+RARE = {"times": 400, "incidents": 24}
+"""A champion whose alerts are right 3 times in 100, as on real fleets."""
+
+
+def test_at_a_precision_of_some_percent_a_worse_challenger_fails_by_the_limits_as_shipped():
+    shipped = PromotionSection()
+    verdict = verdict_of(contenders(skill=(0.2, 1.0), **RARE), shipped)
+    precision = criterion(verdict, "precision at K")
+    assert precision.champion == pytest.approx(0.03, abs=0.005)
+    assert precision.outcome == "failed"
+    assert precision.why.startswith("worse: ")
+    assert precision.champion - precision.challenger < shipped.precision_margin  # which alone would let it pass
+    unsure = criterion(
+        verdict_of(contenders(skill=(0.5, 0.5), incidents=12, times=400, seed=1), shipped), "precision at K"
+    )
+    assert unsure.outcome == "failed"
+    assert unsure.why.startswith("not shown to be no worse")
+    assert verdict_of(contenders(skill=(1.0, 1.0), **RARE), shipped).passed
+
+
+def test_a_recall_that_was_low_may_not_be_lost():
+    verdict = verdict_of(contenders(skill=(0.0, 0.08), incidents=120, times=240), PromotionSection())
+    recall = criterion(verdict, "recall of incidents")
+    assert recall.champion < 0.15
+    assert recall.champion - recall.challenger < PromotionSection().recall_margin + 0.05
+    assert recall.outcome == "failed"
+
+
+def test_too_few_incidents_decide_nothing_and_do_not_promote():
+    verdict = verdict_of(contenders(incidents=4))
+    precision = criterion(verdict, "precision at K")
+    assert precision.outcome == "undecided"
+    assert precision.why.startswith("4 incidents, 10 are needed to tell")
+    assert not verdict.passed
+    assert criterion(verdict, "recall of incidents").outcome == "undecided"
+
+
+def test_a_class_with_few_incidents_is_undecided_and_does_not_refuse():
+    verdict = verdict_of(contenders(skill=(1.0, 1.0)))
+    assert criterion(verdict, "recall of memory").outcome == "undecided"
+    assert "fewer than 10 incidents" in criterion(verdict, "recall of memory").why
+    assert criterion(verdict, "recall of bus").outcome == "passed"
+    assert "recall of memory" in verdict.undecided
+    assert verdict.passed
+
+
+def test_risks_far_off_the_base_rate_fail_and_those_that_chance_explains_are_undecided():
+    far = criterion(verdict_of(contenders(risk=(8.0, 1.0))), "mean risk over base rate")
+    assert far.outcome == "failed"
+    assert far.why.startswith("risks are too high: ")
+    near = criterion(verdict_of(contenders(risk=(2.3, 1.0))), "mean risk over base rate")
+    assert near.outcome == "undecided"
+
+
+def test_no_hit_at_all_is_never_no_worse():
+    verdict = verdict_of(contenders(skill=(0.0, 0.0), units=400))
+    precision = criterion(verdict, "precision at K")
+    assert precision.outcome == "failed"
+    assert precision.why.startswith("not one of the challenger's alerts came before any of 24 incidents")
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "failed"),
+    [(1_900_000, 0.9, []), (2_100_000, 0.5, ["bundle size (MB)"]), (1_000_000, 1.1, ["seconds for 10,000 rows"])],
+)
+def test_size_and_latency_are_bounded_by_factors(size, seconds, failed):
+    mine, other = contenders(skill=(1.0, 1.0))
+    verdict = verdict_of((Contender("version 2", mine.scored, size, seconds), other))
+    assert [each.name for each in verdict.criteria if each.outcome == "failed"] == failed
+
+
+def test_absolute_limits_hold_without_a_champion_too():
+    mine, other = contenders(skill=(1.0, 0.2))
+    big = Contender("version 1", mine.scored, 300_000_000, 11.0)
+    verdict = judge(big, [Contender("history_count", other.scored)], SECTION, seed=1, champion=False)
+    failed = {each.name: each.limit for each in verdict.criteria if each.outcome == "failed"}
+    assert failed == {"bundle size (MB)": "at most 256", "seconds for 10,000 rows": "at most 10"}
+    assert criterion(verdict, "Brier skill").against == "constant base rate"
+
+
+def test_the_first_champion_is_compared_with_every_baseline():
+    mine, other = contenders(skill=(1.0, 0.2))
+    baselines = [Contender("history_count", other.scored), Contender("vendor_rules", other.scored)]
+    verdict = judge(mine, baselines, SECTION, seed=1, champion=False)
+    assert [each.against for each in verdict.criteria if each.name == "precision at K"] == [
+        "history_count", "vendor_rules",
+    ]  # fmt: skip
+    assert verdict.champion == "history_count, vendor_rules"
+
+
+def test_the_verdict_is_the_same_for_the_same_seed_and_is_plain_json():
+    import json
+
+    pair = contenders()
+    one, two = (json.dumps(verdict_of(pair).to_json(), sort_keys=True) for _ in range(2))
+    assert one == two
+    assert json.loads(one)["passed"] in (True, False)
+
+
+def test_sides_of_different_rows_are_refused():
+    mine, _ = contenders()
+    _, other = contenders(units=50)
+    with pytest.raises(ValueError, match="were not scored on the same rows"):
+        verdict_of((mine, other))

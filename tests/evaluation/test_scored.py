@@ -1,0 +1,139 @@
+"""How a prediction frame is split by model, and put together from folds, against loops over the rows."""
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from evaluation.backtest.frames import VARIANTS, Fold, predictions_of
+from evaluation.metrics.assessment import assess, group_table
+from evaluation.metrics.scored import split_predictions
+from tests.models.fake_matrix import FakeMatrix
+from tests.models.fleet_predictions import fleet
+
+MODELS = [("xgboost", "sliding", 1.0), ("lightgbm", "sliding", 0.5), ("xgboost", "train_once", 2.0)]
+ARRAYS = (
+    "time", "unit", "rank", "risk", "alert", "known", "positive", "incident", "incident_start_ms", "failure_class",
+    "fold",
+)  # fmt: skip
+
+
+def as_categories(frame):
+    """The same rows as a backtest holds them; each column has one category that no row takes."""
+    out = frame.copy()
+    for name in ("node", "gpu", "unit", "model", "variant", "failure_class"):
+        distinct = [*sorted(frame[name].dropna().unique(), reverse=True), "never"]
+        out[name] = pd.Categorical(frame[name], categories=distinct)
+    return out
+
+
+def slow_split(frame, k):
+    """One row at a time: rows of each model and variant, in order of time and then unit."""
+    units = sorted(set(frame["unit"]))
+    times = sorted(set(frame["decision_time"]))
+    out = {}
+    for row in sorted(frame.itertuples(), key=lambda row: (row.model, row.variant, row.decision_time, row.unit)):
+        hit = row.label is not pd.NA and row.label == 1
+        out.setdefault((row.model, row.variant), []).append(
+            {
+                "time": times.index(row.decision_time),
+                "unit": units.index(row.unit),
+                "rank": row.rank,
+                "risk": row.risk,
+                "alert": row.alert,
+                "known": row.label is not pd.NA,
+                "positive": hit,
+                "incident": row.incident if hit else -1,
+                "incident_start_ms": 0 if row.incident_start is pd.NaT else row.incident_start.value // 1_000_000,
+                "failure_class": "" if pd.isna(row.failure_class) else row.failure_class,
+                "fold": row.fold,
+            }
+        )
+    return out
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 10_000), st.booleans(), st.booleans())
+def test_each_part_holds_its_models_rows_by_time_and_unit(seed, shuffled, categories):
+    frame = fleet(seed, MODELS, times=8, units=6)
+    given_frame = frame.sample(frac=1, random_state=seed) if shuffled else frame
+    parts = split_predictions(as_categories(given_frame) if categories else given_frame, 2)
+    expected = slow_split(frame, 2)
+    assert [part.name for part in parts] == list(expected)
+    for part in parts:
+        assert list(part.shared.units) == sorted(set(frame["unit"]))
+        for name in ARRAYS:
+            assert getattr(part, name).tolist() == [row[name] for row in expected[part.name]], name
+
+
+def test_what_models_have_in_common_is_held_once_and_nothing_else():
+    frame = fleet(5, MODELS[:2])
+    one, two = split_predictions(frame, 2)
+    for name in ("time", "unit", "incident", "incident_start_ms", "failure_class", "known", "positive", "fold"):
+        assert getattr(one, name) is getattr(two, name), name
+    for name in ("rank", "risk", "alert"):
+        assert getattr(one, name) is not getattr(two, name), name
+    other = frame.copy()
+    other.loc[other["model"] == "xgboost", "fold"] += 1
+    one, two = split_predictions(other, 2)
+    assert (two.fold == one.fold + 1).all()
+
+
+def test_groups_may_be_given_as_positions_of_their_names():
+    [part] = split_predictions(fleet(6, MODELS[:1]), 2)
+    assessed = assess(part, np.ones((0, part.n_units)))
+    names = np.array(["2026-01", "2026-02", "2026-03"])
+    position = np.where(part.time < 8, 0, 2)
+    by_name = group_table(assessed, names[position], "month")
+    pd.testing.assert_frame_equal(group_table(assessed, position, "month", names), by_name)
+    assert list(by_name["month"]) == ["2026-01", "2026-03"]
+
+
+@pytest.fixture(scope="module")
+def folded():
+    """Folds that a matrix's grid rows could have given, with models in another order than rows."""
+    matrix = FakeMatrix(units=7, days=6, incidents=5, augmentation=2, companions=2)
+    rng = np.random.default_rng(0)
+    grid = np.flatnonzero(~matrix.rows["augmented"].to_numpy())
+    folds = []
+    for number, rows in enumerate(np.array_split(grid, 3)):
+        row, model = np.tile(rows, 3), np.repeat([1, 0, 1], len(rows))
+        variant = np.repeat([0, 0, 1], len(rows))
+        n = len(row)
+        table = pa.table(
+            {
+                "row": row,
+                "variant": variant.astype(np.int8),
+                "model": model.astype(np.int8),
+                "score": rng.normal(size=n).astype(np.float32),
+                "risk": rng.random(n).astype(np.float32),
+                "rank": rng.integers(1, 8, n).astype(np.int32),
+                "alert": rng.random(n) < 0.5,
+            }
+        )
+        # as a checkpoint may give it back: in several chunks
+        folds.append(Fold(pa.concat_tables([table[:5], table[5:]]), {"fold": number}))
+    return matrix, folds
+
+
+def test_predictions_of_folds_stand_by_variant_model_and_row(folded):
+    matrix, folds = folded
+    frame = predictions_of(matrix, folds, ("random", "lightgbm"))
+    labels = matrix.labels(None)
+    expected = []
+    for fold in folds:
+        expected += [(at["variant"], at["model"], at["row"], fold.facts["fold"], at) for at in fold.table.to_pylist()]
+    expected.sort(key=lambda each: each[:3])
+    assert len(frame) == len(expected)
+    for (variant, model, row, fold, at), got in zip(expected, frame.itertuples(), strict=True):
+        assert (got.variant, got.model, got.fold) == (VARIANTS[variant], ("random", "lightgbm")[model], fold)
+        held = matrix.rows.iloc[row]
+        assert (got.decision_time, got.unit, got.node) == (held["decision_time"], held["unit"], held["node"])
+        assert (got.rank, got.alert) == (at["rank"], at["alert"])
+        assert (got.score, got.risk) == (np.float32(at["score"]), np.float32(at["risk"]))
+        label = labels["label"].iloc[row]
+        assert got.label is pd.NA if label is pd.NA else got.label == label
+    assert str(frame["label"].dtype) == "Int8"
+    assert str(frame["fold"].dtype) == "int32"

@@ -1,0 +1,473 @@
+from __future__ import annotations
+
+import errno
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+
+from evaluation.backtest.checkpoint import FoldStore
+from evaluation.backtest.run import run_backtest
+from features.errors import InputError
+from models.config import (
+    BacktestSection,
+    CalibrationSection,
+    CascadeSection,
+    ModelsSection,
+    ParallelSection,
+    TrainingSection,
+)
+from models.rows.ranking import name_hashes
+from models.training.final import fit_final
+from models.training.fitted import model_names
+from tests.models.fake_matrix import GAP, HORIZON, START, FakeMatrix
+
+QUICK = ModelsSection(
+    learners=("lightgbm", "logistic"),
+    parallel=ParallelSection(members=("lightgbm", "logistic", "random_forest"), min_votes=2),
+    cascade=CascadeSection(stages=("lightgbm", "logistic"), recall_floor=0.9),
+    calibration=CalibrationSection(slice=timedelta(days=5)),
+    settings={"lightgbm": {"n_estimators": 20, "learning_rate": 0.2}, "random_forest": {"n_estimators": 12}},
+)
+REFIT = QUICK.model_copy(update={"calibration": CalibrationSection(slice=timedelta(days=5), refit=True)})
+SPAN_15 = TrainingSection(span=timedelta(days=15), negative_ratio=8)
+QUICK_SLIDING = SPAN_15.model_copy(update={"refit_every": timedelta(days=14)})
+AUTO = BacktestSection()
+
+
+def backtest(matrix, training=SPAN_15, models=QUICK, section=AUTO, **more):
+    return run_backtest(matrix, training=training, models=models, backtest=section, seed=7, **more)
+
+
+@pytest.fixture(scope="module")
+def matrix():
+    return FakeMatrix(units=24, days=40, incidents=50, companions=8, seed=3)
+
+
+@pytest.fixture(scope="module")
+def result(matrix):
+    return backtest(matrix)
+
+
+def test_every_grid_row_of_the_test_period_is_scored_once_by_each_model(matrix, result):
+    grid = matrix.rows[~matrix.rows["augmented"]]
+    times = grid["decision_time"].unique()
+    first = times[0] + (times[-1] - times[0]) / 3
+    wanted = grid[grid["decision_time"] >= result.predictions["decision_time"].min()]
+    # A third of 40 days is before the shortest span, 15 days, fits: then it is as soon as that does.
+    first = max(first, START + timedelta(days=16, minutes=10))
+    assert timedelta(0) <= result.predictions["decision_time"].min() - first <= timedelta(hours=6)
+    for _, part in result.predictions.groupby(["model", "variant"], observed=True):
+        assert len(part) == len(wanted)
+        assert not part.duplicated(["decision_time", "unit"]).any()
+        assert list(part["decision_time"]) == list(wanted["decision_time"])
+        assert list(part["unit"]) == list(wanted["unit"])
+        assert list(part["gpu"]) == list(wanted["gpu"])
+    assert result.models == (
+        "random", "history_count", "vendor_rules", "lightgbm", "logistic",
+        "intersection", "min_votes", "mean_rank", "mean_log_odds", "stacked", "cascade",
+    )  # fmt: skip
+    once = result.predictions[result.predictions["variant"] == "train_once"]
+    assert set(once["model"]) == set(result.models) - {"random", "history_count", "vendor_rules"}
+
+
+def test_columns_and_labels(matrix, result):
+    frame = result.predictions
+    assert list(frame) == [
+        "decision_time", "node", "gpu", "unit", "model", "variant", "score", "risk", "rank", "alert",
+        "label", "failure_class", "incident", "incident_start", "fold",
+    ]  # fmt: skip
+    assert str(frame["decision_time"].dtype) == "datetime64[ms, UTC]"
+    assert frame["score"].dtype == frame["risk"].dtype == np.float32
+    assert str(frame["label"].dtype) == "Int8"
+    one = frame[(frame["model"] == "lightgbm") & (frame["variant"] == "sliding")]
+    labels = matrix.labels()
+    grid = matrix.rows[~matrix.rows["augmented"] & (matrix.rows["decision_time"] >= one["decision_time"].min())]
+    for column in ("label", "incident", "incident_start"):
+        assert one[column].reset_index(drop=True).equals(labels.loc[grid.index, column].reset_index(drop=True))
+    assert frame["label"].isna().any()
+
+
+def test_ranks_alerts_and_risks_agree_with_the_scores(result):
+    for (model, variant), part in result.predictions.groupby(["model", "variant"], observed=True):
+        for _, at in part.groupby("decision_time"):
+            assert sorted(at["rank"]) == list(range(1, len(at) + 1))
+            tie = name_hashes(at["unit"])
+            order = np.lexsort((tie, -at["score"].to_numpy()))
+            assert at["rank"].to_numpy()[order].tolist() == list(range(1, len(at) + 1)), (model, variant)
+            by_score = at.sort_values("score")["risk"].to_numpy()
+            assert (np.diff(by_score) >= -1e-9).all()
+            if model in ("intersection", "cascade"):
+                assert at["alert"].sum() <= result.k
+            elif model != "min_votes":
+                assert (at["alert"] == (at["rank"] <= result.k)).all()
+    assert result.predictions["risk"].between(0, 1, inclusive="neither").all()
+
+
+def test_folds_follow_the_refits(result):
+    sliding = result.folds[result.folds["variant"] == "sliding"].reset_index(drop=True)
+    assert (sliding["refit_at"].diff().dropna() == timedelta(days=7)).all()
+    assert (sliding["test_start"] == sliding["refit_at"]).all()
+    assert (sliding["train_end"] == sliding["refit_at"] - GAP - HORIZON).all()
+    assert (sliding["train_end"] - sliding["train_start"] == sliding["span"]).all()
+    once = result.folds[result.folds["variant"] == "train_once"]
+    assert once["refit_at"].nunique() == 1
+    frame = result.predictions
+    both = [frame[(frame["variant"] == v) & (frame["model"] == "lightgbm")] for v in ("sliding", "train_once")]
+    same = both[0]["score"].to_numpy() == both[1]["score"].to_numpy()
+    assert same[both[0]["fold"] == 0].all()
+    assert not same[both[0]["fold"] == 1].all()
+
+
+def test_models_find_the_signal(result):
+    frame = result.predictions[result.predictions["label"].notna() & (result.predictions["variant"] == "sliding")]
+    precision = frame[frame["rank"] <= result.k].groupby("model", observed=True)["label"].mean()
+    assert precision["lightgbm"] > 2 * precision["random"]
+    assert precision["mean_rank"] > 2 * precision["random"]
+
+
+def test_two_runs_are_bit_identical(matrix, result):
+    again = backtest(matrix)
+    pd.testing.assert_frame_equal(again.predictions, result.predictions, check_exact=True)
+    pd.testing.assert_frame_equal(again.folds, result.folds, check_exact=True)
+    assert again.skipped == result.skipped
+
+
+@pytest.mark.parametrize("models", [QUICK, REFIT], ids=["held out", "refitted"])
+def test_what_is_unknown_at_a_refit_changes_neither_models_nor_scores(matrix, result, models):
+    refit = result.folds["refit_at"].iloc[0]
+    end = result.folds["test_end"].iloc[0]
+    rng = np.random.default_rng(11)
+    poisoned = FakeMatrix(units=24, days=40, incidents=50, companions=8, seed=3)
+    late = poisoned.events["known_at"] > refit
+    assert late.any()
+    poisoned.events.loc[late, "unit"] = rng.choice(poisoned.rows["unit"].unique(), late.sum())
+    poisoned.events = poisoned.events[~late | (rng.random(len(late)) < 0.7)]
+    unestablished = poisoned.rows["augmented"] & (poisoned.rows["established_at"] > refit)
+    future = ((poisoned.rows["decision_time"] > end) | unestablished).to_numpy()
+    poisoned.features[future] = rng.normal(size=(future.sum(), 6)) * 100
+    honest = poisoned.labels
+
+    def labels(as_of=None, *, horizon=None):
+        frame = honest(as_of, horizon=horizon)
+        if as_of is not None:  # labels that cannot be known yet must not be looked at, whatever they say
+            frame.loc[frame["complete_at"] > as_of, "label"] = rng.integers(0, 2)
+        return frame
+
+    poisoned.labels = labels
+    section = BacktestSection(first_test=refit.to_pydatetime(), last_test=end.to_pydatetime())
+    other = backtest(poisoned, models=models, section=section).predictions
+    whole = result if models is QUICK else backtest(matrix, models=models)
+    clean = whole.predictions[whole.predictions["fold"] == 0]
+    for column in ("score", "risk", "rank", "alert"):
+        assert np.array_equal(other[column].to_numpy(), clean[column].to_numpy()), column
+
+
+def test_a_fit_after_calibration_uses_the_newest_rows_and_keeps_the_calibration(matrix):
+    told = []
+    held = fit_final(matrix, training=SPAN_15, models=QUICK, backtest=AUTO, seed=7)
+    again = fit_final(
+        matrix, training=SPAN_15, models=REFIT, backtest=AUTO, seed=7, progress=lambda *each: told.append(each)
+    )
+    done, totals, what = zip(*told, strict=True)
+    assert done[0] == 0
+    assert list(done) == sorted(set(done))  # each step counts some rows
+    assert set(totals) == {done[-1]}
+    assert {name: what.count(name) for name in (*held.learners, "cascade")} == dict.fromkeys(
+        (*held.learners, "cascade"), 2
+    )
+    assert held.calibrated
+    assert again.calibrated
+    assert again.n_incidents > held.n_incidents
+    assert again.n_positive > held.n_positive
+    assert again.calibrators == held.calibrators
+    assert again.cascade.thresholds_ == held.cascade.thresholds_
+    rows = matrix.rows[~matrix.rows["augmented"]].tail(48)
+    values = matrix.values(rows.index)
+    one, other = (each.score(values, rows["decision_time"], rows["unit"])["score"] for each in (held, again))
+    assert not np.array_equal(one, other)
+
+
+def test_models_of_node_datasets(tmp_path):
+    matrix = FakeMatrix(units=16, days=30, incidents=40, unit="node", seed=2)
+    frame = backtest(matrix, TrainingSection(span="10d", negative_ratio=5)).predictions
+    assert frame["gpu"].isna().all()
+    assert (frame["unit"].astype(str) == frame["node"].astype(str)).all()
+
+
+def test_k_is_the_mean_number_of_positives_before_the_test(matrix, result):
+    refit = result.folds["refit_at"].iloc[0]
+    labels = matrix.labels(refit)
+    known = ~matrix.rows["augmented"] & labels["label"].notna() & (labels["complete_at"] <= refit)
+    times = matrix.rows.loc[known, "decision_time"].nunique()
+    assert result.k == max(1, round(labels.loc[known, "label"].sum() / times))
+    assert backtest(matrix, section=BacktestSection(k=5)).k == 5
+    for k in (0, 1 + matrix.rows["unit"].nunique()):
+        with pytest.raises(InputError, match=rf"k is {k} \(parameter backtest\.k\)"):
+            backtest(matrix, section=BacktestSection(k=k))
+
+
+def test_defaults_score_the_last_third_of_45_days():
+    matrix = FakeMatrix(units=8, days=45, incidents=20, companions=4)
+    result = backtest(matrix, TrainingSection(refit_every="30d"))
+    assert result.predictions["decision_time"].min() <= START + timedelta(days=30)
+    assert result.predictions["decision_time"].max() == matrix.rows["decision_time"].max()
+    named = [str(each) for each in result.skipped if each.what == "span"]
+    assert named == [
+        "span: 14 d is longer than the history at every refit",
+        "span: 28 d is longer than the history at every refit",
+        "span: 56 d is longer than the history at every refit",
+        "span: 90 d is longer than the history at every refit",
+    ]
+
+
+def test_no_span_fits(matrix):
+    with pytest.raises(InputError) as caught:
+        backtest(matrix, TrainingSection(spans=("60d", "90d")))
+    assert str(caught.value) == (
+        "no training span fits: the shortest of 60 d, 90 d with gap and horizon (1.01 d) needs 61.01 d, the data "
+        "before the last decision time span 39.75 d (parameter training.spans). Give a shorter span, or a dataset with "
+        "more history."
+    )
+    for span, told in (("60d", "candidates 60 d"), ("expanding", "expanding, from 60 d on")):
+        with pytest.raises(InputError, match=rf"fits: the data span 40 d, gap .* take 1\.01 d; {told} \("):
+            fit_final(matrix, training=TrainingSection(span=span, spans=("60d",)), models=QUICK, backtest=AUTO, seed=1)
+    short, until = TrainingSection(spans=("8d", "14d")), START + timedelta(days=8)
+    said = r"fits: 8 d of the data lie before 2026-01-09 00:00 UTC \(--until\), gap .* 8 d, 14 d .* Give a later time,"
+    with pytest.raises(InputError, match=said):
+        fit_final(matrix, training=short, models=QUICK, backtest=AUTO, seed=1, until=until)
+
+
+def test_a_first_test_before_any_span_fits(matrix):
+    with pytest.raises(InputError) as caught:
+        backtest(matrix, section=BacktestSection(first_test=START + timedelta(days=10)))
+    assert str(caught.value) == (
+        "first_test 2026-01-11 00:00 UTC comes before any training span fits: the shortest (15 d) with gap and horizon "
+        "fits from 2026-01-17 00:10 UTC on (parameter backtest.first_test). Give that time or a later one, a shorter "
+        "span in training.spans, or 'auto'."
+    )
+
+
+def test_an_empty_test_period(matrix):
+    section = BacktestSection(first_test=datetime(2027, 1, 1, tzinfo=UTC))
+    with pytest.raises(
+        InputError, match=r"no decision time from 2027-01-01 00:00 UTC to 2026-02-09 18:00 UTC: the test "
+    ):
+        backtest(matrix, section=section)
+    section = BacktestSection(last_test=START + timedelta(days=16))
+    with pytest.raises(InputError, match="the test period is empty"):
+        backtest(matrix, section=section)
+
+
+def test_an_empty_matrix():
+    matrix = FakeMatrix(units=4, days=10, incidents=2)
+    matrix.rows, matrix.features = matrix.rows.iloc[:0], matrix.features[:0]
+    with pytest.raises(InputError, match="the feature matrix has no decision rows"):
+        backtest(matrix)
+
+
+def test_one_class_in_every_span_is_an_error_that_says_where(matrix):
+    quiet = FakeMatrix(units=6, days=30, incidents=0)
+    with pytest.raises(InputError) as caught:
+        backtest(quiet, TrainingSection(span="10d"))
+    assert str(caught.value).startswith(
+        "one class only in the training span of every refit (3 from 2026-01-12 06:00 UTC to 2026-01-26 06:00 UTC); "
+        "refit at 2026-01-26 06:00 UTC, span 10 d: no incident gives it a positive row"
+    )
+    assert "Give a longer span, or a dataset with more history" in str(caught.value)
+    only = r"one class only in the training span: refit at 2026-01-31 .*no incident gives it a positive row"
+    with pytest.raises(InputError, match=only):
+        fit_final(quiet, training=TrainingSection(span="10d"), models=QUICK, backtest=AUTO, seed=1)
+
+
+def test_a_fold_without_positives_falls_back_and_is_listed():
+    matrix = FakeMatrix(units=20, days=60, incidents=60, seed=1)
+    start = matrix.events["start"]
+    first, gap_start = START + timedelta(days=22), START + timedelta(days=36)
+    keep = ((start > first) & (start < gap_start)) | (start > START + timedelta(days=50))
+    matrix.events = matrix.events[keep]
+    training = TrainingSection(span="7d", negative_ratio=5)
+    section = BacktestSection(first_test=START + timedelta(days=15))
+    result = backtest(matrix, training, section=section, explain=2)
+    folds = [each.fold for each in result.skipped if each.what == "fold"]
+    assert 0 in folds
+    assert 4 in folds
+    why = {each.fold: each.why for each in result.skipped if each.what == "fold"}
+    assert "0 positives" in why[0]
+    assert why[0].endswith("scored by history_count alone")
+    assert "scored by the models of 2026-02-" in why[4]
+    sliding = result.folds[result.folds["variant"] == "sliding"].set_index("fold")
+    assert not sliding.loc[0, "fitted"]
+    assert sliding.loc[4, "refit_at"] == sliding.loc[3, "refit_at"]
+    once = result.folds[result.folds["variant"] == "train_once"].set_index("fold")
+    first_fitted = sliding.index[sliding["fitted"]][0]
+    assert (once.loc[first_fitted:, "refit_at"] == sliding.loc[first_fitted, "refit_at"]).all()
+    frame = result.predictions
+    assert frame[(frame["fold"] == 0) & (frame["model"] == "lightgbm")]["score"].nunique() == 1
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on_where_it_stood(matrix, result, tmp_path, monkeypatch):
+    def kill(done, total, what):
+        if done == 2:
+            raise Killed
+
+    with pytest.raises(Killed):
+        backtest(matrix, checkpoint=tmp_path, progress=kill)
+    assert len(list(tmp_path.rglob("fold-*.parquet"))) == 2
+    refits = []
+    from models.training.trainer import Trainer
+
+    fit = Trainer.fit
+    monkeypatch.setattr(Trainer, "fit", lambda self, at, *rest: refits.append(at) or fit(self, at, *rest))
+    resumed = backtest(matrix, checkpoint=tmp_path)
+    pd.testing.assert_frame_equal(resumed.predictions, result.predictions, check_exact=True)
+    pd.testing.assert_frame_equal(resumed.folds, result.folds, check_exact=True)
+    # The second fold is not fitted again; the first is, once, because train_once needs its models.
+    assert len(refits) == len(set(refits)) == len(result.folds) // 2 - 1
+    refits.clear()
+    done = backtest(matrix, checkpoint=tmp_path)
+    assert refits == []
+    pd.testing.assert_frame_equal(done.predictions, result.predictions, check_exact=True)
+    # Other parameters do not take these folds.
+    backtest(matrix, checkpoint=tmp_path, section=BacktestSection(k=3))
+    assert refits
+
+
+def test_a_broken_checkpoint_is_computed_again(matrix, result, tmp_path):
+    backtest(matrix, checkpoint=tmp_path)
+    broken = sorted(tmp_path.rglob("fold-*.parquet"))[1]
+    content = broken.read_bytes()
+    broken.write_bytes(content[: len(content) // 2])
+    again = backtest(matrix, checkpoint=tmp_path)
+    pd.testing.assert_frame_equal(again.predictions, result.predictions, check_exact=True)
+    assert broken.read_bytes() == content
+
+
+def test_a_full_disk_keeps_the_folds_before(tmp_path, monkeypatch):
+    import pyarrow as pa
+
+    store = FoldStore(tmp_path, "abc")
+    store.save(0, pa.table({"x": [1]}), {"fold": 0})
+
+    def full(table, where, **more):
+        where.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq, "write_table", full)
+    with pytest.raises(InputError) as caught:
+        store.save(1, pa.table({"x": [2]}), {"fold": 1})
+    assert "cannot write the finished fold 1: No space left on device" in str(caught.value)
+    assert "Free some space and run again; the folds before it are kept." in str(caught.value)
+    assert [path.name for path in sorted((tmp_path / "abc").iterdir())] == ["fold-0000.parquet"]
+    assert store.load(0)[1] == {"fold": 0}
+    assert store.load(1) is None
+
+
+def test_memory_leaves_negatives_out_and_says_so(matrix, result, monkeypatch):
+    """Half of the rows of the largest fit have room."""
+    columns = len(matrix.columns)
+    most = int((result.folds["n_positive"] + result.folds["n_negative"]).max()) // 2
+    monkeypatch.setattr(TrainingSection, "bytes_of_a_fit", property(lambda _: 4 * columns * most))
+    found = backtest(matrix, QUICK_SLIDING)
+    assert ((found.folds["n_positive"] + found.folds["n_negative"]) <= most).all()
+    whole = result.folds[result.folds["refit_at"].isin(found.folds["refit_at"])]
+    assert set(found.folds["n_positive"]) <= set(whole["n_positive"])
+    told = [str(each) for each in found.skipped if each.what == "negatives"]
+    assert told
+    assert all("training.memory left room for" in each for each in told)
+
+
+def test_progress_counts_folds(matrix):
+    seen = []
+    backtest(matrix, TrainingSection(span="15d", refit_every="30d"), progress=lambda *each: seen.append(each))
+    assert seen == [(0, 1, "refit 2026-01-17 06:00 UTC"), (1, 1, "done")]
+
+
+def test_the_final_models_score_as_the_backtest_would(matrix):
+    fitted = fit_final(matrix, training=SPAN_15, models=QUICK, backtest=AUTO, seed=7)
+    assert fitted.refit_at == matrix.span[1]
+    rows = matrix.rows[~matrix.rows["augmented"]].tail(48)
+    values = matrix.values(rows.index)
+    frame = fitted.score(values, rows["decision_time"], rows["unit"])
+    assert list(frame) == ["decision_time", "unit", "model", "score", "risk", "rank", "alert"]
+    assert len(frame) == len(fitted.models) * 48
+    # The same rows in another order get the same answers.
+    order = np.random.default_rng(0).permutation(48)
+    other = fitted.score(values[order], rows["decision_time"].iloc[order], rows["unit"].iloc[order])
+    keys = ["model", "decision_time", "unit"]
+    pd.testing.assert_frame_equal(
+        frame.sort_values(keys, ignore_index=True), other.sort_values(keys, ignore_index=True), check_exact=True
+    )
+    with pytest.raises(InputError, match="rows with 5 features where the models were fitted on 6"):
+        fitted.score(values[:, :5], rows["decision_time"], rows["unit"])
+
+
+def test_profile_and_member_names_are_checked():
+    with pytest.raises(InputError, match=r"'xgboost' is not a model of this run .*Add xgboost to models\.learners"):
+        model_names(ModelsSection(learners=("lightgbm",), profile="xgboost"))
+    with pytest.raises(InputError, match=r"min_votes is 9 with 3 members"):
+        model_names(ModelsSection(parallel=ParallelSection(min_votes=9)))
+    with pytest.raises(InputError, match=r"an empty list \(parameter models\.cascade\.stages\)"):
+        model_names(ModelsSection(cascade=CascadeSection(stages=())))
+    assert "min_votes" not in model_names(ModelsSection())
+    single = model_names(
+        ModelsSection(
+            learners=("lightgbm",),
+            profile="lightgbm",
+            parallel=ParallelSection(members=("lightgbm",)),
+            cascade=CascadeSection(stages=("lightgbm",)),
+        )
+    )
+    assert single == ("random", "history_count", "vendor_rules", "lightgbm")  # an ensemble of one is its member
+    assert "min_votes" in model_names(ModelsSection(profile="min_votes"))
+
+
+DRIFT = SPAN_15.model_copy(update={"refit_every": timedelta(days=4)})
+
+
+def stepped(days=44, at=30, size=3.0):
+    """A matrix of which the first two features jump on one day."""
+    matrix = FakeMatrix(units=24, days=days, incidents=50, companions=8, seed=3)
+    late = (matrix.rows["decision_time"] >= START + timedelta(days=at)).to_numpy()
+    matrix.features[late, :2] += size
+    return matrix
+
+
+@pytest.fixture(scope="module")
+def on_drift():
+    return backtest(stepped(), DRIFT)
+
+
+def test_checks_for_drift_resume_where_they_stood_bit_for_bit(on_drift, tmp_path):
+    class Killed(Exception):
+        pass
+
+    def until_four(done, _total, _what):
+        if done == 4:
+            raise Killed
+
+    with pytest.raises(Killed):
+        backtest(stepped(), DRIFT, checkpoint=tmp_path, progress=until_four)
+    again = backtest(stepped(), DRIFT, checkpoint=tmp_path)
+    pd.testing.assert_frame_equal(again.predictions, on_drift.predictions, check_exact=True)
+    pd.testing.assert_frame_equal(again.folds, on_drift.folds, check_exact=True)
+    assert again.drift == on_drift.drift
+
+
+def test_a_check_for_drift_never_depends_on_what_comes_later(on_drift):
+    assert any(found is not None and found.drift for found in on_drift.drift)
+    cut = on_drift.folds["refit_at"].iloc[0] + timedelta(days=12)
+    poisoned = stepped()
+    late = (poisoned.rows["decision_time"] >= cut).to_numpy()
+    poisoned.features[late] = np.random.default_rng(5).normal(size=(int(late.sum()), 6)) * 50
+    again = backtest(poisoned, DRIFT)
+    early = on_drift.folds[on_drift.folds["test_start"] < cut]
+    pd.testing.assert_frame_equal(again.folds.loc[early.index], early, check_exact=True)
+    checked = [found for found in on_drift.drift if found is not None and found.end_ms <= cut.value // 10**6]
+    assert checked == list(again.drift[1 : 1 + len(checked)])

@@ -23,7 +23,7 @@ import numpy as np
 
 if __name__ == "__main__":  # run as a file, the top of the repository is not on the path
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from benchmarks.local_ports import asked_once, free_port
+from benchmarks.own_process import asked_once, free_port
 from policy.risk_record import ModelName, RiskRecord
 from serving.scores.writing import ScoresFolder, write_decision
 

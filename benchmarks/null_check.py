@@ -38,10 +38,21 @@ if str(ROOT) not in sys.path:  # run as a file, this folder's parent is not on t
     sys.path.insert(0, str(ROOT))
 
 from benchmarks.null.finding import Outcome, show  # noqa: E402
-from benchmarks.null.runs import NAMES, run_checks  # noqa: E402
-from benchmarks.null.sizes import LARGE, MODERATE, QUICK, moderate_params, small_params  # noqa: E402
-from benchmarks.null.trace import run_trace, trace_params, why_not  # noqa: E402
-from benchmarks.null.verdict import AT_CHANCE, line, passed  # noqa: E402
+from benchmarks.null.runs import (  # noqa: E402  # noqa: E402  # noqa: E402  # noqa: E402
+    AT_CHANCE,
+    LARGE,
+    MODERATE,
+    NAMES,
+    QUICK,
+    line,
+    moderate_params,
+    passed,
+    run_checks,
+    run_trace,
+    small_params,
+    trace_params,
+    why_not,
+)
 
 
 def told(outcome: Outcome) -> None:

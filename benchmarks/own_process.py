@@ -1,9 +1,11 @@
-"""A part of a benchmark in a process of its own, so that what it takes of memory and loads is its own."""
+"""A part of a benchmark in a process of its own, so that its memory and loads are its own; and free ports."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -29,3 +31,23 @@ def told_by(script: str, *arguments: object, compiled: Path | None = None) -> di
         sys.exit(f"{' '.join(command[1:])} ended with {done.returncode}\n{done.stderr}")
     told: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return told
+
+
+def free_port() -> int:
+    """Give a port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def asked_once(port: int, path: str) -> tuple[int, bytes]:
+    """Give the status and the body of one request; status 0 where nobody answers."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (OSError, http.client.HTTPException):
+        return 0, b""
+    finally:
+        connection.close()

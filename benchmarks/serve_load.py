@@ -10,14 +10,16 @@ not grow once it is warm. Ends with a line of JSON, and with an error where anyt
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -26,16 +28,19 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.load_ground import Supervisor
 from benchmarks.load_traffic import Caller, Ledger, Nodes, Rows, watch
-from benchmarks.load_verdict import judged, show
-from benchmarks.local_ports import asked_once, free_port
+from benchmarks.own_process import asked_once, free_port
 from policy.risk_record import ModelName, RiskRecord
 from serving.http.model import load_model
 from serving.http.rows import FeatureRows
 from serving.scores.writing import ScoresFolder, write_decision
 
 NODES: Final = 200
+GROWTH: Final = 0.08
+"""Memory may differ by as much between the halves of a process' warm life."""
+
+_SLACK_MIB: Final = 24.0
+_KILL_WINDOW_S: Final = 2.0
 _SEED: Final = 140
 
 
@@ -192,6 +197,133 @@ def _until(what: Any, seconds: float, words: str) -> None:
         if time.monotonic() > deadline:
             raise TimeoutError(words)
         time.sleep(0.2)
+
+
+@dataclass
+class Supervisor:
+    """Starts the service again whenever it ends, as systemd does, and reads what it writes.
+
+    ``lives``: of each process: when its memory was looked at (monotonic), and MiB of it.
+    """
+
+    command: list[str]
+    folder: Path
+    lives: list[list[tuple[float, float]]] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    kills: list[float] = field(default_factory=list)
+    process: subprocess.Popen[bytes] | None = None
+    ended: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def start(self) -> None:
+        """Begin."""
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._supervise, self._weigh)]
+        for thread in self._threads:
+            thread.start()
+
+    def kill(self) -> None:
+        """Kill the process, as the kernel does where memory runs out."""
+        assert self.process is not None
+        self.kills.append(time.monotonic())
+        self.process.kill()
+
+    def stop(self) -> int:
+        """End it orderly; return its exit code."""
+        self.ended.set()
+        assert self.process is not None
+        self.process.terminate()
+        code = self.process.wait(60)
+        self.close()
+        return code
+
+    def close(self) -> None:
+        """End whatever is left."""
+        self.ended.set()
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+        for thread in self._threads:
+            thread.join(20)
+
+    def _supervise(self) -> None:
+        while not self.ended.is_set():
+            self.lives.append([])
+            with subprocess.Popen(  # noqa: S603 - our own command
+                self.command, cwd=self.folder, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+            ) as process:
+                self.process = process
+                assert process.stderr is not None
+                for line in process.stderr:
+                    if b'"level":"ERROR"' in line or b'"level": "ERROR"' in line or line.startswith(b"Traceback"):
+                        self.errors.append(line.decode(errors="replace")[:2000])
+            self.ended.wait(0.3)
+
+    def _weigh(self) -> None:
+        while not self.ended.wait(0.5):
+            process = self.process
+            if process is None or not self.lives:
+                continue
+            with contextlib.suppress(OSError, StopIteration, IndexError):
+                lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                kib = next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:"))
+                self.lives[-1].append((time.monotonic(), kib / 1024))
+
+
+def judged(
+    ledger: Ledger, supervisor: Supervisor, done: dict[str, int], code: int, seconds: float
+) -> dict[str, Any]:  # fmt: skip
+    """Compare what was answered and held with what must hold; ``faults`` says in words where it does not."""
+    faults = [f"a wrong answer: {each}" for each in ledger.wrong[:5]]
+    near = [each for each in ledger.dropped if any(-0.1 < each - kill < _KILL_WINDOW_S for kill in supervisor.kills)]
+    if len(near) < len(ledger.dropped):
+        faults.append(f"{len(ledger.dropped) - len(near)} requests came to nothing without a kill")
+    if code != 0:
+        faults.append(f"it ended with {code}")
+    faults += [f"it logged an error: {each}" for each in supervisor.errors[:3]]
+    growth = [_growth(life) for life in supervisor.lives]
+    faults += [
+        f"memory grew from {first:.0f} to {last:.0f} MiB in a life"
+        for first, last in (each for each in growth if each is not None)
+        if last - first > max(GROWTH * first, _SLACK_MIB)
+    ]
+    answered = sum(ledger.answers.values())
+    took = np.sort(np.array(ledger.took_s)) * 1e3
+    return {
+        "faults": faults,
+        "answers": statuses(ledger),
+        "done": done,
+        "in_flight": len(near),
+        "memory": [each for each in growth if each is not None],
+        "p99_ms": float(np.quantile(took, 0.99)) if took.size else None,
+        "line": {
+            "name": "serve_load", "value": answered, "unit": f"requests answered in {seconds:g} s, none wrong",
+            "peer": None, "ratio": None, "limit_share": None, "checked": not faults,
+        },
+    }  # fmt: skip
+
+
+def show(found: dict[str, Any]) -> None:
+    """Print what was seen."""
+    for what, count in sorted(found["answers"].items()):
+        print(f"{what:<28}{count:>9,}")
+    print(f"meanwhile: {found['done']}; requests under way at a kill: {found['in_flight']}")
+    print(f"memory of each life, MiB, early and late: {[tuple(map(round, each)) for each in found['memory']]}")
+    print(f"node look-ups: p99 {found['p99_ms']:.1f} ms (load average {os.getloadavg()[0]:.1f})")
+    print(f"faults: {found['faults'] or 'none'}")
+
+
+def statuses(ledger: Ledger) -> dict[str, int]:
+    """Count answers by kind and status."""
+    with ledger.lock:
+        return {f"{kind} {status}": count for (kind, status), count in ledger.answers.items()}
+
+
+def _growth(life: list[tuple[float, float]]) -> tuple[float, float] | None:
+    """Give a process' memory early and late in its warm life; None where that was too short to tell."""
+    if not life or life[-1][0] - life[0][0] < 20:
+        return None
+    warm = [mib for at, mib in life if at - life[0][0] > min(30.0, 0.5 * (life[-1][0] - life[0][0]))]
+    third = max(1, len(warm) // 3)
+    return float(np.median(warm[:third])), float(np.median(warm[-third:]))
 
 
 if __name__ == "__main__":

@@ -8,13 +8,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from benchmarks.null.altered import ReadsTheFuture, ShuffledOwners, draw_incidents
 from benchmarks.null.finding import Finding, Outcome, show
-from benchmarks.null.incidents import draw_incidents
-from benchmarks.null.owners import ReadsTheFuture, ShuffledOwners
-from benchmarks.null.runs import run_checks
-from benchmarks.null.sizes import Size, small_params
-from benchmarks.null.trace import why_not
-from benchmarks.null.verdict import line, passed
+from benchmarks.null.runs import Size, line, passed, run_checks, small_params, why_not
 from features.matrix.matrix import FeatureMatrix
 from telemetry.store import Dataset
 

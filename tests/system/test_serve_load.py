@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.load_verdict import show
-from benchmarks.serve_load import Place, run_load
+from benchmarks.serve_load import Place, run_load, show
 from models.bundle.store import save_bundle
 from tests.serving.batch_world import fitted_on, make_world, manifest
 

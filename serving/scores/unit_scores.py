@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ from models.rows.ranking import name_hashes
 from models.training.fitted import FittedModels
 from policy.risk_record import RiskReason
 from policy.tiers import RAISED, TierThresholds
-from serving.scores.fleet_rows import FleetRows
-from serving.scores.settings import ScoringSettings
+
+if TYPE_CHECKING:  # the service explains rows without the kernels that compute them
+    from serving.scores.fleet_rows import FleetRows
+    from serving.scores.settings import ScoringSettings
 
 FLEET_UNITS = 2048
 """Units that a value is placed among at most, spread evenly: percentiles need no more."""

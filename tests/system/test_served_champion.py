@@ -66,7 +66,7 @@ def test_the_champion_is_served_followed_and_kept(tmp_path: Path) -> None:
         tasks = Path(f"/proc/{process.pid}/task").glob("*/children")
         children = [child for task in tasks for child in task.read_text().split()]
         imported = Path(f"/proc/{process.pid}/maps").read_text()
-        assert "/lightgbm/" not in imported
+        assert "/sqlalchemy/" not in imported  # MLflow's, which the process that asks imports alone
         crown(uri, "predrain", versions[1], expected=versions[0], tags={})
         wait(lambda: ready(client)["model"]["version"] == str(versions[1]), 90)
         (tmp_path / "mlflow.db").rename(tmp_path / "away.db")

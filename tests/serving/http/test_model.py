@@ -52,7 +52,7 @@ from pathlib import Path
 from serving.http.model import load_model
 
 load_model(Path(sys.argv[1]))
-others = ("mlflow", "torch", "shap", "skops", "matplotlib")
+others = ("mlflow", "torch", "shap", "skops", "matplotlib", "numba")
 print(json.dumps([name for name in others if name in sys.modules]))
 """
 

@@ -225,7 +225,7 @@ class AskedGpus(_Body):
 class AskedRows(_Body):
     """Feature rows, matched by name."""
 
-    rows: Annotated[list[Row], Field(min_length=1, max_length=MAX_ROWS)]
+    rows: Records
 
 
 class SplitFrame(_Body):

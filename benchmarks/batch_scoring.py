@@ -37,7 +37,7 @@ from serving.champion.model_source import FolderModel, ServedModel  # noqa: E402
 from serving.scores.batch import score_decision  # noqa: E402
 from serving.scores.feature_settings import live_config, window_plan  # noqa: E402
 from serving.scores.fleet_rows import fleet_rows  # noqa: E402
-from serving.scores.result import ScoringResult  # noqa: E402
+from serving.scores.status import ScoringResult  # noqa: E402
 from serving.scores.writing import ScoresFolder  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
 from telemetry.store import Dataset  # noqa: E402

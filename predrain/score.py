@@ -18,9 +18,8 @@ from predrain.promote import DEFAULT_STORE
 
 if TYPE_CHECKING:
     from pipeline.params import Params
-    from serving.scores.result import ScoringResult
     from serving.scores.settings import ScoringSettings
-    from serving.scores.status import Attempt
+    from serving.scores.status import Attempt, ScoringResult
     from serving.scores.writing import ScoresFolder
     from telemetry.store import Place
 
@@ -88,7 +87,7 @@ class _Rounds:
         self._source: Any = None
 
     def run(self, scores: ScoresFolder, settings: ScoringSettings, at: datetime | None) -> ScoringResult:
-        from serving.scores.result import nothing_due
+        from serving.scores.status import nothing_due
         from telemetry.store import Dataset
 
         if at is None:

@@ -12,8 +12,8 @@ from predrain.console import reported
 from predrain.promote import DEFAULT_STORE
 
 if TYPE_CHECKING:
+    from serving.champion.local_copy import StateFolder
     from serving.champion.sources import BundleSource
-    from serving.champion.state_folder import StateFolder
     from serving.http.tls import Tls
 
 REMOVED: Final = {
@@ -142,7 +142,7 @@ def _state_folder(state: Path | None, model: str | None) -> StateFolder | None:
     if state is None:
         return None
     from features.errors import InputError
-    from serving.champion.state_folder import StateFolder
+    from serving.champion.local_copy import StateFolder
 
     if model != "champion":
         raise InputError("only the champion's bundle is kept", "--state without --model champion", REMOVED["--state"])

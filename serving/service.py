@@ -29,8 +29,8 @@ from serving.http.settings import MIB, ServiceSettings
 from serving.http.tokens import Grant, ScopedTokens
 from serving.pages.dataset_reader import DatasetReader
 from serving.pages.history import ScoreHistory
+from serving.pages.login import Sessions
 from serving.pages.routes import FleetPages, Health, LedgerPages, is_page
-from serving.pages.session import Sessions
 from serving.scores.reading import last_run_metrics
 from telemetry.collect.remote_write.problems import Refused
 

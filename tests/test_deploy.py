@@ -20,8 +20,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from serving.scores.result import ScoringResult
-from serving.scores.status import Attempt, record_attempt
+from serving.scores.status import Attempt, ScoringResult, record_attempt
 from serving.scores.writing import ScoresFolder
 from tests.serving.http.world import small_fleet, write_scores
 

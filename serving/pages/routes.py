@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import wraps
 from typing import Annotated, Any, Final, Protocol
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import quote
 
 from fastapi import Depends, FastAPI, Path, Query
 from pydantic import BaseModel, ConfigDict
@@ -19,7 +19,7 @@ from starlette.responses import HTMLResponse, Response
 from features.errors import InputError
 from policy.tiers import TIERS, UNKNOWN
 from serving.http.application import may_read_page, problems
-from serving.http.bodies import as_json, media_of, shown
+from serving.http.bodies import as_json, shown
 from serving.http.limits import ThreadWork
 from serving.http.schemas import NoQuery
 from serving.http.score_cache import Served
@@ -29,9 +29,9 @@ from serving.pages.dataset_reader import Channels, DatasetReader, Facts
 from serving.pages.fleet_table import Board, FleetRow, natural, select
 from serving.pages.history import ScoreHistory
 from serving.pages.locations import NOWHERE, Place
+from serving.pages.login import LoginPages, Sessions
 from serving.pages.query import PAGE_SIZES, FleetQuery, Text
 from serving.pages.rendering import ASSETS, asset, page, redirect
-from serving.pages.session import Sessions
 from serving.scores.fleet import Fleet
 from serving.scores.reading import parse_instant
 from telemetry.collect.remote_write.problems import Refused
@@ -42,7 +42,6 @@ LEDGER_MOST: Final = 50
 _PAGES: Final = frozenset({"/", "/outcomes", "/ledger", "/docs", "/login", "/logout"})
 _PAGE_PREFIXES: Final = ("/nodes/", "/gpus/", "/page/")
 _HTML: Final = "text/html"
-_FORM: Final = "application/x-www-form-urlencoded"
 
 
 class ScoreSource(Protocol):
@@ -84,12 +83,6 @@ class LedgerQuery(_Query):
     """Whose decisions are shown; empty: of all nodes."""
 
     node: Text = ""
-
-
-class LoginQuery(_Query):
-    """Where a browser is led after it has logged in."""
-
-    next: str = "/"
 
 
 class AssetQuery(_Query):
@@ -182,22 +175,7 @@ class FleetPages:
             responses=assets | problems(400, 404, 429, 503, media=_HTML),
             **tags,
         )
-        app.add_api_route("/login", self._login_form, summary="Ask for a token.", **_html(303, 400, 429, 503), **tags)
-        for path, form, summary, fields in (
-            ("/login", self._login, "Begin a session of 12 hours.", ("token", "next", "user")),
-            ("/logout", self._logout, "End the session.", ()),
-        ):
-            app.add_api_route(
-                path,
-                form,
-                methods=["POST"],
-                summary=summary,
-                status_code=303,
-                response_class=Response,
-                responses=problems(303, 400, 403, 408, 413, 415, 422, 429, 503, media=_HTML),
-                openapi_extra=_form(fields),
-                **tags,
-            )
+        LoginPages(self._sessions, self._frame).add_to(app)
 
     def refusal(self, request: Request, refused: Refused) -> Response:
         """Return a refusal as a page; who is not known is asked to log in."""
@@ -394,7 +372,7 @@ class FleetPages:
         )
 
     def _docs(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
-        from serving.pages.described import operations_of  # noqa: PLC0415 - for this page only
+        from serving.http.application import operations_of  # noqa: PLC0415 - for this page only
 
         document = self._document()
         return page(
@@ -415,59 +393,8 @@ class FleetPages:
             raise Refused(404, "there is no such file", "path")
         return asset(request, file)
 
-    async def _login_form(self, request: Request, query: Annotated[LoginQuery, Query()]) -> Response:
-        after = _own(query.next)
-        if self._sessions is None or self._sessions.grant(request) is not None:
-            return redirect(after)
-        return page(request, "login", **self._frame(None), next=after, wrong=False)
-
-    async def _login(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
-        if self._sessions is None:
-            return redirect("/")
-        form = await self._form(request, ("user", "token", "next"))
-        after = _own(form.get("next", "/"))
-        cookie = self._sessions.begin(form.get("token", ""), request)
-        if cookie is None:
-            return page(request, "login", 403, **self._frame(None), next=after, wrong=True)
-        return redirect(after, **{"Set-Cookie": cookie})
-
-    async def _logout(self, request: Request, _: Annotated[NoQuery, Query()]) -> Response:
-        await self._form(request, ())
-        if self._sessions is None:
-            return redirect("/")
-        return redirect("/login", **{"Set-Cookie": self._sessions.end(request)})
-
-    async def _form(self, request: Request, known: tuple[str, ...]) -> dict[str, str]:
-        """Read a small form that a page of this service sent.
-
-        Raises ``Refused``: 403 if another site's page sent it, 415 or 413 if it is no small form, 400 if it cannot be
-        read, 422 if it has other fields than those ``known``.
-        """
-        site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
-        foreign = origin is not None and urlsplit(origin).netloc != request.headers.get("host")
-        if foreign if site is None else site not in ("same-origin", "none"):
-            raise Refused(403, "another site's page sent this form", "origin")
-        body, media = await request.body(), media_of(request)
-        if media not in (_FORM, "") or (body and media != _FORM):
-            raise Refused(415, f"send {_FORM}", "media_type")
-        try:
-            fields = parse_qs(body.decode("utf-8"), keep_blank_values=True, max_num_fields=10)
-        except ValueError:
-            raise Refused(400, "the form cannot be read", "invalid") from None
-        if not fields.keys() <= set(known):
-            raise Refused(422, "the form has fields that are not known here", "invalid")
-        return {name: values[-1] for name, values in fields.items()}
-
 
 _NO_PLACES: Final[dict[str, Place]] = {}
-
-
-def _own(address: str) -> str:
-    """Return an address of this service, ``/`` for one that leads elsewhere."""
-    parts = urlsplit(address) if address.isprintable() and "\\" not in address else None
-    if parts is None or parts.scheme or parts.netloc or not address.startswith("/") or address.startswith("//"):
-        return "/"
-    return address if address.isascii() else quote(address, safe="/?&=%")
 
 
 def _address(request: Request) -> str:
@@ -479,12 +406,3 @@ def _address(request: Request) -> str:
 
 def _html(*statuses: int) -> dict[str, Any]:
     return {"response_class": HTMLResponse, "responses": problems(*statuses, media=_HTML)}
-
-
-def _form(fields: tuple[str, ...]) -> dict[str, Any]:
-    schema = {
-        "type": "object",
-        "properties": {name: {"type": "string"} for name in fields},
-        "additionalProperties": False,
-    }
-    return {"requestBody": {"required": bool(fields), "content": {_FORM: {"schema": schema}}}}

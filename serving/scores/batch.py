@@ -14,10 +14,9 @@ from serving.champion.model_source import ServedModel
 from serving.scores.decision_times import asked_decision, behind_s, due_decision
 from serving.scores.feature_settings import live_config, window_plan
 from serving.scores.fleet_rows import fleet_rows
-from serving.scores.records import OUT_OF_USE, risk_records
-from serving.scores.result import ScoringResult
+from serving.scores.records import OUT_OF_USE, decision_summary, risk_records
 from serving.scores.settings import ScoringSettings
-from serving.scores.summary import decision_summary
+from serving.scores.status import ScoringResult
 from serving.scores.unit_scores import score_units
 from serving.scores.writing import ScoresFolder, write_decision
 from telemetry.store import Dataset

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import datetime
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
 from features.matrix.meta import MatrixConfig
-from policy.risk_record import ModelName, RiskRecord
-from policy.tiers import TierThresholds
-from serving.scores.decision_times import expiry
+from policy.risk_record import FORMAT, ModelName, RiskRecord, instant_words
+from policy.tiers import TIERS, UNKNOWN, ChosenThresholds, TierThresholds
+from serving.champion.model_source import ServedModel
+from serving.scores.decision_times import expiry, stale_after
+from serving.scores.feature_settings import missing_channels
 from serving.scores.fleet_rows import FleetRows
+from serving.scores.settings import ScoringSettings
 from serving.scores.unit_scores import UnitScore
+from telemetry.store import Dataset
 
 OUT_OF_USE = "out of use: known to be down or drained"
 """Why a unit in service that has no row has no risk."""
@@ -77,3 +83,61 @@ def risk_records(
     records += [record(unit, node, None, OUT_OF_USE, None, 0.0) for unit, node in idle]
     records.sort(key=lambda each: (each.rank is None, each.rank or 0, each.unit))
     return records
+
+
+_REASONS_COUNTED = 10
+
+
+def decision_summary(
+    records: Sequence[RiskRecord],
+    *,
+    dataset: Dataset,
+    model: ServedModel,
+    config: MatrixConfig,
+    settings: ScoringSettings,
+    chosen: ChosenThresholds,
+    rows: FleetRows,
+    unexplained: int,
+) -> dict[str, Any]:
+    """Count what was scored, and say by which thresholds and from which data.
+
+    ``unexplained``: units without reasons because there are too many.
+    Returns: JSON-able; without ``took_s``.
+    """
+    first, fitted = records[0], model.bundle.fitted
+    newest = None if rows.newest_ms is None else datetime.fromtimestamp(rows.newest_ms / 1000, UTC)
+    tiers = Counter(record.tier for record in records)
+    why = Counter(record.why_unknown for record in records if record.why_unknown is not None)
+    return {
+        "format": FORMAT,
+        "decision_time": instant_words(first.decision_time),
+        "issued_at": instant_words(first.issued_at),
+        "expires_at": instant_words(first.expires_at),
+        "horizon_s": config.labels.horizon.total_seconds(),
+        "labels": config.labels.model_dump(mode="json"),
+        "every_s": config.decision.every.total_seconds(),
+        "delay_s": config.features.delay.total_seconds(),
+        "unit": config.unit,
+        "units": len(records),
+        "status": {"ok": len(records) - tiers[UNKNOWN], "unknown": tiers[UNKNOWN]},
+        "tiers": {name: tiers[name] for name in (*TIERS, UNKNOWN)},
+        "alerts": sum(record.alert for record in records),
+        "alert_budget": fitted.k,
+        "why_unknown": dict(why.most_common(_REASONS_COUNTED)),
+        "thresholds": chosen.thresholds.to_json(),
+        "threshold_sources": dict(chosen.sources),
+        "newest_sample": None if newest is None else instant_words(newest),
+        "newest_sample_age_s": None if newest is None else (first.decision_time - newest).total_seconds(),
+        "stale_after_s": stale_after(config, settings.stale_after).total_seconds(),
+        "least_completeness": settings.least_completeness,
+        "missing_channels": list(missing_channels(config, dataset.meta)),
+        "not_explained": unexplained,
+        "trained_on_it": first.decision_time < fitted.refit_at,
+        "model": {
+            "digest": model.bundle.digest,
+            "profile": model.bundle.profile,
+            "version": model.version,
+            "fitted_at": instant_words(fitted.refit_at),
+        },
+        "dataset": {"digest": dataset.digest, "end": instant_words(dataset.meta.span[1])},
+    }

@@ -17,9 +17,8 @@ import pytest
 from features.errors import InputError
 from models.bundle import store as bundles_module
 from models.bundle.store import Bundle, save_bundle
-from serving.champion.local_copy import ChampionCopy, named_bundle
+from serving.champion.local_copy import ChampionCopy, StateFolder, named_bundle
 from serving.champion.sources import FolderBundle, NamedBundle, NotNamedYet
-from serving.champion.state_folder import StateFolder
 from serving.champion.watcher import look
 from serving.http.model import ModelHolder
 from serving.http.settings import ServiceSettings

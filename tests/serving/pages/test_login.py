@@ -8,7 +8,7 @@ from urllib.parse import urlencode
 
 import pytest
 
-from serving.pages.session import LASTS
+from serving.pages.login import LASTS
 from tests.serving.http.world import NOW, Client, Running, running, small_fleet, write_scores
 
 READ, WRITE = "read-token-0123456789", "write-token-0123456789"

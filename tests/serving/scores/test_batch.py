@@ -22,8 +22,8 @@ from serving.champion.model_source import ServedModel
 from serving.scores.batch import OUT_OF_USE, score_decision
 from serving.scores.decision_times import due_decision, expiry
 from serving.scores.feature_settings import live_config
-from serving.scores.result import nothing_due
 from serving.scores.settings import ScoringSettings
+from serving.scores.status import nothing_due
 from serving.scores.writing import ScoresFolder
 from telemetry.store import Dataset
 from tests.features.small_fleet import (

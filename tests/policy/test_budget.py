@@ -196,6 +196,8 @@ def test_no_round_takes_out_more_than_a_share_of_the_fleet_whatever_its_clusters
     fleet, starts = len(listed), ()
     for hour in range(3):
         found = grant(listed, wanted, starts, BudgetConfig(), T0 + hour * HOUR)
+        again = grant(listed, wanted, found.starts, BudgetConfig(), T0 + hour * HOUR)
+        assert (again.nodes, again.starts) == (found.nodes, found.starts)
         new = {start.node for start in found.starts if start.at == T0 + hour * HOUR}
         assert len(new) <= max(1, 0.05 * fleet)
         out = {member.node for member in listed if member.lost} | found.nodes

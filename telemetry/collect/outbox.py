@@ -7,14 +7,14 @@ state when it comes back and lands it under the same name.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final
+
+from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors, write_bytes
 from telemetry.collect.event import Event, rows_table
@@ -34,7 +34,7 @@ class Outbox:
     def __init__(self, landing: Landing, name: str) -> None:
         self._landing = landing
         self._path = landing.state(f"{name}.json")
-        self._lock: int | None = _locked(self._path.with_name(f"{name}.lock"), name)
+        self._lock: FileLock | None = _locked(self._path.with_name(f"{name}.lock"), name)
         try:
             content = self._read()
         except BaseException:
@@ -73,7 +73,7 @@ class Outbox:
     def close(self) -> None:
         """Let another process have it."""
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def __enter__(self) -> Outbox:
@@ -105,17 +105,15 @@ class Outbox:
         return dict(content)
 
 
-def _locked(path: Path, name: str) -> int:
+def _locked(path: Path, name: str) -> FileLock:
+    lock = FileLock(path)
     with disk_errors(path):
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        raise InputError(
-            f"another collector {name!r} is running on this dataset", str(path), "Stop it first, or leave it to work."
-        ) from None
-    except OSError:
-        os.close(descriptor)
-        raise
-    return descriptor
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise InputError(
+                f"another collector {name!r} is running on this dataset",
+                str(path),
+                "Stop it first, or leave it to work.",
+            ) from None
+    return lock

@@ -9,7 +9,6 @@ goes on: with reading if it was reading, with the next part if it was landing.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 from collections import Counter
@@ -18,6 +17,8 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
+
+from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors, write_bytes
 from telemetry.channel import channel_as_dict
@@ -127,12 +128,11 @@ def _land(
 @contextlib.contextmanager
 def _alone(lock: Path, path: Path) -> Iterator[None]:
     """Hold the lock of a dump: two runs would write into one spill."""
-    with disk_errors(lock), lock.open("ab") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise InputError("another run is reading this dump", str(path), "Wait until it has ended.") from None
-        yield
+    try:
+        with disk_errors(lock), FileLock(lock, blocking=False):
+            yield
+    except Timeout:
+        raise InputError("another run is reading this dump", str(path), "Wait until it has ended.") from None
 
 
 def _spill(path: Path, spill: Spill, catalogue: SeriesCatalogue, advance: Callable[[int, int], None]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: read, verified and understood without the libraries that train."""
+"""The manifest of a bundle: what it holds, and what is refused. Needs none of the learners' libraries."""
 
 from __future__ import annotations
 
@@ -47,7 +47,6 @@ SUFFIXES: Final[dict[str, str]] = {
 """Suffix of a learner's file, by learner."""
 
 LearnerName = Annotated[str, Field(pattern=rf"^({'|'.join(SUFFIXES)})$")]
-
 
 PARTS: Final[dict[str, int]] = {"lightgbm": 1, "numpy": 1, "scikit-learn": 2, "skops": 1, "xgboost": 1}
 """How many leading parts of a version must agree. scikit-learn's fitted attributes change between minor versions, the

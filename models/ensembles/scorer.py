@@ -1,4 +1,4 @@
-"""The one way in which rows are scored, whoever read the learners: needs no library that trains, nor pandas."""
+"""How learners' log-odds become the scores, ranks and alerts of models: the one way in which rows are scored."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def some_rows() -> list[dict[str, Any]]:
 
 
 def risks_of(bundle: Bundle) -> list[float]:
-    """What the full bundle says of the rows."""
+    """What the bundle says of the rows."""
     times = pd.Series(pd.DatetimeIndex([pd.Timestamp(0, tz="UTC")] * 3))
     scored = bundle.fitted.score(rows(3, seed=5)[0], times, np.array(["0", "1", "2"], dtype=object))
     return [float(each) for each in scored.loc[scored["model"] == bundle.profile, "risk"]]

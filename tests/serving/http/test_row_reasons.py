@@ -32,7 +32,7 @@ def body(X: np.ndarray) -> dict[str, Any]:
     }
 
 
-def test_rows_that_alert_are_explained_as_the_full_bundle_explains_them(tmp_path: Path, bundle: Bundle) -> None:
+def test_rows_that_alert_are_explained_as_their_bundle_explains_them(tmp_path: Path, bundle: Bundle) -> None:
     X, _ = rows(40, seed=2)
     with running(tmp_path / "no", model=bundle.path, wait_for_scores=False) as service:
         wait(lambda: service.service.holder.model is not None)
@@ -45,7 +45,7 @@ def test_rows_that_alert_are_explained_as_the_full_bundle_explains_them(tmp_path
         assert alerted
         assert all(1 <= len(each["reasons"]) <= 2 for each in alerted)
         assert all(each["reasons"] == [] for each in told if not each["alert"])
-        # The weightiest reason is of the group to which the full bundle ascribes most.
+        # The weightiest reason is of the group to which the bundle ascribes most.
         fitted = bundle.fitted
         values, _ = attribute_score(members_of(fitted, "stacked"), X, weights_in(fitted, "stacked"))
         groups = pd.DataFrame(values.clip(min=0).T).groupby([column.group for column in fitted.columns]).sum()

@@ -40,6 +40,7 @@ GROWTH: Final = 0.08
 """Memory may differ by as much between the halves of a process' warm life."""
 
 _SLACK_MIB: Final = 24.0
+_SETTLED_S: Final = 5.0
 _KILL_WINDOW_S: Final = 2.0
 _SEED: Final = 140
 
@@ -137,6 +138,7 @@ def _events(place: Place, supervisor: Supervisor, risks: dict[str, float], secon
         time.sleep(max(0.0, began + at - time.monotonic()))
         if what == "swap":
             swaps += 1
+            supervisor.swaps.append(time.monotonic())
             swap_bundle(place.bundles[swaps % 2], place.folder / "served")
         elif what == "score":
             decisions += 1
@@ -211,6 +213,7 @@ class Supervisor:
     lives: list[list[tuple[float, float]]] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     kills: list[float] = field(default_factory=list)
+    swaps: list[float] = field(default_factory=list)
     process: subprocess.Popen[bytes] | None = None
     ended: threading.Event = field(default_factory=threading.Event)
     _threads: list[threading.Thread] = field(default_factory=list)
@@ -279,7 +282,7 @@ def judged(
     if code != 0:
         faults.append(f"it ended with {code}")
     faults += [f"it logged an error: {each}" for each in supervisor.errors[:3]]
-    growth = [_growth(life) for life in supervisor.lives]
+    growth = [_growth(life, supervisor.swaps) for life in supervisor.lives]
     faults += [
         f"memory grew from {first:.0f} to {last:.0f} MiB in a life"
         for first, last in (each for each in growth if each is not None)
@@ -317,11 +320,19 @@ def statuses(ledger: Ledger) -> dict[str, int]:
         return {f"{kind} {status}": count for (kind, status), count in ledger.answers.items()}
 
 
-def _growth(life: list[tuple[float, float]]) -> tuple[float, float] | None:
-    """Give a process' memory early and late in its warm life; None where that was too short to tell."""
+def _growth(life: list[tuple[float, float]], swaps: list[float]) -> tuple[float, float] | None:
+    """Give a process' memory early and late in its warm life; None where that was too short to tell.
+
+    A bundle of other learners imports their libraries once: a life is warm when it has served both bundles for a while.
+    """
     if not life or life[-1][0] - life[0][0] < 20:
         return None
-    warm = [mib for at, mib in life if at - life[0][0] > min(30.0, 0.5 * (life[-1][0] - life[0][0]))]
+    swapped = [at for at in swaps if at > life[0][0] + _SETTLED_S][:2]
+    if len(swapped) < 2:
+        return None
+    warm = [mib for at, mib in life if at > swapped[1] + _SETTLED_S]
+    if len(warm) < 6:
+        return None
     third = max(1, len(warm) // 3)
     return float(np.median(warm[:third])), float(np.median(warm[-third:]))
 

@@ -13,7 +13,7 @@ from features.groups.static import StaticPlan
 from features.matrix import build_tasks
 from features.matrix.slabs import SlabJoiner
 from features.matrix.spill import Spill
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 STEPS = (
     "samples decoded from Parquet",

@@ -27,8 +27,8 @@ import pyarrow.parquet as pq
 import requests
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from telemetry.channels import CATALOGUE
 from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.http import connect_to
 from tests.system.prometheus_server import load_blocks, prometheus
 

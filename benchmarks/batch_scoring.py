@@ -40,7 +40,7 @@ from serving.scores.fleet_rows import fleet_rows  # noqa: E402
 from serving.scores.status import ScoringResult  # noqa: E402
 from serving.scores.writing import ScoresFolder  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
-from telemetry.store import Dataset  # noqa: E402
+from telemetry.dataset.store import Dataset  # noqa: E402
 
 REQUIRED_S = 6.0
 """What a decision about the fleet may take."""

@@ -26,8 +26,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from telemetry.channels import CATALOGUE
 from telemetry.config import TelemetrySection
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.compaction import FoldSettings, compact
 
 TARGETS, GPUS, PORTS, VARIANTS = 1250, 8, 5, 8

@@ -39,8 +39,8 @@ from pipeline.dask_engine import DaskEngine, require_dask  # noqa: E402
 from pipeline.matrix_stage import make_matrix  # noqa: E402
 from pipeline.params import Params, load_params  # noqa: E402
 from simulator.simulate import simulate  # noqa: E402
+from telemetry.dataset.store import Dataset  # noqa: E402
 from telemetry.errors import InputError  # noqa: E402
-from telemetry.store import Dataset  # noqa: E402
 
 BUCKETS = 16
 REFITS = """

@@ -46,7 +46,7 @@ from features.engine import Item, LocalEngine, Result  # noqa: E402
 from features.matrix.building import build_matrix  # noqa: E402
 from features.matrix.matrix import FeatureMatrix  # noqa: E402
 from pipeline.params import load_params  # noqa: E402
-from telemetry.store import Dataset  # noqa: E402
+from telemetry.dataset.store import Dataset  # noqa: E402
 
 CHANNELS = {"gauges": 12, "counters": 6, "flags": 1, "enums": 1}
 WINDOWS = (timedelta(hours=6), timedelta(hours=24), timedelta(hours=72))

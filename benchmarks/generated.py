@@ -14,11 +14,11 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.channel import Channel
-from telemetry.channels import CATALOGUE
-from telemetry.runs import Runs, choose_runs
-from telemetry.schema import EVENTS
-from telemetry.store import Dataset, DatasetWriter
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.runs import Runs, choose_runs
+from telemetry.dataset.schema import EVENTS
+from telemetry.dataset.store import Dataset, DatasetWriter
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 NODE = 8

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "gpu-cluster-faults"

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from simulator.simulate import simulate
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 
 def main() -> None:

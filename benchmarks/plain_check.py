@@ -19,7 +19,7 @@ from benchmarks.plain_fleet import compared
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
 from features.vocabulary import FeatureColumn
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.features import gaps_oracle, history_oracle, oracle, window_oracle
 
 ROWS = 8

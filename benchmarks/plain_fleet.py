@@ -15,7 +15,7 @@ import pandas as pd
 from features.groups.onset import ALL, MIN_UNITS, QUANTILE
 from features.matrix.matrix import FeatureMatrix
 from features.times import duration_ms, instant_ms
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.features.window_oracle import BITS
 
 Values = tuple[dict[str, float], dict[str, float]]

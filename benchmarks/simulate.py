@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from simulator.simulate import SimulationSummary, simulate
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 CHANNELS = 20
 

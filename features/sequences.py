@@ -35,8 +35,8 @@ from features.windows.blocks import (
 )
 from features.windows.layout import ChannelLayout
 from telemetry.atomic import write_bytes
-from telemetry.channel import Channel
-from telemetry.store import Dataset
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.store import Dataset
 
 PAPER_CHANNELS = ("gpu_temp_c", "power_w", "gpu_util_pct", "mem_util_pct")
 """The dynamic attributes of Liu et al., arXiv 2201.11853, Table 1, under our names: what ``auto`` takes of them."""

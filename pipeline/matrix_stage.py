@@ -11,8 +11,8 @@ from features.engine import Engine
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from pipeline.params import Params, name_some
+from telemetry.dataset.store import Dataset, Place
 from telemetry.errors import InputError
-from telemetry.store import Dataset, Place
 
 Progress = Callable[[int, int], None]
 """Called with the work done and all work, in the units of the stage."""

@@ -60,7 +60,7 @@ def fold_once(dataset: Path, inventory: Path | None, params: list[Path] | None) 
     from datetime import UTC, datetime
 
     from pipeline.params import load_params
-    from telemetry.channels import resolve_channels
+    from telemetry.dataset.channels import resolve_channels
     from telemetry.errors import InputError
     from telemetry.landing.compaction import FoldSettings
     from telemetry.landing.compaction import compact as fold

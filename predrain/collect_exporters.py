@@ -80,10 +80,10 @@ def exporters(
         import logging
 
         from pipeline.params import load_params
-        from telemetry.channels import resolve_channels
         from telemetry.collect.exporters.collector import ScrapeSettings
         from telemetry.collect.exporters.service import ExporterOptions, collect_exporters
         from telemetry.collect.series.mapping import load_source_mapping
+        from telemetry.dataset.channels import resolve_channels
         from telemetry.http import connect_to
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

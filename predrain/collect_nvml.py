@@ -12,12 +12,12 @@ from predrain.console import JsonOption, ParamsOption, params_files, reported, s
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from telemetry.channel import Channel
     from telemetry.collect.nvml.collector import Collector
     from telemetry.collect.nvml.process import Graveyard
     from telemetry.collect.pushing.pusher import Pusher
     from telemetry.collect.pushing.spool import Spool
     from telemetry.collect.pushing.targets import Target
+    from telemetry.dataset.channel import Channel
 
 _LAST_PUSH_S = 10.0
 
@@ -75,13 +75,13 @@ def nvml(
         from time import monotonic
 
         from pipeline.params import load_params
-        from telemetry.channels import resolve_channels
         from telemetry.collect.nvml.collector import Collector, writer_of
         from telemetry.collect.nvml.node_reader import NodeReader
         from telemetry.collect.nvml.process import Graveyard, Process
         from telemetry.collect.nvml.run_state import RunState, boot_id
         from telemetry.collect.pushing.pusher import Pusher
         from telemetry.collect.pushing.spool import Spool
+        from telemetry.dataset.channels import resolve_channels
         from telemetry.landing.folder import Landing, landing_of
 
         channels = resolve_channels(load_params(params_files(params)).channels)

@@ -33,10 +33,10 @@ def openmetrics(
     """
     with reported():
         from pipeline.params import load_params
-        from telemetry.channels import resolve_channels
         from telemetry.collect.openmetrics.dump import land_dump
         from telemetry.collect.series.identity import SeriesCatalogue
         from telemetry.collect.series.mapping import load_source_mapping
+        from telemetry.dataset.channels import resolve_channels
         from telemetry.landing.folder import Landing, landing_of
 
         loaded = load_params(params_files(params))

@@ -12,7 +12,7 @@ from predrain.console import JsonOption, ParamsOption, params_files, progress, r
 
 if TYPE_CHECKING:
     from pipeline.params import Params
-    from telemetry.channel import Channel
+    from telemetry.dataset.channel import Channel
     from telemetry.landing.compaction import CompactResult
 
 
@@ -59,9 +59,9 @@ def collect_prometheus(
     """
     with reported():
         from pipeline.params import load_params
-        from telemetry.channels import resolve_channels
         from telemetry.collect.prometheus.backfill import BackfillPlan, backfill
         from telemetry.collect.series.mapping import load_source_mapping
+        from telemetry.dataset.channels import resolve_channels
         from telemetry.errors import InputError
         from telemetry.http import connect_to
         from telemetry.landing.folder import landing_of

@@ -38,12 +38,12 @@ def receive(
         import logging
 
         from pipeline.params import load_params
-        from telemetry.channels import resolve_channels
         from telemetry.collect.remote_write.group_commit import ReceiverSettings
         from telemetry.collect.remote_write.receiver import Receiver
         from telemetry.collect.remote_write.server import parse_listen, refuse_open_port, serve
         from telemetry.collect.series.identity import SeriesCatalogue
         from telemetry.collect.series.mapping import load_source_mapping
+        from telemetry.dataset.channels import resolve_channels
         from telemetry.landing.folder import Landing, landing_of
 
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")

@@ -28,11 +28,11 @@ def tickets(
     with reported():
         from pipeline.params import load_params
         from telemetry.collect.tickets import collect_tickets
-        from telemetry.dataset import Dataset
+        from telemetry.dataset.dataset import Dataset
+        from telemetry.dataset.meta import META_NAME
         from telemetry.errors import InputError
+        from telemetry.importing.mapping import load_mapping
         from telemetry.landing.folder import Landing, landing_of
-        from telemetry.mapping import load_mapping
-        from telemetry.meta import META_NAME
 
         parents: dict[str, str] = {}
         if (dataset / META_NAME).exists():

@@ -81,7 +81,7 @@ class DatasetHistory:
         import pyarrow.parquet as pq
 
         from features.labels.incidents import find_incidents
-        from telemetry.meta import read_meta
+        from telemetry.dataset.meta import read_meta
 
         events = pq.read_table(self._events).to_pandas()
         inventory = pq.read_table(self._inventory).to_pandas()

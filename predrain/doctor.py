@@ -16,9 +16,9 @@ from predrain.console import FAILED, JsonOption, ParamsOption, params_files, pro
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from telemetry.channel import Channel
+    from telemetry.dataset.channel import Channel
+    from telemetry.dataset.store import Place
     from telemetry.doctor.observation import Observation
-    from telemetry.store import Place
 
 _BACKTEST, _BUNDLE = Path("data/backtest"), Path("data/models/candidate")
 
@@ -98,7 +98,7 @@ def doctor(
         return
     with reported():
         from pipeline.params import load_params
-        from telemetry.channels import resolve_channels
+        from telemetry.dataset.channels import resolve_channels
 
         known = resolve_channels(load_params(params_files(params)).channels)
         if channels:

@@ -41,9 +41,9 @@ def import_files(
     """
     with reported(), progress("importing") as advance:
         from pipeline.params import load_params
-        from telemetry.channels import resolve_channels
-        from telemetry.event_runs import count_by_type
-        from telemetry.importing import import_dataset
+        from telemetry.dataset.channels import resolve_channels
+        from telemetry.importing.event_runs import count_by_type
+        from telemetry.importing.importer import import_dataset
 
         loaded = load_params(params_files(params))
         result = import_dataset(

@@ -61,7 +61,7 @@ def facts(scores: Path, dataset: Path, ledger: Path | None) -> dict[str, Any]:
     Raises ``InputError`` if the dataset or the ledger cannot be read.
     """
     from serving.pages.alert_outcomes import labels_of, outcomes_of
-    from telemetry.store import Dataset
+    from telemetry.dataset.store import Dataset
 
     found = Dataset.open(dataset)
     inventory, events = found.inventory(), found.events()
@@ -95,7 +95,7 @@ def _with_our_own(events: pd.DataFrame, ledger: Path) -> pd.DataFrame:
 
     from scheduler.ledger.export import diagnostic_events, drain_events
     from scheduler.ledger.reader import LedgerReader
-    from telemetry.schema import EVENTS
+    from telemetry.dataset.schema import EVENTS
 
     reader = LedgerReader(ledger)
     try:
@@ -109,8 +109,8 @@ def _with_our_own(events: pd.DataFrame, ledger: Path) -> pd.DataFrame:
 
 def _answer(dataset: Path) -> None:
     from serving.pages.channels import channels_of
+    from telemetry.dataset.store import Dataset
     from telemetry.errors import InputError
-    from telemetry.store import Dataset
 
     for line in sys.stdin:
         try:

@@ -45,8 +45,8 @@ def prepare(
 
 def _take(source: Path, out: Path) -> dict[str, object]:
     """Bring an existing dataset to ``out`` by hard links (copies across file systems), and its truth beside it."""
+    from telemetry.dataset.store import Dataset
     from telemetry.errors import InputError
-    from telemetry.store import Dataset
 
     dataset = Dataset.open(source)
     source, out = source.resolve(), out.resolve()

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from serving.scores.settings import ScoringSettings
     from serving.scores.status import Attempt, ScoringResult
     from serving.scores.writing import ScoresFolder
-    from telemetry.store import Place
+    from telemetry.dataset.store import Place
 
 _SHORTEST = timedelta(seconds=1)
 
@@ -88,7 +88,7 @@ class _Rounds:
 
     def run(self, scores: ScoresFolder, settings: ScoringSettings, at: datetime | None) -> ScoringResult:
         from serving.scores.status import nothing_due
-        from telemetry.store import Dataset
+        from telemetry.dataset.store import Dataset
 
         if at is None:
             standing = nothing_due(

@@ -18,8 +18,8 @@ from simulator.lives import DOWN
 from simulator.randomness import NORMAL_TABLE, Purpose, bits, mix, poisson, stream, uniform
 from simulator.records import Mark
 from simulator.workload import NodeSeries
-from telemetry.channels import CATALOGUE, Channel
-from telemetry.schema import INSTANT, NAME, samples_schema
+from telemetry.dataset.channels import CATALOGUE, Channel
+from telemetry.dataset.schema import INSTANT, NAME, samples_schema
 
 Int64Array = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -73,7 +73,7 @@ def sample_table(devices: list[Device], signs: NDArray[np.float64], *, seed: int
     ``devices``: by name, so that the table is sorted by (gpu, timestamp).
     ``signs``: from :func:`simulator.devices.signatures`.
     ``start``, ``step``: first sample time and interval, ms.
-    Returns: in the layout of :func:`telemetry.schema.samples_schema` for :func:`channels`.
+    Returns: in the layout of :func:`telemetry.dataset.schema.samples_schema` for :func:`channels`.
     """
     room = sum(device.last - device.first for device in devices)
     times = np.empty(room, np.int64)

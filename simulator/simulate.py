@@ -20,9 +20,9 @@ from simulator.scenarios import SCENARIOS, Scenario
 from simulator.tables import events_frame, inventory_frame, jobs_frame
 from simulator.truth import counted, failures_frame, write_truth
 from telemetry.atomic import FolderSwap, disk_errors
+from telemetry.dataset.runs import choose_runs
+from telemetry.dataset.store import DatasetWriter
 from telemetry.errors import InputError
-from telemetry.runs import choose_runs
-from telemetry.store import DatasetWriter
 
 Progress = Callable[[int, int], None]
 """Told (samples done, samples in all) from time to time."""

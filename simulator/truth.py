@@ -19,7 +19,7 @@ from simulator.lives import Laws, Lives
 from simulator.parameters import Parameters
 from simulator.records import Records
 from simulator.risk import hidden_rows, true_risk
-from telemetry.schema import INSTANT, conform
+from telemetry.dataset.schema import INSTANT, conform
 
 RISK = pa.schema([("timestamp", INSTANT), ("node", pa.string()), ("gpu", pa.string()), ("risk", pa.float64())])
 """risk.parquet: one row for each GPU in service and up, every 6 h from 00:00 UTC."""

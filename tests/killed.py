@@ -9,7 +9,7 @@ from typing import Any
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 # Modules that start no thread when they are imported, so that a fork of them is whole.
-_PROCESSES.set_forkserver_preload(["pandas", "pyarrow.parquet", "telemetry.landing.compaction", "telemetry.importing"])
+_PROCESSES.set_forkserver_preload(["pandas", "pyarrow.parquet", "telemetry.landing.compaction"])
 
 
 def exit_code_of(function: Callable[..., Any], *given: object, timeout: float = 60.0) -> int:

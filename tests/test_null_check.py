@@ -12,7 +12,7 @@ from benchmarks.null.altered import ReadsTheFuture, ShuffledOwners, draw_inciden
 from benchmarks.null.finding import Finding, Outcome, show
 from benchmarks.null.runs import Size, line, passed, run_checks, small_params, why_not
 from features.matrix.matrix import FeatureMatrix
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 pytestmark = pytest.mark.system  # half a minute of computing
 

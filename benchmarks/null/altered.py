@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from features.labels.labelling import label_rows
 from features.matrix.matrix import FeatureMatrix
 from features.vocabulary import FeatureColumn
-from telemetry.store import Dataset, DatasetWriter
+from telemetry.dataset.store import Dataset, DatasetWriter
 
 HOT_C = 6.0
 """What the planted signal adds to the GPU temperature, for :data:`HOT_BEFORE` before an incident."""

@@ -14,7 +14,7 @@ from benchmarks.null.finding import CAPTURE, MEASURES, Finding, Outcome, measure
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import Params, load_params
 from simulator.simulate import simulate
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 ROOT = Path(__file__).resolve().parents[2]
 """The checkout."""

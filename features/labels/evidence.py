@@ -65,7 +65,7 @@ class Facts:
     ``node_wide``: the event names a node and no GPU.
     ``node``, ``type``, ``code``, ``detail``, ``source``: as the event has them; null as ''.
     ``xid``: XID number of ``xid`` events, -1 for every other event.
-    ``count``: events that the fact stands for: a run (see :mod:`telemetry.event_runs`) is a fact at its first event,
+    ``count``: events that the fact stands for: a run is a fact at its first event,
     and one of the others at its last.
     """
 

@@ -22,7 +22,7 @@ from features.windows.blocks import (
     key_columns,
 )
 from features.windows.pieces import pieces_of
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from features.config import DecisionSection, FeatureSection, Group, LabelSection
 from features.times import NEVER, duration_ms, instant_ms
-from telemetry.dataset import SampleFile
-from telemetry.runs import DAY_MS
-from telemetry.store import Dataset, Place
+from telemetry.dataset.dataset import SampleFile
+from telemetry.dataset.runs import DAY_MS
+from telemetry.dataset.store import Dataset, Place
 
 BUILT_FROM_NAME = "built-from.json"
 """Name of the file in a matrix's folder."""
@@ -38,7 +38,7 @@ class BuiltFrom:
     ``layout``: how the dataset's samples are divided among files.
     ``span``: first and last instant of the dataset.
     ``files``: SHA-256 of each file of samples, by its path in the dataset.
-    ``days``: for the newest runs' files the digest of each day, see :func:`telemetry.day_digests.day_digests`.
+    ``days``: for the newest runs' files the digest of each day, see :func:`telemetry.dataset.day_digests.day_digests`.
     """
 
     settings: str

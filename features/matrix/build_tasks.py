@@ -43,8 +43,8 @@ from features.matrix.slabs import SlabJoiner, SlabTimes, cut_slabs
 from features.matrix.spill import Spill
 from features.times import instants
 from features.windows.blocks import array_of
-from telemetry.schema import EVENTS, INVENTORY, conform
-from telemetry.store import Dataset
+from telemetry.dataset.schema import EVENTS, INVENTORY, conform
+from telemetry.dataset.store import Dataset
 
 _SHARED = "Give every machine of the cluster the same folders under the same paths, and the same version of predrain."
 

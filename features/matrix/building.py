@@ -48,7 +48,7 @@ from features.times import instant_ms
 from features.vocabulary import FeatureColumn
 from telemetry.atomic import FolderSwap, building_path, disk_errors, recover_folder, write_bytes
 from telemetry.config import format_duration
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 HELD_ROWS = 65_536
 """A build of so few rows keeps what the buckets gave in memory: 80 MB with every group."""

@@ -24,7 +24,7 @@ from features.times import (
     milliseconds,
     text,
 )
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 
 def rows_of(

@@ -95,7 +95,7 @@ def live_rows(
     ``samples``: samples with ``timestamp`` (aware), ``node``, ``gpu`` and channels, in any order; at least those
     younger than :func:`look_back` at ``t``. Older ones change nothing, nor do those that are not usable yet. Of two
     samples of a unit at one time the later in the table counts. None: no telemetry. A dataset's buckets one after the
-    other, each as :meth:`telemetry.dataset.Dataset.read_runs` gives it, are taken in one pass with three of them in
+    other, each as :meth:`Dataset.read_runs` gives it, are taken in one pass with three of them in
     memory at most; ``t`` must then be on the grid of ``config.decision``. No sample may then stand there twice.
     ``events``, ``inventory``: as a dataset holds them, of the whole fleet and all its past (history features reach back
     without limit).

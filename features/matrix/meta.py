@@ -13,7 +13,7 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.errors import InputError
 from features.times import UnitKind
 from features.vocabulary import FeatureColumn
-from telemetry.channel import Channel, channel_as_dict, channel_from_dict
+from telemetry.dataset.channel import Channel, channel_as_dict, channel_from_dict
 
 MATRIX_SCHEMA_VERSION = 2
 """Version of the folder's layout."""

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from features.matrix.meta import ROW_COLUMNS, MatrixPart
 from features.matrix.slabs import Slab
 from features.times import instant_ms
-from telemetry.damage import damage_told
-from telemetry.layout import normal_form
+from telemetry.dataset.files import damage_told
+from telemetry.dataset.layout import normal_form
 
 BUILD_AGAIN = "The matrix is damaged: remove its folder and build it again with `predrain features`."
 

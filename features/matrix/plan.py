@@ -20,7 +20,7 @@ from features.vocabulary import FeatureColumn
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import PaneSpec
 from features.windows.statistics import WindowPlan
-from telemetry.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
 
 
 @dataclass(frozen=True, slots=True)

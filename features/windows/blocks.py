@@ -86,7 +86,7 @@ def blocks_of(
 
     ``samples``: samples with ``timestamp``, ``node``, ``gpu`` (unless the unit is the node) and channels; any order. A
     channel of the layout that a table lacks is unknown in all of its rows. Tables that follow each other in time and
-    are each sorted by pair and time (:meth:`telemetry.dataset.Dataset.read_runs`) go into the blocks without a copy in
+    are each sorted by pair and time (:meth:`Dataset.read_runs`) go into the blocks without a copy in
     between.
     ``unit``: what a unit is.
     Yields: in order of node name.

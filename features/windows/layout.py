@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from telemetry.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
 
 
 @dataclass(frozen=True, slots=True)

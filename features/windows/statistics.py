@@ -21,8 +21,8 @@ from features.windows.flags import flag_windows
 from features.windows.gauges import GAUGE_STATISTICS, gauge_windows
 from features.windows.layout import ChannelLayout
 from features.windows.panes import Panes
-from telemetry.channel import Channel
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import CATALOGUE
 
 FLAG_PARTS: dict[str, tuple[tuple[str, int], ...]] = {
     "clocks_event_reasons": (

@@ -23,7 +23,7 @@ def drain_events(marks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Make events of what was confirmed.
 
     ``marks``: as :meth:`scheduler.ledger.reader.LedgerReader.marks` gives them, oldest first.
-    Returns: in the layout of :data:`telemetry.schema.EVENTS`: one ``drain`` when a node is taken out of service, with
+    Returns: in the layout of :data:`EVENTS`: one ``drain`` when a node is taken out of service, with
     the tier as its code, and one with the code ``release`` when it is given back. ``gpu`` is null: the node is out as a
     whole. A taint followed by a drain is one event.
     """
@@ -80,7 +80,7 @@ def write_events(events: Sequence[Mapping[str, Any]], file: Path) -> None:
     import pyarrow as pa  # noqa: PLC0415 - the controller itself needs none of it
     import pyarrow.parquet as pq  # noqa: PLC0415
 
-    from telemetry.schema import EVENTS  # noqa: PLC0415
+    from telemetry.dataset.schema import EVENTS  # noqa: PLC0415
 
     table = pa.Table.from_pylist([dict(each) for each in events], schema=EVENTS)
     temporary = file.with_name(f".{file.name}.tmp")

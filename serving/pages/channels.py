@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from telemetry.channel import ROLLUP_SUFFIXES, Channel
-from telemetry.store import Dataset
+from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.dataset.store import Dataset
 
 DAYS: Final = timedelta(days=5)
 """How much is shown."""

@@ -19,7 +19,7 @@ from serving.scores.settings import ScoringSettings
 from serving.scores.status import ScoringResult
 from serving.scores.unit_scores import score_units
 from serving.scores.writing import ScoresFolder, write_decision
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 __all__ = ["OUT_OF_USE", "Clock", "score_decision"]
 

@@ -16,9 +16,9 @@ from features.matrix.meta import MatrixConfig
 from features.sequences import SequencePlan
 from features.vocabulary import FeatureColumn
 from models.sequence.layout import window_of
-from telemetry.channel import ROLLUP_SUFFIXES, Channel
-from telemetry.channels import CATALOGUE
 from telemetry.config import format_duration, parse_duration
+from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.dataset.channels import CATALOGUE
 
 _TRAIN = "Train it with `predrain train`."
 

@@ -25,7 +25,7 @@ from features.windows.blocks import key_columns
 from serving.scores.decision_times import stale_after
 from serving.scores.freshness import Freshness, FreshnessWatch, always_fresh, sample_columns, stays_at
 from serving.scores.settings import ScoringSettings
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from serving.scores.feature_settings import missing_channels
 from serving.scores.fleet_rows import FleetRows
 from serving.scores.settings import ScoringSettings
 from serving.scores.unit_scores import UnitScore
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 OUT_OF_USE = "out of use: known to be down or drained"
 """Why a unit in service that has no row has no risk."""

@@ -27,7 +27,7 @@ from features.errors import InputError
 from policy.risk_record import FORMAT, RiskRecord
 from serving.scores.reading import LATEST, TEXTFILE
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder, write_bytes
-from telemetry.schema import INSTANT
+from telemetry.dataset.schema import INSTANT
 
 DECISIONS = "decisions"
 SUMMARY = "summary.json"

@@ -18,7 +18,7 @@ class Event:
     """Something that happened.
 
     ``timestamp``: Aware; when it happened.
-    ``type``: one of :data:`telemetry.schema.EVENT_TYPES`.
+    ``type``: one of :data:`telemetry.dataset.schema.EVENT_TYPES`.
     ``known_at``: Aware; when a collector could first have told of it, never before ``timestamp``.
     ``code``, ``detail``, ``gpu``, ``pci_bus_id``: ``gpu`` and ``pci_bus_id`` null: the whole node.
     """

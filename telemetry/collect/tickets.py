@@ -14,16 +14,23 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from telemetry.columns import KEY_ALIASES, Columns, as_text, map_values, require, resolve_columns
+from telemetry.dataset.schema import EVENT_TYPES
 from telemetry.errors import InputError
-from telemetry.instants import OK, PROBLEMS, parse_instants
+from telemetry.importing.columns import (
+    KEY_ALIASES,
+    Columns,
+    as_text,
+    map_values,
+    require,
+    resolve_columns,
+)
+from telemetry.importing.instants import OK, PROBLEMS, parse_instants
+from telemetry.importing.mapping import TableMapping
+from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.reading import read_batches
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.mapping import TableMapping
-from telemetry.pci import normalise_pci_bus_id
-from telemetry.quarantine import Quarantine
-from telemetry.reading import read_batches
-from telemetry.schema import EVENT_TYPES
+from telemetry.xids.pci import normalise_pci_bus_id
 
 SOURCE: Final = "ticket"
 TYPE_ALIASES: Final[Mapping[str, str]] = {
@@ -66,7 +73,7 @@ def collect_tickets(
 ) -> TicketResult:
     """Land the events of one table.
 
-    ``path``: CSV, TSV, Parquet or JSON, see :func:`telemetry.reading.read_batches`; columns ``timestamp`` and ``type``,
+    ``path``: CSV, TSV, Parquet or JSON, see :func:`read_batches`; columns ``timestamp`` and ``type``,
     and ``gpu`` or ``node``, through ``mapping``. ``known_at`` is the ticket's entry time.
     ``landing``: takes a table of the same content and mapping once.
     ``mapping``: the ``events`` section of a mapping file.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from telemetry.channel import Channel
+from telemetry.dataset.channel import Channel
 from telemetry.errors import InputError
 
 TYPES: Final = ("gauge", "counter", "label")

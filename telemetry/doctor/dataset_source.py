@@ -12,11 +12,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.channel import Channel
 from telemetry.config import format_duration
-from telemetry.dataset import Dataset
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.meta import DatasetMeta
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
-from telemetry.meta import DatasetMeta
 from telemetry.object_store.place import Place
 
 LOOKED_AT: Final = timedelta(days=7)

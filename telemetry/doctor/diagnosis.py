@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
-from telemetry.channel import Channel
+from telemetry.dataset.channel import Channel
 from telemetry.doctor.counters import LATER_FIELDS, counter_line
 from telemetry.doctor.groups import OTHER, Group, group_of, grouped
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation, SourceKind

@@ -14,12 +14,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from telemetry.channel import Channel
-from telemetry.channels import is_sentinel
 from telemetry.collect.series.exposition import is_openmetrics, parse_line
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import unused_reason
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import is_sentinel
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.errors import InputError
 from telemetry.http import Answer, Connection, HttpError, fetch, shown_url

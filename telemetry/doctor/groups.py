@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from telemetry.channel import Channel
+from telemetry.dataset.channel import Channel
 from telemetry.doctor.counters import LATER_FIELDS, in_stock_file
 
 

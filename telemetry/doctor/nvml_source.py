@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from telemetry.channel import Channel
 from telemetry.collect.nvml.faults import ABSENT, NAMES
 from telemetry.collect.nvml.probes import readable_channels
 from telemetry.collect.nvml.process import Child, Ended, Graveyard, Process, Silent
+from telemetry.dataset.channel import Channel
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.errors import InputError
 

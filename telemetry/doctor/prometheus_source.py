@@ -15,11 +15,11 @@ from datetime import datetime
 from typing import Any, Final
 from urllib.parse import quote
 
-from telemetry.channel import Channel
 from telemetry.collect.prometheus.selectors import quoted, selector
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import unused_reason
+from telemetry.dataset.channel import Channel
 from telemetry.doctor.exporter_page import XID_METRICS
 from telemetry.doctor.observation import ChannelSeen, Finding, Observation
 from telemetry.errors import InputError

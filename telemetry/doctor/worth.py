@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.channel import ROLLUP_SUFFIXES
+from telemetry.dataset.channel import ROLLUP_SUFFIXES
 from telemetry.errors import InputError
 
 ATTRIBUTIONS: Final = "attributions.parquet"

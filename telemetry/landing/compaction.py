@@ -22,24 +22,34 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors, recover_folder
-from telemetry.channel import Channel
 from telemetry.config import TelemetrySection, format_duration
-from telemetry.dataset import Dataset
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.meta import META_NAME, DatasetMeta, instant_text
+from telemetry.dataset.schema import (
+    EVENTS,
+    INVENTORY,
+    JOBS,
+    conform,
+)
 from telemetry.errors import InputError
-from telemetry.fold import LANDED_ROLE, Fold
-from telemetry.importing import import_dataset
-from telemetry.inventory import merge_stays, read_inventory, unit_of, with_old_starts
+from telemetry.importing.fold import LANDED_ROLE, Fold
+from telemetry.importing.importer import import_dataset
+from telemetry.importing.inventory import (
+    merge_stays,
+    read_inventory,
+    unit_of,
+    with_old_starts,
+)
+from telemetry.importing.mapping import ImportMapping
+from telemetry.importing.quarantine import Quarantine
 from telemetry.landing.folder import Landing, landing_of
 from telemetry.landing.placing import PENDING_COLUMNS, Placed, place_landed
 from telemetry.landing.sightings import RUNS, merge_sightings, no_runs
 from telemetry.landing.stays_from_sightings import derive_stays, driver_changes, late_nodes
 from telemetry.landing.tables import KINDS, LANDED_EVENTS
 from telemetry.landing.waiting import AHEAD, EARLIEST, Waiting
-from telemetry.mapping import ImportMapping
-from telemetry.meta import META_NAME, DatasetMeta, instant_text
-from telemetry.node_names import NodeNames
-from telemetry.quarantine import Quarantine
-from telemetry.schema import EVENTS, INVENTORY, JOBS, conform
+from telemetry.xids.node_names import NodeNames
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,7 +70,7 @@ _EXPECTED_DAYS: Final = 120
 class FoldSettings:
     """What decides how landed rows become a dataset's.
 
-    ``channels``: every channel that may occur, see :func:`telemetry.channels.resolve_channels`.
+    ``channels``: every channel that may occur, see :func:`telemetry.dataset.channels.resolve_channels`.
     ``dedupe``: events of one unit and code from several sources within this span are one.
     ``delay``: reporting delay of events that do not say when they were known.
     """

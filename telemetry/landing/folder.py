@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors, fsync_path, write_bytes
-from telemetry.channel import Channel
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.landing.tables import KINDS, Kind, lay_out
 from telemetry.object_store.place import refuse_storage

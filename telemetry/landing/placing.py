@@ -8,14 +8,14 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from telemetry.events import place_events
-from telemetry.inventory import unit_of
-from telemetry.kernel_log import locate
+from telemetry.dataset.schema import EVENTS
+from telemetry.importing.events import place_events
+from telemetry.importing.inventory import unit_of
+from telemetry.importing.stays import Stays
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.node_names import NodeNames, are_one_node
-from telemetry.pci import normalise_pci_bus_id
-from telemetry.schema import EVENTS
-from telemetry.stays import Stays
+from telemetry.xids.kernel_log import locate
+from telemetry.xids.node_names import NodeNames, are_one_node
+from telemetry.xids.pci import normalise_pci_bus_id
 
 PENDING_COLUMNS: Final = (*LANDED_EVENTS.names, "since_ms")
 """Columns of events that wait: as they were told, and since when they wait."""
@@ -27,7 +27,7 @@ _NOT_SEEN_YET: Final = ("unknown gpu", "unknown node", "before installation")
 class Placed:
     """What a fold does with its events.
 
-    ``events``: those to fold, in the layout of :data:`telemetry.schema.EVENTS`.
+    ``events``: those to fold, in the layout of :data:`telemetry.dataset.schema.EVENTS`.
     ``waiting``: those that wait, with the columns :data:`PENDING_COLUMNS`.
     ``without_gpu``: XIDs to fold of which no GPU was found at their address; they are their nodes'.
     """
@@ -41,7 +41,7 @@ def place_landed(told: pd.DataFrame, stays: pd.DataFrame, *, waited_ms: float) -
     """Find the GPU or node of each event, and tell those apart that may still find it.
 
     ``told``: with the columns :data:`PENDING_COLUMNS`.
-    ``stays``: in the layout of :data:`telemetry.schema.INVENTORY`; a missing ``installed_at`` is "always there".
+    ``stays``: in the layout of :data:`INVENTORY`; a missing ``installed_at`` is "always there".
     ``waited_ms``: an event that waits since then, in milliseconds since the epoch, has waited long enough.
     """
     known = stays.assign(installed_at=stays["installed_at"].fillna(pd.Timestamp(0, tz="UTC")))

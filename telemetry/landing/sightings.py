@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 import pyarrow as pa
 
-from telemetry.pci import normalise_pci_bus_id
+from telemetry.xids.pci import normalise_pci_bus_id
 
 _LOG = logging.getLogger(__name__)
 

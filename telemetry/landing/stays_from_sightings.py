@@ -9,8 +9,8 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
+from telemetry.dataset.schema import EVENTS, INVENTORY, Unit
 from telemetry.landing.sightings import ATTRIBUTES
-from telemetry.schema import EVENTS, INVENTORY, Unit
 
 SOURCE: Final = "inventory"
 """``source`` of driver events made here."""
@@ -29,10 +29,10 @@ def derive_stays(runs: pd.DataFrame, given: pd.DataFrame | None, before: pd.Data
     """Make the inventory.
 
     ``runs``: in the layout of :data:`telemetry.landing.sightings.RUNS`.
-    ``given``: stays that somebody told, in the layout of :data:`telemetry.schema.INVENTORY` with further static
+    ``given``: stays that somebody told, in the layout of :data:`telemetry.dataset.schema.INVENTORY` with further static
     columns. They hold, and what was seen fills their gaps: attributes nobody gave, GPUs they do not name, moves after
     them.
-    ``before``: what was made of earlier sightings, in the layout of :data:`telemetry.schema.INVENTORY`. An end told
+    ``before``: what was made of earlier sightings, in the layout of :data:`INVENTORY`. An end told
     there stays where it is until the GPU itself is seen again.
     Returns: stays without overlaps. ``installed_at`` is missing where a GPU was there from the first sighting of its
     node. ``removed_at`` is when the GPU was seen elsewhere, or another GPU at its address; a GPU that merely fell
@@ -72,7 +72,7 @@ def late_nodes(runs: pd.DataFrame, events: pd.DataFrame, unit: Unit) -> dict[str
 
     ``runs``: in the layout of :data:`telemetry.landing.sightings.RUNS`.
     ``events``: those of clocks that can be right and with the node of their GPU, in the layout of
-    :data:`telemetry.schema.EVENTS`.
+    :data:`telemetry.dataset.schema.EVENTS`.
     ``unit``: what the fleet is of: a node of GPUs is seen when the first of them is.
     """
     counted = runs[runs["gpu"].notna()] if unit == "gpu" else runs

@@ -9,9 +9,15 @@ from typing import Final, Literal, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.channel import Channel
-from telemetry.channels import with_rollups
-from telemetry.schema import CHANNEL_TYPES, EVENTS, INSTANT, INVENTORY, JOBS
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import with_rollups
+from telemetry.dataset.schema import (
+    CHANNEL_TYPES,
+    EVENTS,
+    INSTANT,
+    INVENTORY,
+    JOBS,
+)
 
 Kind = Literal["samples", "events", "inventory", "jobs"]
 """What a landed file holds."""

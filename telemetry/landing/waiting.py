@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from telemetry.atomic import disk_errors
-from telemetry.channel import Channel
-from telemetry.channels import with_rollups
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import with_rollups
+from telemetry.dataset.schema import INSTANT
 from telemetry.landing.folder import Landing
 from telemetry.landing.sightings import collapse, from_landed, from_samples, no_runs
 from telemetry.landing.tables import KINDS, SAMPLE_KEYS, Kind, lay_out
-from telemetry.schema import INSTANT
 
 _LOG = logging.getLogger(__name__)
 

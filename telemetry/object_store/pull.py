@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Final
 
 from telemetry.atomic import FolderSwap, disk_errors, fsync_path
-from telemetry.dataset import Dataset
-from telemetry.dataset_files import StoredFiles
+from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.files import StoredFiles
+from telemetry.dataset.meta import META_NAME
 from telemetry.errors import InputError
-from telemetry.meta import META_NAME
 from telemetry.object_store.place import S3Place
 
 _AT_ONCE: Final = 8

@@ -11,10 +11,10 @@ from typing import Final
 
 from pyarrow.fs import S3FileSystem
 
-from telemetry.dataset import Dataset
-from telemetry.dataset_files import sha256_of
+from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.files import sha256_of
+from telemetry.dataset.meta import META_NAME
 from telemetry.errors import InputError
-from telemetry.meta import META_NAME
 from telemetry.object_store.connection import connect, storage_errors
 from telemetry.object_store.place import S3Place
 from telemetry.object_store.published import (

@@ -17,7 +17,7 @@ from models.explanation.members import explain, members_of
 from models.sequence.layout import window_of
 from models.sequence.windows import WindowedMatrix, with_windows
 from models.training.final import fit_final
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from tests.models.fake_matrix import FakeMatrix
 
 pytest.importorskip("torch")

@@ -15,9 +15,9 @@ from features.config import DecisionSection, FeatureSection, LabelSection
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from features.windows.blocks import table_of
-from telemetry.channel import Channel
-from telemetry.channels import CATALOGUE
-from telemetry.store import Dataset, DatasetWriter
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.store import Dataset, DatasetWriter
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = timedelta(hours=1)

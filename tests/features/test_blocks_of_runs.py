@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from features.windows.blocks import SampleBlock, blocks_of, cut_blocks
 from features.windows.layout import ChannelLayout
 from features.windows.pieces import pieces_of
-from telemetry.channels import CATALOGUE
-from telemetry.layout import merge_runs, sort_samples
-from telemetry.parts import split_by_run
-from telemetry.runs import DAY_MS, Runs
-from telemetry.schema import samples_schema
-from telemetry.store import Dataset, DatasetWriter
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.layout import merge_runs, sort_samples
+from telemetry.dataset.parts import split_by_run
+from telemetry.dataset.runs import DAY_MS, Runs
+from telemetry.dataset.schema import samples_schema
+from telemetry.dataset.store import Dataset, DatasetWriter
 from tests.features.small_fleet import gpus, inventory_of, make_matrix, samples_of, write_dataset
 
 CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}

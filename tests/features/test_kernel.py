@@ -13,8 +13,8 @@ from features.windows.layout import ChannelLayout
 from features.windows.pane_index import PaneSpec, newest_usable
 from features.windows.panes import Panes
 from features.windows.statistics import WindowPlan
-from telemetry.channel import Channel
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import CATALOGUE
 from tests.features import window_oracle
 
 MINUTE = timedelta(minutes=1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from features.config import GROUPS, FeatureSection, LabelSection
 from features.matrix import build_tasks, building, slabs
 from features.matrix.matrix import FeatureMatrix
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
     Training,

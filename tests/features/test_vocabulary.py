@@ -11,8 +11,8 @@ from features.groups.history import history_columns
 from features.groups.static import StaticPlan
 from features.matrix.plan import FeaturePlan
 from features.vocabulary import FeatureColumn, describe
-from telemetry.channel import Channel
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import CATALOGUE
 
 HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)

@@ -21,7 +21,7 @@ from features.matrix.matrix import FeatureMatrix
 from pipeline import dask_engine
 from pipeline.dask_engine import DaskEngine, refuse_others, require_dask, running_versions
 from predrain.command import app
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
     SMALL,

@@ -13,9 +13,9 @@ from models.bundle.store import load_bundle
 from pipeline.matrix_stage import make_matrix
 from pipeline.params import load_params
 from pipeline.stages import replay, train_bundle, write_report_for
-from telemetry.channels import resolve_channels
+from telemetry.dataset.channels import resolve_channels
 from telemetry.errors import InputError
-from telemetry.importing import import_dataset
+from telemetry.importing.importer import import_dataset
 from tests.fleets.disks import write_disks
 from tests.fleets.lifetimes import write_lifetimes
 

@@ -19,8 +19,8 @@ from pipeline.artefacts import load_evaluation
 from pipeline.matrix_stage import check_made_with, make_matrix
 from pipeline.params import Params
 from pipeline.stages import replay, train_bundle, write_report_for
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.store import Dataset
 
 
 def digests(folder: Path) -> dict[str, str]:

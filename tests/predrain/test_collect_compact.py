@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import Landing, landing_of
-from telemetry.store import Dataset
 from tests.telemetry.landing.test_compaction import DAY, land, raw, samples_of
 
 ROOT = Path(__file__).parents[2]

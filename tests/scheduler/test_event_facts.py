@@ -11,8 +11,8 @@ from policy.hard_rules import RULES
 from scheduler.controller.facts import EventFacts
 from scheduler.ports.errors import SourceError
 from scheduler.ports.risks import Facts
-from telemetry.schema import EVENTS
-from telemetry.xid_message import parse_xid_message
+from telemetry.dataset.schema import EVENTS
+from telemetry.xids.xid_message import parse_xid_message
 from tests.policy.decide_world import HOUR, T0
 
 

@@ -194,7 +194,7 @@ def test_a_ledger_with_overwritten_pages_is_refused(file):
 def test_our_drains_and_releases_become_events_that_an_import_reads(file, tmp_path):
     import pyarrow.parquet as pq
 
-    from telemetry.schema import EVENTS
+    from telemetry.dataset.schema import EVENTS
 
     history(file)
     events = drain_events(LedgerReader(file).marks())

@@ -19,7 +19,7 @@ from models.ensembles.combining import Stacker
 from models.learners.factory import fit_learners, make_learner
 from models.training.fitted import FittedModels
 from serving.champion.model_source import ServedModel
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
     SMALL,

@@ -9,7 +9,7 @@ import pytest
 from scipy.stats import rankdata
 
 from simulator.simulate import SimulationSummary, simulate
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 DAY = pd.Timedelta(days=1)
 

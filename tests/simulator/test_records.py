@@ -7,7 +7,7 @@ from features.config import LabelSection
 from features.labels.incidents import find_incidents
 from simulator.records import FAILURE_CODES
 from simulator.simulate import SimulationSummary
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 
 @pytest.fixture(scope="module")

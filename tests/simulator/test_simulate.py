@@ -11,9 +11,9 @@ import pytest
 
 from simulator.samples import channels
 from simulator.simulate import SimulationSummary, simulate
+from telemetry.dataset.schema import EVENT_TYPES
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.schema import EVENT_TYPES
-from telemetry.store import Dataset
 
 SMALL = {"gpus": 20, "days": 2, "scenario": "base", "acceleration": 30.0, "step": timedelta(minutes=30)}
 
@@ -211,7 +211,7 @@ def test_a_full_disk_leaves_the_old_fleet_and_its_truth(tmp_path: Path, monkeypa
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("telemetry.parts.write_part", full)
+    monkeypatch.setattr("telemetry.dataset.parts.write_part", full)
     with pytest.raises(InputError, match="the disk is full"):
         simulate(tmp_path / "d", seed=2, **SMALL)
     assert content(tmp_path) == before

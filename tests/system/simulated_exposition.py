@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 
 
 def metric_of(dataset: Dataset, channel: str) -> str:

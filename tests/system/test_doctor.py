@@ -5,8 +5,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.prometheus_source import Questions, observe_prometheus
 from telemetry.errors import InputError

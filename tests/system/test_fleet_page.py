@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from policy.risk_record import RiskRecord
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.serving.http.test_process import free_port, lives
 from tests.serving.http.world import record, wait
 from tests.serving.pages.page_world import store

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.openmetrics.dump import land_dump
 from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
 
 pytestmark = [

@@ -20,8 +20,8 @@ import pandas as pd
 import pytest
 
 from simulator.simulate import simulate
+from telemetry.dataset.store import Dataset
 from telemetry.landing.folder import landing_of
-from telemetry.store import Dataset
 from tests.system.prometheus_server import PrometheusServer, free_port, load_blocks, need_prometheus, prometheus
 from tests.system.simulated_exposition import exposition, same_values, samples_of, write_openmetrics
 
@@ -87,8 +87,8 @@ def add_events(fleet: Fleet, dataset: Path) -> None:
     """Give the dataset the simulator's own events, as an operator would give a log of them."""
     from datetime import timedelta
 
-    from telemetry.channels import resolve_channels
-    from telemetry.importing import import_dataset
+    from telemetry.dataset.channels import resolve_channels
+    from telemetry.importing.importer import import_dataset
 
     import_dataset(
         dataset,

@@ -20,8 +20,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.channels import CATALOGUE, with_rollups
-from telemetry.dataset import Dataset
+from telemetry.dataset.channels import CATALOGUE, with_rollups
+from telemetry.dataset.dataset import Dataset
 from tests.telemetry.collect.remote_write.encoding import WRITE_HEADERS, block, write_request
 
 pytestmark = [

@@ -61,7 +61,7 @@ from serving.scores.settings import ScoringSettings
 from serving.scores.writing import ScoresFolder
 from simulator.simulate import simulate
 from telemetry.collect.kubernetes.client import connect
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.system.kubernetes_cluster import PODS, kubernetes_cluster_in, wait
 from tests.system.slurm_cluster import SlurmCluster, why_not
 from tests.system.test_kubernetes_actuator import DIAGNOSTIC, effects, passed

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas as pd
 
-from telemetry.channels import resolve_channels
 from telemetry.config import ChannelDeclaration
-from telemetry.importing import ImportResult, import_dataset
+from telemetry.dataset.channels import resolve_channels
+from telemetry.importing.importer import ImportResult, import_dataset
 
 STEP = timedelta(minutes=10)
 DAY = pd.Timestamp("2026-03-01", tz="UTC")

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import telemetry.parts
-import telemetry.spill
-import telemetry.writer
+import telemetry.dataset.parts
+import telemetry.dataset.writer
+import telemetry.importing.samples.spill
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.store import Dataset
 from tests.killed import exit_code_of
 from tests.telemetry.helpers import (
     all_samples,
@@ -170,11 +170,11 @@ def test_a_full_disk_at_any_write_leaves_the_old_dataset(tmp_path: Path, monkeyp
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     places = [
-        (telemetry.parts, "write_part"),
-        (telemetry.writer, "write_small"),
-        (telemetry.spill.pa.ipc, "new_file"),
-        (telemetry.quarantine.pq, "ParquetWriter"),
-        (telemetry.writer.shutil, "copyfile"),
+        (telemetry.dataset.parts, "write_part"),
+        (telemetry.dataset.writer, "write_small"),
+        (telemetry.importing.samples.spill.pa.ipc, "new_file"),
+        (telemetry.importing.quarantine.pq, "ParquetWriter"),
+        (telemetry.dataset.writer.shutil, "copyfile"),
     ]
     monkeypatch.setattr(Path, "hardlink_to", full)
     run_import(tmp_path, events=[bad])  # so that there is a quarantine to copy, on a disk that knows no links
@@ -193,8 +193,8 @@ def test_what_earlier_imports_set_aside_is_neither_copied_nor_forced_to_the_disk
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     forced: list[str] = []
-    force = telemetry.writer.fsync_path
-    monkeypatch.setattr(telemetry.writer, "fsync_path", lambda path: (forced.append(path.name), force(path)))
+    force = telemetry.dataset.writer.fsync_path
+    monkeypatch.setattr(telemetry.dataset.writer, "fsync_path", lambda path: (forced.append(path.name), force(path)))
     quarantine = tmp_path / "dataset/quarantine"
     run_import(tmp_path, samples=samples_frame(), events=EVENTS)
     kept = (quarantine / "import-0001.parquet").stat().st_ino
@@ -221,7 +221,7 @@ def test_rows_set_aside_never_go_into_a_file_that_is_there(tmp_path: Path):
 
 def import_killed_at(folder: Path, parts: int) -> None:
     """Import more samples, and die before the part of that number is written."""
-    original, written = telemetry.parts.write_part, []
+    original, written = telemetry.dataset.parts.write_part, []
 
     def write_part(path: Path, tables: list[pa.Table], footer: dict[str, str]) -> None:
         if len(written) == parts:
@@ -229,7 +229,7 @@ def import_killed_at(folder: Path, parts: int) -> None:
         original(path, tables, footer)
         written.append(path)
 
-    telemetry.parts.write_part = write_part
+    telemetry.dataset.parts.write_part = write_part
     run_import(folder, samples=[folder / "more.csv"])
     os._exit(7)
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.dataset.schema import EVENTS
 from telemetry.errors import InputError
-from telemetry.event_runs import dedupe_events
-from telemetry.schema import EVENTS
+from telemetry.importing.event_runs import dedupe_events
 from tests.telemetry.helpers import (
     DAY,
     events_frame,

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from telemetry.config import ChannelDeclaration
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.store import Dataset
 from tests.telemetry.helpers import (
     DAY,
     all_samples,

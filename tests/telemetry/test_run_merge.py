@@ -14,11 +14,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-import telemetry.runs
-from telemetry.dataset_files import FolderFiles
-from telemetry.fold import Fold
-from telemetry.importing import ImportResult
-from telemetry.runs import RowRate, Runs
+import telemetry.dataset.runs
+from telemetry.dataset.files import FolderFiles
+from telemetry.dataset.runs import RowRate, Runs
+from telemetry.importing.fold import Fold
+from telemetry.importing.importer import ImportResult
 from tests.telemetry.helpers import DAY, STEP, all_samples, events_frame, gpu, inventory_frame, run_import
 
 COUNTER = "ecc_sbe_volatile_total"
@@ -30,7 +30,7 @@ MIDNIGHTS = 5
 def runs_of(days: int | None) -> Iterator[None]:
     """Let datasets that are made be cut into runs of a day, or not at all."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(telemetry.runs, "RUN_ROWS", 1e-9 if days else float("inf"))
+        patched.setattr(telemetry.dataset.runs, "RUN_ROWS", 1e-9 if days else float("inf"))
         yield
 
 

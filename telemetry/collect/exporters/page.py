@@ -12,13 +12,13 @@ from typing import Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from telemetry.channel import Channel
 from telemetry.collect.exporters.targets import Target
 from telemetry.collect.series.exposition import PageParser, is_openmetrics, parse_line
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import assemble, observed
 from telemetry.collect.series.unused import unused_reason
+from telemetry.dataset.channel import Channel
 
 NO_DEVICE: Final = "series of a channel without a GPU or a node in its labels"
 MAX_LINES: Final = 50_000

@@ -33,12 +33,12 @@ from typing import TYPE_CHECKING, Any, Final
 from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors, write_bytes
-from telemetry.channel import Channel
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
 from telemetry.collect.exporters.page import NodeFrom, PageReader, fleet_catalogue, target_labels
 from telemetry.collect.exporters.scraping import FAILURE_KINDS, Scraper
 from telemetry.collect.exporters.target_lists import read_target_options
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.dataset.channel import Channel
 from telemetry.errors import InputError
 from telemetry.http import Connection
 from telemetry.landing.folder import Landing, landing_of

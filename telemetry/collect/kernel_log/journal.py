@@ -15,8 +15,8 @@ from typing import Any, Final
 from telemetry.collect.kernel_log.lines import Lines, LogLine
 from telemetry.collect.running import backoff_s
 from telemetry.errors import InputError
-from telemetry.log_stamp import split_line
 from telemetry.milliseconds import to_ms
+from telemetry.xids.log_stamp import split_line
 
 _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"

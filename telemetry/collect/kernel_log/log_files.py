@@ -11,7 +11,7 @@ from typing import Any, Final
 from telemetry.collect.kernel_log.lines import Lines, LogLine
 from telemetry.collect.kernel_log.log_file import LogFile, Place
 from telemetry.errors import InputError
-from telemetry.log_stamp import Stamped, split_line
+from telemetry.xids.log_stamp import Stamped, split_line
 
 _AHEAD: Final = timedelta(days=1)
 # Clocks and zones of a log and its reader differ a little; a stamp further ahead is of the year before.

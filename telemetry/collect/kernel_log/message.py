@@ -6,8 +6,13 @@ import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from telemetry.pci import normalise_pci_bus_id
-from telemetry.xid_message import DESCRIBED_XIDS, mentions_xid, parse_gpu_introduction, parse_xid_message
+from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.xids.xid_message import (
+    DESCRIBED_XIDS,
+    mentions_xid,
+    parse_gpu_introduction,
+    parse_xid_message,
+)
 
 FALLEN_OFF: Final = "fallen_off_the_bus"
 """Code of ``failure`` events: the driver lost a GPU and says so without an XID."""

@@ -11,8 +11,8 @@ from telemetry.collect.kubernetes.api import Object, timestamp_ms
 from telemetry.collect.kubernetes.node_tracker import SOURCE
 from telemetry.collect.kubernetes.rules import KubernetesRules
 from telemetry.milliseconds import from_ms
-from telemetry.pci import normalise_pci_bus_id
-from telemetry.xid_message import parse_xid_message
+from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.xids.xid_message import parse_xid_message
 
 _DETAIL_LENGTH = 400
 

@@ -175,7 +175,7 @@ class JobTracker:
     def changed_rows(self, wanted: Callable[[str], bool] = lambda _namespace: True) -> list[dict[str, Any]]:
         """Return the rows that changed since they were last returned, and forget pods that are gone.
 
-        Returns: in the layout of :data:`telemetry.schema.JOBS`, instants in milliseconds.
+        Returns: in the layout of :data:`telemetry.dataset.schema.JOBS`, instants in milliseconds.
         """
         rows = []
         for key in list(self._dirty):

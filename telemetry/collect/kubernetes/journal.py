@@ -18,10 +18,10 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors, write_bytes
+from telemetry.dataset.schema import JOBS
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS, LANDED_INVENTORY, Kind
-from telemetry.schema import JOBS
 
 _VERSION: Final = 1
 _SCHEMAS: Final[Mapping[Kind, pa.Schema]] = {"events": LANDED_EVENTS, "inventory": LANDED_INVENTORY, "jobs": JOBS}

@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from telemetry.config import Section
 from telemetry.errors import InputError
-from telemetry.mapping import nearest_hint
+from telemetry.importing.mapping import nearest_hint
 from telemetry.yaml_text import read_yaml
 
 DEFAULTS: Final = Path(__file__).with_name("rules.yaml")

@@ -16,11 +16,11 @@ from datetime import datetime, timedelta
 from typing import Final, Protocol
 
 from telemetry.atomic import disk_errors
-from telemetry.channel import Channel
 from telemetry.collect.nvml.node_reader import NodeReader, Row, Trouble, Turn
 from telemetry.collect.nvml.run_state import RunState
 from telemetry.collect.nvml.tables import Event, address_of, events_table, inventory_table, samples_table
 from telemetry.collect.nvml.xid_watcher import Xid
+from telemetry.dataset.channel import Channel
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 

@@ -9,12 +9,12 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from telemetry.channel import Channel
 from telemetry.collect.nvml.device import Identity
 from telemetry.collect.nvml.node_reader import Row
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 from telemetry.landing.tables import LANDED_EVENTS, LANDED_INVENTORY
-from telemetry.pci import normalise_pci_bus_id
-from telemetry.schema import CHANNEL_TYPES, INSTANT
+from telemetry.xids.pci import normalise_pci_bus_id
 
 SOURCE = "nvml"
 _INT32_MAX = 2**31 - 1
@@ -26,7 +26,7 @@ class Event:
 
     ``name``: key under which it lands once and never again; None for what can only be heard once.
     ``at``: when it happened and could first be told; aware, UTC.
-    ``type``, ``code``, ``detail``: see :data:`telemetry.schema.EVENTS`.
+    ``type``, ``code``, ``detail``: see :data:`telemetry.dataset.schema.EVENTS`.
     """
 
     name: str | None

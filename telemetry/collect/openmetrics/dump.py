@@ -21,13 +21,13 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 
 from telemetry.atomic import disk_errors, write_bytes
-from telemetry.channel import channel_as_dict
 from telemetry.collect.openmetrics.lines import DumpReader
 from telemetry.collect.openmetrics.spill import Spill, slices
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import assemble, sighted
 from telemetry.collect.series.xid_counts import XidCounts, split, watched
+from telemetry.dataset.channel import channel_as_dict
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 

@@ -17,8 +17,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from telemetry.channel import Channel
-from telemetry.channels import with_rollups
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient
 from telemetry.collect.prometheus.fetch import LEAST_WINDOW_MS, fetch_metric, find_metrics
 from telemetry.collect.prometheus.harvest import Harvest, SpanTooLarge
@@ -27,6 +25,8 @@ from telemetry.collect.prometheus.selectors import check_match
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import with_rollups
 from telemetry.errors import InputError
 from telemetry.http import Connection
 from telemetry.landing.folder import Landing

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from telemetry.atomic import write_bytes
-from telemetry.channel import Channel, channel_as_dict
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.dataset.channel import Channel, channel_as_dict
 from telemetry.errors import InputError
 
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import pyarrow.parquet as pq
 
-from telemetry.channel import Channel
+from telemetry.dataset.channel import Channel
 from telemetry.landing.folder import Landing
 
 

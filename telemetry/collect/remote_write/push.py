@@ -10,13 +10,18 @@ from typing import Any, Final, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from telemetry.channel import Channel
-from telemetry.channels import with_rollups
 from telemetry.collect.remote_write.arrow_body import BodyError, BodyTooLarge, read_stream
 from telemetry.collect.remote_write.problems import Refused
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import with_rollups
+from telemetry.dataset.schema import (
+    CHANNEL_TYPES,
+    EVENT_TYPES,
+    INSTANT,
+    JOBS,
+)
+from telemetry.importing.mapping import nearest_hint
 from telemetry.landing.tables import LANDED_EVENTS, LANDED_INVENTORY, SAMPLE_KEYS, Kind, lay_out
-from telemetry.mapping import nearest_hint
-from telemetry.schema import CHANNEL_TYPES, EVENT_TYPES, INSTANT, JOBS
 
 KIND_ORDER: Final[tuple[Kind, ...]] = ("inventory", "events", "jobs", "samples")
 """The order in which several tables of one body land: what others refer to comes first."""

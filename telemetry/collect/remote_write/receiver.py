@@ -20,8 +20,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from telemetry.channel import Channel
-from telemetry.channels import CATALOGUE
 from telemetry.collect.remote_write.decoding import (
     BlockError,
     BlockTooLarge,
@@ -36,6 +34,8 @@ from telemetry.collect.remote_write.push import read_arrow, read_json
 from telemetry.collect.remote_write.sample_writer import SampleWriter
 from telemetry.collect.remote_write.tokens import Tokens
 from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 

@@ -18,10 +18,10 @@ from telemetry.collect.remote_write.decoding import Book, Samples
 from telemetry.collect.series.identity import Series, XidCount
 from telemetry.collect.series.rows import assemble, sighted
 from telemetry.collect.series.xid_counts import Told, XidCounts, split, watched
+from telemetry.dataset.schema import INSTANT
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import LANDED_EVENTS
-from telemetry.schema import INSTANT
 
 _STATE = "receive-xid-counts.json"
 _SAVE_EVERY = timedelta(minutes=1)

@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from telemetry.channel import Channel, Kind
-from telemetry.channels import by_source_name, with_rollups
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.dataset.channel import Channel, Kind
+from telemetry.dataset.channels import by_source_name, with_rollups
 from telemetry.errors import InputError
-from telemetry.mapping import nearest_hint
-from telemetry.pci import normalise_pci_bus_id
+from telemetry.importing.mapping import nearest_hint
+from telemetry.xids.pci import normalise_pci_bus_id
 
 XID_COUNT_METRIC: Final = "DCGM_EXP_XID_ERRORS_COUNT"
 """The exporter's own count of XIDs in its last minutes, one series for each XID (label ``xid``)."""
@@ -95,7 +95,7 @@ class _Metric:
 class SeriesCatalogue:
     """Tells what series are.
 
-    ``channels``: the catalogue with the user's declarations, see :func:`telemetry.channels.resolve_channels`.
+    ``channels``: the catalogue with the user's declarations, see :func:`telemetry.dataset.channels.resolve_channels`.
     ``default_node``: node of series whose labels name none, such as those of a page that was fetched from a known node.
     Raises ``InputError`` if the mapping names a channel that does not exist.
 

@@ -27,7 +27,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from telemetry.config import Section
 from telemetry.errors import InputError
-from telemetry.mapping import nearest_hint
+from telemetry.importing.mapping import nearest_hint
 from telemetry.yaml_text import read_yaml
 
 DEFAULT_LABELS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

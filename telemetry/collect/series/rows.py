@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from telemetry.channel import Kind
-from telemetry.channels import is_sentinel
 from telemetry.collect.series.identity import Series
 from telemetry.collect.series.observations import observed, sighted
-from telemetry.schema import CHANNEL_TYPES, INSTANT
+from telemetry.dataset.channel import Kind
+from telemetry.dataset.channels import is_sentinel
+from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 
 __all__ = ["assemble", "observed", "sighted"]
 

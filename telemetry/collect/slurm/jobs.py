@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from telemetry.collect.slurm.hostlist import expand_hostlist
 from telemetry.collect.slurm.slurm_json import SlurmFormatError, instant, load, number, text, words
+from telemetry.dataset.schema import JOBS
 from telemetry.milliseconds import to_ms
-from telemetry.schema import JOBS
 
 SACCT_COLUMNS: Final = ("JobID", "State", "Start", "End", "NodeList", "AllocTRES")
 """Columns that we ask sacct for."""
@@ -56,7 +56,7 @@ class Job:
 
 
 def jobs_table(jobs: Iterable[Job]) -> pa.Table:
-    """Return a row for each job and node, in the layout of :data:`telemetry.schema.JOBS`."""
+    """Return a row for each job and node, in the layout of :data:`telemetry.dataset.schema.JOBS`."""
     rows = [
         {
             "job": job.job,

@@ -14,7 +14,7 @@ from features.windows.blocks import RowSpans, SampleBlock, blocks_of
 from features.windows.layout import ChannelLayout
 from features.windows.pane_index import PaneSpec
 from features.windows.panes import Panes
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from tests.features.gaps_oracle import Asked, plain
 
 MINUTE = timedelta(minutes=1)

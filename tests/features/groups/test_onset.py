@@ -19,8 +19,8 @@ from features.vocabulary import amount, describe
 from features.windows.layout import ChannelLayout
 from models.config import TrainingSection
 from simulator.simulate import simulate
-from telemetry.channels import CATALOGUE
-from telemetry.store import Dataset
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.store import Dataset
 
 HOUR = timedelta(hours=1)
 DELAY = timedelta(minutes=10)

@@ -23,8 +23,8 @@ from features.matrix import (
     spill,
 )
 from features.matrix.matrix import FeatureMatrix
-from telemetry.channel import Channel
-from telemetry.store import Dataset
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     CHANNELS,
     HOUR,

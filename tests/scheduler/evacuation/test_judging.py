@@ -18,7 +18,7 @@ from scheduler.controller.judged_facts import History, JudgedFacts
 from scheduler.evacuation.progress import Result
 from scheduler.ports.errors import LedgerError, SourceError
 from scheduler.ports.risks import Facts, MemoryFacts
-from telemetry.schema import EVENTS, INVENTORY
+from telemetry.dataset.schema import EVENTS, INVENTORY
 from tests.policy.decide_world import HOUR, T0, config
 from tests.scheduler.cluster import Cluster
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from features.config import LabelSection
 from serving.pages.alert_outcomes import labels_of, outcomes_of
-from telemetry.schema import EVENTS
+from telemetry.dataset.schema import EVENTS
 from tests.serving.http.world import DECIDED, record
 from tests.serving.pages.page_world import store
 

@@ -14,8 +14,8 @@ from predrain.page_sources import page_reader
 from scheduler.ledger.sqlite_ledger import SqliteLedger
 from scheduler.ports.records import Finding
 from serving.pages.dataset_reader import DatasetReader
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError as DatasetError
-from telemetry.store import Dataset
 from tests.serving.http.world import Running, record, running, wait
 from tests.serving.pages.page_world import look, store
 

@@ -25,7 +25,7 @@ from serving.scores.feature_settings import live_config
 from serving.scores.settings import ScoringSettings
 from serving.scores.status import nothing_due
 from serving.scores.writing import ScoresFolder
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.features.small_fleet import (
     HOUR,
     T0,

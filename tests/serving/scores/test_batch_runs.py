@@ -14,10 +14,10 @@ import pytest
 from serving.scores.feature_settings import live_config
 from serving.scores.fleet_rows import fleet_rows
 from serving.scores.settings import ScoringSettings
-from telemetry.dataset_files import FolderFiles
-from telemetry.runs import Runs
-from telemetry.schema import INSTANT
-from telemetry.store import Dataset, DatasetWriter
+from telemetry.dataset.files import FolderFiles
+from telemetry.dataset.runs import Runs
+from telemetry.dataset.schema import INSTANT
+from telemetry.dataset.store import Dataset, DatasetWriter
 from tests.features.small_fleet import HOUR, T0
 from tests.serving.batch_world import HOURS, SILENT, make_world
 

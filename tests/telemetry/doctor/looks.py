@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.counters import counter_name
 from telemetry.doctor.observation import ChannelSeen, Observation
 from telemetry.doctor.worth import Worth

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.exporters.page import PageReader
 from telemetry.collect.exporters.targets import Target
 from telemetry.collect.exporters.watch import TargetWatch
 from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.collector_source import observe_collector
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.report import as_text

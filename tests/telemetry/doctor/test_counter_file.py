@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.counters import (
     EXPORTER_FIELDS,
     LATER_FIELDS,

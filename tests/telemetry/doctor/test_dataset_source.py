@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.dataset_source import observe_dataset
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.errors import InputError
-from telemetry.importing import import_dataset
+from telemetry.importing.importer import import_dataset
 from tests.telemetry.doctor.looks import H100
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

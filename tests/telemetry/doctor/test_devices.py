@@ -1,6 +1,6 @@
 import pytest
 
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import absent_on, absent_on_all
 
 

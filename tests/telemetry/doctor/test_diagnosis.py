@@ -2,7 +2,7 @@
 
 import json
 
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import ChannelState, Diagnosis, diagnose
 from telemetry.doctor.observation import ChannelSeen, Finding
 from telemetry.doctor.report import as_dict, as_text

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.exporter_page import Look, judge_looks, observe_file, observe_page, read_lines
 from telemetry.errors import InputError
 from telemetry.http import Connection

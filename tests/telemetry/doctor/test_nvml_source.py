@@ -4,11 +4,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.nvml.child import Message, Session
 from telemetry.collect.nvml.faults import NvmlFault
 from telemetry.collect.nvml.memory import MemoryGpu, MemoryNvml
 from telemetry.collect.nvml.process import Ended, Silent
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.diagnosis import diagnose
 from telemetry.doctor.nvml_source import observe_nvml
 from telemetry.errors import InputError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor import prometheus_source
 from telemetry.doctor.counters import counter_name
 from telemetry.doctor.prometheus_source import Questions, observe_prometheus

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from telemetry.channel import Channel
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.groups import GROUPS, OTHER, channels_page, group_of, grouped
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "reference" / "channels.md"

@@ -8,7 +8,7 @@ import typer
 from typer.testing import CliRunner
 
 from predrain.doctor import add_to
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.groups import channels_page
 from tests.telemetry.doctor.looks import page
 

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from telemetry.channels import CATALOGUE
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.doctor.worth import BESIDES, EVENTS, XIDS, channel_of, read_worth
 from telemetry.errors import InputError
 

@@ -14,16 +14,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import telemetry.dataset.parts
 import telemetry.landing.compaction
 import telemetry.landing.folder
-import telemetry.parts
-from telemetry.channels import resolve_channels
 from telemetry.config import RetentionSection, TelemetrySection
+from telemetry.dataset.channels import resolve_channels
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.importing import ImportResult
+from telemetry.importing.importer import ImportResult
 from telemetry.landing.compaction import CompactResult, FoldSettings, compact
 from telemetry.landing.folder import Landing, landing_of
-from telemetry.store import Dataset
 from tests.killed import die_at, exit_code_of
 from tests.telemetry.helpers import DAY, all_samples, gpu, inventory_frame, run_import, samples_frame, write_csv
 
@@ -341,7 +341,7 @@ def fold_killed_at(folder: Path, at: int) -> None:
         (Path, "replace"),
         (Path, "unlink"),
         (os, "replace"),
-        (telemetry.parts, "write_part"),
+        (telemetry.dataset.parts, "write_part"),
         (telemetry.landing.compaction, "_retire"),
         (telemetry.landing.folder, "write_bytes"),
     )

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from telemetry.dataset.schema import INVENTORY, conform
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing, landing_of
-from telemetry.schema import INVENTORY, conform
-from telemetry.store import Dataset
 from tests.telemetry.helpers import DAY, gpu, inventory_frame, run_import, samples_frame, write_csv
 from tests.telemetry.landing.test_compaction import NOW, event, fold, land, land_events, raw, samples_of
 

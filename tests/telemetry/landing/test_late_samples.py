@@ -11,12 +11,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from telemetry.channels import resolve_channels
+from telemetry.dataset.channels import resolve_channels
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
-from telemetry.quarantine import Quarantine
-from telemetry.sample_merge import SampleMerger, plan_merge
-from telemetry.stays import Stays
-from telemetry.store import Dataset
+from telemetry.importing.quarantine import Quarantine
+from telemetry.importing.samples.merge import SampleMerger, plan_merge
+from telemetry.importing.stays import Stays
 from tests.telemetry.helpers import DAY, STEP, gpu, run_import, samples_frame
 from tests.telemetry.landing.test_compaction import fold, land, samples_of
 

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import telemetry.landing.compaction
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing, landing_of
-from telemetry.store import Dataset
 from tests.telemetry.helpers import DAY, gpu
 from tests.telemetry.landing.test_compaction import NOW, event, fold, land, land_events, raw
 

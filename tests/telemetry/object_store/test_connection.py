@@ -16,13 +16,13 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given
 from hypothesis import strategies as st
 
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.object_store import connection
 from telemetry.object_store.connection import connect
 from telemetry.object_store.place import S3Place, place_of, storage_place
 from telemetry.object_store.push import push
 from telemetry.object_store.versions import versions_at
-from telemetry.store import Dataset
 from tests.object_storage import KEYS, free_port, object_storage, proxy
 
 

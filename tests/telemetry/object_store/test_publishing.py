@@ -11,11 +11,11 @@ import pytest
 from pyarrow.fs import FileSelector, FileType
 
 import telemetry.object_store.push as pushing
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.object_store.place import S3Place
 from telemetry.object_store.push import push
 from telemetry.object_store.versions import UNFINISHED_KEPT, prune, versions_at
-from telemetry.store import Dataset
 from tests.killed import die_at, exit_code_of
 from tests.object_storage import Storage, proxy
 

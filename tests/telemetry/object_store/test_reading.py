@@ -15,6 +15,7 @@ from features.config import DecisionSection, LabelSection
 from features.matrix.building import build_matrix
 from features.matrix.matrix import FeatureMatrix
 from telemetry.atomic import FolderSwap
+from telemetry.dataset.store import Dataset
 from telemetry.errors import InputError
 from telemetry.landing.folder import landing_of
 from telemetry.object_store.connection import connect
@@ -23,7 +24,6 @@ from telemetry.object_store.published import Manifest, StoredFile, write_object,
 from telemetry.object_store.pull import pull
 from telemetry.object_store.push import push
 from telemetry.object_store.versions import prune
-from telemetry.store import Dataset
 from tests.features.small_fleet import HOUR, SMALL, T0, Training, make_matrix
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.exporters.collector import Collector, ScrapeSettings
 from telemetry.collect.exporters.page import PageReader, fleet_catalogue, target_labels
 from telemetry.collect.exporters.scraping import Page
 from telemetry.collect.exporters.target_lists import FixedTargets
 from telemetry.collect.exporters.targets import Target, parse_target
 from telemetry.collect.series.mapping import SourceMapping
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
 
 START = datetime(2026, 3, 1, tzinfo=UTC)

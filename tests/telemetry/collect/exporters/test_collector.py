@@ -16,7 +16,7 @@ from telemetry.collect.exporters.collector import ScrapeSettings
 from telemetry.collect.exporters.scraping import ScrapeError
 from telemetry.collect.exporters.targets import Target
 from telemetry.errors import InputError
-from telemetry.event_runs import is_from_exporter
+from telemetry.importing.event_runs import is_from_exporter
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.exporters.exporter_pages import (
     START,

@@ -6,7 +6,7 @@ import pytest
 
 from telemetry.collect.kernel_log.lines import KernelEvents, LogLine
 from telemetry.collect.kernel_log.message import read_message
-from telemetry.log_stamp import split_line
+from telemetry.xids.log_stamp import split_line
 from tests.telemetry.collect.node_events.builders import NOW, Clock
 
 SHARED = Path(__file__).parents[5] / "shared" / "data" / "kernel-logs"

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from telemetry.collect.kernel_log.log_file import LogFile, Place
 from telemetry.collect.kernel_log.log_files import LogFiles, StampReader
 from telemetry.errors import InputError
-from telemetry.log_stamp import split_line
+from telemetry.xids.log_stamp import split_line
 from tests.telemetry.collect.node_events.builders import NOW, Clock
 
 

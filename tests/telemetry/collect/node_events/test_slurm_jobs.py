@@ -8,7 +8,7 @@ import pytest
 
 from telemetry.collect.slurm.jobs import SACCT_COLUMNS, gpus_of, jobs_table, read_sacct, read_squeue
 from telemetry.collect.slurm.slurm_json import SlurmFormatError
-from telemetry.schema import JOBS
+from telemetry.dataset.schema import JOBS
 from tests.telemetry.collect.node_events.builders import NOW
 
 AT = int(NOW.timestamp())

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from telemetry import atomic
-from telemetry.channels import CATALOGUE
 from telemetry.collect.nvml import collector as module
 from telemetry.collect.nvml.collector import Collector, writer_of
 from telemetry.collect.nvml.node_reader import NodeReader
 from telemetry.collect.nvml.run_state import RunState
 from telemetry.collect.nvml.xid_watcher import Xid
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 from tests.telemetry.collect.nvml.helpers import MemoryNode

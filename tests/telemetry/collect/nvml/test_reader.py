@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.nvml.faults import NvmlFault
 from telemetry.collect.nvml.library import CALLS as QUESTIONS
 from telemetry.collect.nvml.memory import MemoryGpu, MemoryNvml
 from telemetry.collect.nvml.probes import CALLS, INSTEAD, readable_channels
 from telemetry.collect.nvml.reader import ASK_AGAIN_S, Reader
+from telemetry.dataset.channels import CATALOGUE
 
 
 class Bench:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import stamina
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.prometheus.backfill import BackfillPlan, BackfillResult, backfill
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.http import connect_to
 from tests.telemetry.collect.prometheus.fake_prometheus import START, FakePrometheus, serving
 

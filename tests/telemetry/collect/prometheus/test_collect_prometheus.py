@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from predrain.collect_prometheus import add_to
-from telemetry.store import Dataset
+from telemetry.dataset.store import Dataset
 from tests.telemetry.collect.prometheus.fake_prometheus import START_MS, FakePrometheus, error
 from tests.telemetry.collect.prometheus.test_backfill import fill, landed
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.prometheus.backfill import BackfillPlan, BackfillResult, backfill
 from telemetry.collect.prometheus.client import Bounds
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.http import connect_to
 from tests.telemetry.collect.prometheus.fake_prometheus import (

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.pushing.backoff import Backoff
 from telemetry.collect.pushing.pusher import Pusher
 from telemetry.collect.pushing.spool import Spool
 from telemetry.collect.pushing.targets import FolderTarget, Later, Refused
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 from tests.telemetry.collect.pushing.test_spool import land

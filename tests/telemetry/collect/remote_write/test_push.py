@@ -8,9 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.remote_write.problems import Refused
 from telemetry.collect.remote_write.push import read_arrow, read_json
+from telemetry.dataset.channels import CATALOGUE
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 KEYS = {"timestamp": "2026-03-01T00:00:00Z", "node": "n1", "gpu": "g"}

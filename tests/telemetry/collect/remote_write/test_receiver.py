@@ -14,13 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from starlette.applications import Starlette
 
-from telemetry.channels import resolve_channels
 from telemetry.collect.remote_write.group_commit import ReceiverSettings
 from telemetry.collect.remote_write.receiver import ARROW, JSON, Receiver
 from telemetry.collect.remote_write.tokens import Tokens
 from telemetry.collect.series.rows import assemble
 from telemetry.config import TelemetrySection
-from telemetry.dataset import Dataset
+from telemetry.dataset.channels import resolve_channels
+from telemetry.dataset.dataset import Dataset
 from telemetry.errors import InputError
 from telemetry.landing.compaction import FoldSettings, compact
 from telemetry.landing.folder import Landing

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.remote_write.decoding import (
     BlockError,
     BlockTooLarge,
@@ -17,6 +16,7 @@ from telemetry.collect.remote_write.decoding import (
     decompress,
 )
 from telemetry.collect.series.identity import SeriesCatalogue
+from telemetry.dataset.channels import CATALOGUE
 from tests.telemetry.collect.remote_write.encoding import STALE, block, field, labels, varint, write_request
 
 T0 = 1_772_323_200_000

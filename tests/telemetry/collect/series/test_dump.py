@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from predrain.command import app
-from telemetry.channels import CATALOGUE
 from telemetry.collect.openmetrics.dump import DumpResult, land_dump
 from telemetry.collect.openmetrics.lines import BAD_LINE, BAD_TIME, NO_TIME
 from telemetry.collect.openmetrics.spill import Spill
@@ -19,6 +18,7 @@ from telemetry.collect.series.exposition import parse_line
 from telemetry.collect.series.identity import SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.rows import assemble
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
 

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.channels import CATALOGUE
 from telemetry.collect.openmetrics.lines import DumpReader
 from telemetry.collect.series.exposition import parse_line
 from telemetry.collect.series.identity import Series, SeriesCatalogue
+from telemetry.dataset.channels import CATALOGUE
 
 HEADS = st.sampled_from(
     [

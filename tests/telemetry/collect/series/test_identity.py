@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from telemetry.channels import CATALOGUE, resolve_channels
 from telemetry.collect.series.exposition import parse_line
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.unused import unused_reason
 from telemetry.config import ChannelDeclaration
+from telemetry.dataset.channels import CATALOGUE, resolve_channels
 from telemetry.errors import InputError
 
 OLD = {

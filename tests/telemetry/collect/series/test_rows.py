@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.channel import Kind
-from telemetry.channels import CATALOGUE
 from telemetry.collect.series.identity import Series
 from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble, observed, sighted
+from telemetry.dataset.channel import Kind
+from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.tables import LANDED_INVENTORY, lay_out
 
 KINDS: dict[str, Kind] = {

@@ -1,0 +1,5 @@
+"""The validated dataset: Parquet buckets of samples by node, events, inventory, jobs and ``dataset.json``.
+
+``store`` is what other rooms import: open a dataset, or write one in a single atomic step. Start with ``schema`` (what
+the tables hold) and ``catalogue`` (which channels are known); ``layout`` and ``runs`` say how samples lie on disk.
+"""

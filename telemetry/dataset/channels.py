@@ -1,0 +1,129 @@
+"""The channel catalogue: what each numeric series means, where it comes from, and which values are possible.
+
+DCGM field ids and names were read in ``dcgm_fields.h`` and its Python twin (old names up to DCGM 3, new names since the
+rename of 2026; ids never changed, so normalise by id). NVML names are those of ``nvidia-ml-py``. AMD names are those of
+ROCm's device-metrics-exporter. A valid range is wide enough for any device of today with a margin, and narrow enough
+that the usual wrong unit (milliwatts, Kelvin, bytes for MiB, percent for a ratio) falls out of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from telemetry.config import ChannelDeclaration
+from telemetry.dataset.catalogue import entries
+from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel, Kind
+from telemetry.errors import InputError
+
+__all__ = [
+    "CATALOGUE",
+    "RESERVED_COLUMNS",
+    "ROLLUP_SUFFIXES",
+    "Channel",
+    "Kind",
+    "by_source_name",
+    "is_sentinel",
+    "resolve_channels",
+    "with_rollups",
+]
+
+RESERVED_COLUMNS = ("timestamp", "node", "gpu", "sample_count")
+"""Column names of the sample table that can never be a channel."""
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_SENTINEL_FROM = 2.0**62
+# DCGM's blank values: base, not found, not supported, not permissioned (dcgm_structs.h: DCGM_INT32_BLANK,
+# DCGM_INT64_BLANK, DCGM_FP64_BLANK); the 64-bit ones lie above _SENTINEL_FROM.
+_INT32_BLANKS = (2147483632.0, 2147483635.0)
+_FP64_BLANKS = (140737488355328.0, 140737488355331.0)
+
+
+def is_sentinel(values: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Mark values that mean "not supported" rather than a measurement.
+
+    Returns: true at values of 2**62 or more (older exporters pass DCGM's 64-bit blanks through, for instance
+    9223372036854775794) and at DCGM's 32-bit and floating-point blanks. NaN and infinity are no sentinels.
+    """
+    array = np.asarray(values)
+    numbers = array.astype(np.float64, copy=False)
+    with np.errstate(invalid="ignore"):
+        mask = (numbers >= _SENTINEL_FROM) & np.isfinite(numbers)
+        if numbers.size and not bool(np.nanmax(numbers, initial=-np.inf) < _INT32_BLANKS[0]):
+            for low, high in (_INT32_BLANKS, _FP64_BLANKS):
+                mask |= (numbers >= low) & (numbers <= high)
+    return np.asarray(mask, dtype=np.bool_)
+
+
+def resolve_channels(declared: Mapping[str, ChannelDeclaration]) -> dict[str, Channel]:
+    """Return the catalogue with the user's declarations laid over it.
+
+    ``declared``: the ``channels`` section of params.yaml. A name of the catalogue keeps its sources (DCGM id and so on)
+    and takes kind, unit and range from the declaration.
+    Returns: catalogue order first, then the new names in the order given.
+    Raises ``InputError`` if a name is not a lower-case identifier, is a key column, or is the name of a roll-up of
+    another channel.
+    """
+    channels = dict(CATALOGUE)
+    for name, declaration in declared.items():
+        where = f"params channels.{name}"
+        if not _NAME.match(name):
+            raise InputError(
+                f"{name!r} cannot be a channel name",
+                where,
+                "Use lower-case letters, digits and underscores, beginning with a letter, such as 'bus_errors_total'.",
+            )
+        if name in RESERVED_COLUMNS:
+            raise InputError(f"{name!r} is a key column, not a channel", where, "Give the channel another name.")
+        low, high = declaration.range
+        if name in channels:
+            channels[name] = replace(
+                channels[name],
+                kind=declaration.kind,
+                unit=declaration.unit or channels[name].unit,
+                low=low,
+                high=high,
+            )
+        else:
+            channels[name] = Channel(name, declaration.kind, declaration.unit, low, high, "declared in params")
+    for channel in list(channels.values()):
+        for made in channel.rollups():
+            if made.name in channels:
+                raise InputError(
+                    f"the channel {made.name!r} has the name of a roll-up of {channel.name!r}",
+                    f"params channels.{made.name}",
+                    f"Rename it: importing finer samples of {channel.name!r} writes a column of that name.",
+                )
+    return channels
+
+
+def with_rollups(channels: Mapping[str, Channel]) -> dict[str, Channel]:
+    """Return ``channels`` with the roll-up channels of each right after it."""
+    return {made.name: made for channel in channels.values() for made in (channel, *channel.rollups())}
+
+
+def by_source_name(channels: Mapping[str, Channel] | None = None) -> dict[str, str]:
+    """Map every name under which a source may report a channel to our name.
+
+    Returns: DCGM names (old and new), DCGM field ids as text, AMD metric names (upper and lower case), and our own
+    names.
+    """
+    names: dict[str, str] = {}
+    for channel in (CATALOGUE if channels is None else channels).values():
+        names[channel.name] = channel.name
+        if channel.dcgm_id is not None:
+            names[str(channel.dcgm_id)] = channel.name
+        names.update(dict.fromkeys(channel.dcgm_names, channel.name))
+        for metric in channel.amd:
+            names[metric] = channel.name
+            names[metric.lower()] = channel.name
+    return names
+
+
+CATALOGUE: Mapping[str, Channel] = MappingProxyType({channel.name: channel for channel in entries()})
+"""Every channel that predrain knows by itself, by name."""

@@ -1,0 +1,315 @@
+"""Reading a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.atomic import ReadLease, recover_folder
+from telemetry.dataset.day_digests import read_day_digests
+from telemetry.dataset.files import DatasetFiles, FolderFiles, StoredFiles
+from telemetry.dataset.layout import (
+    bucket_name,
+    merge_runs,
+    node_hash,
+    part_rows,
+    read_part,
+    sort_columns,
+)
+from telemetry.dataset.meta import (
+    META_NAME,
+    DatasetMeta,
+    decode_meta,
+    read_meta,
+)
+from telemetry.dataset.runs import since_in_ms
+from telemetry.dataset.schema import samples_schema
+from telemetry.errors import InputError
+from telemetry.object_store.place import Place, S3Place, refuse_storage
+
+
+@dataclass(frozen=True, slots=True)
+class SampleFile:
+    """A file of samples, as a dataset vouches for it.
+
+    ``sha256``: of its bytes, as hexadecimal text. Files that have the same one hold the same samples.
+    ``span``: where its run begins and where the next one does; the dataset's span where a bucket is one run.
+    """
+
+    bucket: int
+    run: int
+    path: str
+    sha256: str
+    span: tuple[datetime, datetime]
+
+
+class Dataset:
+    """A dataset in a folder or on S3-compatible storage, opened for reading; make it with :meth:`open`.
+
+    ``place``: the dataset's folder; on storage the version that is read, whatever is current there by now.
+    ``files``: its files. This object goes on reading the same ones while another run replaces the dataset.
+    """
+
+    def __init__(self, place: Place, meta: DatasetMeta, files: DatasetFiles) -> None:
+        self.place = place
+        self.meta = meta
+        self._files = files
+
+    @classmethod
+    def open(cls, place: Place, *, lease: bool = True) -> Dataset:
+        """Open the dataset at ``place``; in a folder, a swap that a killed writer left half done is undone first.
+
+        ``place``: on storage the connection is what the environment says
+        (:func:`telemetry.object_store.connection.connect`), and the version is found once, here.
+        ``lease``: whether the files in a folder shall stay while this object lives, even if another run replaces the
+        dataset.
+        Raises ``InputError`` if there is no dataset at ``place``, it cannot be read by this version, or the storage
+        cannot be read.
+        """
+        if isinstance(place, S3Place):
+            stored = StoredFiles.find(place)
+            meta = decode_meta(stored.read_checked(META_NAME).decode(), f"{stored.place}/{META_NAME}")
+            return cls(stored.place, meta, stored)
+        path = Path(place)
+        refuse_storage(path)
+        recover_folder(path)
+        if not lease or not path.is_dir():
+            return cls(path, read_meta(path), FolderFiles(path))
+        held = ReadLease(path)
+        return cls(path, read_meta(held.path, path), FolderFiles(path, held))
+
+    @property
+    def path(self) -> Path:
+        """The dataset's folder, for those that do more than read.
+
+        Raises ``ValueError`` if it is not in a folder.
+        """
+        if not isinstance(self.place, Path):
+            raise ValueError(f"{self.place} is not in a folder")
+        return self.place
+
+    @property
+    def root(self) -> Path:
+        """A path by which the very files that this object reads are found, whatever takes the folder's name.
+
+        Raises ``ValueError`` if the dataset is not in a folder.
+        """
+        if not isinstance(self._files, FolderFiles):
+            raise ValueError(f"{self.place} is not in a folder")
+        return self._files.root
+
+    @property
+    def pinned(self) -> Place:
+        """Where another process finds this dataset: its folder, absolute, or its version on storage."""
+        return self.place if isinstance(self.place, S3Place) else self.place.resolve()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over the dataset's content, as hexadecimal text."""
+        return self.meta.digest
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the sample table."""
+        return samples_schema(self.meta.channels, sample_count=self.meta.sample_count)
+
+    def buckets(self) -> list[int]:
+        """Return the numbers of the buckets that hold samples, ascending; empty without telemetry."""
+        return sorted(int(bucket) for bucket in self.meta.counts["samples_by_bucket"])
+
+    def bucket_of(self, node: str) -> int:
+        """Return the bucket that a node's samples are in."""
+        return node_hash(node) % self.meta.buckets
+
+    def runs_of(self, bucket: int) -> list[int]:
+        """Return the numbers of the runs that a bucket has samples in, ascending; see :class:`Runs`."""
+        return sorted(self._names.get(bucket, {}))
+
+    def parts(self, bucket: int, *, since: datetime | None = None, until: datetime | None = None) -> list[Path]:
+        """Return the files that may hold a bucket's samples of ``since <= t < until`` (aware), in order of time."""
+        first, last = since_in_ms(since), since_in_ms(until)
+        wanted = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
+        return [path for run in wanted for path in self.parts_of_run(bucket, run)]
+
+    def parts_of_run(self, bucket: int, run: int) -> list[Path]:
+        """Return the files of one run of a bucket: one, or those that an older version wrote where time is one run."""
+        return [self.root / name for name in self._names_of(bucket, run)]
+
+    def rows_in(self, bucket: int, *, since: datetime | None = None) -> int:
+        """Return the samples in the files that :meth:`parts` gives; of all of them as dataset.json says."""
+        if since is None:
+            return int(self.meta.counts["samples_by_bucket"].get(str(bucket), 0))
+        rows = 0
+        for run in self.runs_of(bucket):
+            for name in self._names_of(bucket, run) if self.meta.runs.overlaps(run, since_in_ms(since), None) else ():
+                with self._files.opened(name) as stream:
+                    rows += part_rows(stream)
+        return rows
+
+    def sample_files(self) -> list[SampleFile]:
+        """Return every file of samples by bucket and run, with the SHA-256 of its bytes and the time it covers."""
+        found = []
+        for bucket in self.buckets():
+            for run in self.runs_of(bucket):
+                for name in self._names_of(bucket, run):
+                    span = self.meta.runs.span(run) or self.meta.span
+                    found.append(SampleFile(bucket, run, name, self.sha256_of(name), span))
+        return found
+
+    def day_digests(self, file: SampleFile) -> dict[int, str] | None:
+        """Return the digest of each day of a file; see :func:`telemetry.dataset.day_digests.read_day_digests`."""
+        with self._files.opened(file.path) as stream:
+            return read_day_digests(stream)
+
+    def sha256_of(self, name: str) -> str:
+        """Return the SHA-256 of a file of the dataset: as dataset.json says, or, in an older dataset, of its bytes."""
+        return self.meta.files.get(name) or self._files.sha256_of(name)
+
+    def read_bucket(
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> pa.Table:
+        """Read one bucket.
+
+        ``bucket``: 0 .. ``meta.buckets`` - 1; one without samples gives an empty table.
+        ``columns``: columns to read, in that order; default all.
+        ``since``, ``until``: only samples of ``since <= t < until`` (aware); runs outside are not opened.
+        Returns: sorted by (gpu, timestamp); by (node, timestamp) where the unit is the node. ``node`` and ``gpu`` are
+        dictionary-encoded, with one dictionary for the whole table.
+        Raises ``InputError`` if a column is not in the dataset, or files are missing (damaged, or replaced while being
+        read).
+        """
+        names = self._columns(columns)
+        return self._joined(self.read_runs(bucket, self._with_key(names), since=since, until=until), names)
+
+    def read_runs(
+        self,
+        bucket: int,
+        columns: Sequence[str] | None = None,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+    ) -> list[pa.Table]:
+        """Read one bucket as it lies on disk: a table a run or row group, for those who need not have one of all.
+
+        ``bucket``, ``columns``, ``since``, ``until``: as for :meth:`read_bucket`.
+        Returns: in order of time, none empty, each sorted and encoded as :meth:`read_bucket` says.
+        Raises ``InputError`` as :meth:`read_bucket`.
+        """
+        names = self._columns(columns)
+        first, last = since_in_ms(since), since_in_ms(until)
+        runs = [run for run in self.runs_of(bucket) if self.meta.runs.overlaps(run, first, last)]
+        tables: list[pa.Table] = []
+        held = 0
+        for run in runs:
+            found, rows = self._read(bucket, run, names, first, last)
+            tables += found
+            held += rows
+        expected = self.meta.counts["samples_by_bucket"].get(str(bucket), 0)
+        if runs == self.runs_of(bucket) and held != expected:
+            raise self._damaged(f"bucket {bucket} holds {held} samples, dataset.json says {expected}", bucket)
+        return tables
+
+    def read_run(self, bucket: int, run: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Read one run of a bucket, sorted and encoded as :meth:`read_bucket` says; empty where it has no samples.
+
+        Raises ``InputError`` as :meth:`read_bucket`.
+        """
+        names = self._columns(columns)
+        return self._joined(self._read(bucket, run, self._with_key(names), None, None)[0], names)
+
+    def _with_key(self, names: list[str]) -> list[str]:
+        """Add the column that tables are merged by, where there may be several."""
+        key, _ = sort_columns(self.meta.unit)
+        return names if key in names or self.meta.run_days is None else [*names, key]
+
+    def _joined(self, tables: list[pa.Table], names: list[str]) -> pa.Table:
+        if not tables:
+            return pa.schema([self.schema.field(name) for name in names]).empty_table()
+        return (tables[0] if len(tables) == 1 else merge_runs(tables, self.meta.unit)).select(names)
+
+    def _read(
+        self, bucket: int, run: int, names: list[str], since_ms: int | None, until_ms: int | None
+    ) -> tuple[list[pa.Table], int]:
+        """Read the tables of a run, and count the rows that its files hold."""
+        schema = pa.schema([self.schema.field(name) for name in names])
+        tables: list[pa.Table] = []
+        rows = 0
+        for name in self._names_of(bucket, run):
+            try:
+                with self._files.opened(name) as stream:
+                    part = read_part(stream, names, since_ms=since_ms, until_ms=until_ms, ahead=self._files.far)
+            except FileNotFoundError:
+                raise self._damaged(f"bucket {bucket} has lost {name.rpartition('/')[2]}", bucket) from None
+            tables += [table if table.schema == schema else table.cast(schema) for table in part.tables]
+            rows += part.rows
+        if self.meta.run_days is None and len(tables) > 1:  # files one after the other make one sorted table
+            tables = [pa.concat_tables(tables)]
+        return [table.unify_dictionaries() for table in tables], rows
+
+    def _columns(self, columns: Sequence[str] | None) -> list[str]:
+        names = list(self.schema.names)
+        if columns is None:
+            return names
+        for name in columns:
+            if name not in names:
+                raise InputError(f"the dataset has no column {name!r}", str(self.place), f"Its columns are {names}.")
+        return list(columns)
+
+    def _damaged(self, what: str, bucket: int) -> InputError:
+        return InputError(
+            what,
+            f"{self.place}/{bucket_name(bucket)}",
+            "The dataset is damaged or was replaced while it was read: run again, or import it again.",
+        )
+
+    def _names_of(self, bucket: int, run: int) -> list[str]:
+        return self._names.get(bucket, {}).get(run, [])
+
+    @cached_property
+    def _names(self) -> dict[int, dict[int, list[str]]]:
+        """Names of the files of samples in the dataset, by bucket and run."""
+        found: dict[int, dict[int, list[str]]] = {}
+        for bucket in self.buckets():
+            if self.meta.run_days is None:  # as an older version wrote them: their number is not known
+                there = self._files.parts_in(bucket_name(bucket))
+                found[bucket] = {0: there} if there else {}
+        if self.meta.run_days is not None:
+            for path in sorted(self.meta.files):
+                folder, _, name = path.rpartition("/")
+                if folder.startswith("telemetry/bucket="):
+                    bucket = int(folder.removeprefix("telemetry/bucket="))
+                    found.setdefault(bucket, {})[self.meta.runs.of_file(name)] = [path]
+        return found
+
+    def events(self) -> pd.DataFrame:
+        """Return the events, sorted by (known_at, timestamp, node, gpu, code); see :data:`EVENTS`."""
+        return self._small("events.parquet")
+
+    def inventory(self) -> pd.DataFrame:
+        """Return the stays, sorted by (node, gpu, installed_at); see :data:`telemetry.dataset.schema.INVENTORY`."""
+        return self._small("inventory.parquet")
+
+    def jobs(self) -> pd.DataFrame | None:
+        """Return the jobs, or None where the dataset has none; see :data:`telemetry.dataset.schema.JOBS`."""
+        return self._small("jobs.parquet") if self._files.has("jobs.parquet") else None
+
+    def _small(self, name: str) -> pd.DataFrame:
+        try:
+            with self._files.opened(name) as stream:
+                return pq.read_table(stream).to_pandas()
+        except FileNotFoundError:
+            raise InputError(
+                f"the dataset has no {name}", str(self.place), "It is damaged: import its sources again."
+            ) from None

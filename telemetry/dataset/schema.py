@@ -1,0 +1,162 @@
+"""The tables of a dataset: column names, types, and the words allowed in them.
+
+All instants are UTC, kept in milliseconds. A null means "not reported" in samples and "unknown" elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from telemetry.dataset.channel import Channel, Kind
+
+SCHEMA_VERSION: Final = 1
+"""Version of a dataset whose buckets are one run; it rises when an older reader could no longer read a dataset."""
+
+RUNS_SCHEMA_VERSION: Final = 3
+"""Version of a dataset cut into runs: a reader that does not know of them would take a bucket's files for sorted.
+
+In version 2 the file of a run is sorted as a whole; since 3 each row group is, and they follow each other in time.
+"""
+
+READ_SCHEMA_VERSIONS: Final = range(SCHEMA_VERSION, RUNS_SCHEMA_VERSION + 1)
+"""Versions that this predrain reads."""
+
+Unit = Literal["gpu", "node"]
+"""What a row is about: a GPU, or the node where a fleet has no GPUs."""
+
+INSTANT: Final = pa.timestamp("ms", tz="UTC")
+"""Arrow type of every instant."""
+
+NAME: Final = pa.dictionary(pa.int32(), pa.string())
+"""Arrow type of ``node`` and ``gpu`` in samples."""
+
+CHANNEL_TYPES: Final[Mapping[Kind, pa.DataType]] = {
+    "gauge": pa.float32(),
+    "counter": pa.float64(),
+    "flags": pa.uint64(),
+    "enum": pa.int32(),
+}
+"""Arrow type of a channel's column by kind. A counter is never float32: one more error on 17 million must show."""
+
+EVENT_TYPES: Final = ("xid", "failure", "repair", "replacement", "driver", "diagnostic", "drain", "other")
+"""Every value of the ``type`` column of events."""
+
+EVENTS: Final = pa.schema(
+    [
+        pa.field("timestamp", INSTANT, nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("gpu", pa.string()),
+        pa.field("type", pa.string(), nullable=False),
+        pa.field("code", pa.string()),
+        pa.field("detail", pa.string()),
+        pa.field("source", pa.string()),
+        pa.field("known_at", INSTANT, nullable=False),
+    ]
+)
+"""events.parquet: ``gpu`` null is the whole node; ``known_at`` is when the fact could first have been used."""
+
+EVENT_RUNS: Final = EVENTS.append(pa.field("last_at", INSTANT)).append(pa.field("count", pa.int64()))
+"""events.parquet of a dataset with a flood of events: rows that stand for ``count`` events until ``last_at``."""
+
+INVENTORY: Final = pa.schema(
+    [
+        pa.field("gpu", pa.string()),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("slot", pa.string()),
+        pa.field("pci_bus_id", pa.string()),
+        pa.field("serial", pa.string()),
+        pa.field("model", pa.string()),
+        pa.field("driver", pa.string()),
+        pa.field("cluster", pa.string()),
+        pa.field("group", pa.string()),
+        pa.field("rack", pa.string()),
+        pa.field("nvlink_domain", pa.string()),
+        pa.field("installed_at", INSTANT, nullable=False),
+        pa.field("removed_at", INSTANT),
+    ]
+)
+"""inventory.parquet: one row a stay; further static columns may follow. ``gpu`` null is a node without GPUs."""
+
+JOBS: Final = pa.schema(
+    [
+        pa.field("job", pa.string(), nullable=False),
+        pa.field("node", pa.string(), nullable=False),
+        pa.field("gpu", pa.string()),
+        pa.field("started_at", INSTANT, nullable=False),
+        pa.field("ended_at", INSTANT),
+        pa.field("gpus", pa.int32()),
+        pa.field("checkpointed_at", INSTANT),
+        pa.field("outcome", pa.string()),
+    ]
+)
+"""jobs.parquet: one row a job and node; ``gpu`` null is the whole node, ``ended_at`` null is still running."""
+
+
+def samples_schema(channels: Mapping[str, Channel], *, sample_count: bool = False) -> pa.Schema:
+    """Return the schema of the sample table.
+
+    ``channels``: channels in the order of their columns, roll-ups included.
+    ``sample_count``: whether the raw samples behind a rolled-up row are counted in ``sample_count``.
+    Returns: ``timestamp``, ``node``, ``gpu``, the channels, ``sample_count``.
+    """
+    fields = [pa.field("timestamp", INSTANT), pa.field("node", NAME), pa.field("gpu", NAME)]
+    fields += [pa.field(channel.name, CHANNEL_TYPES[channel.kind]) for channel in channels.values()]
+    if sample_count:
+        fields.append(pa.field("sample_count", pa.int32()))
+    return pa.schema(fields)
+
+
+def ms_of(times: pd.Series, *, unknown: int = 0) -> npt.NDArray[np.int64]:
+    """Return aware instants as milliseconds since the epoch, ``unknown`` where they are missing."""
+    values = times.dt.tz_convert("UTC").dt.tz_localize(None).to_numpy().astype("datetime64[ms]")
+    return np.where(np.isnat(values), unknown, values.astype(np.int64))
+
+
+def conform(frame: pd.DataFrame, schema: pa.Schema) -> pa.Table:
+    """Lay a frame out as ``schema``: add absent columns as null, order them, keep further columns after them.
+
+    ``frame``: instants must be aware.
+    Returns: further columns keep their order and the type that pandas gives them; the frame's index is left out.
+    """
+    extra = [name for name in frame.columns if name not in schema.names]
+    arrays: list[pa.Array | pa.ChunkedArray] = []
+    fields: list[pa.Field] = []
+    for field in schema:
+        if field.name in frame.columns:
+            column = frame[field.name]
+            if pa.types.is_string(field.type):
+                column = column.astype("str").where(column.notna(), None)
+            elif pa.types.is_timestamp(field.type) and not isinstance(column.dtype, pd.DatetimeTZDtype):
+                if column.notna().any():
+                    raise TypeError(f"column {field.name!r} holds naive or non-time values; make it aware UTC first")
+                column = pd.Series([None] * len(frame), dtype=object)
+            arrays.append(_array(column, field.type))
+        else:
+            arrays.append(pa.nulls(len(frame), field.type))
+        fields.append(field)
+    for name in extra:
+        column = frame[name]
+        if isinstance(column.dtype, pd.DatetimeTZDtype):
+            array = _array(column, INSTANT)
+        elif pd.api.types.is_object_dtype(column.dtype) or isinstance(column.dtype, pd.StringDtype):
+            array = pa.Array.from_pandas(column.astype("str").where(column.notna(), None), type=pa.string())
+        else:
+            array = pa.Array.from_pandas(column)
+        arrays.append(array)
+        fields.append(pa.field(str(name), array.type))
+    for field, array in zip(fields, arrays, strict=True):
+        if not field.nullable and array.null_count:
+            raise ValueError(f"column {field.name!r} has {array.null_count} nulls and may have none")
+    return pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+
+
+def _array(column: pd.Series, kind: pa.DataType) -> pa.Array:
+    if isinstance(column.dtype, pd.DatetimeTZDtype):
+        return pa.array(column.dt.tz_convert(None).to_numpy()).cast(pa.timestamp("ms"), safe=False).cast(kind)
+    return pa.Array.from_pandas(column, type=kind, safe=False)

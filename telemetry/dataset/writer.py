@@ -1,0 +1,352 @@
+"""Writing a dataset in a single step."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry.atomic import FolderSwap, disk_errors, fsync_path, recover_folder
+from telemetry.dataset.channel import Channel, channel_as_dict
+from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.files import sha256_of
+from telemetry.dataset.layout import (
+    DEFAULT_BUCKETS,
+    node_hash,
+    part_rows,
+    sort_columns,
+    sort_samples,
+    write_small,
+)
+from telemetry.dataset.meta import (
+    META_NAME,
+    DatasetMeta,
+    encode_meta,
+    instant_text,
+)
+from telemetry.dataset.parts import (
+    PIECES,
+    Parts,
+    PartsByRun,
+    PartsOfOneRun,
+    duplicate_error,
+)
+from telemetry.dataset.runs import Runs
+from telemetry.dataset.schema import (
+    EVENTS,
+    INVENTORY,
+    JOBS,
+    RUNS_SCHEMA_VERSION,
+    SCHEMA_VERSION,
+    Unit,
+    conform,
+    samples_schema,
+)
+from telemetry.errors import InputError
+
+
+class DatasetWriter:
+    """Builds a dataset beside its place and swaps it in by :meth:`finish`.
+
+    Use it as a context manager: on an error nothing remains but what stood at ``path`` before. Several threads may call
+    :meth:`write_samples` at once.
+
+    ``path``: where the dataset shall stand. A dataset there is replaced; any other non-empty folder is refused.
+    ``channels``: channels of the sample table in column order, roll-ups included.
+    ``unit``: what a row is about.
+    ``buckets``: number of buckets; a node's samples go to bucket :meth:`bucket_of`.
+    ``sample_count``: whether samples carry ``sample_count``.
+    ``runs``: how its time is cut, see :func:`telemetry.dataset.runs.choose_runs`; default: a bucket is one run.
+    Raises ``InputError`` if ``path`` holds something else than a dataset, is being written by another run, or may not
+    be written to.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        step: timedelta,
+        channels: Mapping[str, Channel],
+        unit: Unit = "gpu",
+        buckets: int = DEFAULT_BUCKETS,
+        sample_count: bool = False,
+        runs: Runs | None = None,
+    ) -> None:
+        path = Path(path)
+        recover_folder(path)
+        if path.exists() and not (path / META_NAME).exists() and (not path.is_dir() or any(path.iterdir())):
+            raise InputError(
+                "there is something here that is not a dataset, and it would be replaced",
+                str(path),
+                "Choose another folder, or remove this one yourself.",
+            )
+        self._unit = unit
+        self._step = step
+        self._channels = dict(channels)
+        self._buckets = buckets
+        self._sample_count = sample_count
+        self._schema = samples_schema(self._channels, sample_count=sample_count)
+        self._runs = Runs() if runs is None else runs
+        self._adopted: dict[int, int] = {}
+        self._known: dict[str, str] = {}
+        self._on_disk: set[str] = set()
+        self._swap = FolderSwap(path)
+        self._parts: Parts = self._new_parts()
+        self._written = False
+
+    @property
+    def folder(self) -> Path:
+        """The folder that is being built; further files of the dataset may be put there before :meth:`finish`."""
+        return self._swap.path
+
+    def bucket_of(self, node: str) -> int:
+        """Return the bucket that a node's samples belong to."""
+        return node_hash(node) % self._buckets
+
+    @property
+    def buckets(self) -> int:
+        """Number of buckets."""
+        return self._buckets
+
+    def set_unit(self, unit: Unit) -> None:
+        """Set the unit, before any sample is written."""
+        if self._written or self._adopted:
+            raise ValueError("samples were written already")
+        self._unit = unit
+        self._parts = self._new_parts()
+
+    def declare(self, channels: Mapping[str, Channel], *, sample_count: bool, runs: Runs | None = None) -> None:
+        """Set channels and runs anew, before any sample is written; for a writer made before they were known."""
+        if self._written:
+            raise ValueError("samples were written already")
+        self._channels = dict(channels)
+        self._sample_count = sample_count
+        self._schema = samples_schema(self._channels, sample_count=sample_count)
+        self._runs = Runs() if runs is None else runs
+        self._parts = self._new_parts()
+
+    def adopt(self, dataset: Dataset, bucket: int, runs: Iterable[int] | None = None) -> None:
+        """Take a bucket's runs over from a dataset of the same columns, without reading or hashing them again.
+
+        ``runs``: runs that nothing is written to; default: all of the bucket's.
+        """
+        same = dataset.meta.buckets == self._buckets and dataset.meta.run_days == self._runs.days
+        if dataset.schema != self._schema or not same:
+            raise ValueError(f"bucket {bucket} of {dataset.path} does not fit this dataset")
+        whole = dataset.runs_of(bucket)
+        chosen = whole if runs is None else sorted(runs)
+        rows = 0
+        with disk_errors(self._swap.target):
+            for source in (path for run in chosen for path in dataset.parts_of_run(bucket, run)):
+                name = f"telemetry/{source.parent.name}/{source.name}"
+                target = self._share(source, name)
+                self._known[name] = dataset.sha256_of(name)
+                if chosen != whole:
+                    rows += part_rows(target)
+        if chosen == whole:
+            rows = dataset.meta.counts["samples_by_bucket"].get(str(bucket), 0)
+        if rows:
+            self._adopted[bucket] = rows
+
+    def adopt_quarantine(self, dataset: Dataset) -> None:
+        """Take over the rows that a dataset's imports set aside, without reading them again."""
+        with disk_errors(self._swap.target):
+            for source in sorted(path for path in (dataset.path / "quarantine").rglob("*") if path.is_file()):
+                self._share(source, source.relative_to(dataset.path).as_posix())
+
+    def write_samples(self, bucket: int, table: pa.Table, *, last: bool = False) -> None:
+        """Write samples of one bucket; any number of calls for each bucket, in any order.
+
+        ``bucket``: the bucket of every node in ``table``.
+        ``table``: ``timestamp``, ``node``, ``gpu`` and any of the channels; an absent channel is null. A table in the
+        order (gpu, timestamp), or (node, timestamp), is written without a copy; another is sorted. NaN becomes null.
+        ``last``: whether no further table of this bucket will come: its runs are then made at once, not at the end.
+        Raises ``InputError`` on an unknown column, a value that does not fit the channel's type, a null key, two
+        samples of one unit at one time, or a full disk.
+        """
+        if not 0 <= bucket < self._buckets:
+            raise ValueError(f"bucket {bucket} is outside 0 .. {self._buckets - 1}")
+        if table.num_rows == 0:
+            return
+        table = self._laid_out(table, bucket)
+        table, duplicate = sort_samples(table, self._unit)
+        if duplicate is not None:
+            raise duplicate_error(table, duplicate, self._unit)
+        self._written = True
+        with disk_errors(self._swap.target):
+            self._parts.add(bucket, table, last=last)
+
+    def finish(
+        self,
+        *,
+        events: pd.DataFrame,
+        inventory: pd.DataFrame,
+        span: tuple[datetime, datetime],
+        jobs: pd.DataFrame | None = None,
+        sources: Sequence[Mapping[str, Any]] = (),
+        quarantine: Mapping[str, int] | None = None,
+        counts: Mapping[str, Any] | None = None,
+    ) -> Dataset:
+        """Write the remaining tables and dataset.json, force all to the disk, and swap the dataset in.
+
+        ``events``, ``inventory``: in the layouts of ``schema``, in any order; absent nullable columns are
+        null.
+        ``sources``: what the dataset was made from, JSON types only, without paths or times of writing.
+        Raises ``InputError`` if the disk is full (the old dataset is unchanged), or parts of a bucket hold the same key
+        twice.
+        """
+        for instant in span:
+            if instant.tzinfo is None:
+                raise ValueError(f"span {instant} is naive; give aware UTC")
+        root = self._swap.path
+        event_table = conform(events, EVENTS)
+        event_table = event_table.sort_by([(name, "ascending") for name in _EVENT_ORDER])
+        inventory_table = conform(inventory, INVENTORY)
+        inventory_table = inventory_table.sort_by([(name, "ascending") for name in ("node", "gpu", "installed_at")])
+        job_table = (
+            None if jobs is None else conform(jobs, JOBS).sort_by([("started_at", "ascending"), ("job", "ascending")])
+        )
+        with disk_errors(self._swap.target):
+            rows = self._parts.finish()
+            shutil.rmtree(root / PIECES, ignore_errors=True)
+            write_small(root / "events.parquet", event_table)
+            write_small(root / "inventory.parquet", inventory_table)
+            if job_table is not None:
+                write_small(root / "jobs.parquet", job_table)
+            both = sorted(rows.keys() | self._adopted.keys())
+            by_bucket = {str(bucket): rows.get(bucket, 0) + self._adopted.get(bucket, 0) for bucket in both}
+            all_counts: dict[str, Any] = {
+                "samples": sum(by_bucket.values()),
+                "events": event_table.num_rows,
+                "inventory": inventory_table.num_rows,
+                "jobs": 0 if job_table is None else job_table.num_rows,
+                "nodes": pc.count_distinct(inventory_table.column("node")).as_py(),
+                "gpus": pc.count_distinct(inventory_table.column("gpu"), mode="only_valid").as_py(),
+                "samples_by_bucket": by_bucket,
+                **(counts or {}),
+            }
+            meta = DatasetMeta(
+                schema_version=SCHEMA_VERSION if self._runs.days is None else RUNS_SCHEMA_VERSION,
+                unit=self._unit,
+                step=self._step,
+                span=(span[0].astimezone(UTC), span[1].astimezone(UTC)),
+                channels=self._channels,
+                counts=all_counts,
+                quarantine=dict(quarantine or {}),
+                sources=[dict(source) for source in sources],
+                buckets=self._buckets,
+                sample_count=self._sample_count,
+                run_days=self._runs.days,
+                files=self._hashed(root),
+            )
+            meta = replace(meta, digest=_digest(meta))
+            (root / META_NAME).write_bytes(encode_meta(meta))
+            for path in sorted(root.rglob("*")):
+                if path.relative_to(root).as_posix() not in self._on_disk:
+                    fsync_path(path)
+            self._swap.commit()
+        return Dataset.open(self._swap.target)
+
+    def __enter__(self) -> DatasetWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._swap.discard()
+
+    def _share(self, source: Path, name: str) -> Path:
+        """Take over a file that is never changed in place, so that two datasets may share it; it is on the disk."""
+        target = self._swap.path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.exists():
+            raise ValueError(f"{name} was written already")
+        try:
+            target.hardlink_to(source)
+        except OSError:
+            shutil.copyfile(source, target)
+            fsync_path(target)
+        self._on_disk.add(name)
+        return target
+
+    def _laid_out(self, table: pa.Table, bucket: int) -> pa.Table:
+        if table.schema.equals(self._schema):
+            columns = list(table.columns)
+        else:
+            unknown = [name for name in table.column_names if name not in self._schema.names]
+            if unknown:
+                raise InputError(
+                    f"the sample table has unknown columns {unknown}",
+                    f"bucket {bucket}",
+                    "Give their channels to the writer, or leave the columns out.",
+                )
+            columns = [self._column(table, field, bucket) for field in self._schema]
+        for index, field in enumerate(self._schema):
+            if pa.types.is_floating(field.type) and pc.any(pc.is_nan(columns[index])).as_py():
+                nan = pc.is_nan(columns[index])
+                columns[index] = pc.if_else(nan, pa.scalar(None, field.type), columns[index])
+        laid = pa.Table.from_arrays(columns, schema=self._schema)
+        for name in ("timestamp", "node", *sort_columns(self._unit)[:1]):
+            if laid.column(name).null_count:
+                raise InputError(f"samples without {name!r}", f"bucket {bucket}", f"Every sample needs a {name}.")
+        return laid
+
+    def _column(self, table: pa.Table, field: pa.Field, bucket: int) -> pa.ChunkedArray:
+        if field.name not in table.column_names:
+            return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+        column = table.column(field.name)
+        if column.type == field.type:
+            return column
+        try:
+            if pa.types.is_dictionary(field.type) and not pa.types.is_dictionary(column.type):
+                return column.cast(pa.string()).dictionary_encode().cast(field.type)
+            return column.cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"column {field.name!r} does not fit its type {field.type}: {error}",
+                f"bucket {bucket}",
+                "Correct the values, or declare the channel with another kind.",
+            ) from error
+
+    def _new_parts(self) -> Parts:
+        if self._runs.days is None:
+            return PartsOfOneRun(self._swap.path, self._unit)
+        return PartsByRun(self._swap.path, self._unit, self._runs)
+
+    def _hashed(self, root: Path) -> dict[str, str]:
+        """Return the SHA-256 of each file that the digest is made of; what was adopted is not read again."""
+        files = [*(root / "telemetry").rglob("*.parquet"), *root.glob("*.parquet")]
+        names = sorted(path.relative_to(root).as_posix() for path in files)
+        return {name: self._known.get(name) or sha256_of(root / name) for name in names}
+
+
+_EVENT_ORDER = ("known_at", "timestamp", "node", "gpu", "code", "type", "source", "detail")
+
+
+def _digest(meta: DatasetMeta) -> str:
+    """Hash what a reader could see of the dataset: its files' bytes and the settings that give them a meaning."""
+    total = hashlib.sha256()
+    settings = {
+        "schema_version": meta.schema_version,
+        "unit": meta.unit,
+        "step": meta.step.total_seconds(),
+        "span": [instant_text(instant) for instant in meta.span],
+        "buckets": meta.buckets,
+        "channels": [channel_as_dict(channel) for channel in meta.channels.values()],
+    }
+    if meta.run_days is not None:
+        settings["run_days"] = meta.run_days
+    total.update(json.dumps(settings, sort_keys=True).encode())
+    for name, content in sorted(meta.files.items()):
+        total.update(f"{name} {content}\n".encode())
+    return total.hexdigest()

@@ -1,0 +1,216 @@
+"""Which source column becomes which of ours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry.errors import InputError
+from telemetry.importing.mapping import Scalar, TableMapping, nearest_hint
+
+KEY_ALIASES: Final[Mapping[str, str]] = {
+    "Hostname": "node",
+    "hostname": "node",
+    "UUID": "gpu",
+    "uuid": "gpu",
+    "gpu_uuid": "gpu",
+    "modelName": "model",
+    "model_name": "model",
+    "DCGM_FI_DRIVER_VERSION": "driver",
+    "DCGM_FI_SYSTEM_DRIVER_VERSION": "driver",
+    "GPU_I_ID": "mig_instance",
+}
+"""Labels of DCGM's exporter (old and new spelling) and the column that each is."""
+
+LABELS: Final = frozenset(
+    [
+        *("device", "pci_bus_id", "modelName", "model_name", "model", "serial", "slot", "driver"),
+        *("DCGM_FI_DRIVER_VERSION", "DCGM_FI_SYSTEM_DRIVER_VERSION", "GPU_I_PROFILE", "vgpu"),
+        *("pod", "namespace", "container", "pod_name", "pod_namespace", "container_name", "pod_uid"),
+        *("hpc_job", "job", "instance"),
+    ]
+)
+"""Columns of sample sources that say nothing which the inventory does not; they are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The resolved columns of one source.
+
+    ``source``: our column to the source's.
+    ``constants``: our column to the value of every row.
+    """
+
+    source: dict[str, str]
+    constants: dict[str, Scalar]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.source or name in self.constants
+
+    def get(self, table: pa.Table, name: str) -> pa.ChunkedArray | None:
+        """Return our column ``name`` of a batch, or None where the source has none."""
+        if name in self.source:
+            return table.column(self.source[name])
+        if name in self.constants:
+            value = self.constants[name]
+            return pa.chunked_array([pa.array([value] * table.num_rows)])
+        return None
+
+
+def resolve_columns(
+    names: Sequence[str],
+    mapping: TableMapping,
+    known: Sequence[str],
+    aliases: Mapping[str, str],
+    where: str,
+    *,
+    ignored: frozenset[str] = frozenset(),
+    kept: Collection[str] = (),
+    extras: bool = False,
+    declare: bool = False,
+) -> Columns:
+    """Find our columns among a source's.
+
+    ``mapping``: rules of the mapping file; they go before everything else.
+    ``aliases``: further names under which a source may have a column of ours.
+    ``ignored``: source columns that are left out without a word.
+    ``kept``: unknown columns that ``ignore_others`` does not mean.
+    ``declare``: whether an unknown column could be a channel, for the advice in the error.
+    Raises ``InputError`` if the mapping names a column that neither side has, two source columns are one of ours, or a
+    column is unknown.
+    """
+    _check_mapping(names, mapping, known, where, extras=extras, declare=declare)
+    source: dict[str, str] = {}
+    for name in names:
+        own = _own_name(name, names, mapping, known, aliases)
+        if own == _UNKNOWN and (name in ignored or (mapping.ignore_others and name not in kept)):
+            continue
+        if own == _UNKNOWN and extras:
+            own = name
+        if own == _UNKNOWN:
+            hint = nearest_hint(name, [*known, *aliases])
+            do = "map it to null in the mapping to leave it out."
+            if declare:
+                do = f"declare it in params `channels: {{{name}: {{kind: gauge}}}}`, or " + do
+            do = do[:-1] + ", or set `ignore_others: true` there for all such columns."
+            raise InputError(f"unknown column {name!r}", where, f"{hint} Otherwise {do}".strip())
+        if own is None or own in mapping.constants:
+            continue
+        if own in source:
+            raise InputError(
+                f"two source columns are {own!r}: {source[own]!r} and {name!r}",
+                where,
+                "Map one of them to null in the mapping.",
+            )
+        source[own] = name
+    return Columns(source, dict(mapping.constants))
+
+
+_UNKNOWN: Final = ""
+
+
+def _own_name(
+    name: str, names: Sequence[str], mapping: TableMapping, known: Sequence[str], aliases: Mapping[str, str]
+) -> str | None:
+    """Return our column for a source's, None to leave it out, or ``_UNKNOWN``."""
+    if name in mapping.columns:
+        return mapping.columns[name]
+    if name == "gpu" and any(aliases.get(other) == "gpu" and other not in mapping.columns for other in names):
+        # DCGM's label `gpu` is an index in the node; the identity is `UUID`.
+        return "slot" if "slot" in known and "slot" not in names else None
+    if name in known:
+        return name
+    return aliases[name] if aliases.get(name) in known else _UNKNOWN
+
+
+def _check_mapping(
+    names: Sequence[str], mapping: TableMapping, known: Sequence[str], where: str, *, extras: bool, declare: bool
+) -> None:
+    for column in mapping.columns:
+        if column not in names:
+            hint = nearest_hint(column, names)
+            raise InputError(
+                f"the mapping names a source column {column!r} that is not there",
+                where,
+                hint or f"It has {list(names)}.",
+            )
+    wanted = [each for each in mapping.columns.values() if each is not None]
+    for target in (*wanted, *mapping.constants, *mapping.scale, *mapping.offset, *mapping.values):
+        if target not in known and not extras:
+            raise _unknown_target(target, known, where, declare=declare)
+
+
+def _unknown_target(target: str, known: Sequence[str], where: str, *, declare: bool) -> InputError:
+    hint = nearest_hint(target, known)
+    more = " A channel of your own must be declared in params `channels:`." if declare else ""
+    return InputError(
+        f"the mapping names a column of ours {target!r} that does not exist",
+        f"{where}, mapping",
+        (hint or f"Ours are {list(known)}.") + more,
+    )
+
+
+def require(columns: Columns, names: Sequence[str], present: Sequence[str], where: str) -> None:
+    """Check that each of ``names`` is there.
+
+    Raises ``InputError`` if one is missing; the message names it and the columns that are there.
+    """
+    for name in names:
+        if name not in columns:
+            hint = nearest_hint(name, present)
+            raise InputError(
+                f"missing column {name!r}",
+                where,
+                f"Its columns are {list(present)}. {hint} Map one in the mapping: `columns: {{SOURCE: {name}}}`, "
+                f"or give a constant: `constants: {{{name}: …}}`.",
+            )
+
+
+def as_text(column: pa.ChunkedArray | None, length: int) -> npt.NDArray[np.object_]:
+    """Return a column as text without surrounding blanks, None where it is null or empty.
+
+    Whole floating-point numbers lose their ``.0``: CSV tools write an XID of 79 with gaps in its column as ``79.0``.
+    """
+    if column is None:
+        return np.full(length, None, dtype=object)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_floating(column.type):
+        values = column.to_pylist()
+        texts = [
+            None if value is None or math.isnan(value) else str(int(value)) if value.is_integer() else str(value)
+            for value in values
+        ]
+        return np.array(texts, dtype=object)
+    text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    text = pc.if_else(pc.equal(text, ""), None, text)
+    array = np.array(text.to_pylist(), dtype=object)
+    return array if len(array) else np.empty(0, dtype=object)
+
+
+def map_values(
+    values: npt.NDArray[np.object_], table: Mapping[str, Scalar]
+) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.bool_]]:
+    """Apply a table of the mapping's ``values``.
+
+    Returns ``mapped``: values that are not in the table stay as they are.
+    Returns ``dropped``: rows whose value the table maps to null.
+    """
+    codes, uniques = pd.factorize(values, use_na_sentinel=True)
+    mapped = values.copy()
+    dropped = np.zeros(len(values), dtype=bool)
+    for code, unique in enumerate(uniques):
+        if unique in table:
+            chosen = codes == code
+            result = table[unique]
+            mapped[chosen] = None if result is None else str(result)
+            dropped |= chosen & (result is None)
+    return mapped, dropped

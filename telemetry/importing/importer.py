@@ -1,0 +1,496 @@
+"""From files to a dataset, in one step that can be repeated.
+
+Importing the same files again changes nothing. Importing others into an existing dataset adds to it: samples of a unit
+and time that it holds already are taken for repeats (or set aside, where they differ), raw samples of a step that it
+has rolled up are set aside, events go through the same dedupe as if they had come together with what is kept, stays of
+the same GPU, node and ``installed_at`` are replaced, and jobs are replaced by their newer rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.atomic import recover_folder
+from telemetry.config import Section, format_duration
+from telemetry.dataset.channel import Channel
+from telemetry.dataset.dataset import Dataset
+from telemetry.dataset.layout import DEFAULT_BUCKETS, MAX_ROWS_PER_BUCKET
+from telemetry.dataset.meta import META_NAME
+from telemetry.dataset.schema import Unit, ms_of
+from telemetry.dataset.writer import DatasetWriter
+from telemetry.errors import InputError
+from telemetry.importing.event_runs import (
+    concerned,
+    dedupe_events,
+    drop_told_edges,
+    merge_floods,
+    stack_events,
+    stored_layout,
+    total_count,
+)
+from telemetry.importing.events import EventIntake, empty_events, quarantine_frame
+from telemetry.importing.fold import LANDED_ROLE, Fold
+from telemetry.importing.instants import WRONG_CLOCK
+from telemetry.importing.inventory import (
+    InventorySource,
+    end_overlaps,
+    merge_stays,
+    read_inventory,
+    unit_of,
+)
+from telemetry.importing.jobs import merge_jobs, read_jobs
+from telemetry.importing.mapping import ImportMapping, load_mapping
+from telemetry.importing.quarantine import Quarantine, new_name, row_text
+from telemetry.importing.reading import expand_sources, is_kernel_log, kind_of
+from telemetry.importing.samples.intake import (
+    SampleIntake,
+    SamplePlan,
+    no_usable_rows,
+    plan_samples,
+)
+from telemetry.importing.samples.merge import (
+    SampleMerger,
+    plan_merge,
+    read_newest,
+    write_newest,
+)
+from telemetry.importing.samples.spill import Spill
+from telemetry.importing.sources import (
+    Source,
+    channels_digest,
+    fingerprint,
+    new_sources,
+    text_digest,
+)
+from telemetry.importing.stays import Stays
+from telemetry.xids.xid_gauge import SOURCE
+
+Progress = Callable[[int, int], None]
+"""Called with how much is done and how much there is: rows of samples, half for reading them, half for writing."""
+
+AHEAD: Final = timedelta(days=1)
+"""How far a source's clock, or a time zone that was mistaken, may be ahead."""
+
+DEFAULT_MAX_LOSS: Final = 0.05
+DEFAULT_LATE: Final = timedelta(days=7)
+_LOG = logging.getLogger(__name__)
+_NAMED = 50
+_CSV_BYTES_PER_ROW = 100
+
+
+@dataclass(frozen=True, slots=True)
+class ImportResult:
+    """What an import did.
+
+    ``counts``: what was read and made of it, by this import; empty if nothing was new.
+    ``changed``: false if every source was known already, so that nothing was written.
+    """
+
+    dataset: Dataset
+    counts: dict[str, int]
+    quarantined: dict[str, int]
+    changed: bool = True
+
+
+def import_dataset(
+    out: Path,
+    *,
+    inventory: Path,
+    step: timedelta,
+    channels: Mapping[str, Channel],
+    dedupe: timedelta,
+    delay: timedelta,
+    samples: Sequence[Path] = (),
+    events: Sequence[Path] = (),
+    jobs: Path | None = None,
+    mapping: Path | None = None,
+    late: timedelta = DEFAULT_LATE,
+    progress: Progress | None = None,
+    fold: Fold | None = None,
+    max_loss: float = DEFAULT_MAX_LOSS,
+    now: datetime | None = None,
+) -> ImportResult:
+    """Import files into a dataset.
+
+    ``inventory``: who was where, when; if no row names a GPU, the nodes are the units.
+    ``channels``: every channel that may occur, see :func:`telemetry.dataset.channels.resolve_channels`.
+    ``dedupe``: events of one unit and code within this span are one.
+    ``delay``: reporting delay of events that do not say when they were known.
+    ``samples``, ``events``: Files, or folders of files. Events may be kernel logs (``.log``, ``.txt``, ``.jsonl`` of
+    the journal).
+    ``mapping``: see :mod:`telemetry.importing.mapping`.
+    ``late``: a sample this far behind the newest of its unit is counted as late.
+    ``fold``: set when the sources are landed files.
+    ``max_loss``: share of a file's rows, or of a channel's values, that may be lost before the import is refused;
+    landed files are never refused for it.
+    ``now``: aware; what is dated more than :data:`AHEAD` after it is quarantined.
+    Raises ``InputError`` if a source cannot be used as a whole. The dataset at ``out`` is then as it was.
+    """
+    out = Path(out)
+    recover_folder(out)
+    existing = Dataset.open(out, lease=False) if (out / META_NAME).exists() else None
+    rules = load_mapping(mapping)
+    sources = _sources(samples, events, inventory, jobs, rules, step, channels, dedupe, delay, late)
+    if existing is not None and existing.meta.step != step:
+        old, new = format_duration(existing.meta.step), format_duration(step)
+        raise InputError(
+            f"the dataset has a step of {old}, this import one of {new}",
+            f"{out}, telemetry.step",
+            "Import into an empty folder, or set telemetry.step to the dataset's.",
+        )
+    fresh = new_sources(sources, existing) if fold is None else sources
+    if not fresh and existing is not None:
+        return ImportResult(existing, {}, {}, changed=False)
+    distinct = {(source.role, source.sha256) for source in sources}
+    work = _Import(
+        out,
+        existing,
+        rules,
+        fresh,
+        step,
+        channels,
+        dedupe,
+        delay,
+        late,
+        progress,
+        fold,
+        max_loss,
+        now or datetime.now(UTC),
+    )
+    work.counts["source_files_given_twice"] = len(sources) - len(distinct)
+    return work.run(inventory)
+
+
+def _sources(
+    samples: Sequence[Path],
+    events: Sequence[Path],
+    inventory: Path,
+    jobs: Path | None,
+    rules: ImportMapping,
+    step: timedelta,
+    channels: Mapping[str, Channel],
+    dedupe: timedelta,
+    delay: timedelta,
+    late: timedelta,
+) -> list[Source]:
+    def mapped(*sections: Section) -> str:
+        return text_digest([section.model_dump(mode="json") for section in sections])
+
+    settings: dict[str, dict[str, Any]] = {
+        "samples": {
+            "step": format_duration(step),
+            "delay": format_duration(delay),
+            "late": format_duration(late),
+            "channels": channels_digest(channels),
+            "mapping": mapped(rules.samples),
+        },
+        "events": {
+            "dedupe": format_duration(dedupe),
+            "delay": format_duration(delay),
+            "mapping": mapped(rules.events, rules.kernel_log),
+        },
+        "inventory": {"mapping": mapped(rules.inventory)},
+        "jobs": {"mapping": mapped(rules.jobs)},
+    }
+    given = (("inventory", (inventory,)), ("samples", samples), ("events", events), ("jobs", (jobs,) if jobs else ()))
+    return [
+        fingerprint(role, file, settings[role]) for role, paths in given for file in expand_sources(tuple(paths), role)
+    ]
+
+
+@dataclass(slots=True)
+class _Import:
+    out: Path
+    existing: Dataset | None
+    rules: ImportMapping
+    fresh: list[Source]
+    step: timedelta
+    channels: Mapping[str, Channel]
+    dedupe: timedelta
+    delay: timedelta
+    late: timedelta
+    progress: Progress | None
+    fold: Fold | None
+    max_loss: float
+    now: datetime
+    counts: Counter[str] = field(default_factory=Counter)
+    observed: list[datetime] = field(default_factory=list)
+
+    def run(self, inventory: Path) -> ImportResult:
+        existing = self.existing
+        buckets = self._bucket_number() if existing is None else existing.meta.buckets
+        with DatasetWriter(self.out, step=self.step, channels={}, buckets=buckets) as writer:
+            self._check_unchanged()
+            folder = writer.folder / "quarantine"
+            if existing is not None:
+                writer.adopt_quarantine(existing)
+            with Quarantine(folder, new_name(folder)) as quarantine:
+                held = self._inventory(inventory, quarantine)
+                unit = unit_of(held.frame)
+                if existing is not None and existing.meta.unit != unit:
+                    raise InputError(
+                        f"the dataset's unit is the {existing.meta.unit}, the inventory's is the {unit}",
+                        str(inventory),
+                        "Import into an empty folder.",
+                    )
+                writer.set_unit(unit)
+                held.frame = self._of_unit(held.frame, unit, inventory, quarantine)
+                held.frame = self._without_overlaps(held.frame, unit, inventory, quarantine)
+                self._check_loss("inventory", quarantine)
+                stays = Stays(held.frame, unit, held.parents)
+                given = self._events(stays, quarantine)
+                self._check_loss("events", quarantine)
+                detected = self._samples(writer, stays, quarantine)
+                final_events = self._all_events(given, detected)
+                final_jobs = self._jobs(stays, quarantine)
+                self._check_loss("jobs", quarantine)
+            span = self._span(final_events, quarantine)
+            shutil.rmtree(writer.folder / ".spill", ignore_errors=True)
+            frame = held.frame
+            start = pd.Timestamp(span[0]).as_unit("ms")
+            self.counts["installed_before_anything_observed"] += int(frame["installed_at"].isna().sum())
+            frame["installed_at"] = frame["installed_at"].fillna(start)
+            dataset = writer.finish(
+                events=final_events,
+                inventory=frame,
+                jobs=final_jobs,
+                span=span,
+                sources=self._entries(),
+                quarantine=dict(quarantine.counts + Counter({} if existing is None else existing.meta.quarantine)),
+                counts={"imported": self._imported()},
+            )
+        return ImportResult(dataset, _plain(self.counts), _plain(quarantine.counts))
+
+    def _check_unchanged(self) -> None:
+        """Make sure, now that no other run can write, that the dataset is still the one that was looked at."""
+        now = Dataset.open(self.out, lease=False).digest if (self.out / META_NAME).exists() else None
+        if now != (None if self.existing is None else self.existing.digest):
+            raise InputError("another run changed the dataset just now", str(self.out), "Run the import again.")
+
+    def _files(self, role: str) -> list[Path]:
+        return [source.path for source in self.fresh if source.role == role]
+
+    def _expected_rows(self) -> int:
+        rows = 0
+        for path in self._files("samples"):
+            parquet = kind_of(path) == "parquet"
+            rows += _parquet_rows(path) if parquet else path.stat().st_size // _CSV_BYTES_PER_ROW
+        return rows
+
+    def _bucket_number(self) -> int:
+        rows = max(self._expected_rows(), 0 if self.fold is None else self.fold.expected_rows)
+        buckets = DEFAULT_BUCKETS
+        while rows > buckets * MAX_ROWS_PER_BUCKET:
+            buckets *= 2
+        return buckets
+
+    def _inventory(self, path: Path, quarantine: Quarantine) -> InventorySource:
+        # A known inventory is read again for its MIG names; what it sets aside was counted by the import it was new in.
+        is_new = bool(self._files("inventory"))
+        held = read_inventory(path, self.rules.inventory, quarantine if is_new else Quarantine(None), self.now + AHEAD)
+        old = None if self.existing is None or self.fold is not None else self.existing.inventory()
+        held.frame = merge_stays(old, held.frame) if is_new or old is None else old
+        return held
+
+    def _wrong_clock(self, ms: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return ms > self._not_after_ms if self.fold is None else self.fold.wrong_clock(ms)
+
+    @property
+    def _not_after_ms(self) -> float:
+        return (self.now + AHEAD).timestamp() * 1000
+
+    def _check_loss(self, table: str, quarantine: Quarantine) -> None:
+        if self.fold is None:  # nobody is there to correct what has landed
+            quarantine.loss.check(table, self.max_loss)
+
+    def _without_overlaps(self, frame: pd.DataFrame, unit: Unit, path: Path, quarantine: Quarantine) -> pd.DataFrame:
+        kept, dropped, ended = end_overlaps(frame, unit)
+        for index in range(len(dropped)):
+            record = {name: value for name, value in dropped.iloc[index].to_dict().items() if not pd.isna(value)}
+            quarantine.add("in two places from the same time", "inventory", path.name, None, row_text(record))
+        if ended:
+            self.counts["overlapping_stays_ended"] += len(ended)
+            _LOG.warning("%s: %d stays overlap: %s", path, len(ended), "; ".join(ended[:_NAMED]))
+        return kept
+
+    def _of_unit(self, frame: pd.DataFrame, unit: str, path: Path, quarantine: Quarantine) -> pd.DataFrame:
+        if unit == "node":
+            return frame
+        missing = frame["gpu"].isna()
+        for index in np.flatnonzero(missing.to_numpy()):
+            row = frame.iloc[index].dropna().to_dict()
+            quarantine.add("missing gpu", "inventory", path.name, None, str(row))
+        return frame[~missing].reset_index(drop=True)
+
+    def _events(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
+        intake = EventIntake(self.rules.events, self.rules.kernel_log, stays, quarantine, self.delay, self.counts)
+        frames = [empty_events()]
+        for file in self._files("events"):
+            frames.append(intake.read_kernel_log(file) if is_kernel_log(file) else intake.read(file))
+            if len(frames[-1]):
+                ahead = self._wrong_clock(ms_of(frames[-1]["timestamp"]))
+                ahead |= ms_of(frames[-1]["known_at"]) > self._not_after_ms + self.delay / timedelta(milliseconds=1)
+                reasons = np.where(ahead, WRONG_CLOCK, "").astype(object)
+                quarantine_frame(frames[-1], reasons, file.name, quarantine)
+                frames[-1] = frames[-1][reasons == ""]
+        return stack_events(frames)
+
+    def _samples(self, writer: DatasetWriter, stays: Stays, quarantine: Quarantine) -> pd.DataFrame:
+        files = self._files("samples")
+        plan: SamplePlan | None = None
+        spill: Spill | None = None
+        nodes = sorted(stays.node_since)
+        if files:
+            plan = plan_samples(files, self.rules.samples, self.channels, stays.unit)
+            self._check_kinds(plan.channels)
+            intake = SampleIntake(
+                plan, self.rules.samples, stays, quarantine, self.late, nodes, self.fold is None, self._wrong_clock
+            )
+            spill = intake.run(writer.folder / ".spill", writer.buckets, self._reading())
+            self._check_loss("samples", quarantine)
+            self.counts.update(intake.counts)
+        existing = self.existing
+        if plan is None:
+            if existing is not None:
+                held = existing.meta
+                writer.declare(held.channels, sample_count=held.sample_count, runs=held.runs)
+                write_newest(writer.folder, read_newest(existing.path))
+                for bucket in existing.buckets():
+                    writer.adopt(existing, bucket)
+            return empty_events()
+        merge = plan_merge(
+            spill, existing, plan.channels, self.channels, self.step, stays, sample_count=plan.sample_count
+        )
+        writer.declare(merge.channels, sample_count=merge.rolled, runs=merge.runs)
+        names = [file.name for file in files]
+        keep_from = None if self.fold is None else self.fold.keep_from
+        merger = SampleMerger(merge, stays, nodes, self.step, self.delay, names, quarantine, keep_from)
+        for merged in merger.run(spill, existing):
+            if merged.kept:
+                assert existing is not None
+                writer.adopt(existing, merged.bucket, merged.kept)
+            if merged.table is not None:
+                writer.write_samples(merged.bucket, merged.table, last=True)
+            self._written(merged.bucket, writer.buckets)
+        self._written(writer.buckets, writer.buckets)
+        self.counts.update(merger.counts)
+        write_newest(writer.folder, merger.newest)
+        if merger.first_ms is not None and merger.last_ms is not None:
+            self.observed += [_instant(merger.first_ms), _instant(merger.last_ms)]
+        return stack_events([empty_events(), *merger.events])
+
+    def _reading(self) -> Callable[[int], None] | None:
+        """Give what is told of each batch that was read: CSV files hold as many rows as their size lets expect."""
+        if self.progress is None:
+            return None
+        progress, expected = self.progress, self._expected_rows()
+        progress(0, 2 * expected)
+        return lambda rows: progress(rows, 2 * max(rows, expected))
+
+    def _written(self, buckets: int, of: int) -> None:
+        if self.progress is not None:
+            rows = self.counts["samples_read"]
+            self.progress(rows + rows * buckets // of, 2 * rows)
+
+    def _check_kinds(self, channels: Mapping[str, Channel]) -> None:
+        if self.existing is None:
+            return
+        for name, channel in channels.items():
+            old = self.existing.meta.channels.get(name)
+            if old is not None and old.kind != channel.kind:
+                raise InputError(
+                    f"channel {name!r} is a {old.kind} in the dataset, and a {channel.kind} now",
+                    f"{self.out}, params channels.{name}.kind",
+                    "Import all sources again into an empty folder.",
+                )
+
+    def _all_events(self, given: pd.DataFrame, detected: pd.DataFrame) -> pd.DataFrame:
+        old = empty_events() if self.existing is None else self.existing.events()
+        new = stack_events([given, detected])
+        self.counts["xids_from_gauge"] += len(detected)
+        if new.empty:
+            return old
+        may_change = concerned(old, new)
+        together = stack_events([old[may_change], new])
+        merged = merge_floods(together)
+        # The stored edges too: a kernel log that comes after the samples makes the same dataset as one before them.
+        better = drop_told_edges(merged, max(self.step, self.dedupe), SOURCE)
+        kept = dedupe_events(better, self.dedupe)
+        self.counts["xids_from_gauge_told_elsewhere"] += len(merged) - len(better)
+        self.counts["events_deduplicated"] += total_count(together) - total_count(kept) - (len(merged) - len(better))
+        self.counts["events_in_runs"] += total_count(kept) - len(kept)
+        return stored_layout(stack_events([old[~may_change], kept]))
+
+    def _jobs(self, stays: Stays, quarantine: Quarantine) -> pd.DataFrame | None:
+        old = None if self.existing is None else self.existing.jobs()
+        for file in self._files("jobs"):
+            new = read_jobs(file, self.rules.jobs, stays, quarantine, self.now + AHEAD)
+            self.counts["jobs_read"] += len(new)
+            old = merge_jobs(old, new)
+        return old
+
+    def _span(self, events: pd.DataFrame, quarantine: Quarantine) -> tuple[datetime, datetime]:
+        seen = list(self.observed)
+        if self.existing is not None:
+            seen += self.existing.meta.span
+        if len(events):
+            seen += [events["timestamp"].min().to_pydatetime(), events["timestamp"].max().to_pydatetime()]
+        if self.rules.span is not None:
+            if max(self.rules.span) > self.now + AHEAD:
+                raise InputError("`span:` ends in the future", "mapping, span", "Give the period that was observed.")
+            seen += self.rules.span
+        if not seen:
+            where = ", ".join(str(source.path) for source in self.fresh if source.role == "events") or str(self.out)
+            if quarantine.counts:
+                raise no_usable_rows("event" if self._files("events") else "sample", quarantine, where)
+            raise InputError(
+                "nothing was observed: there are no samples and no events",
+                where,
+                "Give --samples or --events with rows, or `span:` in the mapping if a quiet period was observed.",
+            )
+        first, last = min(seen).astimezone(UTC), max(seen).astimezone(UTC)
+        kept = None if self.fold is None else self.fold.keep_from
+        return (first if kept is None else min(max(first, kept), last)), last
+
+    def _entries(self) -> list[dict[str, Any]]:
+        old = [] if self.existing is None else self.existing.meta.sources
+        if self.fold is None:
+            entries = [*old, *(source.entry() for source in self.fresh)]
+        else:
+            landed = [{"role": LANDED_ROLE, "name": name} for name in self.fold.landed]
+            entries = [*(entry for entry in old if entry.get("role") != LANDED_ROLE), *landed]
+        return sorted(
+            entries, key=lambda entry: (entry.get("role", ""), entry.get("name", ""), entry.get("sha256", ""))
+        )
+
+    def _imported(self) -> dict[str, int]:
+        old = {} if self.existing is None else self.existing.meta.counts.get("imported", {})
+        return _plain(self.counts + Counter(old))
+
+
+def _plain(counts: Counter[str]) -> dict[str, int]:
+    return {name: int(number) for name, number in sorted(counts.items()) if number}
+
+
+def _instant(ms: int) -> datetime:
+    return datetime.fromtimestamp(ms / 1000, UTC)
+
+
+def _parquet_rows(path: Path) -> int:
+    try:
+        return int(pq.read_metadata(path).num_rows)
+    except pa.ArrowInvalid:
+        return 0  # reading the file will say what is wrong with it

@@ -1,0 +1,180 @@
+"""Instants as sources write them, to milliseconds since the epoch in UTC."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from telemetry.errors import InputError
+from telemetry.importing.mapping import TimeFormat
+
+OK: Final = 0
+"""The instant is usable."""
+
+PROBLEMS: Final = {
+    1: "missing timestamp",
+    2: "unreadable timestamp",
+    3: "naive timestamp",
+    4: "ambiguous local time",
+    5: "timestamp out of range",
+}
+"""Why an instant cannot be used, by status: the reasons of the quarantine."""
+
+WRONG_CLOCK: Final = "a clock that cannot be right"
+"""Reason of the quarantine for rows of a later time than now, or of another time than a live source can be of."""
+
+_MISSING, _UNREADABLE, _NAIVE, _AMBIGUOUS, _OUTSIDE = 1, 2, 3, 4, 5
+# GPUs with telemetry are younger than 2000; clocks that were never set say 1970.
+_EARLIEST_MS = int(pd.Timestamp("2000-01-01", tz="UTC").value // 1_000_000)
+_LATEST_MS = int(pd.Timestamp("2100-01-01", tz="UTC").value // 1_000_000)
+_UNIT_MS = {"ns": 1e-6, "us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6, "d": 8.64e7}
+_AWARE = r"[T ]\d{2}:?\d{2}.*(?:[Zz]|UTC|GMT|[+-]\d{2}(?::?\d{2})?)$"
+
+
+@dataclass(frozen=True, slots=True)
+class Instants:
+    """A parsed column.
+
+    ``ms``: milliseconds since 1970-01-01 UTC; 0 where unusable.
+    ``status``: :data:`OK` or a key of :data:`PROBLEMS`.
+    """
+
+    ms: npt.NDArray[np.int64]
+    status: npt.NDArray[np.int8]
+
+
+def parse_instants(column: pa.ChunkedArray, time: TimeFormat, where: str) -> Instants:
+    """Parse a column of instants.
+
+    ``where``: file and column, for errors.
+    Raises ``InputError`` if numbers come without a unit.
+
+    Fractions of a millisecond are cut off, never rounded up: a rounded instant could lie in the future.
+    """
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    missing = np.asarray(column.is_null().to_numpy(zero_copy_only=False), dtype=bool)
+    if pa.types.is_null(column.type):
+        ms, status = np.zeros(len(column), np.int64), np.zeros(len(column), np.int8)
+    elif pa.types.is_timestamp(column.type) or pa.types.is_date(column.type):
+        ms, status = _from_arrow(column, time, missing)
+    elif pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_decimal(column.type):
+        ms, status = _from_numbers(column, time, where)
+    else:
+        ms, status = _from_text(column, time, where)
+    status = np.where(missing, _MISSING, status).astype(np.int8)
+    outside = (status == OK) & ((ms < _EARLIEST_MS) | (ms >= _LATEST_MS))
+    status[outside] = _OUTSIDE
+    return Instants(np.where(status == OK, ms, 0), status)
+
+
+def _from_arrow(
+    column: pa.ChunkedArray, time: TimeFormat, missing: npt.NDArray[np.bool_]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+    aware = pa.types.is_timestamp(column.type) and column.type.tz is not None
+    plain = column.cast(pa.timestamp(column.type.unit if pa.types.is_timestamp(column.type) else "s"))
+    values = plain.cast(pa.timestamp("ms"), safe=False).cast(pa.int64()).fill_null(0).to_numpy()
+    if aware:
+        return values, np.zeros(len(values), np.int8)
+    return _localised(pd.DatetimeIndex(values.astype("datetime64[ms]")), missing, time.timezone)
+
+
+def _localised(
+    naive: pd.DatetimeIndex, missing: npt.NDArray[np.bool_], zone: str | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+    if zone is None:
+        return np.zeros(len(naive), np.int64), np.where(missing, _MISSING, _NAIVE).astype(np.int8)
+    local = naive.tz_localize(zone, ambiguous="NaT", nonexistent="NaT").tz_convert("UTC")
+    status = np.where(local.isna() & ~naive.isna() & ~missing, _AMBIGUOUS, OK).astype(np.int8)
+    return _milliseconds(local), status
+
+
+def _milliseconds(index: pd.DatetimeIndex) -> npt.NDArray[np.int64]:
+    plain = index.tz_convert("UTC").tz_localize(None) if index.tz is not None else index
+    values = plain.to_numpy()
+    unknown = np.isnat(values)
+    # Casting datetime64 to a coarser unit rounds towards the past.
+    return np.where(unknown, 0, values.astype("datetime64[ms]").astype(np.int64))
+
+
+def _from_numbers(
+    column: pa.ChunkedArray, time: TimeFormat, where: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+    numbers = column.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy()
+    if time.unit is None:
+        example = column.drop_null()
+        if len(example) == 0:
+            return np.zeros(len(column), np.int64), np.zeros(len(column), np.int8)
+        value = example[0].as_py()
+        raise InputError(
+            f"timestamps are numbers such as {value}, without a unit",
+            where,
+            f"Give `time: {{unit: {_guess(float(value))}}}` in the mapping, if that is their unit.",
+        )
+    origin = int(pd.Timestamp(time.origin).timestamp() * 1000)
+    status = np.where(np.isfinite(numbers), OK, _UNREADABLE).astype(np.int8)
+    if pa.types.is_integer(column.type) and time.unit in ("ns", "us"):  # exact, a float64 is not
+        per_ms = {"ns": 1_000_000, "us": 1000}[time.unit]
+        return column.cast(pa.int64()).fill_null(0).to_numpy() // per_ms + origin, status
+    with np.errstate(invalid="ignore", over="ignore"):
+        scaled = np.floor(np.round(np.where(status == OK, numbers, 0.0) * _UNIT_MS[time.unit], 3))
+    status[np.abs(scaled) > 2.0**52] = _OUTSIDE
+    return np.where(status == OK, scaled, 0.0).astype(np.int64) + origin, status
+
+
+def _guess(value: float) -> str:
+    for unit, least in (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 1e8)):
+        if abs(value) >= least:
+            return unit
+    return "d"
+
+
+def _from_text(
+    column: pa.ChunkedArray, time: TimeFormat, where: str
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int8]]:
+    text = pc.utf8_trim_whitespace(column.cast(pa.string()))
+    empty = pc.equal(text, "").fill_null(True).to_numpy(zero_copy_only=False).astype(bool)
+    if time.unit is not None or (time.format is None and _is_numeric(text)):
+        read = pd.to_numeric(text.to_pandas().astype(object), errors="coerce").to_numpy(np.float64)
+        numbers = pa.chunked_array([pa.array(read, from_pandas=True)])
+        if time.unit is not None and time.unit != "d":
+            # Whole nanoseconds do not fit a float64: read integers as such where every value is one.
+            with contextlib.suppress(pa.ArrowInvalid):
+                numbers = pc.if_else(pc.equal(text, ""), None, text).cast(pa.int64())
+        ms, status = _from_numbers(numbers, time, where)
+        bad = numbers.is_null().to_numpy(zero_copy_only=False).astype(bool)
+        return ms, np.where(empty, _MISSING, np.where(bad, _UNREADABLE, status)).astype(np.int8)
+    values = text.to_pandas()
+    if time.format is None:
+        aware = pc.match_substring_regex(text, _AWARE).fill_null(False).to_numpy(zero_copy_only=False).astype(bool)
+        values = pc.replace_substring_regex(text, r"\s*(?:UTC|GMT)$", "Z").to_pandas()
+    else:
+        aware = np.full(len(values), "%z" in time.format)
+    ms = np.zeros(len(values), np.int64)
+    status = np.full(len(values), _UNREADABLE, np.int8)
+    status[empty] = _MISSING
+    form = time.format or "ISO8601"
+    for chosen, utc in ((aware & ~empty, True), (~aware & ~empty, False)):
+        if not chosen.any():
+            continue
+        parsed = pd.DatetimeIndex(pd.to_datetime(values[chosen], format=form, errors="coerce", utc=utc))
+        readable = ~np.asarray(parsed.isna())
+        if utc:
+            ms[chosen], found = _milliseconds(parsed), np.zeros(len(parsed), np.int8)
+        else:
+            ms[chosen], found = _localised(parsed, ~readable, time.timezone)
+        status[chosen] = np.where(readable, found, _UNREADABLE)
+    return ms, status
+
+
+def _is_numeric(text: pa.ChunkedArray) -> bool:
+    """Whether the first reported value is a plain number, so that the whole column is taken for numbers."""
+    reported = text.filter(pc.not_equal(text, "").fill_null(False))
+    return len(reported) > 0 and bool(pc.match_substring_regex(reported.slice(0, 1), r"^-?\d+(\.\d+)?$")[0].as_py())

@@ -1,0 +1,337 @@
+"""The inventory: reading it, merging a newer one into an older, and checking that it can be true."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+
+from telemetry.dataset.meta import instant_text
+from telemetry.dataset.schema import INVENTORY, Unit, ms_of
+from telemetry.errors import InputError
+from telemetry.importing.columns import (
+    KEY_ALIASES,
+    Columns,
+    as_text,
+    map_values,
+    require,
+    resolve_columns,
+)
+from telemetry.importing.instants import (
+    OK,
+    PROBLEMS,
+    WRONG_CLOCK,
+    parse_instants,
+)
+from telemetry.importing.mapping import InventoryMapping, nearest_hint
+from telemetry.importing.quarantine import Quarantine, row_text
+from telemetry.importing.reading import expand_sources, read_batches
+from telemetry.xids.pci import normalise_pci_bus_id
+
+SEEN_AT: Final = "seen_at"
+"""Column that makes the rows of an inventory source sightings instead of stays."""
+
+_FIRST, _PLACE = "_first", ("gpu", "node")
+
+
+def condense_sightings(frame: pd.DataFrame) -> pd.DataFrame:
+    """Condense sightings to one row a unit and node: when it was seen first and last, and what it was like last.
+
+    ``frame``: sightings (``seen_at`` and the inventory's columns), or rows that this function made, or both.
+    Returns: as given, ``seen_at`` being the last sighting, with ``_first``; sightings without a time are left out.
+    """
+    seen = frame[frame[SEEN_AT].notna()]
+    if _FIRST not in seen:
+        seen = seen.assign(**{_FIRST: seen[SEEN_AT]})
+    seen = seen.sort_values(SEEN_AT, kind="stable")
+    first = seen.groupby(list(_PLACE), sort=False, dropna=False)[_FIRST].transform("min")
+    return seen.assign(**{_FIRST: first}).drop_duplicates(list(_PLACE), keep="last", ignore_index=True)
+
+
+def stays_of(parts: Sequence[pd.DataFrame], absent: timedelta) -> pd.DataFrame:
+    """Make stays of condensed sightings.
+
+    ``parts``: from :func:`condense_sightings`.
+    ``absent``: a unit that was last seen this long before the newest sighting of any is taken to be removed.
+    Returns: one row a unit and node: ``installed_at`` is the first sighting unless the source gives it, ``removed_at``
+    the last one where the unit was not seen again, else missing. A unit that reappears has been there all along.
+    """
+    whole = condense_sightings(pd.concat(parts, ignore_index=True))
+    last = whole[SEEN_AT]
+    gone = last.where(last <= last.max() - absent)
+    return whole.assign(
+        installed_at=whole["installed_at"].where(whole["installed_at"].notna(), whole[_FIRST]),
+        # A unit seen once, and gone: a stay has some length.
+        removed_at=whole["removed_at"].where(
+            whole["removed_at"].notna(), gone.where(gone > whole[_FIRST], gone + timedelta(milliseconds=1))
+        ),
+    ).drop(columns=[SEEN_AT, _FIRST])
+
+
+def with_parts(table: pa.Table, parts: Mapping[str, str], where: str, matched: set[str]) -> pa.Table:
+    """Add the named groups of patterns as columns of text.
+
+    ``parts``: source column to a regular expression that a whole value has to match; from the mapping file, where it
+    was compiled already.
+    Returns: with a further column for each named group; null where a value does not match, or is null.
+    Raises ``InputError`` if the column is not there, or a group has the name of a column.
+    """
+    for name, pattern in parts.items():
+        if name not in table.column_names:
+            raise InputError(
+                f"the mapping takes parts of column {name!r}, which is not there",
+                where,
+                nearest_hint(name, table.column_names) or f"Its columns are {', '.join(table.column_names)}.",
+            )
+        compiled = re.compile(pattern)
+        matches = [
+            None if text is None else compiled.fullmatch(text) for text in as_text(table.column(name), len(table))
+        ]
+        if any(matches):
+            matched.add(name)
+        for group in compiled.groupindex:
+            if group in table.column_names:
+                raise InputError(
+                    f"the mapping takes {group!r} out of {name!r}, and there is a column of that name",
+                    where,
+                    "Name the group otherwise.",
+                )
+            values = [None if match is None else match[group] for match in matches]
+            table = table.append_column(group, pa.array(values, pa.string()))
+    return table
+
+
+def refuse_unmatched(parts: Mapping[str, str], matched: set[str], where: str) -> None:
+    """Refuse patterns that no value matched.
+
+    Raises ``InputError`` if there is one: it would leave its columns empty without a word.
+    """
+    for name, pattern in parts.items():
+        if name not in matched:
+            raise InputError(
+                f"no value of column {name!r} matches {pattern!r}",
+                where,
+                "Correct the pattern under `parts` in the mapping; it has to match a whole value.",
+            )
+
+
+_TIMES = ("installed_at", "removed_at", SEEN_AT)
+_MIG_OLD = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/\d+/\d+\Z")
+
+
+@dataclass(slots=True)
+class InventorySource:
+    """What an inventory file holds.
+
+    ``frame``: stays in the layout of :data:`telemetry.dataset.schema.INVENTORY`; ``installed_at`` may still be missing.
+    """
+
+    frame: pd.DataFrame
+    parents: dict[str, str] = field(default_factory=dict)
+
+
+def read_inventory(
+    path: Path, mapping: InventoryMapping, quarantine: Quarantine, not_after: datetime | None = None
+) -> InventorySource:
+    """Read an inventory file.
+
+    ``path``: one row a stay. ``node`` is required; ``gpu`` may be missing (a fleet of nodes). ``parent`` names the GPU
+    of a MIG instance; rows of instances are left out and their names become other names of the parent. ``seen_at``
+    makes rows sightings, see :mod:`telemetry.sightings`.
+    ``quarantine``: takes rows without a node, with an unusable instant, that end before they begin, and MIG instances
+    whose parent cannot be found.
+    ``not_after``: a stay that begins later has a wrong clock; one that ends later has not ended.
+    Raises ``InputError`` if ``node`` is missing, instants are naive, or nothing is left.
+    """
+    frames: list[pd.DataFrame] = []
+    matched: set[str] = set()
+    for file in expand_sources((path,), "inventory"):
+        for batch in read_batches(file, "inventory", quarantine):
+            known = [*INVENTORY.names, "parent", "mig_instance", SEEN_AT]
+            table = with_parts(batch.table, mapping.parts, str(file), matched)
+            taken = set(table.column_names) - set(batch.table.column_names)
+            columns = resolve_columns(
+                table.column_names, mapping, known, KEY_ALIASES, str(file), kept=taken, extras=True
+            )
+            require(columns, ["node"], table.column_names, str(file))
+            frame = _batch_frame(batch.rows, table, columns, mapping, file, quarantine, not_after)
+            frames.append(condense_sightings(frame) if SEEN_AT in columns else frame)
+    whole = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    if SEEN_AT in whole:
+        whole = stays_of([whole], mapping.absent)
+    if whole.empty:
+        raise InputError("the inventory has no usable rows", str(path), "Give one row for each GPU (or node).")
+    refuse_unmatched(mapping.parts, matched, str(path))
+    return _fold_mig(whole, quarantine)
+
+
+def _batch_frame(
+    rows: npt.NDArray[np.int64],
+    table: Any,
+    columns: Columns,
+    mapping: InventoryMapping,
+    file: Path,
+    quarantine: Quarantine,
+    not_after: datetime | None,
+) -> pd.DataFrame:
+    length = table.num_rows
+    content: dict[str, Any] = {"_row": rows, "_file": np.full(length, file.name, dtype=object)}
+    bad = np.zeros(length, dtype=bool)
+    extras = [name for name in columns.source if name not in INVENTORY.names]
+    for name in dict.fromkeys([*INVENTORY.names, *extras]):
+        column = columns.get(table, name)
+        if name in _TIMES:
+            if column is None:
+                content[name] = pd.Series(pd.NaT, index=range(length), dtype="datetime64[ms, UTC]")
+                continue
+            instants = parse_instants(column, mapping.time, f"{file}, column {name!r}")
+            if length and np.all(np.isin(instants.status, (1, 3))) and np.any(instants.status == 3):
+                raise naive_error(f"{file}, column {name!r}", "inventory", column)
+            for status, reason in PROBLEMS.items():
+                if (
+                    status == 1 and name != SEEN_AT
+                ):  # a missing end is "in service", a missing start "before anything observed"
+                    continue
+                chosen = (instants.status == status) & ~bad
+                quarantine.add_rows(reason, "inventory", file.name, chosen, rows, table)
+                bad |= chosen
+            values = pd.to_datetime(instants.ms, unit="ms", utc=True).as_unit("ms")
+            usable = instants.status == OK
+            if not_after is not None:
+                ahead = usable & (instants.ms > not_after.timestamp() * 1000)
+                if name == "removed_at":
+                    usable &= ~ahead
+                else:
+                    quarantine.add_rows(WRONG_CLOCK, "inventory", file.name, ahead & ~bad, rows, table)
+                    bad |= ahead
+            content[name] = pd.Series(values).where(usable)
+        elif name in INVENTORY.names or name in ("parent", "mig_instance"):
+            texts = as_text(column, length)
+            if name in mapping.values:
+                texts, dropped = map_values(texts, mapping.values[name])
+                bad |= dropped
+            content[name] = pd.Series(texts, dtype=object)
+        else:
+            content[name] = _static(table.column(columns.source[name]))
+    frame = pd.DataFrame(content)
+    buses = [normalise_pci_bus_id(text) or text if isinstance(text, str) else None for text in frame["pci_bus_id"]]
+    frame["pci_bus_id"] = pd.Series(buses, dtype=object)
+    missing = frame["node"].isna().to_numpy() & ~bad
+    quarantine.add_rows("missing node", "inventory", file.name, missing, rows, table)
+    bad |= missing
+    backwards = ((frame["removed_at"] <= frame["installed_at"]).to_numpy(dtype=bool)) & ~bad
+    quarantine.add_rows("removed before installed", "inventory", file.name, backwards, rows, table)
+    bad |= backwards
+    return frame[~bad]
+
+
+def _static(column: Any) -> pd.Series:
+    """Return a further static column: numbers where every text is one, and none would lose a leading zero."""
+    values = column.to_pandas()
+    if not pd.api.types.is_string_dtype(values.dtype):
+        return values
+    numbers = pd.to_numeric(values.astype(object), errors="coerce")
+    is_number = numbers.notna().eq(values.notna()).all() and values.notna().any()
+    return numbers if is_number and not values.str.match(r"[+-]?0\d").any() else values
+
+
+def naive_error(where: str, section: str, column: Any) -> InputError:
+    """Return the error for a column of instants that all lack an offset."""
+    example = column.drop_null()
+    shown = example[0].as_py() if len(example) else ""
+    return InputError(
+        f"timestamps are naive (without a time zone), such as {str(shown)!r}",
+        where,
+        f"Give the zone in the mapping: `{section}: {{time: {{timezone: UTC}}}}`, with the zone they were written in.",
+    )
+
+
+def _fold_mig(frame: pd.DataFrame, quarantine: Quarantine) -> InventorySource:
+    parents: dict[str, str] = {}
+    keep = np.ones(len(frame), dtype=bool)
+    given = frame["parent"] if "parent" in frame else pd.Series([None] * len(frame), dtype=object)
+    by_place = {
+        (row.node, row.pci_bus_id): row.gpu
+        for row in frame[["node", "pci_bus_id", "gpu"]].itertuples(index=False)
+        if isinstance(row.gpu, str) and isinstance(row.pci_bus_id, str) and not row.gpu.startswith("MIG-")
+    }
+    for index, (gpu, node, bus, parent) in enumerate(
+        zip(frame["gpu"], frame["node"], frame["pci_bus_id"], given, strict=True)
+    ):
+        if not isinstance(gpu, str) or not (gpu.startswith("MIG-") or isinstance(parent, str)):
+            continue
+        keep[index] = False
+        old = _MIG_OLD.match(gpu)
+        found = parent if isinstance(parent, str) else old[1] if old else by_place.get((node, bus))
+        if found is None:
+            row = frame.iloc[index].dropna()
+            number, file = int(row.pop("_row")), str(row.pop("_file"))
+            text = row_text(row.to_dict())
+            quarantine.add("MIG instance without a known parent", "inventory", file, number, text, gpu)
+        else:
+            parents[gpu] = found
+    folded = frame[keep].drop(columns=["_row", "_file", "parent", "mig_instance"], errors="ignore")
+    return InventorySource(folded.drop_duplicates(ignore_index=True), parents)
+
+
+def unit_of(frame: pd.DataFrame) -> Unit:
+    """Return what a fleet's rows are about: ``node`` if no stay has a GPU."""
+    return "gpu" if frame["gpu"].notna().any() else "node"
+
+
+def merge_stays(old: pd.DataFrame | None, new: pd.DataFrame) -> pd.DataFrame:
+    """Lay a newer inventory over an older one; a stay is known by gpu, node and ``installed_at``.
+
+    ``new``: stays of the file; each replaces the old one of its key, the others are added. One whose ``installed_at``
+    is not known is the old stay of the same gpu and node that nobody has ended, if there is one.
+    """
+    if old is not None and new["installed_at"].isna().any():
+        new = with_old_starts(old, new)
+    merged = new if old is None else pd.concat([frame for frame in (old, new) if len(frame)], ignore_index=True)
+    key = [merged[name].astype("str").fillna("") for name in ("gpu", "node")]
+    repeated = pd.DataFrame({"g": key[0], "n": key[1], "t": merged["installed_at"]}).duplicated(keep="last")
+    return merged[~repeated.to_numpy()].reset_index(drop=True)
+
+
+def with_old_starts(old: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+    """Give stays without a start that of the open stay which the dataset already has."""
+    stays = old[old["removed_at"].isna()]
+    started = dict(zip(_place(stays), stays["installed_at"], strict=True))
+    missing = new["installed_at"].isna()
+    found = pd.Series([started.get(place, pd.NaT) for place in _place(new)], index=new.index)
+    return new.assign(installed_at=new["installed_at"].where(~missing, found).astype(new["installed_at"].dtype))
+
+
+def _place(stays: pd.DataFrame) -> list[tuple[str, str]]:
+    return list(zip(*(stays[name].astype("str").fillna("") for name in ("gpu", "node")), strict=True))
+
+
+def end_overlaps(frame: pd.DataFrame, unit: Unit) -> tuple[pd.DataFrame, pd.DataFrame, list[str]]:
+    """End each stay where the unit's next one begins.
+
+    Returns: the stays; those that cannot be one because the unit's next stay, or one given later in the file, begins at
+    the same time; and a line for each stay that was ended.
+    """
+    name = "gpu" if unit == "gpu" else "node"
+    start = ms_of(frame["installed_at"], unknown=-1)
+    ordered = frame.assign(_start=start).sort_values([name, "_start"], kind="stable").reset_index(drop=True)
+    twice = ordered.duplicated([name, "_start"], keep="last")
+    kept, dropped = ordered[~twice].reset_index(drop=True), ordered[twice]
+    followed = kept[name].eq(kept[name].shift(-1))
+    next_start = kept["installed_at"].shift(-1)
+    overlap = followed & (kept["removed_at"].isna() | (next_start < kept["removed_at"]))
+    lines = [
+        f"{name} {kept[name][at]!r} leaves node {kept['node'][at]!r} at {instant_text(next_start[at])}, when it is "
+        f"installed in node {kept['node'][at + 1]!r}"
+        for at in np.flatnonzero(overlap.to_numpy())
+    ]
+    kept["removed_at"] = kept["removed_at"].where(~overlap, next_start)
+    return kept.drop(columns="_start"), dropped.drop(columns="_start"), lines

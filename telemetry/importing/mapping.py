@@ -1,0 +1,256 @@
+r"""The mapping file of ``predrain import --mapping``: how a source's columns become ours.
+
+A YAML file with a section for each kind of source; every key may be left out::
+
+    samples:
+      columns:                      # source column -> our column; null leaves the source column out
+        host: node
+        uuid: gpu
+        ts: timestamp
+        board_power_mw: power_w
+        comment: null
+      constants: {node: node-17}    # our column -> the value of every row
+      time:                         # how instants are written
+        unit: s                     # numbers: ns, us, ms, s, m, h or d since `origin`
+        origin: 1970-01-01T00:00:00Z
+        format: "%d.%m.%Y %H:%M:%S"   # text that is not ISO 8601
+        timezone: Europe/Berlin     # of instants that are written without an offset
+      scale: {power_w: 0.001}       # our column -> factor: value * factor + offset
+      offset: {gpu_temp_c: -273.15}
+      values:                       # our column -> value in the source -> our value; null drops the row, counted
+        type: {fault_start: failure, fault_end: repair, heartbeat: null}
+      ignore_others: true           # source columns that are neither ours nor mapped are left out; without it, an error
+    events: {}                      # the same keys; our columns are those of events
+    inventory:
+      parts:                        # source column -> regular expression; its named groups become source columns
+        location: '(?P<rack>c\d+-\d+)c(?P<cage>\d)s(?P<blade>\d+)n\d'
+    jobs: {}
+    kernel_log:                     # for kernel logs among the events
+      node: node-17                 # where lines name no host; default: the file's name, if it is a node
+      boot_time: 2026-01-31T10:00:00Z   # for `[  12.345]` stamps
+      reference_time: 2026-02-01T00:00:00Z   # a moment after the last line, for stamps without a year
+      timezone: UTC                 # for stamps without an offset
+    span: [2024-03-30T00:00:00Z, 2025-03-13T00:00:00Z]   # what the sources observed, if more than what they hold
+
+Without a mapping, a source's columns are expected under our names, or under the names that DCGM's and AMD's exporters
+give them (``Hostname``, ``UUID``, ``DCGM_FI_DEV_GPU_TEMP``, old and new).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+from zoneinfo import ZoneInfo
+
+import yaml
+from pydantic import AwareDatetime, Field, ValidationError, field_validator, model_validator
+
+from telemetry.config import Duration, Section
+from telemetry.errors import InputError
+from telemetry.yaml_text import read_yaml
+
+Scalar = str | int | float | bool | None
+
+
+def _known_zone(value: str | None) -> str | None:
+    if value is not None:
+        try:
+            ZoneInfo(value)
+        except (ValueError, OSError) as error:  # ZoneInfoNotFoundError is a KeyError, caught below
+            raise ValueError(f"{value!r} is not a time zone: write a name such as UTC or Europe/Berlin") from error
+        except KeyError as error:
+            raise ValueError(f"{value!r} is not a time zone: write a name such as UTC or Europe/Berlin") from error
+    return value
+
+
+class TimeFormat(Section):
+    """How a table writes its instants."""
+
+    unit: Literal["ns", "us", "ms", "s", "m", "h", "d"] | None = None
+    """Unit of instants that are numbers."""
+
+    origin: AwareDatetime = datetime(1970, 1, 1, tzinfo=UTC)
+    """What numbers count from."""
+
+    format: str | None = None
+    """strptime format of instants that are text; None is ISO 8601."""
+
+    timezone: str | None = None
+    """Zone of instants written without an offset; None makes such instants an error."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _zone(cls, value: str | None) -> str | None:
+        return _known_zone(value)
+
+
+class TableMapping(Section):
+    """How one kind of source becomes one of our tables."""
+
+    columns: dict[str, str | None] = Field(default_factory=dict)
+    """Source column to our column; None leaves it out."""
+
+    constants: dict[str, Scalar] = Field(default_factory=dict)
+    """Our column to the value of every row."""
+
+    time: TimeFormat = TimeFormat()
+    """How instants are written."""
+
+    scale: dict[str, float] = Field(default_factory=dict)
+    """Our column to a factor."""
+
+    offset: dict[str, float] = Field(default_factory=dict)
+    """Our column to what is added after scaling."""
+
+    values: dict[str, dict[str, Scalar]] = Field(default_factory=dict)
+    """Our column to source value to our value; None drops the row."""
+
+    ignore_others: bool = False
+    """Whether source columns that are neither ours nor mapped are left out without a word."""
+
+    @field_validator("columns")
+    @classmethod
+    def _once(cls, value: dict[str, str | None]) -> dict[str, str | None]:
+        targets = [target for target in value.values() if target is not None]
+        for target in targets:
+            if targets.count(target) > 1:
+                raise ValueError(f"two source columns are mapped to {target!r}: map one of them to null")
+        return value
+
+    @field_validator("values", mode="before")
+    @classmethod
+    def _text_keys(cls, value: object) -> object:
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            column: {str(key): mapped for key, mapped in table.items()} if isinstance(table, Mapping) else table
+            for column, table in value.items()
+        }
+
+
+class InventoryMapping(TableMapping):
+    """How an inventory source becomes stays; with a column ``seen_at`` its rows are sightings."""
+
+    parts: dict[str, str] = Field(default_factory=dict)
+    """Source column to a regular expression; each of its named groups becomes a source column, see
+    :func:`telemetry.importing.inventory.with_parts`."""
+
+    absent: Duration = timedelta(days=7)
+    """For sightings: a unit last seen this long before the newest sighting of any is taken to be removed then."""
+
+    @field_validator("parts")
+    @classmethod
+    def _patterns(cls, value: dict[str, str]) -> dict[str, str]:
+        for column, pattern in value.items():
+            try:
+                groups = re.compile(pattern).groupindex
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+            if not groups:
+                raise ValueError(f"the pattern of {column!r} has no named group: write (?P<cage>[0-9]+), say")
+        return value
+
+    @field_validator("absent")
+    @classmethod
+    def _some_time(cls, value: timedelta) -> timedelta:
+        if value <= timedelta(0):
+            raise ValueError("must be positive, such as '7d'")
+        return value
+
+
+class KernelLogMapping(Section):
+    """What kernel logs leave unsaid."""
+
+    node: str | None = None
+    """Node of lines that name no host."""
+
+    boot_time: AwareDatetime | None = None
+    """When the kernel of ``[ seconds]`` stamps booted."""
+
+    reference_time: AwareDatetime | None = None
+    """A moment after the last line; gives the year to stamps without one."""
+
+    timezone: str | None = None
+    """Zone of stamps without an offset."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _zone(cls, value: str | None) -> str | None:
+        return _known_zone(value)
+
+
+class ImportMapping(Section):
+    """The whole mapping file."""
+
+    samples: TableMapping = TableMapping()
+    """Telemetry."""
+
+    events: TableMapping = TableMapping()
+    """Events."""
+
+    inventory: InventoryMapping = InventoryMapping()
+    """Inventory."""
+
+    jobs: TableMapping = TableMapping()
+    """Jobs."""
+
+    kernel_log: KernelLogMapping = KernelLogMapping()
+    """Kernel logs among the event sources."""
+
+    span: Annotated[list[AwareDatetime], Field(min_length=2, max_length=2)] | None = None
+    """First and last instant that the sources observed."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> ImportMapping:
+        if self.span is not None and self.span[0] >= self.span[1]:
+            raise ValueError(f"span is empty: {self.span[0].isoformat()} is not before {self.span[1].isoformat()}")
+        return self
+
+
+def load_mapping(path: Path | None) -> ImportMapping:
+    """Read and check a mapping file.
+
+    ``path``: none gives the mapping that leaves everything as it is.
+    Raises ``InputError`` if the file is missing, is no YAML, or has an unknown key or a wrong value; the nearest valid
+    key is named.
+    """
+    if path is None:
+        return ImportMapping()
+    try:
+        content = read_yaml(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InputError("the mapping file does not exist", str(path), "Give the path of a YAML file.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"the mapping is not valid YAML: {error}", str(path), "Correct the file.") from error
+    try:
+        return ImportMapping.model_validate({} if content is None else content)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        do = "Correct the value."
+        if first["type"] == "extra_forbidden":
+            do = nearest_hint(str(first["loc"][-1]), _fields(first["loc"][:-1])) or "Remove the key."
+        raise InputError(f"mapping: {first['msg']} (value {first['input']!r})", f"{path}, {place}", do) from error
+
+
+def _fields(place: Sequence[int | str]) -> list[str]:
+    model: type[Section] = ImportMapping
+    for part in place:
+        annotation = model.model_fields[str(part)].annotation
+        if not (isinstance(annotation, type) and issubclass(annotation, Section)):
+            return []
+        model = annotation
+    return list(model.model_fields)
+
+
+def nearest_hint(name: str, known: Sequence[str]) -> str:
+    """Return a sentence with the known name nearest to ``name``, or an empty text if none is near."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    lower = {each.lower(): each for each in known}
+    if not near and name.lower() in lower:
+        near = [lower[name.lower()]]
+    return f"Did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,223 @@
+"""Rows that cannot be used: kept with the reason, where they came from and what they said."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from telemetry.atomic import disk_errors
+from telemetry.errors import InputError
+
+QUARANTINE: Final = pa.schema(
+    [
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("table", pa.string(), nullable=False),
+        pa.field("file", pa.string(), nullable=False),
+        pa.field("row", pa.int64()),
+        pa.field("detail", pa.string()),
+        pa.field("content", pa.string(), nullable=False),
+    ]
+)
+"""quarantine/*.parquet: ``row`` counts from 1 without the header, ``content`` is the row as JSON or as read."""
+
+_FLUSH_ROWS = 50_000
+_EXAMPLES = 3
+
+FEWEST_LOST: Final = 20
+"""A loss of fewer rows or values than this stops no import, whatever its share."""
+
+
+@dataclass(slots=True)
+class _Loss:
+    present: int = 0
+    lost: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, reason: str, lost: int, example: str) -> None:
+        self.lost += lost
+        self.reasons[reason] += lost
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(example)
+
+    @property
+    def share(self) -> float:
+        return self.lost / max(self.present, self.lost)
+
+    def __str__(self) -> str:
+        reason, _ = self.reasons.most_common(1)[0]
+        shown = "; ".join(self.examples)
+        return f"{self.lost:,} of {self.present:,} lost ({self.share:.0%}), most for {reason!r}, such as {shown}"
+
+
+class Losses:
+    """What share of each file's rows, and of each channel's values, an import loses."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, dict[str, _Loss]] = {}
+        self._columns: dict[str, _Loss] = {}
+
+    def read(self, table: str, file: str, rows: int) -> None:
+        """Count the rows of a file."""
+        self._files.setdefault(table, {}).setdefault(file, _Loss()).present += rows
+
+    def add(self, table: str, file: str, reason: str, rows: int, example: str) -> None:
+        """Count rows of a file that are lost."""
+        if rows:
+            self._files.setdefault(table, {}).setdefault(file, _Loss()).add(reason, rows, example)
+
+    def values(self, column: str, present: int, problems: Mapping[str, int], examples: Sequence[str]) -> None:
+        """Count the values of a column that are there, and those of them that are lost, by reason."""
+        loss = self._columns.setdefault(column, _Loss())
+        loss.present += present
+        for reason, number in problems.items():
+            loss.lost += number
+            loss.reasons[reason] += number
+        loss.examples += examples[: max(_EXAMPLES - len(loss.examples), 0)]
+
+    def check(self, table: str, most: float) -> None:
+        """Stop an import that loses more than it may.
+
+        Raises ``InputError`` if of a file's rows, or of a column's values, more than the share ``most`` and at least
+        :data:`FEWEST_LOST` are lost; the message names all such files and columns.
+        """
+        of_files = self._files.get(table, {}).items()
+        judged = [(f"file {name}, rows", loss) for name, loss in of_files]
+        if table == "samples":
+            judged += [(f"column {name}, values", loss) for name, loss in self._columns.items()]
+        over = [f"{what}: {loss}" for what, loss in judged if loss.lost >= FEWEST_LOST and loss.share > most]
+        if over:
+            raise InputError(
+                f"too much of the {table} would be lost: " + " | ".join(over),
+                table,
+                f"Correct the files or the mapping, or allow a loss of more than {most:.0%} with --max-loss.",
+            )
+
+
+class Quarantine:
+    """Collects unusable rows into one Parquet file of the dataset being built.
+
+    ``folder``: the dataset's ``quarantine`` folder, made with the first row; None keeps the counts only.
+    ``name``: name of the file in it, new for each import, so that earlier imports' rows stay.
+    """
+
+    def __init__(self, folder: Path | None, name: str = "rows.parquet") -> None:
+        self._path = None if folder is None else folder / name
+        self._writer: pq.ParquetWriter | None = None
+        self._rows: list[tuple[str, str, str, int | None, str | None, str]] = []
+        self.counts: Counter[str] = Counter()
+        self.loss = Losses()
+        self.examples: dict[str, str] = {}
+
+    def add(
+        self,
+        reason: str,
+        table: str,
+        file: str,
+        row: int | None,
+        content: str,
+        detail: str | None = None,
+        *,
+        lost_rows: int = 1,
+    ) -> None:
+        """Set one row aside.
+
+        ``file``: name of the source file, without its folder.
+        ``row``: row of the source, from 1, the header not counted.
+        ``content``: the row.
+        ``lost_rows``: rows that are lost with it: 0 where only a value is, more where it has swallowed others.
+        """
+        self.counts[reason] += 1
+        self.loss.add(table, file, reason, lost_rows, f"row {row}: {detail or content}"[:120])
+        self.examples.setdefault(reason, f"{file}, row {row}: {detail or content}"[:300])
+        self._rows.append((reason, table, file, row, detail, content))
+        if len(self._rows) >= _FLUSH_ROWS:
+            self._flush()
+
+    def add_rows(
+        self,
+        reason: str,
+        table: str,
+        file: str,
+        chosen: npt.NDArray[np.bool_],
+        rows: npt.NDArray[np.int64],
+        content: pa.Table,
+        details: Sequence[Any] | None = None,
+        *,
+        lost_rows: int = 1,
+    ) -> None:
+        """Set the chosen rows of a source's batch aside.
+
+        ``reason``, ``table``, ``file``: as in :meth:`add`.
+        ``chosen``: shape (n_rows,).
+        ``rows``: row numbers of the batch; shape (n_rows,).
+        ``details``: one offending value for each chosen row.
+        """
+        indices = np.flatnonzero(chosen)
+        for start in range(0, len(indices), _FLUSH_ROWS):
+            part = indices[start : start + _FLUSH_ROWS]
+            records = content.take(pa.array(part)).to_pylist()
+            for number, (index, record) in enumerate(zip(part, records, strict=True)):
+                detail = None if details is None else str(details[start + number])
+                self.add(reason, table, file, int(rows[index]), row_text(record), detail, lost_rows=lost_rows)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._flush()
+        if self._writer is not None and self._path is not None:
+            with disk_errors(self._path):
+                self._writer.close()
+            self._writer = None
+
+    def __enter__(self) -> Quarantine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        elif self._writer is not None:
+            # The whole folder is about to be discarded; a full disk must not hide the first error.
+            try:
+                self._writer.close()
+            except OSError:
+                self._writer = None
+
+    def _flush(self) -> None:
+        if not self._rows or self._path is None:
+            self._rows = []
+            return
+        columns = [
+            pa.array(values, field.type)
+            for values, field in zip(zip(*self._rows, strict=True), QUARANTINE, strict=True)
+        ]
+        with disk_errors(self._path):
+            if self._writer is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._writer = pq.ParquetWriter(self._path, QUARANTINE, compression="zstd")
+            self._writer.write_table(pa.Table.from_arrays(columns, schema=QUARANTINE))
+        self._rows = []
+
+
+def row_text(record: Mapping[str, Any]) -> str:
+    """Write a row as one line of JSON; values that JSON does not know are written as text."""
+    return json.dumps(record, ensure_ascii=False, default=str)
+
+
+def new_name(folder: Path) -> str:
+    """Return the name of an import's quarantine: the next that is free, for somebody may have taken others away."""
+    number = len(list(folder.glob("*.parquet"))) + 1
+    while (folder / f"import-{number:04d}.parquet").exists():
+        number += 1
+    return f"import-{number:04d}.parquet"

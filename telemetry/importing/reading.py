@@ -1,0 +1,272 @@
+"""Source files as batches of rows: Parquet, CSV and JSON, each row with its number."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+
+from telemetry.errors import InputError
+from telemetry.importing.quarantine import Quarantine
+
+_BATCH_ROWS: Final = 1 << 17
+_PARQUET = (".parquet", ".pq")
+_CSV = (".csv", ".tsv")
+_JSON = (".json", ".jsonl", ".ndjson")
+_PACKED = (".gz", ".bz2", ".zst", ".lz4")
+_BLOCK_BYTES = 1 << 24
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Some rows of a source file.
+
+    ``rows``: row numbers in the file, from 1, the header not counted; shape (n,).
+    ``table``: the columns as the file has them; all of a CSV's are text, with blanks as null.
+    """
+
+    rows: npt.NDArray[np.int64]
+    table: pa.Table
+
+
+def kind_of(path: Path) -> str:
+    """Return ``parquet``, ``csv``, ``json`` or ``other`` by a file's name, seen through ``.gz`` and the like."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    if suffixes and suffixes[-1] in _PACKED:
+        suffixes.pop()
+    last = suffixes[-1] if suffixes else ""
+    for kind, known in (("parquet", _PARQUET), ("csv", _CSV), ("json", _JSON)):
+        if last in known:
+            return kind
+    return "other"
+
+
+def is_kernel_log(path: Path) -> bool:
+    """Whether an event source is a kernel log: ``.log`` and other text, or the journal's JSON."""
+    kind = kind_of(path)
+    if kind != "json":
+        return kind == "other"
+    with pa.input_stream(path) as stream:
+        return b"__REALTIME_TIMESTAMP" in stream.read(1 << 16)
+
+
+def expand_sources(paths: tuple[Path, ...], what: str) -> list[Path]:
+    """Return the files behind ``paths``: a folder stands for the files in it, sorted by name.
+
+    Raises ``InputError`` if a path does not exist or a folder is empty.
+    """
+    files: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            found = sorted(each for each in path.rglob("*") if each.is_file() and not each.name.startswith((".", "_")))
+            if not found:
+                raise InputError(f"the folder of {what} is empty", str(path), "Give files, or a folder with files.")
+            files += found
+        elif path.exists():
+            files.append(path)
+        else:
+            raise InputError(f"the {what} file does not exist", str(path), "Check the path.")
+    return files
+
+
+def read_batches(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]:
+    """Read a source file in batches that fit into memory.
+
+    ``path``: ``.parquet``, ``.csv``, ``.tsv``, ``.json`` (a list of objects) or ``.jsonl`` (an object a line); text may
+    be compressed (``.csv.gz``). Objects inside an object become columns named ``outer.inner``.
+    ``quarantine``: takes rows that have too many or too few fields, or are no JSON object.
+    Raises ``InputError`` if the file is of another kind, damaged, or not UTF-8.
+    """
+    kind = kind_of(path)
+    readers: dict[str, Callable[[], Iterator[Batch]]] = {
+        "parquet": lambda: _read_parquet(path),
+        "csv": lambda: _read_csv(path, table, quarantine),
+        "json": lambda: iter([_json_batch(path, table, quarantine)]),
+    }
+    if kind not in readers:
+        raise _wrong_kind(path, table)
+    try:
+        for batch in readers[kind]():
+            quarantine.loss.read(table, path.name, len(batch.rows))
+            yield batch
+    except pa.ArrowInvalid as error:
+        problem = "is not UTF-8 text" if "UTF8" in str(error) or "utf-8" in str(error) else "cannot be read"
+        raise InputError(f"the file {problem}: {error}", str(path), "Check that it is whole, or convert it.") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"the file is not UTF-8 text: {error}", str(path), "Convert it to UTF-8.") from error
+
+
+def _read_parquet(path: Path) -> Iterator[Batch]:
+    first = 1
+    with pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=_BATCH_ROWS):
+            yield _numbered(pa.Table.from_batches([batch]), first)
+            first += batch.num_rows
+        if file.metadata.num_rows == 0:
+            yield _numbered(file.schema_arrow.empty_table(), 1)
+
+
+def _read_csv(path: Path, table: str, quarantine: Quarantine) -> Iterator[Batch]:
+    delimiter = "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ","
+    header = _csv_header(path, delimiter)
+    malformed: list[tuple[int, str]] = []
+
+    def skip(row: Any) -> str:
+        malformed.append((row.number, row.text))
+        return "skip"
+
+    reader = pa_csv.open_csv(
+        path,
+        read_options=pa_csv.ReadOptions(use_threads=False, block_size=_BLOCK_BYTES),
+        parse_options=pa_csv.ParseOptions(delimiter=delimiter, newlines_in_values=True, invalid_row_handler=skip),
+        convert_options=pa_csv.ConvertOptions(
+            column_types=dict.fromkeys(header, pa.string()), strings_can_be_null=True, null_values=list(_NULLS)
+        ),
+    )
+    first = 1
+    with reader:
+        for batch in reader:
+            # Arrow numbers lines from 1 with the header; a malformed row counts, so the rows after it move on by one.
+            gone = np.array([number - 1 for number, _ in malformed if number is not None], np.int64)
+            rows = np.arange(first, first + batch.num_rows + len(gone), dtype=np.int64)
+            rows = np.setdiff1d(rows, gone)[: batch.num_rows]
+            first = int(rows[-1]) + 1 if len(rows) else first
+            made = pa.Table.from_batches([batch])
+            for name, at, lines in _swallowed(made):
+                example = f"row {rows[at]}, column {name!r}: a quote that is not closed?"
+                quarantine.loss.read(table, path.name, lines)
+                quarantine.loss.add(table, path.name, "lines inside one value", lines, example)
+            yield Batch(rows, made)
+    for number, text in malformed:
+        row = None if number is None else number - 1
+        lines = text.count("\n") + 1  # a quote that is not closed swallows the lines after it
+        quarantine.loss.read(table, path.name, lines)
+        quarantine.add("malformed row", table, path.name, row, text, f"expected {len(header)} fields", lost_rows=lines)
+    if first == 1:
+        yield Batch(np.empty(0, np.int64), pa.table({name: pa.array([], pa.string()) for name in header}))
+
+
+def _swallowed(table: pa.Table) -> Iterator[tuple[str, int, int]]:
+    """Find values of more lines than any text has: column, row and lines."""
+    for name in table.column_names:
+        breaks = pc.count_substring(table.column(name), "\n").fill_null(0).to_numpy()
+        for at in np.flatnonzero(breaks > _MOST_LINES):
+            yield name, int(at), int(breaks[at])
+
+
+_MOST_LINES: Final = 50
+_NULLS: Final = ("", "NA", "N/A", "n/a", "[N/A]", "NaN", "nan", "null", "NULL", "None", "[Not Supported]")
+
+
+def _csv_header(path: Path, delimiter: str) -> list[str]:
+    with pa.input_stream(path) as stream:
+        line = stream.read(1 << 16).decode("utf-8-sig", errors="replace")
+    header = next(csv.reader(line.splitlines()[:1], delimiter=delimiter), [])
+    if not header:
+        raise InputError("the file is empty", str(path), "Give a file with a header line and rows.")
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        raise InputError(f"the header names columns twice: {twice}", str(path), "Rename one of each.")
+    return header
+
+
+@dataclass(slots=True)
+class _Json:
+    rows: list[int]
+    records: list[dict[str, Any]]
+    malformed: list[tuple[int, str, str]]
+
+
+def _read_json(path: Path) -> _Json:
+    with pa.input_stream(path) as stream:
+        text = stream.read().decode("utf-8-sig")
+    found = _Json([], [], [])
+    parsed: list[tuple[int, Any]] = []
+    try:
+        content = json.loads(text)
+        parsed = list(enumerate(content if isinstance(content, list) else [content], start=1))
+    except ValueError:
+        for number, line in enumerate(text.splitlines(), start=1):
+            if not line.strip():
+                continue
+            try:
+                parsed.append((number, json.loads(line)))
+            except ValueError:
+                found.malformed.append((number, line, "not JSON"))
+    for number, record in parsed:
+        if isinstance(record, Mapping):
+            found.rows.append(number)
+            found.records.append(_flat(record))
+        else:
+            found.malformed.append((number, json.dumps(record), "not a JSON object"))
+    return found
+
+
+def _json_batch(path: Path, table: str, quarantine: Quarantine) -> Batch:
+    found = _read_json(path)
+    for number, text, problem in found.malformed:
+        quarantine.add("malformed row", table, path.name, number, text, problem)
+    names = list(dict.fromkeys(name for record in found.records for name in record))
+    columns = {name: _json_column([record.get(name) for record in found.records]) for name in names}
+    return Batch(np.array(found.rows, np.int64), pa.table(columns))
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _json_column(values: list[Any]) -> pa.Array:
+    try:
+        if all(value is None or (isinstance(value, int | float) and not isinstance(value, bool)) for value in values):
+            return pa.array(values)
+    except (pa.ArrowInvalid, OverflowError):
+        pass
+    texts = [value if value is None or isinstance(value, str) else json.dumps(value) for value in values]
+    return pa.array([None if text in _NULLS else text for text in texts], pa.string())
+
+
+def _numbered(table: pa.Table, first: int) -> Batch:
+    return Batch(np.arange(first, first + table.num_rows, dtype=np.int64), table)
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the columns of a Parquet, CSV or JSON file without reading its rows (JSON is read whole).
+
+    Raises ``InputError`` as :func:`read_batches`.
+    """
+    kind = kind_of(path)
+    try:
+        if kind == "parquet":
+            return list(pq.read_schema(path).names)
+        if kind == "csv":
+            return _csv_header(path, "\t" if ".tsv" in [suffix.lower() for suffix in path.suffixes] else ",")
+    except pa.ArrowInvalid as error:
+        raise InputError(f"the file cannot be read: {error}", str(path), "Check that it is whole.") from error
+    if kind == "other":
+        raise _wrong_kind(path, "samples")
+    content = _read_json(path)
+    return list(dict.fromkeys(name for record in content.records for name in record))
+
+
+def _wrong_kind(path: Path, table: str) -> InputError:
+    return InputError(
+        f"files of the kind {path.suffix or path.name!r} are not read as {table}",
+        str(path),
+        "Give Parquet, CSV, TSV or JSON.",
+    )

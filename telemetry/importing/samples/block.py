@@ -1,0 +1,149 @@
+"""Samples of one bucket as arrays: what merging and rolling up work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from telemetry.dataset.channel import Channel, Kind
+from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT, NAME
+
+DTYPES: Final[Mapping[Kind, np.dtype[Any]]] = {
+    "gauge": np.dtype(np.float32),
+    "counter": np.dtype(np.float64),
+    "flags": np.dtype(np.uint64),
+    "enum": np.dtype(np.int32),
+}
+"""numpy type of a channel's values by kind."""
+
+
+@dataclass(slots=True)
+class Series:
+    """One channel's values and which of them are reported; the others are zero."""
+
+    values: npt.NDArray[np.generic]
+    valid: npt.NDArray[np.bool_]
+
+    def take(self, index: npt.NDArray[np.int64]) -> Series:
+        """Return the rows at ``index``."""
+        return Series(self.values[index], self.valid[index])
+
+
+@dataclass(slots=True)
+class Block:
+    """Samples of one bucket.
+
+    ``unit``, ``node``: codes into the import's lists of units and nodes; shape (n,).
+    ``ms``: shape (n,).
+    ``order``: ``file << 40 | row``; -1 marks a row of the existing dataset; shape (n,).
+    ``mig``: whether the row describes a part of the GPU; shape (n,).
+    ``count``: raw samples behind the row; shape (n,).
+    """
+
+    unit: npt.NDArray[np.int32]
+    node: npt.NDArray[np.int32]
+    ms: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int64]
+    mig: npt.NDArray[np.bool_]
+    count: npt.NDArray[np.int32]
+    series: dict[str, Series] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ms)
+
+    def take(self, index: npt.NDArray[np.int64]) -> Block:
+        """Return the rows at ``index``."""
+        return Block(
+            self.unit[index],
+            self.node[index],
+            self.ms[index],
+            self.order[index],
+            self.mig[index],
+            self.count[index],
+            {name: each.take(index) for name, each in self.series.items()},
+        )
+
+
+def read_block(table: pa.Table, channels: Mapping[str, Channel]) -> Block:
+    """Make a block of a table with the columns of :func:`spill_schema`; absent channels are null."""
+    length = table.num_rows
+    series: dict[str, Series] = {}
+    for channel in channels.values():
+        dtype = DTYPES[channel.kind]
+        if channel.name in table.column_names:
+            column = table.column(channel.name)
+            valid = ~column.is_null().to_numpy(zero_copy_only=False).astype(bool)
+            series[channel.name] = Series(column.fill_null(dtype.type(0).item()).to_numpy(), valid)
+        else:
+            series[channel.name] = Series(np.zeros(length, dtype), np.zeros(length, dtype=bool))
+    count = np.ones(length, np.int32)
+    if "sample_count" in table.column_names:
+        count = table.column("sample_count").fill_null(1).to_numpy()
+    return Block(
+        unit=table.column("unit").to_numpy(),
+        node=table.column("node").to_numpy(),
+        ms=table.column("ms").to_numpy(),
+        order=table.column("order").to_numpy(),
+        mig=table.column("mig").to_numpy().astype(bool),
+        count=count,
+        series=series,
+    )
+
+
+def join(blocks: Sequence[Block]) -> Block:
+    """Append blocks with the same channels to one another; one at least."""
+    if len(blocks) == 1:
+        return blocks[0]
+
+    def joined(values: Iterable[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        return np.concatenate(list(values))
+
+    return Block(
+        unit=joined(block.unit for block in blocks),
+        node=joined(block.node for block in blocks),
+        ms=joined(block.ms for block in blocks),
+        order=joined(block.order for block in blocks),
+        mig=joined(block.mig for block in blocks),
+        count=joined(block.count for block in blocks),
+        series={
+            name: Series(
+                joined(block.series[name].values for block in blocks),
+                joined(block.series[name].valid for block in blocks),
+            )
+            for name in blocks[0].series
+        },
+    )
+
+
+def block_table(
+    block: Block,
+    channels: Mapping[str, Channel],
+    units: Sequence[str],
+    nodes: Sequence[str],
+    *,
+    unit_is_node: bool,
+    sample_count: bool,
+) -> pa.Table:
+    """Return a block as the store's sample table, in the block's order."""
+
+    def named(codes: npt.NDArray[np.int32], names: Sequence[str]) -> pa.Array:
+        used, indices = np.unique(codes, return_inverse=True)
+        dictionary = pa.array([names[code] for code in used.tolist()], pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(indices.astype(np.int32)), dictionary).cast(NAME)
+
+    columns: dict[str, pa.Array] = {
+        "timestamp": pa.array(block.ms, pa.int64()).cast(INSTANT),
+        "node": named(block.node, nodes),
+        "gpu": pa.nulls(len(block), NAME) if unit_is_node else named(block.unit, units),
+    }
+    for channel in channels.values():
+        each = block.series[channel.name]
+        columns[channel.name] = pa.array(each.values, CHANNEL_TYPES[channel.kind], mask=~each.valid)
+    if sample_count:
+        columns["sample_count"] = pa.array(block.count, pa.int32())
+    return pa.table(columns)

@@ -1,0 +1,195 @@
+"""Finer samples brought to the dataset's step.
+
+A cell of the step ends at a multiple of it and is named by its end: the cell 00:10 holds the raw samples in
+(00:00, 00:10]. Naming it by its beginning would let a row hold what happened after its own timestamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from telemetry.dataset.channel import ROLLUP_SUFFIXES, Channel
+from telemetry.importing.samples.block import Block, Series
+
+FINER_THAN = 0.9
+"""A unit is rolled up when the median interval of its samples is below this share of the step: scrapes jitter."""
+
+
+def cell_end(ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int64]:
+    """Return the end of the cell of each instant, in milliseconds."""
+    return -(-ms // step_ms) * step_ms
+
+
+def finer_units(unit: npt.NDArray[np.int32], ms: npt.NDArray[np.int64], step_ms: int) -> npt.NDArray[np.int32]:
+    """Return the codes of the units whose samples come faster than the step.
+
+    ``unit``: shape (n,).
+    ``ms``: in any order, repeated instants count once; shape (n,).
+    """
+    order = np.lexsort((ms, unit))
+    unit, ms = unit[order], ms[order]
+    gap = np.diff(ms)
+    inside = (unit[1:] == unit[:-1]) & (gap > 0)
+    gap, owner = gap[inside], unit[1:][inside]
+    if len(gap) == 0:
+        return np.empty(0, np.int32)
+    order = np.lexsort((gap, owner))
+    gap, owner = gap[order], owner[order]
+    codes, start, count = np.unique(owner, return_index=True, return_counts=True)
+    median = (gap[start + (count - 1) // 2] + gap[start + count // 2]) / 2
+    return codes[median < FINER_THAN * step_ms]
+
+
+def reset_aware_rise(
+    values: npt.NDArray[np.float64], valid: npt.NDArray[np.bool_], unit: npt.NDArray[np.int32]
+) -> Series:
+    """Return how much a counter rose since the unit's previous reported value.
+
+    ``values``, ``valid``: a counter, sorted by (unit, time); shape (n,).
+    ``unit``: shape (n,).
+    Returns: float64; not valid at a unit's first report and where the counter is missing. A counter that fell was
+    reset, and has risen by what it shows now.
+    """
+    reported = np.flatnonzero(valid)
+    rise = np.zeros(len(values), np.float64)
+    known = np.zeros(len(values), dtype=bool)
+    if len(reported) > 1:
+        now, before = reported[1:], reported[:-1]
+        same = unit[now] == unit[before]
+        now, before = now[same], before[same]
+        change = values[now] - values[before]
+        rise[now] = np.where(change >= 0, change, values[now])
+        known[now] = True
+    return Series(rise, known)
+
+
+def rises_after_insertion(
+    counter: Series, stored: Series, unit: npt.NDArray[np.int32], held: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.float64]:
+    """Return the stored rises, less what rows inserted before them account for now.
+
+    ``counter``: float64, sorted by (unit, time), of held and of new rows.
+    ``stored``: the rises as stored; not valid where there is none.
+    ``unit``: shape (n,).
+    ``held``: rows whose counter was stored before; the other reported ones are new; shape (n,).
+    Returns: never negative. Only the first held row after new ones differs from ``stored``: its rise was measured
+    against the held row before it, and now is against the last new one between; shape (n,).
+
+    A held row may be a whole step, of which only the last value and the rise are known, so a reset inside the gap is
+    taken to lie where these say. A stored rise equal to the value began at zero: the reset came before the row. If the
+    new rows show the counter fall, they hold the reset, and the rise now begins at their last value; if they do not,
+    the reset came after them, and the rise stays. New rows may show a reset that the stored rise could not (the counter
+    had passed its old value again): then the rise grows. A new row above what the held row reached says that there was
+    a reset between the two: the rise is the held row's value. One reset in a gap is exact, several are not.
+    """
+    made = stored.values.astype(np.float64)
+    reported = np.flatnonzero(counter.valid)
+    if len(reported) < 2:
+        return made
+    values = counter.values.astype(np.float64)
+    same = unit[reported[1:]] == unit[reported[:-1]]
+    after = 1 + np.flatnonzero(same & held[reported[1:]] & ~held[reported[:-1]] & stored.valid[reported[1:]])
+    if len(after) == 0:
+        return made
+    place = np.arange(len(reported))
+    last_held = np.maximum.accumulate(np.where(held[reported], place, -1))
+    fell = np.cumsum(np.concatenate(([False], same & (np.diff(values[reported]) < 0))))
+    row, before = reported[after], last_held[after - 1]
+    known = (before >= 0) & (unit[reported[before]] == unit[row])
+    value, rise, latest = values[row], made[row], values[reported[after - 1]]
+    slack = 1e-6 * np.maximum(np.abs(rise), 1.0)  # rises are stored as float32
+    level = np.where(known, values[reported[before]], np.maximum(value - rise, 0.0))
+    from_zero = known & (np.abs(value - level - rise) > slack) & (np.abs(value - rise) <= slack)
+    shown = fell[after - 1] > fell[before]
+    top = np.where(from_zero, value, level + rise)
+    left = np.where(latest <= top + slack, np.maximum(top - latest, 0.0), value)
+    made[row] = np.where(from_zero & ~shown, rise, left)
+    return made
+
+
+def add_rollup_columns(
+    block: Block, channels: Mapping[str, Channel], held: Mapping[str, npt.NDArray[np.bool_]] | None = None
+) -> None:
+    """Fill ``X_min``, ``X_max`` and ``X_rise`` of each row, where the source did not give them, from the row itself.
+
+    ``block``: sorted by (unit, ms), with series for every roll-up in ``channels``; changed in place.
+    ``held``: for each counter, the rows whose value an existing dataset held: see :func:`rises_after_insertion`.
+    """
+    for channel in channels.values():
+        for suffix in ROLLUP_SUFFIXES[channel.kind]:
+            made = block.series.get(channel.name + suffix)
+            if made is None:
+                continue
+            base = block.series[channel.name]
+            given = made.valid
+            if suffix == "_rise":
+                rise = reset_aware_rise(base.values.astype(np.float64), base.valid, block.unit)
+                stored = made.values.astype(np.float64)
+                if held is not None and channel.name in held:
+                    stored = rises_after_insertion(base, made, block.unit, held[channel.name])
+                block.series[channel.name + suffix] = Series(np.where(given, stored, rise.values), given | rise.valid)
+            else:
+                values = np.where(given, made.values, base.values)
+                block.series[channel.name + suffix] = Series(values, given | base.valid)
+
+
+def roll_up(block: Block, channels: Mapping[str, Channel], rolled: npt.NDArray[np.bool_], step_ms: int) -> Block:
+    """Bring the chosen rows to the step; the others stay as they are.
+
+    ``block``: sorted by (unit, ms), after :func:`add_rollup_columns`.
+    ``rolled``: rows to bring to the step; shape (n,).
+    Returns: sorted by (unit, ms). Gauges are the mean over the cell's reported values, weighted by the raw samples
+    behind each; ``X_min`` and ``X_max`` the extremes; counters and enums the last reported value; ``X_rise`` the sum;
+    flags all that were set; ``count`` the raw samples.
+    """
+    if len(block) == 0:
+        return block
+    end = np.where(rolled, cell_end(block.ms, step_ms), block.ms)
+    fresh = np.ones(len(block), dtype=bool)
+    fresh[1:] = (block.unit[1:] != block.unit[:-1]) | (end[1:] != end[:-1]) | ~(rolled[1:] & rolled[:-1])
+    start = np.flatnonzero(fresh)
+    last = np.append(start[1:], len(block)) - 1
+    base_of = {
+        channel.name + suffix: suffix for channel in channels.values() for suffix in ROLLUP_SUFFIXES[channel.kind]
+    }
+    series = {
+        name: _reduce(each, channels[name], base_of.get(name, ""), block.count, start)
+        for name, each in block.series.items()
+    }
+    return Block(
+        unit=block.unit[start],
+        node=block.node[last],
+        ms=end[start],
+        order=block.order[start],
+        mig=block.mig[start],
+        count=np.add.reduceat(block.count, start).astype(np.int32),
+        series=series,
+    )
+
+
+def _reduce(
+    each: Series, channel: Channel, suffix: str, count: npt.NDArray[np.int32], start: npt.NDArray[np.int64]
+) -> Series:
+    valid = np.logical_or.reduceat(each.valid, start)
+    values: npt.NDArray[np.generic]
+    if suffix in ("_min", "_max"):
+        worst = np.float32(np.inf if suffix == "_min" else -np.inf)
+        pick = np.minimum if suffix == "_min" else np.maximum
+        values = pick.reduceat(np.where(each.valid, each.values, worst), start)
+    elif suffix == "_rise":
+        values = np.add.reduceat(np.where(each.valid, each.values, 0).astype(np.float64), start).astype(np.float32)
+    elif channel.kind == "flags":
+        values = np.bitwise_or.reduceat(np.where(each.valid, each.values, np.uint64(0)), start)
+    elif channel.kind == "gauge":
+        weight = np.where(each.valid, count, 0).astype(np.float64)
+        total = np.add.reduceat(np.where(each.valid, each.values, 0).astype(np.float64) * weight, start)
+        weights = np.add.reduceat(weight, start)
+        values = (total / np.where(valid, weights, 1.0)).astype(np.float32)
+    else:
+        position = np.where(each.valid, np.arange(len(each.valid)), -1)
+        newest = np.maximum.reduceat(position, start)
+        values = each.values[np.clip(newest, 0, None)]
+    return Series(np.where(valid, values, np.zeros(1, values.dtype)), valid)

@@ -1,0 +1,127 @@
+"""XID events from the latched gauge that DCGM reports.
+
+``xid_last`` shows the last XID until the driver is loaded again, so an event is a change of its value to another one
+but zero. dcgm-exporter leaves the gauge out until the first XID, so a first value after rows without one is a change
+too. Two XIDs between two samples show as one, and a repeat of the same XID does not show at all: kernel logs are
+better, and where one tells of the same XID of the same GPU, the edge is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+CHANNEL = "xid_last"
+"""The channel that is read."""
+
+SOURCE = "xid_gauge"
+"""``source`` of the events made here."""
+
+
+def xid_edges(
+    unit: npt.NDArray[np.int32], values: npt.NDArray[np.int32], valid: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.int64]:
+    """Return the rows at which a unit's latched XID changes to another one.
+
+    ``unit``: shape (n,).
+    ``values``, ``valid``: the gauge, sorted by (unit, time); a row without it counts as one in which the unit was seen;
+    shape (n,).
+    Returns: a unit's first row is no edge, whatever it shows: its XID is older than the data. A first value after rows
+    without one is an edge, for the gauge is absent until there is an XID; where another source of the same unit began
+    earlier and never carries the gauge, an older XID is taken for a new one. The same value before and after rows
+    without one is no edge: the gauge may have been cleared, or only left out of a page.
+    """
+    reported = np.flatnonzero(valid)
+    if len(reported) == 0:
+        return np.empty(0, np.int64)
+    before = np.concatenate(([-1], reported[:-1]))
+    follows = (before >= 0) & (unit[reported] == unit[before])
+    seen_before = (reported > 0) & (unit[reported] == unit[reported - 1])
+    changed = np.where(follows, values[reported] != values[before], seen_before)
+    return reported[changed & (values[reported] != 0)]
+
+
+def untold_edges(
+    unit: npt.NDArray[np.int32],
+    ms: npt.NDArray[np.int64],
+    gauge: tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]],
+    old: npt.NDArray[np.bool_],
+    held: npt.NDArray[np.bool_],
+    told: Mapping[tuple[int, int], Sequence[int]],
+) -> npt.NDArray[np.int64]:
+    """Return the edges of which an earlier import, that knew only the old rows, has not told.
+
+    ``unit``, ``ms``: rows of an existing dataset and new ones, sorted by (unit, ms); shape (n,).
+    ``old``, ``held``: rows of the existing dataset, and those of them in which it held the gauge; shape (n,).
+    ``told``: instants (ms) of the existing dataset's edges by unit and XID: inside a step that was rolled up, its rows
+    do not show them all.
+    Returns: an edge of a late row is left out where the next old row was the edge to the same value, or its step has
+    one: the event then stays a little late, and is told once. An edge at an old row is returned where late rows made it
+    one. An event that late rows before a unit's first ones make untrue (the XID was older) stays.
+    """
+    values, valid = gauge
+    edges = xid_edges(unit, values, valid)
+    if len(edges) == 0 or not old.any():
+        return edges
+    rows = np.flatnonzero(old)
+    was_edge = np.zeros(len(unit), dtype=bool)
+    was_edge[rows[xid_edges(unit[rows], values[rows], held[rows])]] = True
+    reported = np.flatnonzero(valid)
+    held_place = np.flatnonzero(held[reported])
+    kept = []
+    for edge in edges[~was_edge[edges]].tolist():
+        place = int(np.searchsorted(reported, edge))
+        turn = int(np.searchsorted(held_place, place))
+        next_place = int(held_place[turn]) if turn < len(held_place) else -1
+        if next_place < 0 or unit[reported[next_place]] != unit[edge]:
+            kept.append(edge)
+            continue
+        between, following = reported[place:next_place], int(reported[next_place])
+        if (values[between] != values[edge]).any():
+            kept.append(edge)
+            continue
+        since = int(ms[reported[next_place - 1]]) if next_place and unit[reported[next_place - 1]] == unit[edge] else -1
+        times = told.get((int(unit[edge]), int(values[edge])), ())
+        moved = bool(was_edge[following]) and values[following] == values[edge]
+        if not moved and not any(since < time <= ms[following] for time in times):
+            kept.append(edge)
+    return np.array(kept, np.int64)
+
+
+def xid_events(samples: pd.DataFrame, *, delay: timedelta, unit: str = "gpu") -> pd.DataFrame:
+    """Make XID events of samples.
+
+    ``samples``: ``timestamp``, ``node``, ``gpu`` and ``xid_last`` (null where not reported), in any order.
+    ``delay``: reporting delay: ``known_at`` is the sample's time plus it.
+    Returns: events in the layout of :data:`EVENTS`; their ``timestamp`` is that of the first sample
+    that shows the XID, which is at most one interval late.
+    """
+    ordered = samples.sort_values([unit, "timestamp"], kind="stable").reset_index(drop=True)
+    codes = pd.factorize(ordered[unit])[0].astype(np.int32)
+    valid = ordered[CHANNEL].notna().to_numpy()
+    values = ordered[CHANNEL].fillna(0).to_numpy(dtype=np.int32)
+    rows = xid_edges(codes, values, valid)
+    chosen = ordered.iloc[rows]
+    return event_rows(chosen["timestamp"], chosen["node"], chosen["gpu"], values[rows], delay)
+
+
+def event_rows(
+    timestamp: pd.Series, node: pd.Series, gpu: pd.Series, values: npt.NDArray[np.int32], delay: timedelta
+) -> pd.DataFrame:
+    """Lay edges out as events."""
+    return pd.DataFrame(
+        {
+            "timestamp": timestamp.to_numpy(),
+            "node": node.to_numpy(dtype=object),
+            "gpu": gpu.to_numpy(dtype=object),
+            "type": "xid",
+            "code": [str(value) for value in values.tolist()],
+            "detail": "change of the latched XID gauge",
+            "source": SOURCE,
+            "known_at": (timestamp + delay).to_numpy(),
+        }
+    ).astype({"timestamp": "datetime64[ms, UTC]", "known_at": "datetime64[ms, UTC]"})

@@ -1,0 +1,124 @@
+"""One ``NVRM: Xid`` message: which GPU, which code, and what else it says.
+
+Messages of many driver ages differ: with or without ``PCI:`` before the address, with the GPU's UUID, with a MIG
+instance (``GPU-I:05``), with ``pid=`` and ``name=`` before the text, and, for the NVLink 5 codes 144 to 150, with a
+sub-code, a severity and a link that decide what the event means.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from telemetry.xids.pci import normalise_pci_bus_id
+
+DESCRIBED_XIDS: Final = frozenset(
+    [
+        *(
+            13,
+            31,
+            32,
+            38,
+            43,
+            45,
+            46,
+            48,
+            61,
+            62,
+            63,
+            64,
+            68,
+            69,
+            74,
+            79,
+            92,
+            94,
+            95,
+            109,
+            110,
+            119,
+            120,
+            121,
+            122,
+            123,
+        ),
+        *(136, 137, 140, 143, 144, 145, 146, 147, 148, 149, 150, 154, 155, 156, 157, 158, 171, 172),
+    ]
+)
+"""Codes that we know the meaning of (NVIDIA's XID catalogue, Ampere and later); others are kept and reported."""
+
+_NVLINK5 = range(144, 151)
+_MESSAGE = re.compile(r"NVRM:\s*Xid\s*\((?P<place>[^)]*)\)\s*:\s*(?P<code>\d+)\b(?P<rest>.*)", re.DOTALL)
+_MENTION = re.compile(r"NVRM:.*\bXid\b")
+_ADDRESS = re.compile(r"(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?")
+_UUID = re.compile(r"GPU-[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_INTRODUCTION = re.compile(rf"NVRM:\s*GPU at (?:PCI:)?(?P<address>{_ADDRESS.pattern})\s*:\s*(?P<uuid>{_UUID.pattern})")
+_PROCESS = re.compile(r"pid=(?P<pid>[^,]*)(?:,\s*name=(?P<name>[^,]*))?(?:,\s*|$)")
+_LINK = re.compile(r"(?P<sub>[A-Z][A-Z0-9_/]*)\s+(?P<severity>Fatal|Nonfatal)\b(?:.*?\bLink\s+(?P<link>-?\d+))?")
+_RECOVERY = re.compile(
+    r"recovery action changed from (?P<old>0x[0-9a-fA-F]+) \((?P<was>[^)]*)\) "
+    r"to (?P<new>0x[0-9a-fA-F]+) \((?P<now>[^)]*)\)"
+)
+_DETAIL_LENGTH = 400
+
+
+@dataclass(frozen=True, slots=True)
+class XidMessage:
+    """What an XID message says.
+
+    ``code``: the number, such as ``79``.
+    ``gpu``: UUID, where the message has it.
+    ``detail``: the text without process; for 144 to 150 sub-code, severity and link (``NETIR_LINK_EVT Fatal link 00``);
+    for 154 the recovery action.
+    """
+
+    code: str
+    pci_bus_id: str | None
+    gpu: str | None
+    detail: str | None
+
+
+def mentions_xid(message: str) -> bool:
+    """Whether a message is about an XID, parsable or not."""
+    return _MENTION.search(message) is not None
+
+
+def parse_xid_message(message: str) -> XidMessage | None:
+    """Parse the text of a kernel message, with whatever stands before ``NVRM:``; None if it tells no code and GPU."""
+    match = _MESSAGE.search(message)
+    if match is None:
+        return None
+    place = match["place"]
+    uuid = _UUID.search(place)
+    address = _ADDRESS.search(place[: uuid.start()] + place[uuid.end() :] if uuid else place)
+    bus = normalise_pci_bus_id(address[0]) if address else None
+    if bus is None and uuid is None:
+        return None
+    code = str(int(match["code"]))
+    rest = match["rest"].strip().lstrip(",").strip()
+    return XidMessage(code, bus, uuid[0] if uuid else None, _detail(int(code), rest))
+
+
+def parse_gpu_introduction(message: str) -> tuple[str, str] | None:
+    """Return the address and UUID of ``NVRM: GPU at PCI:…: GPU-…``, which older drivers print before an XID."""
+    match = _INTRODUCTION.search(message)
+    bus = normalise_pci_bus_id(match["address"]) if match else None
+    return (bus, match["uuid"]) if match and bus else None
+
+
+def _detail(code: int, rest: str) -> str | None:
+    process = _PROCESS.match(rest)
+    text = rest[process.end() :] if process else rest
+    if code in _NVLINK5:
+        link = _LINK.match(text)
+        if link is not None:
+            return f"{link['sub']} {link['severity']}" + (f" link {link['link']}" if link["link"] else "")
+    if code == 154:
+        action = _RECOVERY.search(text)
+        if action is not None:
+            return f"recovery action {action['now']} ({action['new']}), was {action['was']} ({action['old']})"
+    if process and not text:
+        name = f", name={process['name']}" if process["name"] else ""
+        text = f"pid={process['pid']}{name}"
+    return text[:_DETAIL_LENGTH] or None

@@ -1,0 +1,284 @@
+"""Buckets cut into runs by time: the layout is a function of the content, and reading them is reading one."""
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import telemetry.dataset.parts
+from telemetry.dataset.channels import CATALOGUE
+from telemetry.dataset.files import FolderFiles, sha256_of
+from telemetry.dataset.runs import (
+    DAY_MS,
+    MOST_RUN_DAYS,
+    RUN_ROWS,
+    Runs,
+    choose_runs,
+)
+from telemetry.dataset.schema import RUNS_SCHEMA_VERSION, SCHEMA_VERSION
+from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.errors import InputError
+from tests.telemetry.helpers import STEP, tree
+
+CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}
+BEGIN = datetime(2026, 3, 1, tzinfo=UTC)
+BEGIN_MS = int(BEGIN.timestamp() * 1000)
+SPAN = (BEGIN, BEGIN + timedelta(days=9))
+HOURS = 9 * 24
+
+rows_strategy = st.lists(
+    st.tuples(
+        st.integers(0, HOURS),
+        st.sampled_from(["g1", "g2", "g3", "g10"]),
+        st.one_of(st.none(), st.floats(-10, 130, width=32)),
+        st.one_of(st.none(), st.integers(0, 2**62)),
+    ),
+    max_size=60,
+    unique_by=lambda row: row[:2],
+)
+
+
+def table_of(rows: list[tuple[int, str, float | None, int | None]]) -> pa.Table:
+    return pa.table(
+        {
+            "timestamp": pa.array([BEGIN_MS + row[0] * 3_600_000 for row in rows], pa.timestamp("ms", tz="UTC")),
+            "node": pa.array(["a"] * len(rows), pa.string()),
+            "gpu": pa.array([row[1] for row in rows], pa.string()),
+            "gpu_temp_c": pa.array([row[2] for row in rows], pa.float32()),
+            "clocks_event_reasons": pa.array([row[3] for row in rows], pa.uint64()),
+        }
+    )
+
+
+def write(path: Path, tables: list[pa.Table], days: int | None, *, ends: bool = False) -> Dataset:
+    events = pd.DataFrame(
+        {"timestamp": pd.Series([], dtype="datetime64[ms, UTC]"), "node": [], "type": [], "known_at": []}
+    )
+    stays = pd.DataFrame({"gpu": ["g1"], "node": ["a"], "installed_at": pd.Timestamp("2026-01-01", tz="UTC")})
+    with DatasetWriter(path, step=STEP, channels=CHANNELS, buckets=4, runs=Runs(days)) as writer:
+        for number, table in enumerate(tables, start=1):
+            writer.write_samples(1, table, last=ends and number == len(tables))
+        return writer.finish(events=events, inventory=stays, span=SPAN)
+
+
+def keys_and_values(table: pa.Table) -> list[tuple[object, ...]]:
+    return list(zip(*(table.column(name).to_pylist() for name in table.column_names), strict=True))
+
+
+@given(day=st.integers(-20_000, 60_000), length=st.sampled_from([1, 2, 8, 64]))
+def test_the_name_of_a_run_says_its_first_day_and_is_read_back(day: int, length: int):
+    runs = Runs(length)
+    run = int(runs.of(np.array([day * DAY_MS + 5]))[0])
+    span = runs.span(run)
+    assert span is not None
+    assert span[0] <= datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day) < span[1]
+    assert (span[0].date() - date(1970, 1, 1)).days % length == 0
+    assert runs.file_name(run) == f"part-{span[0]:%Y%m%d}.parquet"
+    assert runs.of_file(runs.file_name(run)) == run
+
+
+def test_lengths_are_powers_of_two():
+    for days in (0, 3, 12, -1):
+        with pytest.raises(ValueError, match="power of two"):
+            Runs(days)
+    with pytest.raises(ValueError, match="begins no run"):
+        Runs(8).of_file("part-19700102.parquet")
+
+
+@pytest.mark.parametrize(
+    ("rows_a_day", "days", "expected"),
+    [
+        (2000 * 144 / 16, None, 8),  # 2,000 GPUs at 10 min in 16 buckets
+        (2000 * 144 / 16, 120, 8),
+        (2000 * 144 / 16, 15, None),  # it would be less than two runs, and does not grow
+        (20_000 * 144 / 64, None, 4),
+        (RUN_ROWS, None, 1),
+        (RUN_ROWS / MOST_RUN_DAYS, None, MOST_RUN_DAYS),
+        (RUN_ROWS / MOST_RUN_DAYS - 1, None, None),
+        (1e9, None, 1),
+        (0.0, None, None),
+    ],
+)
+def test_a_run_is_as_short_as_its_rows_allow(rows_a_day: float, days: float | None, expected: int | None):
+    assert choose_runs(rows_a_day, days).days == expected
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    rows=rows_strategy,
+    cuts=st.lists(st.integers(0, 60), max_size=3),
+    days=st.sampled_from([1, 2, 4, 8]),
+    data=st.data(),
+)
+def test_order_and_number_of_writes_leave_no_trace(rows, cuts, days, data, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    shuffled = data.draw(st.permutations(rows))
+    edges = [0, *sorted(cuts), len(rows)]
+    pieces = [table_of(shuffled[low:high]) for low, high in pairwise(edges)]
+    whole = write(folder / "whole", [table_of(rows)], days)
+    apart = write(folder / "apart", pieces, days, ends=data.draw(st.booleans()))
+    assert apart.digest == whole.digest
+    assert apart.meta.files == whole.meta.files
+    assert not list(folder.rglob(telemetry.dataset.parts.PIECES))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=rows_strategy,
+    days=st.sampled_from([None, 1, 2, 4, 8]),
+    older=st.booleans(),
+    since=st.none() | st.integers(-5, HOURS + 5),
+    until=st.none() | st.integers(-5, HOURS + 5),
+    columns=st.sampled_from([None, ["gpu_temp_c"], ["gpu", "timestamp"], ["timestamp"], ["node", "gpu", "gpu_temp_c"]]),
+)
+def test_what_is_read_is_what_a_plain_list_says(rows, days, older, since, until, columns, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patched:
+        if older:  # as version 2 wrote it: the file of a run is one row group
+            patched.setattr(Runs, "groups", Runs(None))
+        dataset = write(tmp_path_factory.mktemp("runs") / "d", [table_of(rows)], days)
+    limits = {
+        name: None if hour is None else BEGIN + timedelta(hours=hour)
+        for name, hour in (("since", since), ("until", until))
+    }
+    expected = sorted(
+        (row for row in rows if (since is None or row[0] >= since) and (until is None or row[0] < until)),
+        key=lambda row: (row[1], row[0]),
+    )
+    of = {
+        "timestamp": lambda row: BEGIN + timedelta(hours=row[0]),
+        "node": lambda row: "a",
+        "gpu": lambda row: row[1],
+        "gpu_temp_c": lambda row: row[2],
+        "clocks_event_reasons": lambda row: row[3],
+    }
+    found = dataset.read_bucket(1, columns, **limits)
+    names = columns or found.column_names
+    assert found.column_names == names
+    for name in names:
+        assert found.column(name).to_pylist() == [of.get(name, lambda row: None)(row) for row in expected]
+    tables = dataset.read_runs(1, ["timestamp", "gpu"], **limits)
+    if tables:
+        assert all(table.num_rows for table in tables)
+        plain = pa.schema([("timestamp", tables[0].schema.field("timestamp").type), ("gpu", pa.string())])
+        ordered = pa.concat_tables([table.cast(plain) for table in tables]).sort_by(
+            [("gpu", "ascending"), ("timestamp", "ascending")]
+        )
+        assert ordered.column("timestamp").to_pylist() == [of["timestamp"](row) for row in expected]
+        lasts = [max(table.column("timestamp").to_pylist()) for table in tables]
+        firsts = [min(table.column("timestamp").to_pylist()) for table in tables]
+        assert all(last < first for last, first in zip(lasts, firsts[1:], strict=False))
+
+
+def test_runs_outside_are_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    dataset = write(tmp_path / "d", [table_of([(hour, "g1", 1.0, 1) for hour in range(HOURS)])], 1)
+    opened = []
+    opens = FolderFiles.opened
+    monkeypatch.setattr(
+        FolderFiles, "opened", lambda files, name: opened.append(name.rpartition("/")[2]) or opens(files, name)
+    )
+    found = dataset.read_bucket(1, since=BEGIN + timedelta(days=7, hours=3), until=BEGIN + timedelta(days=8, hours=1))
+    assert found.num_rows == 22
+    assert opened == ["part-20260308.parquet", "part-20260309.parquet"]
+    assert [path.name for path in dataset.parts(1, since=BEGIN + timedelta(days=8))] == ["part-20260309.parquet"]
+
+
+def row_groups(dataset: Dataset) -> list[list[int]]:
+    """Return the hours since the beginning of the samples in each row group of the first bucket with any."""
+    return [
+        [(time.value // 1_000_000 - BEGIN_MS) // 3_600_000 for time in group.column("timestamp").to_pandas()]
+        for path in dataset.parts(1)
+        for file in [pq.ParquetFile(path)]
+        for group in map(file.read_row_group, range(file.num_row_groups))
+    ]
+
+
+def test_a_file_has_a_row_group_for_each_quarter_of_its_run(tmp_path: Path):
+    rows = [(hour, gpu, 1.0, 1) for hour in range(0, HOURS, 24) for gpu in ("g1", "g2")]
+    dataset = write(tmp_path / "d", [table_of(rows)], 8)
+    days = [[hour // 24 for hour in group] for group in row_groups(dataset)]
+    # runs of 8 days begin on 28 February and on 8 March; each unit's samples ascend within a row group
+    assert days == [[0, 0], [1, 2, 1, 2], [3, 4, 3, 4], [5, 6, 5, 6], [7, 8, 7, 8]]
+    assert row_groups(write(tmp_path / "one", [table_of(rows)], None)) == [[*range(0, HOURS, 24)] * 2]
+
+
+def test_row_groups_outside_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = [(hour, gpu, 1.0, 1) for hour in range(HOURS) for gpu in ("g1", "g2")]
+    dataset = write(tmp_path / "d", [table_of(rows)], 8)
+    read = []
+    reads = pq.ParquetFile.read_row_groups
+    monkeypatch.setattr(
+        pq.ParquetFile,
+        "read_row_groups",
+        lambda file, groups, columns: read.append((groups, columns)) or reads(file, groups, columns=columns),
+    )
+    # whole row groups: nothing is looked at but what was asked for
+    (table,) = dataset.read_runs(1, ["gpu"], since=BEGIN + timedelta(days=3), until=BEGIN + timedelta(days=5))
+    assert table.num_rows == 2 * 48
+    assert read == [([2], ["gpu"])]
+    read.clear()
+    assert dataset.read_bucket(1, ["gpu"], since=BEGIN + timedelta(days=6, hours=12)).num_rows == 2 * 60
+    assert read == [([3], ["gpu", "timestamp"]), ([0], ["gpu"])]
+
+
+def test_each_file_is_told_with_its_time_and_its_bytes(tmp_path: Path):
+    dataset = write(tmp_path / "d", [table_of([(0, "g1", 1.0, 1), (100, "g2", 2.0, None)])], 4)
+    first, second = dataset.sample_files()
+    assert (first.bucket, first.path) == (1, "telemetry/bucket=01/part-20260228.parquet")
+    assert first.span == (datetime(2026, 2, 28, tzinfo=UTC), datetime(2026, 3, 4, tzinfo=UTC))
+    assert second.span[0] == first.span[1]
+    for each in (first, second):
+        assert each.sha256 == sha256_of(dataset.path / each.path)
+    one = write(tmp_path / "one", [table_of([(0, "g1", 1.0, 1)])], None)
+    assert [(each.run, each.span) for each in one.sample_files()] == [(0, SPAN)]
+
+
+def test_only_a_dataset_that_is_cut_is_refused_by_versions_that_know_no_runs(tmp_path: Path):
+    rows = table_of([(0, "g1", 1.0, 1)])
+    assert write(tmp_path / "one", [rows], None).meta.schema_version == SCHEMA_VERSION == 1
+    assert write(tmp_path / "cut", [rows], 1).meta.schema_version == RUNS_SCHEMA_VERSION == 3
+
+
+def test_a_dataset_without_files_and_run_days_is_read(tmp_path: Path):
+    dataset = write(tmp_path / "d", [table_of([(0, "g1", 1.0, 1), (100, "g2", 2.0, None)])], None)
+    path = tmp_path / "d" / "dataset.json"
+    content = json.loads(path.read_text())
+    del content["files"], content["run_days"]
+    path.write_text(json.dumps(content))
+    old = Dataset.open(tmp_path / "d")
+    assert old.read_bucket(1).equals(dataset.read_bucket(1))
+    assert old.sample_files() == dataset.sample_files()
+
+
+def test_a_run_that_is_lost_is_said(tmp_path: Path):
+    dataset = write(tmp_path / "d", [table_of([(0, "g1", 1.0, 1), (100, "g2", 2.0, None)])], 1)
+    dataset.parts(1)[1].unlink()
+    assert dataset.read_bucket(1, until=BEGIN + timedelta(days=1)).num_rows == 1
+    with pytest.raises(InputError, match=r"bucket 1 has lost part-20260305\.parquet.*damaged or was replaced"):
+        dataset.read_bucket(1)
+
+
+def test_adopted_runs_are_the_same_files_and_are_never_written_into(tmp_path: Path):
+    rows = [(hour, "g1", float(hour), 1) for hour in range(0, HOURS, 12)]
+    old = write(tmp_path / "old", [table_of(rows)], 4)
+    before = tree(tmp_path)
+    first, *_, last = old.runs_of(1)
+    kept = [run for run in old.runs_of(1) if run != last]
+    with DatasetWriter(tmp_path / "new", step=STEP, channels=CHANNELS, buckets=4, runs=Runs(4)) as writer:
+        writer.adopt(old, 1, kept)
+        writer.write_samples(1, old.read_run(1, last), last=True)
+        with pytest.raises(ValueError, match="is there already"):
+            writer.write_samples(1, old.read_run(1, first), last=True)
+        new = writer.finish(events=old.events(), inventory=old.inventory(), span=SPAN)
+    assert new.meta.files == old.meta.files
+    for run in kept:
+        assert new.parts_of_run(1, run)[0].stat().st_ino == old.parts_of_run(1, run)[0].stat().st_ino
+    assert new.parts_of_run(1, last)[0].stat().st_ino != old.parts_of_run(1, last)[0].stat().st_ino
+    assert {name: each for name, each in tree(tmp_path).items() if name.startswith("old/")} == before

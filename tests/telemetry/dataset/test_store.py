@@ -1,0 +1,309 @@
+import errno
+import json
+import os
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import telemetry.atomic
+from telemetry.atomic import building_path, previous_path
+from telemetry.dataset.channels import CATALOGUE, Channel
+from telemetry.dataset.layout import node_hash
+from telemetry.dataset.store import Dataset, DatasetWriter
+from telemetry.errors import InputError
+from tests.killed import exit_code_of
+from tests.telemetry.helpers import STEP, tree
+
+CHANNELS = {name: CATALOGUE[name] for name in ("gpu_temp_c", "energy_mj", "clocks_event_reasons", "xid_last")}
+SPAN = (datetime(2026, 3, 1, tzinfo=UTC), datetime(2026, 3, 2, tzinfo=UTC))
+NO_EVENTS = pd.DataFrame(
+    {"timestamp": pd.Series([], dtype="datetime64[ms, UTC]"), "node": [], "type": [], "known_at": []}
+)
+
+
+def stays(nodes: list[str]) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "gpu": [f"gpu-{node}" for node in nodes],
+            "node": nodes,
+            "installed_at": pd.Timestamp("2026-01-01", tz="UTC"),
+            "power_supply": [f"psu-{node}" for node in nodes],
+        }
+    )
+
+
+def sample_table(rows: list[tuple[int, str, str]], values: dict[str, list[object]] | None = None) -> pa.Table:
+    table = pa.table(
+        {
+            "timestamp": pa.array([minute * 60_000 for minute, *_ in rows], pa.timestamp("ms", tz="UTC")),
+            "node": [node for _, node, _ in rows],
+            "gpu": [gpu for *_, gpu in rows],
+        }
+    )
+    for name, column in (values or {}).items():
+        table = table.append_column(name, pa.array(column))
+    return table
+
+
+def write(path: Path, tables: list[tuple[int, pa.Table]], *, buckets: int = 4, unit: str = "gpu") -> Dataset:
+    with DatasetWriter(path, step=STEP, channels=CHANNELS, buckets=buckets, unit=unit) as writer:
+        for bucket, table in tables:
+            writer.write_samples(bucket, table)
+        return writer.finish(events=NO_EVENTS, inventory=stays(["a", "b"]), span=SPAN)
+
+
+samples_strategy = st.lists(
+    st.tuples(
+        st.integers(0, 200),
+        st.sampled_from(["g1", "g2", "g3", "g10"]),
+        st.one_of(st.none(), st.floats(-10, 130, width=32)),
+        st.one_of(st.none(), st.integers(0, 2**53)),
+        st.one_of(st.none(), st.integers(0, 2**62 - 1)),
+        st.one_of(st.none(), st.integers(0, 9999)),
+    ),
+    max_size=40,
+    unique_by=lambda row: row[:2],
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(rows=samples_strategy, cut=st.integers(0, 40))
+def test_what_is_written_is_read_back_sorted(rows, cut, tmp_path_factory):
+    path = tmp_path_factory.mktemp("store") / "dataset"
+
+    def table(some):
+        return pa.table(
+            {
+                "timestamp": pa.array([row[0] * 60_000 for row in some], pa.timestamp("ms", tz="UTC")),
+                "node": pa.array(["a"] * len(some), pa.string()),
+                "gpu": pa.array([row[1] for row in some], pa.string()),
+                "gpu_temp_c": pa.array([row[2] for row in some], pa.float32()),
+                "energy_mj": pa.array([row[3] for row in some], pa.float64()),
+                "clocks_event_reasons": pa.array([row[4] for row in some], pa.uint64()),
+                "xid_last": pa.array([row[5] for row in some], pa.int32()),
+            }
+        )
+
+    dataset = write(path, [(1, table(rows[:cut])), (1, table(rows[cut:]))])
+    assert dataset.buckets() == ([1] if rows else [])
+    found = dataset.read_bucket(1)
+    expected = sorted(rows, key=lambda row: (row[1], row[0]))
+    assert found.column("gpu").to_pylist() == [row[1] for row in expected]
+    for index, name in enumerate(CHANNELS, start=2):
+        assert found.column(name).to_pylist() == [row[index] for row in expected]
+    assert dataset.meta.counts["samples"] == len(rows)
+
+
+def test_the_hash_of_a_node_never_changes():
+    # A dataset written on one machine is read on another, and by later versions.
+    assert node_hash("node-17") == 17611275075045182794
+
+
+def test_content_not_place_decides_the_digest(tmp_path: Path):
+    table = sample_table([(0, "a", "g1"), (10, "a", "g1")], {"gpu_temp_c": [1.0, 2.0]})
+    shuffled = table.take([1, 0])
+    one, two = write(tmp_path / "one", [(0, table)]), write(tmp_path / "else" / "two", [(0, shuffled)])
+    other = write(tmp_path / "other", [(0, table.set_column(3, "gpu_temp_c", pa.array([1.0, 2.5])))])
+    assert one.digest == two.digest
+    assert one.digest != other.digest
+
+
+def test_tables_come_back(tmp_path: Path):
+    when = pd.Timestamp("2026-03-01 10:00", tz="UTC")
+    events = pd.DataFrame(
+        {"timestamp": [when], "node": ["a"], "gpu": [None], "type": ["drain"], "known_at": [when + STEP], "code": ["x"]}
+    )
+    jobs = pd.DataFrame({"job": ["7"], "node": ["a"], "started_at": [when], "gpus": [8]})
+    with DatasetWriter(tmp_path / "d", step=STEP, channels={}) as writer:
+        made = writer.finish(events=events, inventory=stays(["b", "a"]), jobs=jobs, span=SPAN, quarantine={"bad": 2})
+    dataset = Dataset.open(tmp_path / "d")
+    assert dataset.digest == made.digest
+    assert dataset.meta.span == SPAN
+    assert dataset.meta.quarantine == {"bad": 2}
+    assert dataset.buckets() == []
+    assert dataset.read_bucket(0).num_rows == 0
+    found = dataset.events().iloc[0]
+    assert (found["timestamp"], found["node"], found["code"], found["known_at"]) == (when, "a", "x", when + STEP)
+    assert pd.isna(found["gpu"])
+    assert str(dataset.events()["timestamp"].dtype) == "datetime64[ms, UTC]"
+    assert dataset.inventory()["node"].tolist() == ["a", "b"]
+    assert dataset.inventory()["power_supply"].tolist() == ["psu-a", "psu-b"]
+    found_jobs = dataset.jobs()
+    assert found_jobs is not None
+    assert found_jobs["gpus"].tolist() == [8]
+
+
+def test_nodes_without_gpus(tmp_path: Path):
+    table = sample_table([(10, "b", "x"), (0, "a", "x"), (0, "b", "x")], {"gpu_temp_c": [1.0, 2.0, 3.0]})
+    table = table.set_column(2, "gpu", pa.nulls(3, pa.string()))
+    dataset = write(tmp_path / "d", [(0, table)], unit="node")
+    assert dataset.meta.unit == "node"
+    assert dataset.read_bucket(0, ["node", "gpu_temp_c"]).to_pydict() == {
+        "node": ["a", "b", "b"],
+        "gpu_temp_c": [2.0, 3.0, 1.0],
+    }
+
+
+def test_sorted_parts_stay_apart_and_interleaving_ones_become_one(tmp_path: Path):
+    first, second = sample_table([(0, "a", "g1"), (10, "a", "g1")]), sample_table([(0, "a", "g2")])
+    write(tmp_path / "apart", [(0, second), (0, first)])
+    assert len(list((tmp_path / "apart").rglob("part-*"))) == 2
+    mixed = sample_table([(5, "a", "g1")])
+    dataset = write(tmp_path / "mixed", [(0, first), (0, second), (0, mixed)])
+    assert len(list((tmp_path / "mixed").rglob("part-*"))) == 1
+    for each in (dataset, Dataset.open(tmp_path / "apart")):
+        keys = list(zip(*each.read_bucket(0, ["gpu", "timestamp"]).to_pydict().values(), strict=True))
+        assert keys == sorted(keys)
+
+
+def test_nan_becomes_null(tmp_path: Path):
+    table = sample_table([(0, "a", "g"), (1, "a", "g")], {"gpu_temp_c": np.array([np.nan, 4.0], np.float32)})
+    assert write(tmp_path / "d", [(0, table)]).read_bucket(0)["gpu_temp_c"].to_pylist() == [None, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ([sample_table([(0, "a", "g1"), (0, "a", "g1")])], ["two samples of one gpu", "'g1'", "1970-01-01T00:00"]),
+        ([sample_table([(0, "a", "g1")]), sample_table([(0, "a", "g1")])], ["two samples of one gpu", "'g1'"]),
+        ([sample_table([(0, "a", "g1")], {"oops": [1]})], ["unknown columns ['oops']"]),
+        ([sample_table([(0, "a", "g1")], {"xid_last": [1.5]})], ["'xid_last'", "int32"]),
+        ([sample_table([(0, "a", None)])], ["samples without 'gpu'"]),
+    ],
+)
+def test_tables_that_are_refused(tables: list[pa.Table], words: list[str], tmp_path: Path):
+    with pytest.raises(InputError) as caught:
+        write(tmp_path / "d", [(0, table) for table in tables])
+    for word in words:
+        assert word in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_no_dataset(tmp_path: Path):
+    with pytest.raises(InputError, match=r"not a dataset.*no dataset\.json.*predrain import"):
+        Dataset.open(tmp_path)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "thesis.txt").write_text("my only copy")
+    with pytest.raises(InputError, match=r"something here that is not a dataset.*Choose another folder"):
+        write(tmp_path / "d", [])
+    assert (tmp_path / "d" / "thesis.txt").read_text() == "my only copy"
+
+
+def test_damage_is_said(tmp_path: Path):
+    table = sample_table([(0, "a", "g1"), (10, "a", "g1")])
+    dataset = write(tmp_path / "d", [(0, table)])
+    with pytest.raises(InputError, match=r"no column 'nope'.*Its columns are"):
+        dataset.read_bucket(0, ["nope"])
+    part, events = next((tmp_path / "d").rglob("part-*")), tmp_path / "d" / "events.parquet"
+    for path, read in ((part, lambda: dataset.read_bucket(0)), (events, dataset.events)):
+        whole = path.read_bytes()
+        for cut in (0, 3, len(whole) // 2, len(whole) - 10):
+            path.write_bytes(whole[:cut])
+            with pytest.raises(InputError, match=r"the file is damaged: .*import or collect its sources") as caught:
+                read()
+            assert caught.value.where == str(path)
+        path.write_bytes(whole[:40] + bytes(len(whole) - 80) + whole[-40:])
+        with pytest.raises(InputError, match=r"the file is damaged"):
+            read()
+        path.write_bytes(whole)
+    whole = part.read_bytes()
+    pq.write_table(pa.table({"something": [1]}), part)
+    with pytest.raises(InputError, match=r"the file is damaged"):
+        dataset.read_bucket(0)
+    part.write_bytes(whole)
+    part.unlink()
+    with pytest.raises(InputError, match=r"bucket 0 holds 0 samples, dataset\.json says 2"):
+        Dataset.open(tmp_path / "d").read_bucket(0)
+    meta = tmp_path / "d" / "dataset.json"
+    content = json.loads(meta.read_text())
+    meta.write_text(json.dumps({**content, "schema_version": 99}))
+    with pytest.raises(InputError, match="schema version 99, this predrain reads 1 to 3"):
+        Dataset.open(tmp_path / "d")
+    meta.write_text("{")
+    with pytest.raises(InputError, match=r"dataset\.json is damaged"):
+        Dataset.open(tmp_path / "d")
+
+
+def test_an_error_leaves_the_old_dataset(tmp_path: Path):
+    write(tmp_path / "d", [(0, sample_table([(0, "a", "g1")]))])
+    before = tree(tmp_path)
+    refused = sample_table([(1, "a", "g1")], {"oops": [1]})
+    with pytest.raises(InputError), DatasetWriter(tmp_path / "d", step=STEP, channels=CHANNELS) as writer:
+        writer.write_samples(0, refused)
+    assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize("place", ["parts.write_part", "writer.write_small", "writer.fsync_path"])
+def test_a_full_disk_leaves_the_old_dataset(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write(tmp_path / "d", [(0, sample_table([(0, "a", "g1")]))])
+    before = tree(tmp_path)
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(f"telemetry.dataset.{place}", full)
+    with pytest.raises(InputError, match=r"the disk is full.*while writing.*unchanged"):
+        write(tmp_path / "d", [(0, sample_table([(1, "a", "g1")]))])
+    assert tree(tmp_path) == before
+
+
+def write_killed_at(at: str, path: Path) -> None:
+    """Write a dataset over another, and die at a place; 9 if it died, 7 if not."""
+    renames: list[object] = []
+    rename, remove = Path.rename, telemetry.atomic._remove
+
+    def counted_rename(self: Path, target: Path) -> Path:
+        if at == f"before rename {len(renames)}":
+            os._exit(9)
+        renames.append(target)
+        return rename(self, target)
+
+    def watched_remove(place: Path) -> None:
+        if at == "before removal" and place.name.endswith(".previous"):
+            os._exit(9)
+        remove(place)
+
+    Path.rename = counted_rename  # type: ignore[method-assign, assignment]
+    telemetry.atomic._remove = watched_remove
+    write(path, [(0, sample_table([(1, "a", "g1")]))])
+    os._exit(7)
+
+
+@pytest.mark.parametrize(
+    ("at", "minutes"), [("before rename 0", 0), ("before rename 1", 0), ("before removal", 1), ("never", 1)]
+)
+def test_a_killed_writer_leaves_the_old_dataset_or_the_new(at: str, minutes: int, tmp_path: Path):
+    path = tmp_path / "d"
+    write(path, [(0, sample_table([(0, "a", "g1")]))])
+    assert exit_code_of(write_killed_at, at, path) == (7 if at == "never" else 9)
+    dataset = Dataset.open(path)
+    assert dataset.read_bucket(0)["timestamp"].cast(pa.int64()).to_pylist() == [minutes * 60_000]
+    write(path, [(0, sample_table([(2, "a", "g1")]))])
+    assert Dataset.open(path).read_bucket(0)["timestamp"].cast(pa.int64()).to_pylist() == [120_000]
+    assert not building_path(path).exists()
+    assert not previous_path(path).exists()
+
+
+def test_two_writers_at_once(tmp_path: Path):
+    first = DatasetWriter(tmp_path / "d", step=STEP, channels=CHANNELS)
+    with first, pytest.raises(InputError, match="another run is writing this folder"):
+        DatasetWriter(tmp_path / "d", step=STEP, channels=CHANNELS)
+    with DatasetWriter(tmp_path / "d", step=STEP, channels=CHANNELS):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_channels_survive_with_everything_that_is_known_of_them(tmp_path: Path):
+    own = Channel("flaps_total", "counter", "flaps", 0.0, None, "declared in params")
+    with DatasetWriter(tmp_path / "d", step=timedelta(seconds=90), channels={**CHANNELS, own.name: own}) as writer:
+        writer.finish(events=NO_EVENTS, inventory=stays(["a"]), span=SPAN)
+    meta = Dataset.open(tmp_path / "d").meta
+    assert meta.channels == {**CHANNELS, own.name: own}
+    assert meta.step == timedelta(seconds=90)

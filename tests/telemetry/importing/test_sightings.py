@@ -1,0 +1,139 @@
+"""Daily files of states: one source that is samples, events and inventory at once."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from telemetry.config import ChannelDeclaration
+from telemetry.dataset.channels import resolve_channels
+from telemetry.dataset.dataset import Dataset
+from telemetry.errors import InputError
+from telemetry.importing.importer import ImportResult, import_dataset
+
+DAYS = pd.date_range("2026-03-01", periods=20, freq="D").strftime("%Y-%m-%d")
+MAPPING = """
+samples: {columns: {date: timestamp, serial: node, failure: null, model: null}, time: {timezone: UTC},
+  ignore_others: true}
+events: {columns: {date: timestamp, serial: node, failure: type}, time: {timezone: UTC},
+  values: {type: {"0": null, "1": failure}}, ignore_others: true}
+inventory: {columns: {date: seen_at, serial: node}, time: {timezone: UTC}, ignore_others: true}
+"""
+
+
+def daily_rows() -> pd.DataFrame:
+    """One drive that stays, one that fails on day 10, one that leaves on day 5, and one that comes on day 15."""
+    lives = {"stays": (0, 20), "fails": (0, 11), "leaves": (0, 6), "comes": (15, 20)}
+    rows = [
+        {
+            "date": day,
+            "serial": serial,
+            "model": "MAKER X 100" if serial != "comes" else "MAKER Y 2",
+            "failure": int(serial == "fails" and number == end - 1),
+            "errors": 2**54 + number,
+            "unknown_attribute": 1,
+        }
+        for serial, (begin, end) in lives.items()
+        for number, day in enumerate(DAYS)
+        if begin <= number < end
+    ]
+    return pd.DataFrame(rows)
+
+
+def import_daily(folder: Path, frame: pd.DataFrame, mapping: str = MAPPING) -> ImportResult:
+    folder.mkdir(parents=True, exist_ok=True)
+    for day, rows in frame.groupby("date"):
+        rows.to_csv(folder / f"{day}.csv", index=False)
+    (folder.parent / "mapping.yaml").write_text(mapping)
+    return import_dataset(
+        folder.parent / "dataset",
+        samples=[folder],
+        events=[folder],
+        inventory=folder,
+        step=timedelta(days=1),
+        channels=resolve_channels({"errors": ChannelDeclaration(kind="counter", unit="count")}),
+        dedupe=timedelta(seconds=60),
+        delay=timedelta(days=1),
+        mapping=folder.parent / "mapping.yaml",
+    )
+
+
+def stays(dataset: Dataset) -> dict[str, tuple[str, str | None]]:
+    frame = dataset.inventory()
+    return {
+        row.node: (str(row.installed_at)[:10], None if pd.isna(row.removed_at) else str(row.removed_at)[:10])
+        for row in frame.itertuples()
+    }
+
+
+def test_daily_rows_become_stays_events_and_samples(tmp_path: Path) -> None:
+    result = import_daily(tmp_path / "days", daily_rows())
+    assert result.quarantined == {}
+    assert stays(result.dataset) == {
+        "stays": ("2026-03-01", None),
+        "fails": ("2026-03-01", "2026-03-11"),
+        "leaves": ("2026-03-01", "2026-03-06"),
+        "comes": ("2026-03-16", None),
+    }
+    events = result.dataset.events()
+    assert events[["node", "type"]].to_numpy().tolist() == [["fails", "failure"]]
+    assert str(events["timestamp"].iloc[0]) == "2026-03-11 00:00:00+00:00"
+    assert result.counts["rows_left_out_by_mapping"] == len(daily_rows()) - 1
+    assert result.dataset.meta.counts["samples"] == len(daily_rows())
+
+
+def test_importing_the_same_days_again_changes_nothing(tmp_path: Path) -> None:
+    first = import_daily(tmp_path / "days", daily_rows())
+    again = import_daily(tmp_path / "days", daily_rows())
+    assert not again.changed
+    assert again.dataset.digest == first.dataset.digest
+
+
+def test_a_drive_that_reappears_after_its_failure_has_one_stay_and_keeps_its_event(tmp_path: Path) -> None:
+    rows = daily_rows()
+    back = rows[(rows["serial"] == "stays") & (rows["date"] >= DAYS[14])].assign(serial="fails")
+    result = import_daily(tmp_path / "days", pd.concat([rows, back]))
+    assert stays(result.dataset)["fails"] == ("2026-03-01", None)
+    assert result.dataset.events()["node"].tolist() == ["fails"]
+    assert result.quarantined == {}
+
+
+def test_a_day_written_twice_counts_once(tmp_path: Path) -> None:
+    rows = daily_rows()
+    result = import_daily(tmp_path / "days", pd.concat([rows, rows[rows["date"] == DAYS[3]]]))
+    assert result.dataset.meta.counts["samples"] == len(rows)
+    assert result.quarantined == {}
+
+
+def test_a_sighting_without_a_time_is_set_aside(tmp_path: Path) -> None:
+    rows = daily_rows()
+    (tmp_path / "days").mkdir()
+    rows[rows["serial"] == "leaves"].head(1).assign(date=None, serial="undated").to_csv(
+        tmp_path / "days" / "undated.csv", index=False
+    )
+    result = import_daily(tmp_path / "days", rows)
+    assert "undated" not in stays(result.dataset)
+    assert sum(result.quarantined.values()) >= 1
+
+
+def test_days_without_a_zone_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    without = MAPPING.replace("inventory: {columns: {date: seen_at, serial: node}, time: {timezone: UTC},", "inventory: {columns: {date: seen_at, serial: node},")  # fmt: skip  # noqa: E501
+    with pytest.raises(InputError, match=r"naive.*inventory: \{time: \{timezone: UTC\}\}"):
+        import_daily(tmp_path / "days", daily_rows(), without)
+
+
+def test_an_absence_must_have_a_length(tmp_path: Path) -> None:
+    wrong = MAPPING.replace(
+        "serial: node}, time: {timezone: UTC}, ignore_others: true}\n", "serial: node}, absent: 0d}\n"
+    )
+    with pytest.raises(InputError, match="must be positive, such as '7d'"):
+        import_daily(tmp_path / "days", daily_rows(), wrong)
+
+
+def test_unknown_columns_are_refused_with_both_ways_out(tmp_path: Path) -> None:
+    strict = MAPPING.replace("model: null}, time: {timezone: UTC},\n  ignore_others: true}", "model: null}, time: {timezone: UTC}}")  # fmt: skip  # noqa: E501
+    with pytest.raises(InputError, match=r"unknown_attribute.*channels.*null.*ignore_others: true"):
+        import_daily(tmp_path / "days", daily_rows(), strict)

@@ -1,0 +1,310 @@
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from telemetry.errors import InputError
+from telemetry.xids.kernel_log import KernelLog, locate, parse_kernel_log
+from telemetry.xids.pci import normalise_pci_bus_id
+from telemetry.xids.xid_message import parse_xid_message
+from tests.telemetry.helpers import gpu, inventory_frame, quarantine_of, run_import, samples_frame
+
+SHARED = Path(__file__).parents[4] / "shared" / "data" / "kernel-logs"
+FELL = "NVRM: Xid (PCI:0000:10:00): 79, pid=1234, name=python, GPU has fallen off the bus."
+NEW_YEAR = datetime(2026, 1, 5, tzinfo=UTC)
+
+
+def real(name: str) -> list[str]:
+    if not (SHARED / name).exists():
+        pytest.skip(f"the captured kernel logs are not here: {SHARED}")
+    return (SHARED / name).read_text().splitlines()
+
+
+def only(log: KernelLog) -> pd.Series:
+    assert len(log.events) == 1
+    return log.events.iloc[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "when", "node"),
+    [
+        (f"2026-03-01T10:20:30.123456+00:00 host-1 kernel: {FELL}", "2026-03-01T10:20:30.123Z", "host-1"),
+        (f"2026-03-01T11:20:30+0100 host-1 kernel: [ 12.5] {FELL}", "2026-03-01T10:20:30Z", "host-1"),
+        (f"2026-03-01 10:20:30 host-1.example kernel: {FELL}", "2026-03-01T10:20:30Z", "host-1.example"),
+        (f"2026-03-01T10:20:30,500000+00:00 {FELL}", "2026-03-01T10:20:30.500Z", "here"),
+        (f"<4>1 2026-03-01T10:20:30Z host-1 kernel - - {FELL}", "2026-03-01T10:20:30Z", "host-1"),
+        (f"Dec 31 10:20:30 host-1 kernel: [1234.5] {FELL}", "2025-12-31T10:20:30Z", "host-1"),
+        (f"Jan  2 10:20:30 host-1 kernel: {FELL}", "2026-01-02T10:20:30Z", "host-1"),
+        (f"[Sun Mar  1 10:20:30 2026] {FELL}", "2026-03-01T10:20:30Z", "here"),
+        (f"[  123.456789] {FELL}", "2026-01-01T00:02:03.456Z", "here"),
+        (f"<3>[  123.456789][ T1234] {FELL}", "2026-01-01T00:02:03.456Z", "here"),
+        (
+            json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "_HOSTNAME": "host-1", "MESSAGE": FELL}),
+            "2026-03-01T10:20:30Z",
+            "host-1",
+        ),
+        (
+            json.dumps({"__REALTIME_TIMESTAMP": "1772360430000000", "MESSAGE": list(FELL.encode() + b"\xff")}),
+            "2026-03-01T10:20:30Z",
+            "here",
+        ),
+    ],
+)
+def test_every_usual_form_of_a_line(line: str, when: str, node: str):
+    log = parse_kernel_log(
+        ["nothing of interest", line],
+        node="here",
+        boot_time=datetime(2026, 1, 1, tzinfo=UTC),
+        reference_time=NEW_YEAR,
+        timezone="UTC",
+    )
+    event = only(log)
+    assert (log.n_lines, log.unparsed, log.unknown_codes) == (2, [], {})
+    assert event["timestamp"] == pd.Timestamp(when)
+    assert (event["node"], event["code"], event["pci_bus_id"]) == (node, "79", "00000000:10:00")
+    assert event["detail"].startswith("GPU has fallen off the bus.")
+
+
+@pytest.mark.parametrize(
+    ("message", "code", "bus", "detail"),
+    [
+        ("NVRM: Xid (0000:03:00): 14, Channel 00000001", "14", "00000000:03:00", "Channel 00000001"),
+        ("NVRM: Xid (PCI:0000:04:00): 69", "69", "00000000:04:00", None),
+        ("NVRM: Xid (PCI:0000:04:00 GPU-I:05): 43, pid=7, name=x, Ch 8", "43", "00000000:04:00", "Ch 8"),
+        ("NVRM: Xid (PCI:0000:01:00): 31, pid=123", "31", "00000000:01:00", "pid=123"),
+        (
+            "NVRM: Xid (PCI:0000:05:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.",
+            "79",
+            "00000000:05:00",
+            "GPU has fallen off the bus.",
+        ),
+        (
+            "NVRM: Xid (PCI:0008:01:00): 149, NETIR_LINK_EVT  Fatal   XC0 i0 Link 01 (0x021425c6 0x0)",
+            "149",
+            "00000008:01:00",
+            "NETIR_LINK_EVT Fatal link 01",
+        ),
+        (
+            "NVRM: Xid (PCI:0018:01:00): 145, pid=8, name=ray::Worker, RLW_RXPIPE Nonfatal XC0 i0 Link 13 (0x0409a0c2",
+            "145",
+            "00000018:01:00",
+            "RLW_RXPIPE Nonfatal link 13",
+        ),
+        (
+            "NVRM: Xid (PCI:0018:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x",
+            "149",
+            "00000018:01:00",
+            "NETIR Fatal link -1",
+        ),
+        (
+            "NVRM: Xid (PCI:0008:01:00): 154, GPU recovery action changed from 0x4 (Drain) to 0x1 (GPU Reset)",
+            "154",
+            "00000008:01:00",
+            "recovery action GPU Reset (0x1), was Drain (0x4)",
+        ),
+    ],
+)
+def test_messages_of_every_driver_age(message: str, code: str, bus: str, detail: str | None):
+    found = parse_xid_message(message)
+    assert found is not None
+    assert (found.code, found.pci_bus_id, found.detail) == (code, bus, detail)
+
+
+def test_a_uuid_in_the_message_or_just_before_it():
+    with_uuid = f"2026-03-01T00:00:00Z h kernel: NVRM: Xid (PCI:0000:10:00 {gpu(7)}): 48, DBE"
+    assert only(parse_kernel_log([with_uuid]))["gpu"] == gpu(7)
+    introduced = [
+        f"2026-03-01T00:00:00Z h kernel: NVRM: GPU at PCI:0000:10:00: {gpu(8)}",
+        "2026-03-01T00:00:00Z h kernel: NVRM: GPU Board Serial Number: 1",
+        "2026-03-01T00:00:00Z h kernel: NVRM: Xid (PCI:0000:10:00): 48, DBE",
+    ]
+    assert only(parse_kernel_log(introduced))["gpu"] == gpu(8)
+
+
+def test_unknown_and_unreadable_xids_are_reported():
+    lines = [
+        "2026-03-01T00:00:00Z h kernel: NVRM: Xid (PCI:0000:10:00): 99999, unknown error",
+        "2026-03-01T00:00:00Z h kernel: NVRM: Xid (PCI:0000:10:00): %d, placeholder",
+        "2026-03-01T00:00:00Z h kernel: NVRM: Xid (invalid): some error",
+        "NVRM: Xid (PCI:0000:10:00): 79, without a time",
+        "2026-13-77T00:00:00Z h kernel: NVRM: Xid (PCI:0000:10:00): 79, in no month",
+    ]
+    log = parse_kernel_log(lines)
+    assert only(log)["code"] == "99999"
+    assert log.unknown_codes == {"99999": 1}
+    assert [(number, problem) for number, _, problem in log.unparsed] == [
+        (2, "no XID number or GPU"),
+        (3, "no XID number or GPU"),
+        (4, "no usable time stamp"),
+        (5, "no usable time stamp"),
+    ]
+
+
+def test_the_year_turns_inside_a_log():
+    lines = [f"{stamp} h kernel: {FELL}" for stamp in ("Dec 30 01:00:00", "Dec 31 23:59:59", "Jan  1 00:00:01")]
+    years = parse_kernel_log(lines, reference_time=NEW_YEAR, timezone="UTC").events["timestamp"].dt.year
+    assert years.tolist() == [2025, 2025, 2026]
+    leap = [f"Feb 29 01:00:00 h kernel: {FELL}"]
+    for reference in (2024, 2025):
+        log = parse_kernel_log(leap, reference_time=datetime(reference, 5, 1, tzinfo=UTC), timezone="UTC")
+        assert only(log)["timestamp"].year == 2024
+    impossible = [*leap, f"Mar  1 01:00:00 h kernel: {FELL}"]
+    log = parse_kernel_log(impossible, reference_time=datetime(2025, 5, 1, tzinfo=UTC), timezone="UTC")
+    assert (len(log.events), [problem for *_, problem in log.unparsed]) == (1, ["no usable time stamp"])
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (f"[ 12.5] {FELL}", ["seconds since boot", "line 1", "boot_time", "dmesg --time-format iso"]),
+        (f"Mar  1 10:00:00 h kernel: {FELL}", ["no year", "reference_time"]),
+        (f"[Sun Mar  1 10:20:30 2026] {FELL}", ["naive", "timezone: UTC"]),
+        (f"2026-03-01T10:20:30Z {FELL}", ["does not name its node", "kernel_log: {node: NAME}"]),
+    ],
+)
+def test_what_the_log_leaves_unsaid_must_be_given(line: str, words: list[str]):
+    with pytest.raises(InputError) as caught:
+        parse_kernel_log([line])
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_addresses_find_the_gpu_of_that_time():
+    inventory = pd.DataFrame(
+        {
+            "gpu": ["old", "new", "other"],
+            "node": ["host-1.example", "host-1.example", "host-2"],
+            "pci_bus_id": ["00000000:10:00", "0000:10:00.0", "10:00.0"],
+            "installed_at": pd.to_datetime(["2026-01-01", "2026-02-01", "2026-01-01"], utc=True),
+            "removed_at": pd.to_datetime(["2026-02-01", None, None], utc=True),
+        }
+    )
+    lines = [
+        f"2026-01-15T00:00:00Z host-1 kernel: {FELL}",
+        f"2026-02-01T00:00:00Z host-1.example kernel: {FELL}",
+        f"2026-02-15T00:00:00Z host-2.example kernel: {FELL}",
+        f"2025-12-15T00:00:00Z host-1 kernel: {FELL}",
+        f"2026-02-15T00:00:00Z host-1 kernel: {FELL.replace('10:00', '11:00')}",
+    ]
+    events, unmatched = locate(parse_kernel_log(lines).events, inventory)
+    assert [None if pd.isna(name) else name for name in events["gpu"]] == ["old", "new", "other", None, None]
+    assert unmatched == 2
+    assert events["node"].tolist() == ["host-1.example", "host-1.example", "host-2", "host-1.example", "host-1.example"]
+
+
+def test_an_address_on_a_node_whose_name_only_begins_alike_finds_no_gpu():
+    inventory = pd.DataFrame(
+        {
+            "gpu": ["a"],
+            "node": ["rack1.n0"],
+            "pci_bus_id": ["00000000:10:00"],
+            "installed_at": pd.to_datetime(["2026-01-01"], utc=True),
+            "removed_at": pd.to_datetime([None], utc=True),
+        }
+    )
+    log = parse_kernel_log([f"2026-01-15T00:00:00Z {node} kernel: {FELL}" for node in ("rack1.n1", "rack1.n0.example")])
+    events, unmatched = locate(log.events, inventory)
+    assert (events["gpu"].tolist(), unmatched) == ([None, "a"], 1)
+    assert events["node"].tolist() == ["rack1.n1", "rack1.n0"]
+
+
+def test_kernel_logs_are_event_sources(tmp_path: Path):
+    (tmp_path / "messages.log").write_text(
+        f"2026-03-01T00:20:00Z node-0 kernel: {FELL}\n"
+        "2026-03-01T00:21:00Z node-0 kernel: NVRM: Xid (PCI:0000:99:00): 79, no such slot\n"
+        "2026-03-01T00:22:00Z node-7 kernel: NVRM: Xid (PCI:0000:10:00): 79, no such node\n"
+        "2026-03-01T00:23:00Z node-0 kernel: NVRM: Xid (oops): 1\n"
+    )
+    journal = {
+        "__REALTIME_TIMESTAMP": "1772324430000000",
+        "_HOSTNAME": "node-1",
+        "MESSAGE": FELL.replace(": 79", ": 777"),
+    }
+    (tmp_path / "journal.jsonl").write_text(json.dumps(journal) + "\n")
+    (tmp_path / "node-1.txt").write_text(f"[  60.0] {FELL.replace('10:00', '11:00')}\n")
+    rules = "kernel_log: {boot_time: 2026-03-01T00:30:00Z}"
+    files = [tmp_path / name for name in ("messages.log", "journal.jsonl", "node-1.txt")]
+    result = run_import(tmp_path, samples=samples_frame(), events=files, mapping=rules)
+    events = result.dataset.events().sort_values("timestamp")
+    assert [None if pd.isna(name) else name for name in events["gpu"]] == [gpu(0), gpu(2), None, gpu(3)]
+    assert events["node"].tolist() == ["node-0", "node-1", "node-0", "node-1"]
+    assert events["code"].tolist() == ["79", "777", "79", "79"]
+    assert result.quarantined == {"no XID number or GPU": 1, "unknown node": 1}
+    assert result.counts["xid_777_without_description"] == 1
+    assert result.counts["xids_without_a_gpu"] == 2
+    assert set(quarantine_of(result)["file"]) == {"messages.log"}
+    (tmp_path / "dmesg.log").write_text(f"[  60.0] {FELL}\n")
+    with pytest.raises(InputError, match=r"does not name its node.*dmesg\.log, line 1"):
+        run_import(tmp_path, events=[tmp_path / "dmesg.log"], mapping=rules, out="other")
+
+
+def test_real_lines_of_many_driver_ages():
+    lines = real("xid-lines.txt")
+    assert len(lines) == 126
+    log = parse_kernel_log([f"2026-03-01T00:00:00Z h kernel: {line}" for line in lines])
+    assert len(log.events) + len(log.unparsed) == 126
+    assert len(log.unparsed) == 3
+    assert {"99999", "102"} <= set(log.unknown_codes)
+    nvlink5 = log.events[log.events["code"].astype(int).between(144, 150)]
+    severity = nvlink5["detail"].str.contains(r"\b(?:Fatal|Nonfatal)\b")
+    assert (~severity).sum() == 2  # the two lines that are format strings of their authors
+    bare = parse_kernel_log(lines)
+    assert (len(bare.events), len(bare.unparsed)) == (0, 126)
+
+
+@pytest.mark.parametrize("name", ["dmesg-pstore.txt", "ib-flap-syslog.txt", "fabricmanager.log"])
+def test_real_logs_without_xids(name: str):
+    log = parse_kernel_log(real(name))
+    assert log.n_lines > 10
+    assert log.events.empty
+    assert log.unparsed == []
+
+
+@given(
+    line=st.text(max_size=200),
+    prefix=st.sampled_from(["", "NVRM: Xid ", "{", "[ 1.5] NVRM: Xid (PCI:0:", "Feb 30 ", "<1>"]),
+)
+def test_no_line_is_too_strange(line, prefix):
+    log = parse_kernel_log([prefix + line], node="n", boot_time=NEW_YEAR, reference_time=NEW_YEAR, timezone="UTC")
+    assert log.n_lines == 1
+
+
+@pytest.mark.parametrize(
+    "text", ["00000000:3B:00.0", "0000:3b:00.0", "PCI:0000:3b:00", "3b:00", "3B:0.0", " 00000000:3b:00 ", "0:3b:00"]
+)
+def test_addresses_of_every_width_are_one(text: str):
+    assert normalise_pci_bus_id(text) == "00000000:3b:00"
+
+
+@pytest.mark.parametrize("text", ["", "GPU-0", "3b", "0000:3b", "0000:3b:00.9", "zz:00", "1:2:3:4"])
+def test_what_is_no_address(text: str):
+    assert normalise_pci_bus_id(text) is None
+
+
+def test_inventory_addresses_are_normalised(tmp_path: Path):
+    result = run_import(tmp_path, samples=samples_frame(), inventory=inventory_frame())
+    assert set(result.dataset.inventory()["pci_bus_id"]) == {"00000000:10:00", "00000000:11:00"}
+
+
+def test_an_address_of_two_gpus_at_once_is_the_nodes():
+    line = "2026-03-01T00:20:00+00:00 n1 kernel: NVRM: Xid (PCI:0000:3b:00): 79, pid=1"
+    inventory = pd.DataFrame(
+        {
+            "gpu": ["a", "b"],
+            "node": "n1",
+            "pci_bus_id": "00000000:3b:00",
+            "installed_at": pd.to_datetime(["2026-01-01", "2026-01-01"], utc=True),
+            "removed_at": pd.to_datetime([None, None], utc=True),
+        }
+    )
+    events, unmatched = locate(parse_kernel_log([line]).events, inventory)
+    assert (events["gpu"].tolist(), events["node"].tolist(), unmatched) == ([None], ["n1"], 1)
+    swap = pd.Timestamp("2026-03-01T00:20:00Z")
+    inventory["removed_at"] = [swap, pd.NaT]
+    inventory["installed_at"] = [inventory["installed_at"][0], swap]
+    events, unmatched = locate(parse_kernel_log([line]).events, inventory[::-1].reset_index(drop=True))
+    assert (events["gpu"].tolist(), unmatched) == (["b"], 0)

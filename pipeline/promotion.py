@@ -27,8 +27,8 @@ from models.registry.champion import (
     tag_version,
     version_at,
 )
-from models.registry.runs import tag_run
-from models.registry.store import CHALLENGER, log_run
+from models.registry.runs import log_run, tag_run
+from models.registry.store import CHALLENGER
 from pipeline.held_out import contend, untouched
 from pipeline.params import Params
 from pipeline.provenance import code_revision

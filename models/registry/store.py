@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,34 +34,6 @@ _LOGGERS = (
     "mlflow.models.model",
     "mlflow.utils.environment",
 )
-
-
-def log_run(
-    tracking_uri: str,
-    experiment: str,
-    *,
-    params: Mapping[str, Any],
-    metrics: Mapping[str, float | None],
-    tags: Mapping[str, str],
-    artifacts: Sequence[Path] = (),
-    name: str | None = None,
-) -> str:
-    """Record a run.
-
-    ``tracking_uri``: ``sqlite:///PATH`` or a tracking server's address.
-    ``experiment``: name of the experiment; made where it does not exist, its artifacts beside the database.
-    ``metrics``: flat metrics; undefined ones (None, NaN) are left out, because MLflow has no null.
-    ``tags``: such as ``dataset_digest`` and ``code_revision``.
-    ``name``: name of the run; by default MLflow makes one up.
-    Raises ``InputError`` if the store cannot be used.
-    """
-    from models.registry.runs import fill_run  # noqa: PLC0415 - it builds on this module
-
-    with opened_store(tracking_uri) as mlflow:
-        client = mlflow.MlflowClient()
-        run = client.create_run(experiment_id(client, tracking_uri, experiment), run_name=name, tags=dict(tags))
-        fill_run(mlflow, client, run, params=params, metrics=metrics, artifacts=artifacts)
-    return str(run.info.run_id)
 
 
 def register_bundle(tracking_uri: str, model: str, bundle: Path, *, run_id: str, alias: str = CHALLENGER) -> int:

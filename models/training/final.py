@@ -15,7 +15,6 @@ from models.config import BacktestSection, ModelsSection, TrainingSection
 from models.rows.row_reader import RowReader
 from models.rows.training_set import Labels, Matrix, Rows
 from models.sequence.windows import WindowedMatrix, tabular_values, with_windows
-from models.training.as_of import refit_time
 from models.training.distribution import Distribution, summarise
 from models.training.fitted import ORDERS_ONLY, FittedModels
 from models.training.reference import SCORED, LabelledRows, Reference, make_reference, sample_rows
@@ -27,6 +26,27 @@ from models.training.schedule import (
     instant_of,
 )
 from models.training.trainer import Trainer, Unfit, reach_of
+
+
+def refit_time(span: tuple[datetime, datetime], until: datetime | None) -> datetime:
+    """Give the time of the fit.
+
+    ``span``: first and last instant of the data (aware UTC).
+    ``until``: the time asked for; None: the end of the data.
+    Raises ``InputError`` if the time has no zone or lies outside the data.
+    """
+    if until is None:
+        return span[1]
+    if until.tzinfo is None:
+        raise InputError(f"{until.isoformat()} has no time zone", "--until", "Write it as 2026-01-01T00:00:00Z.")
+    if not span[0] < until <= span[1]:
+        raise InputError(
+            f"{until.isoformat()} lies outside the data, {span[0].isoformat()} to {span[1].isoformat()}",
+            "--until",
+            "Give a time inside them.",
+        )
+    return until
+
 
 Progress = Callable[[int, int, str], None]
 """Called with the number of folds done, the number of all folds, and what is being done."""
@@ -48,7 +68,7 @@ def fit_final(
     counts the whole dataset.
     ``until``: fit as of this time (aware), with labels as they were known then; default: the end of the data.
     ``progress``: called with the training rows gone through, all of them, and what was fitted
-    (:class:`models.training.fit_steps.FitSteps`).
+    (:class:`models.training.trainer.FitSteps`).
     Raises ``InputError`` if no span fits the data, or the span chosen holds one class only.
     """
     refit_ms = instant_ms(refit_time(matrix.span, until))

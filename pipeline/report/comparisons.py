@@ -8,8 +8,7 @@ from evaluation.metrics.comparison import SLIDING
 from evaluation.metrics.evaluation import Evaluation
 from models.config import CASCADE
 from pipeline.report.context import ReportContext
-from pipeline.report.sections import Section
-from pipeline.report.tables import Cell, Table
+from pipeline.report.tables import Cell, Section, Table
 from pipeline.report.wording import between, count, join, number, percent, points, verdict
 
 _OURS = ("ensemble", "learner")

@@ -7,8 +7,7 @@ import pandas as pd
 from evaluation.metrics.evaluation import Evaluation
 from evaluation.metrics.lead_time import TOP_SHARE
 from pipeline.report.context import ReportContext
-from pipeline.report.sections import Section
-from pipeline.report.tables import Cell, Table
+from pipeline.report.tables import Cell, Section, Table
 from pipeline.report.wording import NONE, count, number, percent, percent_at_least
 
 

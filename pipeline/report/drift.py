@@ -8,8 +8,7 @@ from evaluation.drift.verdict import CAUSES
 from evaluation.metrics.evaluation import Evaluation
 from features.config import GROUPS
 from pipeline.report.context import ReportContext
-from pipeline.report.sections import Section
-from pipeline.report.tables import Cell, Table
+from pipeline.report.tables import Cell, Section, Table
 from pipeline.report.wording import NONE, between, count, day, number, percent
 
 _FACTS_SHOWN = 5

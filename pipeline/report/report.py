@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from evaluation.metrics.evaluation import Evaluation
-from pipeline.report import plots, sections, summary, tables, wording
+from pipeline.report import plots, summary, tables, wording
+from pipeline.report.comparisons import combining
 from pipeline.report.context import ReportContext
+from pipeline.report.decisions import decisions
+from pipeline.report.drift import what_changed
+from pipeline.report.tables import Section
 from telemetry.errors import InputError
+
+Maker = Callable[[Evaluation, ReportContext], Section | None]
+"""Makes a section, or None where there is nothing to tell."""
+
+
+MAKERS: tuple[Maker, ...] = (decisions, combining, what_changed)
+"""Sections in the order of the page."""
 
 _HERE = Path(__file__).parent
 
@@ -82,9 +94,15 @@ def render_report(evaluation: Evaluation, context: ReportContext) -> str:
         uncaught=tables.uncaught_table(evaluation, context),
         folds=tables.folds(evaluation, context),
         made_of=tables.made_of(context),
-        sections=sections.sections(evaluation, context),
+        sections=sections(evaluation, context),
         alerts=tables.alert_rows(tuple(context.alerts)),
         methods=sorted({alert.method for alert in context.alerts if alert.method}),
         day=wording.day,
         duration=wording.duration,
     )
+
+
+def sections(evaluation: Evaluation, context: ReportContext) -> list[Section]:
+    """Give the sections that have something to tell."""
+    made = [make(evaluation, context) for make in MAKERS]
+    return [section for section in made if section is not None]

@@ -59,6 +59,23 @@ class Table:
     words: frozenset[int] = frozenset({0})
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One section of the page.
+
+    ``key``: its anchor: letters and dashes.
+    ``name``: what the page's navigation calls it.
+    ``before``: paragraphs before the tables, in plain words.
+    """
+
+    key: str
+    name: str
+    title: str
+    before: tuple[str, ...] = ()
+    tables: tuple[Table, ...] = ()
+    after: tuple[str, ...] = ()
+
+
 def models(evaluation: Evaluation, context: ReportContext) -> Table:
     """Every model, ensemble and baseline, with intervals."""
     table = _ordered(evaluation.table)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evaluation.drift.alignment import changed_since_first, effect_of
+from evaluation.drift.check import ranks_among, score_drift
 from evaluation.drift.outcomes import (
     AlertCounts,
     count_alerts,
@@ -20,7 +21,6 @@ from evaluation.drift.outcomes import (
     precision_fell,
     rate_change,
 )
-from evaluation.drift.score_drift import ranks_among, score_drift
 from models.rows.ranking import name_hashes
 from models.training.distribution import Distribution, shift_of, stability_index, summarise
 from tests.models.fleet_predictions import EVERY, fleet

@@ -12,8 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.estimator_checks import parametrize_with_checks
 
-from models.ensembles.cascade import CascadeEnsemble, keep_threshold
-from models.ensembles.walk_forward import splits
+from models.ensembles.cascade import CascadeEnsemble, keep_threshold, splits
 from models.rows.odds import log_odds
 
 STAGES = [("wide", LogisticRegression()), ("sharp", DecisionTreeClassifier(max_depth=4, random_state=0))]

@@ -15,7 +15,7 @@ from models.registry import champion
 from models.registry import runs as run_log
 from models.registry import store as registry
 from models.registry.champion import PREVIOUS_TAG, crown, standing_of, step_back, version_at
-from models.registry.runs import RunRecord, log_series
+from models.registry.runs import RunRecord, log_run, log_series
 from tests.models.small_models import COLUMNS, T0, fitted_models, rows
 
 
@@ -27,7 +27,7 @@ def store(tmp_path_factory):
     uri = f"sqlite:///{folder / 'tracking' / 'mlflow.db'}"
     note = folder / "note.txt"
     note.write_text("kept")
-    run = registry.log_run(
+    run = log_run(
         uri,
         "backtest",
         params={f"models.p{at}": at for at in range(130)} | {"long": "x" * 9000},
@@ -221,7 +221,7 @@ def test_an_absent_store_is_not_made(tmp_path):
 
 def test_a_store_or_model_that_does_not_exist_is_refused(store, tmp_path):
     with pytest.raises(InputError) as raised:
-        registry.log_run("./mlruns", "x", params={}, metrics={}, tags={})
+        log_run("./mlruns", "x", params={}, metrics={}, tags={})
     assert str(raised.value) == (
         "'./mlruns' is no store that MLflow 3 writes (tracking store). "
         "Give sqlite:///PATH or the address of a tracking server."

@@ -10,7 +10,8 @@ import pytest
 from features.errors import InputError
 from models.bundle.store import load_bundle, save_bundle
 from models.registry.champion import crown
-from models.registry.store import log_run, register_bundle
+from models.registry.runs import log_run
+from models.registry.store import register_bundle
 from serving.champion.model_source import ChampionModel, FolderModel, model_source
 from tests.models.small_models import fitted_models
 

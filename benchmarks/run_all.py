@@ -31,10 +31,10 @@ LARGE = "--whole"
 """An option that is left out of the quick run: gigabytes of disk, and minutes."""
 
 RUNS = (
-    "simulate", "parquet_layout", "backfill_prometheus", "collect_exporters", "fold_cost",
+    "simulate", "parquet_layout", "backfill_prometheus", "fold_cost",
     "features_extend_day", "batch_scoring", "node_lookups", "decide_fleet",
     "jobs_saved", "features_file_to_file", "features_out_of_core", f"features_out_of_core {LARGE}",
-    "dask_scaling", "actuate_kubernetes", "actuate_slurm",
+    "actuate_kubernetes", "actuate_slurm",
 )  # fmt: skip
 """Benchmarks in the order of the page, each a file of this folder with its options. The last two need the servers that
 ``make test-system`` installs."""

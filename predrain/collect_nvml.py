@@ -54,7 +54,7 @@ def nvml(
     import logging
     import sys
 
-    from telemetry.collect.pushing.sizes import parse_bytes
+    from telemetry.collect.pushing.spool import parse_bytes
     from telemetry.config import parse_duration
 
     if (dataset is None) == (spool is None):

@@ -16,7 +16,7 @@ from telemetry.collect.exporters.targets import Target
 from telemetry.collect.series.exposition import PageParser, is_openmetrics, parse_line
 from telemetry.collect.series.identity import XID_COUNT_METRIC, Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.rows import assemble, observed
+from telemetry.collect.series.rows import assemble, observed_at
 from telemetry.collect.series.unused import unused_reason
 from telemetry.dataset.channel import Channel
 
@@ -120,7 +120,7 @@ class PageReader:
         samples = assemble(identities, np.arange(len(series), dtype=np.int32), stamps, values, problems=problems)
         return PageRows(
             samples,
-            observed(identities, _EPOCH + timedelta(milliseconds=at_ms)),
+            observed_at(identities, _EPOCH + timedelta(milliseconds=at_ms)),
             [(each.gpu, each.node, each.xid, value) for each, value, _ in found if isinstance(each, XidCount)],
             _channels_per_gpu(samples),
             same,

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 _FIELDS: Final = "MESSAGE,_HOSTNAME,_BOOT_ID"
 _CHUNK: Final = 1 << 18
 _MOST_LINE: Final = 1 << 20
-MOST_FAILURES: Final = 10
+MAX_FAILURES: Final = 10
 """So many ends of journalctl in a row without an entry, and the collector gives up: its supervisor shall know."""
 
 STALL_S: Final = 60.0
@@ -168,7 +168,7 @@ class Journal:
             if self._last_us is None:
                 self._cursor = None
             return
-        if self._failures >= MOST_FAILURES or not self._follow:
+        if self._failures >= MAX_FAILURES or not self._follow:
             raise InputError(
                 f"journalctl ended {self._failures} times in a row: {told}",
                 " ".join(self._arguments()),

@@ -13,7 +13,7 @@ from telemetry.collect.nvml.child import Message
 from telemetry.collect.nvml.device import Identity
 from telemetry.collect.nvml.faults import ABSENT, LIBRARY_NOT_FOUND, NvmlFault
 from telemetry.collect.nvml.process import Child, Ended, Silent
-from telemetry.collect.pushing.backoff import Backoff
+from telemetry.collect.running import Backoff
 from telemetry.errors import InputError
 
 _LOG = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from typing import Final
 from telemetry.collect.nvml.faults import NvmlFault
 from telemetry.collect.nvml.node_reader import OPEN_DEADLINE_S
 from telemetry.collect.nvml.process import Child, Ended, Silent
-from telemetry.collect.pushing.backoff import Backoff
+from telemetry.collect.running import Backoff
 
 _LOG = logging.getLogger(__name__)
 

@@ -25,7 +25,7 @@ from telemetry.collect.openmetrics.lines import DumpReader
 from telemetry.collect.openmetrics.spill import Spill, slices
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
 from telemetry.collect.series.mapping import SourceMapping
-from telemetry.collect.series.rows import assemble, sighted
+from telemetry.collect.series.rows import assemble, observed_spans
 from telemetry.collect.series.xid_counts import XidCounts, split, watched
 from telemetry.dataset.channel import channel_as_dict
 from telemetry.errors import InputError
@@ -110,7 +110,7 @@ def _land(
             told, counts = split(series, samples["index"], samples["ms"], samples["value"])
             table = assemble(told.series, told.index, told.ms, told.values, problems=problems)
             # Of equal name as the samples, and before them: samples of an unknown GPU would be set aside.
-            landing.land("inventory", sighted(told.series, told.index, told.ms), name=name)
+            landing.land("inventory", observed_spans(told.series, told.index, told.ms), name=name)
             # Parts come in the order of time, those that have landed before too: a count needs the one before it.
             seen = watched(told)
             rises = xids.follow(counts.series, counts.index, counts.ms, counts.values, watched=seen)

@@ -67,7 +67,7 @@ def read_matrix(body: bytes) -> Matrix:
             raise Unreadable("a series of the answer has no labels")
         labels.append(metric)
         pairs.append(series.get("values", []))
-    warnings = said_to_be_missing(document)
+    warnings = answer_warnings(document)
     # A block for each series, in their order; a server writes either all of them compactly or none.
     if len(blocks) == len(pairs) and not any(pairs):
         counts, ms, values = _from_blocks(blocks)
@@ -93,7 +93,7 @@ def read_json(body: bytes) -> dict[str, Any]:
     return document
 
 
-def said_to_be_missing(document: Mapping[str, Any]) -> tuple[str, ...]:
+def answer_warnings(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a server's warnings; VictoriaMetrics says ``isPartial`` instead."""
     said = document.get("warnings") or []
     warnings = [str(each) for each in said] if isinstance(said, list) else [str(said)]
@@ -161,7 +161,7 @@ def _plainly(body: bytes) -> Matrix:
     result = document["data"]["result"]
     counts, ms, values = _from_lists([series.get("values", []) for series in result])
     index = np.repeat(np.arange(len(result), dtype=np.int32), counts)
-    return Matrix([series["metric"] for series in result], index, ms, values, said_to_be_missing(document))
+    return Matrix([series["metric"] for series in result], index, ms, values, answer_warnings(document))
 
 
 def _milliseconds(seconds: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:

@@ -19,9 +19,9 @@ from typing import Any, Final
 
 from telemetry.collect.prometheus.client import Bounds, PrometheusClient
 from telemetry.collect.prometheus.fetch import LEAST_WINDOW_MS, fetch_metric, find_metrics
-from telemetry.collect.prometheus.harvest import Harvest, SpanTooLarge
 from telemetry.collect.prometheus.progress import Pieces, Progress, Span, chunks, job_id, without
 from telemetry.collect.prometheus.selectors import check_match
+from telemetry.collect.prometheus.span_samples import SpanSamples, SpanTooLarge
 from telemetry.collect.series.identity import XID_COUNT_METRIC, SeriesCatalogue
 from telemetry.collect.series.mapping import SourceMapping
 from telemetry.collect.series.xid_counts import XidCounts
@@ -34,7 +34,7 @@ from telemetry.landing.folder import Landing
 SETTLED_AFTER: Final = timedelta(minutes=2)
 """Newer samples may still be on their way: VictoriaMetrics shows none of its last 30 s, agents send in batches."""
 
-MOST_SAMPLES: Final = 4_000_000
+MAX_SAMPLES: Final = 4_000_000
 """Samples held at once: 20 bytes each until they are rows, and 90 at the peak while they become rows (measured)."""
 
 _MS: Final = timedelta(milliseconds=1)
@@ -53,7 +53,7 @@ class BackfillPlan:
     ``delay``: from an XID to when it could first have been known.
     ``concurrency``: requests at once.
     ``allow_partial``: whether answers count that the server says are not whole.
-    ``most_samples``: samples held at once.
+    ``max_samples``: samples held at once.
     """
 
     start: datetime
@@ -63,7 +63,7 @@ class BackfillPlan:
     delay: timedelta = timedelta(minutes=10)
     concurrency: int = 4
     allow_partial: bool = False
-    most_samples: int = MOST_SAMPLES
+    max_samples: int = MAX_SAMPLES
 
 
 @dataclass(slots=True)
@@ -191,8 +191,8 @@ class _Run:
         if self.state.span_ms is not None and span.length_ms > max(self.state.span_ms, LEAST_WINDOW_MS):
             spans.extendleft(reversed(span.pieces(max(self.state.span_ms, LEAST_WINDOW_MS))))
             return
-        bound = self.plan.most_samples if span.length_ms > LEAST_WINDOW_MS else None
-        harvest = Harvest(self.catalogue, bound, result.unknown)
+        bound = self.plan.max_samples if span.length_ms > LEAST_WINDOW_MS else None
+        harvest = SpanSamples(self.catalogue, bound, result.unknown)
         done = 0
 
         async def metric(name: str) -> None:
@@ -207,7 +207,7 @@ class _Run:
             expected = error.samples * len(result.metrics) / max(1, done)
             halves = 2
             while (
-                expected / halves > self.plan.most_samples * _SAFE_SHARE and span.length_ms // halves > LEAST_WINDOW_MS
+                expected / halves > self.plan.max_samples * _SAFE_SHARE and span.length_ms // halves > LEAST_WINDOW_MS
             ):
                 halves *= 2
             self.state.span_ms = -(-span.length_ms // halves)
@@ -218,7 +218,7 @@ class _Run:
         self._check_known(harvest)
         await asyncio.to_thread(self._land, harvest, span, result)
 
-    def _check_known(self, harvest: Harvest) -> None:
+    def _check_known(self, harvest: SpanSamples) -> None:
         if harvest.series:
             self.labels_seen = True
         elif harvest.unknown and not self.labels_seen and not self.state.done:
@@ -230,7 +230,7 @@ class _Run:
                 "`labels: {gpu: [device_uuid], node: [kubernetes_node]}`.",
             )
 
-    def _land(self, harvest: Harvest, span: Span, result: BackfillResult) -> None:
+    def _land(self, harvest: SpanSamples, span: Span, result: BackfillResult) -> None:
         name = f"{self.job}-{span.after_ms}-{span.until_ms}"
         rows = harvest.rows(result.problems)
         follower = XidCounts(self.plan.delay, self.state.xid)

@@ -13,7 +13,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from telemetry.collect.prometheus.answer import Matrix, Unreadable, read_json, read_matrix, said_to_be_missing, shown
+from telemetry.collect.prometheus.answer import Matrix, Unreadable, answer_warnings, read_json, read_matrix, shown
 from telemetry.errors import InputError
 from telemetry.http import (
     BodyTooLarge,
@@ -161,7 +161,7 @@ class PrometheusClient:
 
     def _data(self, body: bytes) -> Any:
         document = read_json(body)
-        self._check_whole(said_to_be_missing(document))
+        self._check_whole(answer_warnings(document))
         return document.get("data")
 
     def _check_whole(self, warnings: tuple[str, ...]) -> None:

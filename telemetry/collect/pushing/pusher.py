@@ -8,16 +8,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from telemetry.collect.pushing.backoff import Backoff
 from telemetry.collect.pushing.spool import Spool, SpoolFile
 from telemetry.collect.pushing.targets import Later, Refused, Target
+from telemetry.collect.running import Backoff
 
 _LOG = logging.getLogger(__name__)
 
 LONGEST_PAUSE_S: Final = 300.0
 """Longest pause between two tries, where the other side does not ask for a longer one."""
 
-MOST_STUMBLES: Final = 10
+MAX_STUMBLES: Final = 10
 """After so many server errors over one file the next is tried; if that is taken, the first is put aside."""
 
 IDLE_S: Final = 5.0
@@ -85,7 +85,7 @@ class Pusher:
                 return Pushed(sent, refused, max(pause_s, error.after_s or 0.0), error.why)
             file.path.unlink(missing_ok=True)
             if stumbled is not None:
-                self._spool.refuse(stumbled[0], f"{stumbled[1]}, {MOST_STUMBLES} times, while others were taken")
+                self._spool.refuse(stumbled[0], f"{stumbled[1]}, {MAX_STUMBLES} times, while others were taken")
                 stumbled, refused = None, refused + 1
             sent += 1
             self.sent += 1
@@ -99,7 +99,7 @@ class Pusher:
     def _stumbles(self, name: str) -> bool:
         """Whether the target has failed over this file often enough to try the next one."""
         self._stumbled = (name, self._stumbled[1] + 1 if self._stumbled[0] == name else 1)
-        return self._stumbled[1] >= MOST_STUMBLES
+        return self._stumbled[1] >= MAX_STUMBLES
 
     def start(self) -> None:
         """Push in a thread of its own until stopped."""

@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 from telemetry.atomic import write_bytes
 from telemetry.collect.remote_write.decoding import Book, Samples
 from telemetry.collect.series.identity import Series, XidCount
-from telemetry.collect.series.rows import assemble, sighted
-from telemetry.collect.series.xid_counts import Told, XidCounts, split, watched
+from telemetry.collect.series.rows import assemble, observed_spans
+from telemetry.collect.series.xid_counts import SeriesSamples, XidCounts, split, watched
 from telemetry.dataset.schema import INSTANT
 from telemetry.errors import InputError
 from telemetry.landing.folder import Landing
@@ -42,7 +42,7 @@ class XidEvents:
         self._saved = clock()
         self._changed = False
 
-    def land(self, told: Told[Series], counts: Told[XidCount]) -> None:
+    def land(self, told: SeriesSamples[Series], counts: SeriesSamples[XidCount]) -> None:
         """Take the samples of one group of requests.
 
         Raises ``InputError`` if the disk is full; the events are kept and land with the next group.
@@ -122,7 +122,7 @@ class SampleWriter:
             values = np.concatenate([each.values for each in given])
             told, counts = split(book.series, index, ms, values)
             table = assemble(told.series, told.index, told.ms, told.values, problems=problems)
-            sights, states = self._news(sighted(told.series, told.index, told.ms))
+            sights, states = self._news(observed_spans(told.series, told.index, told.ms))
             # The inventory first: samples of a GPU that no inventory knows would be set aside.
             self._landing.land("inventory", sights)
             self._xids.land(told, counts)

@@ -15,7 +15,7 @@ from telemetry.landing.tables import LANDED_INVENTORY
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def observed(series: Sequence[Series], seen_at: datetime) -> pa.Table:
+def observed_at(series: Sequence[Series], seen_at: datetime) -> pa.Table:
     """Return what series that all were seen at one time tell of the inventory.
 
     ``series``: in the order of their age: of two values of one field the later series' counts.
@@ -28,7 +28,7 @@ def observed(series: Sequence[Series], seen_at: datetime) -> pa.Table:
     return _table([(gpu, node, fields, ms) for (gpu, node), fields in sorted(merged.items())])
 
 
-def sighted(series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> pa.Table:
+def observed_spans(series: Sequence[Series], index: npt.NDArray[np.int32], ms: npt.NDArray[np.int64]) -> pa.Table:
     """Return the first and the last sight of each GPU in samples, and of each change of what the labels tell of it.
 
     ``index``: the series of each sample; shape (n,).

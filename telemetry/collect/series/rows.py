@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from telemetry.collect.series.identity import Series
-from telemetry.collect.series.observations import observed, sighted
+from telemetry.collect.series.observations import observed_at, observed_spans
 from telemetry.dataset.channel import Kind
 from telemetry.dataset.channels import is_sentinel
 from telemetry.dataset.schema import CHANNEL_TYPES, INSTANT
 
-__all__ = ["assemble", "observed", "sighted"]
+__all__ = ["assemble", "observed_at", "observed_spans"]
 
 CONFLICT: Final = "two different values at one time"
 INEXACT: Final = "too large to be exact"

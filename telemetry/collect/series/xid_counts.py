@@ -23,7 +23,7 @@ _Kind = TypeVar("_Kind", Series, XidCount)
 
 
 @dataclass(frozen=True, slots=True)
-class Told(Generic[_Kind]):
+class SeriesSamples(Generic[_Kind]):
     """Samples of series of one sort.
 
     ``index``: the series of each sample; shape (n,).
@@ -45,7 +45,7 @@ def split(
     index: npt.NDArray[np.int32],
     ms: npt.NDArray[np.int64],
     values: npt.NDArray[np.float64],
-) -> tuple[Told[Series], Told[XidCount]]:
+) -> tuple[SeriesSamples[Series], SeriesSamples[XidCount]]:
     """Split samples, and leave out the entries that have none.
 
     ``index``, ``ms``, ``values``: the entry, the time in milliseconds and the value of each sample; shape (n,).
@@ -58,15 +58,15 @@ def split(
     counts = [each for each in chosen if isinstance(each, XidCount)]
     index = number[place].astype(np.int32)
     if not counts:
-        return Told(series, index, ms, values), Told(counts, index[:0], ms[:0], values[:0])
+        return SeriesSamples(series, index, ms, values), SeriesSamples(counts, index[:0], ms[:0], values[:0])
     of_count = is_count[place]
     return (
-        Told(series, index[~of_count], ms[~of_count], values[~of_count]),
-        Told(counts, index[of_count], ms[of_count], values[of_count]),
+        SeriesSamples(series, index[~of_count], ms[~of_count], values[~of_count]),
+        SeriesSamples(counts, index[of_count], ms[of_count], values[of_count]),
     )
 
 
-def watched(told: Told[Series]) -> dict[str, tuple[int, int]]:
+def watched(told: SeriesSamples[Series]) -> dict[str, tuple[int, int]]:
     """Return when each GPU was first and last seen, in milliseconds."""
     first = np.full(len(told.series), np.iinfo(np.int64).max)
     last = np.full(len(told.series), np.iinfo(np.int64).min)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-MOST_NODES: Final = 1_000_000
+MAX_NODES: Final = 1_000_000
 """A list of more names is taken for damage; the largest clusters have some ten thousand nodes."""
 
 _RANGE = re.compile(r"(?P<low>\d+)(?:-(?P<high>\d+))?\Z")
@@ -18,7 +18,7 @@ def expand_hostlist(text: str) -> list[str]:
 
     ``text``: names with any number of bracketed ranges each, with text before, between and after them. A range keeps
     the width of its first number: ``[08-10]`` is 08, 09, 10, and ``[8-10]`` is 8, 9, 10.
-    Raises ``ValueError`` if the brackets do not match, a range is none or falls, or it makes over :data:`MOST_NODES`
+    Raises ``ValueError`` if the brackets do not match, a range is none or falls, or it makes over :data:`MAX_NODES`
     names.
 
     Examples
@@ -32,8 +32,8 @@ def expand_hostlist(text: str) -> list[str]:
         size = 1
         for piece in pieces:
             size *= len(piece)
-        if len(names) + size > MOST_NODES:
-            raise ValueError(f"{text[:80]!r} stands for over {MOST_NODES:,} nodes")
+        if len(names) + size > MAX_NODES:
+            raise ValueError(f"{text[:80]!r} stands for over {MAX_NODES:,} nodes")
         names += ["".join(chosen) for chosen in itertools.product(*pieces)]
     return names
 
@@ -71,7 +71,7 @@ def _numbers(ranges: str) -> list[str]:
         if match is None:
             raise ValueError(f"{each!r} is no range of numbers")
         low, high = int(match["low"]), int(match["high"] or match["low"])
-        if high < low or high - low >= MOST_NODES:
+        if high < low or high - low >= MAX_NODES:
             raise ValueError(f"{each!r} is no range of numbers")
         width = len(match["low"])
         made += [f"{number:0{width}d}" for number in range(low, high + 1)]

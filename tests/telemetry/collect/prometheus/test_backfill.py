@@ -167,7 +167,7 @@ def test_one_series_that_is_refused_is_an_error(fake: FakePrometheus, fetch: Fet
 
 def test_spans_are_cut_so_that_memory_is_bounded(fake: FakePrometheus, fetch: Fetch, tmp_path: Path) -> None:
     expected = fill(fake)
-    fetch(most_samples=20)
+    fetch(max_samples=20)
     frames = [pq.read_table(path) for path in (tmp_path / "fleet.live" / "samples").glob("*.parquet")]
     assert told(landed(tmp_path), "gpu_temp_c") == expected
     assert max(frame.num_rows for frame in frames) <= 20

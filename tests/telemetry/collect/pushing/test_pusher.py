@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from telemetry.collect.pushing.backoff import Backoff
 from telemetry.collect.pushing.pusher import Pusher
 from telemetry.collect.pushing.spool import Spool
 from telemetry.collect.pushing.targets import FolderTarget, Later, Refused
+from telemetry.collect.running import Backoff
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from telemetry.collect.pushing import spool as module
-from telemetry.collect.pushing.sizes import parse_bytes
-from telemetry.collect.pushing.spool import Spool
+from telemetry.collect.pushing.spool import Spool, parse_bytes
 from telemetry.landing.folder import Landing
 from telemetry.landing.tables import Kind
 

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from telemetry.collect.series.identity import Series
-from telemetry.collect.series.rows import CONFLICT, INEXACT, NOT_WHOLE, OUTSIDE, SENTINEL, assemble, observed, sighted
+from telemetry.collect.series.rows import (
+    CONFLICT,
+    INEXACT,
+    NOT_WHOLE,
+    OUTSIDE,
+    SENTINEL,
+    assemble,
+    observed_at,
+    observed_spans,
+)
 from telemetry.dataset.channel import Kind
 from telemetry.dataset.channels import CATALOGUE
 from telemetry.landing.tables import LANDED_INVENTORY, lay_out
@@ -172,7 +181,7 @@ def test_nothing_is_an_empty_table_with_keys() -> None:
 
 def test_observations_merge_what_labels_tell() -> None:
     seen = datetime(2026, 3, 1, tzinfo=UTC)
-    table = observed(
+    table = observed_at(
         [
             one(gpu="b", inventory=(("slot", "1"),)),
             one(gpu="a", inventory=(("slot", "0"), ("driver", "1"))),
@@ -190,7 +199,7 @@ def test_observations_merge_what_labels_tell() -> None:
 def test_sightings_tell_from_when_to_when_a_driver_was_seen() -> None:
     old, new, link = (one(inventory=given) for given in ((("driver", "1"), ("slot", "0")), (("driver", "2"),), ()))
     series = [old, new, link]
-    table = sighted(series, np.array([0, 0, 1, 1, 2], np.int32), np.array([1, 5, 6, 6, 6], np.int64))
+    table = observed_spans(series, np.array([0, 0, 1, 1, 2], np.int32), np.array([1, 5, 6, 6, 6], np.int64))
     told = [(round(row["seen_at"].timestamp() * 1000), row["driver"]) for row in table.to_pylist()]
     assert told == [(1, "1"), (5, "1"), (6, "2")]
 

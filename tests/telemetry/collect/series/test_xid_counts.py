@@ -13,12 +13,12 @@ from telemetry.collect.series.xid_counts import FORGOTTEN_AFTER_MS, XidCounts
 
 MINUTE = 60_000
 counts = st.dictionaries(st.integers(0, 90), st.integers(0, 3), max_size=25)
-Told = list[tuple[int, str, str]]
+SeriesSamples = list[tuple[int, str, str]]
 
 
-def slowly(series: list[dict[int, int]], watched_minutes: set[int]) -> Told:
+def slowly(series: list[dict[int, int]], watched_minutes: set[int]) -> SeriesSamples:
     """Every sample looked at, one after the other."""
-    found: Told = []
+    found: SeriesSamples = []
     for number, samples in enumerate(series):
         last: tuple[int, int] | None = None
         for minute, count in sorted(samples.items()):
@@ -35,9 +35,9 @@ def slowly(series: list[dict[int, int]], watched_minutes: set[int]) -> Told:
     return sorted(found)
 
 
-def follow(series: list[dict[int, int]], watched: set[int], cuts: list[int], *, saved: bool) -> Told:
+def follow(series: list[dict[int, int]], watched: set[int], cuts: list[int], *, saved: bool) -> SeriesSamples:
     follower = XidCounts(timedelta(minutes=10))
-    found: Told = []
+    found: SeriesSamples = []
     for after, until in zip([-1, *cuts], [*cuts, 200], strict=True):
         names, index, ms, values = [], [], [], []
         for number, samples in enumerate(series):

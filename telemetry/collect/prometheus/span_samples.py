@@ -12,7 +12,7 @@ import pyarrow as pa
 from telemetry.collect.prometheus.answer import Matrix
 from telemetry.collect.prometheus.progress import Span
 from telemetry.collect.series.identity import Series, SeriesCatalogue, XidCount
-from telemetry.collect.series.rows import assemble, sighted
+from telemetry.collect.series.rows import assemble, observed_spans
 
 _Gathered = tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
@@ -26,15 +26,15 @@ class SpanTooLarge(Exception):
 
 
 @dataclass(slots=True)
-class Harvest:
+class SpanSamples:
     """Gathers what answers hold of a span.
 
-    ``most_samples``: bound on what is held, in samples; None for none.
+    ``max_samples``: bound on what is held, in samples; None for none.
     ``unknown``: metrics of which a series names no GPU or no node, and the label names of one such series.
     """
 
     catalogue: SeriesCatalogue
-    most_samples: int | None
+    max_samples: int | None
     unknown: dict[str, str] = field(default_factory=dict)
     samples: int = 0
     series: list[Series] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Harvest:
             elif chosen.any():
                 parts.append((index[chosen], matrix.ms[chosen], matrix.values[chosen]))
             self.samples += int(chosen.sum())
-        if self.most_samples is not None and self.samples > self.most_samples:
+        if self.max_samples is not None and self.samples > self.max_samples:
             raise SpanTooLarge(self.samples)
 
     def rows(self, problems: dict[str, int]) -> pa.Table:
@@ -83,7 +83,7 @@ class Harvest:
     def sightings(self) -> pa.Table:
         """Return which GPU was seen where, first and last, with what its labels tell."""
         index, ms, _ = _joined(self._parts)
-        return sighted(self.series, index, ms)
+        return observed_spans(self.series, index, ms)
 
     def counts(self) -> tuple[list[XidCount], _Gathered]:
         """Return the XID counts."""

@@ -15,7 +15,7 @@ from sklearn.model_selection import GroupKFold, StratifiedKFold
 from features.times import duration_ms
 from models.binary import BinaryClassifier, takes_nan
 from models.ensembles.combining import Combined
-from models.ensembles.stages import Stages
+from models.ensembles.scorer import Stages
 from models.learners.factory import refusals
 from models.rows.odds import log_odds
 from models.rows.ranking import Bools, Floats, Ints, name_hashes, rank_within

@@ -243,7 +243,7 @@ def test_a_type_that_is_not_trusted_is_refused_unread(bundle):
 
     replaced(bundle, "learners/mlp.skops", skops.io.dumps(Calibrator("sigmoid")))
     error = refuse(bundle)
-    assert error.what == "the learner's file holds types that are not trusted: models.calibration.Calibrator"
+    assert error.what == "the learner's file holds types that are not trusted: models.calibration.fitting.Calibrator"
     assert error.do == "Do not use this bundle; train one again."
 
 
